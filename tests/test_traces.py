@@ -22,7 +22,7 @@ from joinery_runtime.core.table import blob
 from joinery_runtime.core.table.blob import from_blob, to_blob
 from joinery_runtime.engine import worker
 from joinery_runtime.errors import JobError, JoineryError
-from joinery_runtime.hosts.trace import run_trace
+from joinery_runtime.inspect.trace import run_trace
 from joinery_runtime.job import Job, parse_job
 from joinery_runtime.state.embedded import embedded_postgres
 from joinery_runtime.state.memory import MemoryStore

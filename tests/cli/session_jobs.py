@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from joinery_runtime.hosts.trace import run_trace
+from joinery_runtime.inspect.trace import run_trace
 from joinery_runtime.job import Job, SessionWindow, parse_job
 from joinery_runtime.state.store import StateStore
 

@@ -16,7 +16,7 @@ from joinery_runtime.engine.late_rows import closed_words
 from joinery_runtime.engine.loop import CommittedEpoch
 from joinery_runtime.engine.report import Totals
 from joinery_runtime.errors import JobError
-from joinery_runtime.hosts.trace import run_trace
+from joinery_runtime.inspect.trace import run_trace
 from joinery_runtime.job import explain, job_from, parse_job
 from joinery_runtime.job.load import load_stored
 from joinery_runtime.state.memory import MemoryStore

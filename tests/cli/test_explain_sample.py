@@ -14,7 +14,7 @@ from cli.verified import left_join
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.topics import ordered_producer
 from joinery_runtime.core.pipeline.disorder import behind_highest
-from joinery_runtime.hosts.sample import Disorder
+from joinery_runtime.inspect.sample import Disorder
 
 _names = (f"sample-{number}" for number in count())
 COLUMNS = "[{name: k, type: string}, {name: ts, type: timestamp}]"

@@ -11,12 +11,12 @@ import pytest
 
 from cli.trimmed import NOON, TrimmedStore
 from cli.verified import inputs_of, left_join, write_files
-from joinery_runtime.cli.verify import Verdict, verify
-from joinery_runtime.cli.why import Answer, explain_records
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.hosts.replay import replayable
-from joinery_runtime.hosts.trace import run_trace
-from joinery_runtime.hosts.trace_environment import StepInputs
+from joinery_runtime.inspect.replay import replayable
+from joinery_runtime.inspect.trace import run_trace
+from joinery_runtime.inspect.trace_environment import StepInputs
+from joinery_runtime.inspect.verify import Verdict, verify
+from joinery_runtime.inspect.why import Answer, explain_records
 from joinery_runtime.job import Job, parse_job
 
 COLUMNS = "[{name: k, type: string}, {name: v, type: string}, {name: ts, type: timestamp}]"

@@ -8,11 +8,11 @@ import pytest
 
 from cli.commands import Joinery
 from job.resources import edited
-from joinery_runtime.cli.state import epoch_line, record_lines
-from joinery_runtime.cli.state_show import show
-from joinery_runtime.cli.state_stats import stats
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME
-from joinery_runtime.hosts.trace import run_trace
+from joinery_runtime.inspect.state_show import show
+from joinery_runtime.inspect.state_stats import stats
+from joinery_runtime.inspect.stored_state import epoch_line, record_lines
+from joinery_runtime.inspect.trace import run_trace
 from joinery_runtime.job import parse_job
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.postgres import PostgresStore
@@ -90,8 +90,8 @@ def test_ls_without_a_job_lists_those_of_the_embedded_postgres(
     (tmp_path / "home" / "postgres").mkdir(parents=True)
     store.acquire("one")
     run_epoch(store, store.acquire("two"), 1, ["segment-1"])
-    monkeypatch.setattr("joinery_runtime.cli.state.embedded_postgres", lambda _: nullcontext(postgres_dsn))
-    monkeypatch.setattr("joinery_runtime.cli.state.EMBEDDED_SCHEMA", tmp_path.name.replace("-", "_"))
+    monkeypatch.setattr("joinery_runtime.inspect.stored_state.embedded_postgres", lambda _: nullcontext(postgres_dsn))
+    monkeypatch.setattr("joinery_runtime.inspect.stored_state.EMBEDDED_SCHEMA", tmp_path.name.replace("-", "_"))
     listed = joinery("state", "ls").out.splitlines()
     assert listed[1:] == [
         "job one: no epoch committed yet, generation 1", "job two: epoch 1 committed, generation 1",

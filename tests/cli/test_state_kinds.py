@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from joinery_runtime.cli.state_show import show
-from joinery_runtime.cli.state_stats import stats
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.hosts.trace import run_trace
+from joinery_runtime.inspect.state_show import show
+from joinery_runtime.inspect.state_stats import stats
+from joinery_runtime.inspect.trace import run_trace
 from joinery_runtime.job import StreamJoin, parse_job
 from joinery_runtime.state.memory import MemoryStore
 

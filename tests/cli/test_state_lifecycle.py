@@ -16,12 +16,12 @@ from cli.stored_state import commit_rows, plan_of
 from job.resources import edited
 from joinery_devkit.processes import free_port
 from joinery_operator.reconcile.reasons import COMMITTED_SINCE
-from joinery_runtime.cli import state_migrate
-from joinery_runtime.cli.state_savepoints import roll_back
 from joinery_runtime.connectors.postgres.sink import PostgresSink, Staging
 from joinery_runtime.connectors.postgres.table import TargetTable
 from joinery_runtime.core.table.segment import decode, encode
 from joinery_runtime.errors import Fenced
+from joinery_runtime.inspect.admin import migrate as state_migrate
+from joinery_runtime.inspect.admin.savepoints import roll_back
 from joinery_runtime.job import StreamJoin, load_job
 from joinery_runtime.job.crd import SavepointResult
 from joinery_runtime.job.crd.driver import DriverStatus, Ending, StateCheck

@@ -20,7 +20,7 @@ from job.resources import edited
 from joinery_runtime.core.table.blob import from_blob
 from joinery_runtime.core.table.segment import STATE_VERSION, encode
 from joinery_runtime.engine.report import PartTotals, Totals
-from joinery_runtime.hosts.trace import run_trace
+from joinery_runtime.inspect.trace import run_trace
 from joinery_runtime.job import load_job
 from joinery_runtime.state import migrations
 from joinery_runtime.state.postgres import PostgresStore

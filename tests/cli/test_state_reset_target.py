@@ -6,8 +6,12 @@ from typing import Any
 
 import pytest
 
-from joinery_runtime.cli.reset import offset_report
-from joinery_runtime.cli.reset_target import (
+from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputProgress
+from joinery_runtime.engine.plan import InputState
+from joinery_runtime.errors import JoineryError
+from joinery_runtime.formats.batch import PartitionRef
+from joinery_runtime.inspect.admin.reset import offset_report
+from joinery_runtime.inspect.admin.reset_target import (
     BrokerOffsets,
     Change,
     PartitionOffsets,
@@ -16,10 +20,6 @@ from joinery_runtime.cli.reset_target import (
     parse_target,
     plan_reset,
 )
-from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputProgress
-from joinery_runtime.engine.plan import InputState
-from joinery_runtime.errors import JoineryError
-from joinery_runtime.formats.batch import PartitionRef
 
 
 def ref(partition: int, topic: str = "orders") -> PartitionRef:

@@ -8,10 +8,10 @@ import pytest
 
 from cli.session_jobs import REOPEN, epoch, row, run_epochs, session_job
 from core.table.reference_keyhash import reference_hash
-from joinery_runtime.cli.state_show import show
-from joinery_runtime.cli.state_stats import stats
 from joinery_runtime.core.pipeline.sides import COMPLETE, SESSIONS
 from joinery_runtime.errors import JoineryError
+from joinery_runtime.inspect.state_show import show
+from joinery_runtime.inspect.state_stats import stats
 from joinery_runtime.job import SessionWindow
 from joinery_runtime.state.memory import MemoryStore
 

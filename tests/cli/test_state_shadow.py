@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from joinery_runtime.cli.state_shadow import Clock, Shadow, shadow
 from joinery_runtime.errors import StateError
-from joinery_runtime.hosts.trace import run_trace
-from joinery_runtime.hosts.trace_environment import StepInputs
-from joinery_runtime.hosts.trace_steps import StepLog, rows_by_input
+from joinery_runtime.inspect.shadow import Clock, Shadow, shadow
+from joinery_runtime.inspect.trace import run_trace
+from joinery_runtime.inspect.trace_environment import StepInputs
+from joinery_runtime.inspect.trace_steps import StepLog, rows_by_input
 from joinery_runtime.job import Job, parse_job
 from joinery_runtime.state.memory import MemoryStore
 from traces.corpus import Trace, load_traces

@@ -11,10 +11,10 @@ import pytest
 
 from cli.commands import Joinery
 from cli.verified import inputs_of, left_join, write_files
-from joinery_runtime.cli.verify import Verdict, verify
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.hosts.trace import run_trace
-from joinery_runtime.hosts.trace_environment import sorted_json_rows
+from joinery_runtime.inspect.trace import run_trace
+from joinery_runtime.inspect.trace_environment import sorted_json_rows
+from joinery_runtime.inspect.verify import Verdict, verify
 from joinery_runtime.job import parse_job
 from joinery_runtime.state.memory import MemoryStore
 

@@ -15,9 +15,9 @@ from cli.verified import Written, left_join
 from formats.registry import registry
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.topics import ordered_producer
-from joinery_runtime.cli.verify import verify
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.formats.json.encode import rows_to_json
+from joinery_runtime.inspect.verify import verify
 from joinery_runtime.job import parse_job
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.store import EpochRecord, JobRecord

@@ -13,17 +13,17 @@ import pytest
 from cli.commands import Joinery
 from cli.verified import inputs_of
 from joinery_runtime.cli.replay_commands import why_command
-from joinery_runtime.cli.state_show import show
-from joinery_runtime.cli.why import Answer, Explained, explain_records, whole_topic
-from joinery_runtime.cli.why_records import FoundRecord, RecordPosition
 from joinery_runtime.connectors.source import Range
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.engine import planner
 from joinery_runtime.engine.plan import NAMED_BY_LIFE, EpochPlan
 from joinery_runtime.formats.batch import PartitionRef
-from joinery_runtime.hosts.trace import run_trace
-from joinery_runtime.hosts.trace_steps import PARTITION, rows_by_input
+from joinery_runtime.inspect.state_show import show
+from joinery_runtime.inspect.trace import run_trace
+from joinery_runtime.inspect.trace_steps import PARTITION, rows_by_input
+from joinery_runtime.inspect.why import Answer, Explained, explain_records, whole_topic
+from joinery_runtime.inspect.why_records import FoundRecord, RecordPosition
 from joinery_runtime.job import Job, StreamJoin, parse_job
 from joinery_runtime.state.memory import MemoryStore
 from traces.corpus import Trace, load_traces
@@ -353,7 +353,7 @@ def test_of_very_many_records_that_may_have_been_dropped_the_answer_counts_the_r
         return why_command(parse_job(JOB, "job.yaml"), (), "l:0=0", None, path)
 
     assert answer().document()["unjudged"] == 0
-    monkeypatch.setattr("joinery_runtime.cli.why.MAX_JUDGED", 1)
+    monkeypatch.setattr("joinery_runtime.inspect.why.MAX_JUDGED", 1)
     assert answer().document()["unjudged"] == 2
     said = "2 other records are counted as taken above, dropped or not: there are too many to judge each"
     assert said in list(answer().lines())
@@ -434,7 +434,7 @@ def test_the_job_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         compiled.append(of)
         return compile_job(of)
 
-    for module in ("cli.why", "cli.state_show", "hosts.replay"):
+    for module in ("inspect.why", "inspect.state_show", "inspect.replay"):
         monkeypatch.setattr(f"joinery_runtime.{module}.compile_job", counting)
     assert len(explain_records(job, store, inputs_of(job, STEPS), ["k=a"], None).records) == 5
     assert len(compiled) == 1

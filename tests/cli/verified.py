@@ -10,16 +10,16 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 
-from joinery_runtime.cli.verify import Verdict, verify
 from joinery_runtime.connectors.outputs import StoreDatabase, dead_letter_sink, sink_for
 from joinery_runtime.connectors.sink import Attempt, AttemptId, Receipt, Sink
 from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.formats.json.encode import json_lines
-from joinery_runtime.hosts.replay import Replay, replayable
-from joinery_runtime.hosts.trace import run_trace
-from joinery_runtime.hosts.trace_environment import StepInputs, sort_rows
-from joinery_runtime.hosts.trace_steps import StepLog, rows_by_input
+from joinery_runtime.inspect.replay import Replay, replayable
+from joinery_runtime.inspect.trace import run_trace
+from joinery_runtime.inspect.trace_environment import StepInputs, sort_rows
+from joinery_runtime.inspect.trace_steps import StepLog, rows_by_input
+from joinery_runtime.inspect.verify import Verdict, verify
 from joinery_runtime.job import Job
 from joinery_runtime.state.memory import MemoryStore
 

@@ -45,8 +45,8 @@ from joinery_runtime.engine.worker import Block, Worker, WorkerParts
 from joinery_runtime.formats.batch import RawBatch
 from joinery_runtime.formats.records import Decoded, Decoder
 from joinery_runtime.hosts.local import LocalHost
-from joinery_runtime.hosts.trace_environment import LocalCapture
-from joinery_runtime.hosts.trace_steps import StepLog, TraceRecord
+from joinery_runtime.inspect.trace_environment import LocalCapture
+from joinery_runtime.inspect.trace_steps import StepLog, TraceRecord
 from joinery_runtime.job import Input, Job
 from joinery_runtime.state.memory import MemoryStore
 

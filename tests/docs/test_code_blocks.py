@@ -24,8 +24,8 @@ from joinery_devkit.kubernetes.api_server import ApiServer
 from joinery_devkit.kubernetes.binaries import program
 from joinery_devkit.time_limit import TOOK
 from joinery_runtime.cli.replay_commands import why_command
-from joinery_runtime.cli.verify import verify
-from joinery_runtime.hosts.trace import run_trace
+from joinery_runtime.inspect.trace import run_trace
+from joinery_runtime.inspect.verify import verify
 from joinery_runtime.job import parse_job
 from joinery_runtime.state.memory import MemoryStore
 

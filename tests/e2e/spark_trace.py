@@ -27,7 +27,7 @@ from joinery_runtime.formats.records import Decoder
 from joinery_runtime.hosts.spark import SparkHost
 from joinery_runtime.hosts.spark_tasks import WorkerSetup
 from joinery_runtime.hosts.stores import PostgresStoreAddress
-from joinery_runtime.hosts.trace_steps import StepLog
+from joinery_runtime.inspect.trace_steps import StepLog
 from joinery_runtime.job import Job
 
 TASK_CONF = {"spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[1])}

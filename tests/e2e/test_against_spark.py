@@ -29,7 +29,7 @@ from joinery_devkit.oracle import (
     output_columns,
     output_row,
 )
-from joinery_runtime.hosts.trace import run_trace
+from joinery_runtime.inspect.trace import run_trace
 from joinery_runtime.job import StreamJoin, parse_job
 from joinery_runtime.state.memory import MemoryStore
 

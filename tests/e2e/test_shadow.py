@@ -9,7 +9,7 @@ import pytest
 
 from e2e.kill_harness import Feeder
 from e2e.scene import Scene
-from joinery_runtime.cli.state_check import check_job
+from joinery_runtime.inspect.admin.check import check_job
 from joinery_runtime.job import load_job
 
 SHADOW = "upgrade: {mode: shadow, shadow: {epochs: 3}}"

@@ -14,7 +14,7 @@ from e2e.spark_trace import TASK_CONF, SparkTrace
 from joinery_devkit.spark_cluster import spark_home
 from joinery_runtime.hosts.spark import start_context
 from joinery_runtime.hosts.stores import PostgresStoreAddress
-from joinery_runtime.hosts.trace import run_trace
+from joinery_runtime.inspect.trace import run_trace
 from joinery_runtime.job import Job, StreamJoin, parse_job
 from joinery_runtime.state.postgres import PostgresStore
 from traces.corpus import Trace, load_traces

@@ -12,7 +12,7 @@ from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.engine.null_keys import ColumnsRead
 from joinery_runtime.errors import MisreadInput, RecordError
 from joinery_runtime.formats.batch import PartitionRef
-from joinery_runtime.hosts.trace import run_trace
+from joinery_runtime.inspect.trace import run_trace
 from joinery_runtime.job import Job
 from joinery_runtime.state.memory import MemoryStore
 

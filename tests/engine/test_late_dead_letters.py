@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from joinery_runtime.hosts.trace import run_trace
+from joinery_runtime.inspect.trace import run_trace
 from joinery_runtime.job import parse_job
 from joinery_runtime.state.memory import MemoryStore
 from traces.corpus import resource, session_resource

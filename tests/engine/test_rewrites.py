@@ -20,8 +20,8 @@ from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine import worker
 from joinery_runtime.engine.limits import StateLimits
 from joinery_runtime.engine.planner import PlanSettings
-from joinery_runtime.hosts.trace import run_trace
-from joinery_runtime.hosts.trace_steps import Step
+from joinery_runtime.inspect.trace import run_trace
+from joinery_runtime.inspect.trace_steps import Step
 from joinery_runtime.job import StreamJoin, parse_job
 from joinery_runtime.state.memory import MemoryStore
 

@@ -13,7 +13,7 @@ from job.chains import said_of
 from joinery_runtime.connectors.inputs import decoder_for
 from joinery_runtime.formats.batch import PartitionRef, RawBatch
 from joinery_runtime.formats.records import Decoded
-from joinery_runtime.hosts.trace import run_trace
+from joinery_runtime.inspect.trace import run_trace
 from joinery_runtime.job import Input, parse_job
 from joinery_runtime.state.memory import MemoryStore
 

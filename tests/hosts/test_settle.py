@@ -13,7 +13,6 @@ import pyarrow as pa
 import pytest
 
 from hosts.visits import JOB
-from joinery_runtime.cli.reset import drop_plan_command
 from joinery_runtime.connectors.files.sink import FileSink
 from joinery_runtime.connectors.sink import RecoveryContext
 from joinery_runtime.core.compile import compile_job
@@ -30,6 +29,7 @@ from joinery_runtime.errors import (
 from joinery_runtime.hosts.edits import EarlierDefinition
 from joinery_runtime.hosts.run import _Caller, _JobRun
 from joinery_runtime.hosts.stores import OpenStore, PostgresStoreAddress
+from joinery_runtime.inspect.admin.reset import drop_plan_command
 from joinery_runtime.job import Job, parse_job
 from joinery_runtime.job.definition import definition
 from joinery_runtime.state.memory import MemoryStore
@@ -216,8 +216,8 @@ def test_a_first_plan_of_which_one_shard_is_visible_is_given_up_by_the_command_t
     with pytest.raises(JoineryError, match=r"run: joinery state reset JOB\.yaml --drop-planned"):
         run.start(job)
     opened = SimpleNamespace(store=store)
-    monkeypatch.setattr("joinery_runtime.cli.reset.open_store", lambda *_: nullcontext(opened))
-    monkeypatch.setattr("joinery_runtime.cli.reset.durable", lambda job: job)
+    monkeypatch.setattr("joinery_runtime.inspect.admin.reset.open_store", lambda *_: nullcontext(opened))
+    monkeypatch.setattr("joinery_runtime.inspect.admin.reset.durable", lambda job: job)
     drop_plan_command(job, dry_run=False, say=print)
     run.start(job)
     assert went == [True, False]

@@ -32,7 +32,7 @@ from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.hosts.spark import DEFAULT_CONF, SparkHost, start_context
 from joinery_runtime.hosts.spark_tasks import WorkerSetup
 from joinery_runtime.hosts.stores import PostgresStoreAddress
-from joinery_runtime.hosts.trace import run_trace
+from joinery_runtime.inspect.trace import run_trace
 from joinery_runtime.job import StreamJoin, parse_job
 from joinery_runtime.state.postgres import PostgresStore
 

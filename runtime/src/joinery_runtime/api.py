@@ -123,7 +123,7 @@ class RunResult:
         """Reads all rows of the output into memory, including those of earlier runs: from files, topics, or tables of
         Postgres, Iceberg and Delta. Without a row, it is an empty table with the job's columns and types. Raises
         JoineryError if the output cannot be read, as with the console."""
-        from joinery_runtime.cli.sql import read_output  # noqa: PLC0415
+        from joinery_runtime.inspect.sql import read_output  # noqa: PLC0415
 
         return Rows(read_output(self.job).to_arrow())
 
@@ -192,7 +192,7 @@ def trace(job: JobLike, steps: Iterable[Mapping[str, Any]], *, shards: int | Non
     import pyarrow as pa  # noqa: PLC0415 - this module stays light to import
 
     from joinery_runtime.core.compile import compile_job  # noqa: PLC0415
-    from joinery_runtime.hosts.trace import run_trace  # noqa: PLC0415
+    from joinery_runtime.inspect.trace import run_trace  # noqa: PLC0415
     from joinery_runtime.state.memory import MemoryStore  # noqa: PLC0415
 
     job = _job(job, plain_numbers=True)

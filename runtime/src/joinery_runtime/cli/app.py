@@ -82,8 +82,8 @@ def explain(job_file: JobFile, *, sample: Switch = False) -> None:
     job, stored = checked(job_file)
     say(explain_job(job, stored).render())
     if sample:
-        from joinery_runtime.hosts.sample import sample as sample_inputs  # noqa: PLC0415
         from joinery_runtime.hosts.secrets import with_secrets  # noqa: PLC0415
+        from joinery_runtime.inspect.sample import sample as sample_inputs  # noqa: PLC0415
 
         with with_line(job, job_file):
             for disorder in sample_inputs(with_secrets(job)):
@@ -170,7 +170,7 @@ def trace(
     verbose
         Add stepWatermarks: the watermarks that each step of the job passes on, per input.
     """
-    from joinery_runtime.cli.trace import trace_command  # noqa: PLC0415
+    from joinery_runtime.cli.replay_commands import trace_command  # noqa: PLC0415
 
     for line in trace_command(load(job_file, plain_numbers=True), steps, store, shards, verbose=verbose):
         say(json.dumps(line))
@@ -246,7 +246,7 @@ def sql(
     rows
         Maximum number of rows to show on a terminal.
     """
-    from joinery_runtime.cli.sql import json_rows, run_query, shown  # noqa: PLC0415
+    from joinery_runtime.inspect.sql import json_rows, run_query, shown  # noqa: PLC0415
 
     job = load(job_file)
     frame, notes = run_query(job, query)

@@ -28,7 +28,7 @@ def epochs(job_file: JobFile, *, after: Count = 0, limit: Count = 1000, as_json:
     limit
         Maximum number of epochs, oldest first.
     """
-    from joinery_runtime.cli.state import epoch_line, epoch_log, epoch_text, without_epochs  # noqa: PLC0415
+    from joinery_runtime.inspect.stored_state import epoch_line, epoch_log, epoch_text, without_epochs  # noqa: PLC0415
 
     record, log = epoch_log(load(job_file), after, limit)
     if not record.epoch:
@@ -71,8 +71,8 @@ def reset(
     drop_planned
         Drop the epoch that is planned and not committed. Its rows may repeat in a Kafka output.
     """
-    from joinery_runtime.cli.reset import drop_plan_command, reset_command, reset_watermark_command  # noqa: PLC0415
-    from joinery_runtime.cli.reset_target import parse_target  # noqa: PLC0415
+    from joinery_runtime.inspect.admin.reset import drop_plan_command, reset_command, reset_watermark_command  # noqa: PLC0415
+    from joinery_runtime.inspect.admin.reset_target import parse_target  # noqa: PLC0415
 
     if watermark is not None and (name, to, to_time, to_offset) == (None, None, None, ()):
         reset_watermark_command(load(job_file), watermark, dry_run=dry_run, drop_planned=drop_planned, say=say)
@@ -94,7 +94,7 @@ def reset(
 def ls(job_file: JobFile | None = None) -> None:
     """Print the job's progress and its live segments. Without a job, list the jobs whose state is in the embedded
     Postgres."""
-    from joinery_runtime.cli.state import embedded_listing, listing  # noqa: PLC0415
+    from joinery_runtime.inspect.stored_state import embedded_listing, listing  # noqa: PLC0415
 
     say(embedded_listing() if job_file is None else listing(load(job_file)))
 
@@ -116,8 +116,8 @@ def show(
     step
         Only this step of the job; 1 is the first. Default: all steps that have this key.
     """
-    from joinery_runtime.cli.state import open_durable  # noqa: PLC0415
-    from joinery_runtime.cli.state_show import show as show_rows  # noqa: PLC0415
+    from joinery_runtime.inspect.state_show import show as show_rows  # noqa: PLC0415
+    from joinery_runtime.inspect.stored_state import open_durable  # noqa: PLC0415
 
     job = load(job_file)
     with open_durable(job) as store:
@@ -128,8 +128,8 @@ def show(
 @state.command
 def stats(job_file: JobFile, *, as_json: AsJson = False) -> None:
     """Print the size of the state, what the next epoch evicts, the plan, and the savepoints."""
-    from joinery_runtime.cli.state import open_durable  # noqa: PLC0415
-    from joinery_runtime.cli.state_stats import stats as stats_of  # noqa: PLC0415
+    from joinery_runtime.inspect.state_stats import stats as stats_of  # noqa: PLC0415
+    from joinery_runtime.inspect.stored_state import open_durable  # noqa: PLC0415
 
     job = load(job_file)
     with open_durable(job) as store:
@@ -160,9 +160,9 @@ def savepoint(
     idempotent
         Succeed if the savepoint exists already or, with --delete, if there is none.
     """
-    from joinery_runtime.cli import state_savepoints as savepoints  # noqa: PLC0415
     from joinery_runtime.cli.ending import leave_answer  # noqa: PLC0415
-    from joinery_runtime.cli.state import open_durable, record_of, savepoint_document, savepoint_line  # noqa: PLC0415
+    from joinery_runtime.inspect.admin import savepoints  # noqa: PLC0415
+    from joinery_runtime.inspect.stored_state import open_durable, record_of, savepoint_document, savepoint_line  # noqa: PLC0415
 
     job = load(job_file)
     with open_durable(job) as store:
@@ -204,8 +204,8 @@ def restore(
     yes
         Confirm.
     """
-    from joinery_runtime.cli import state_savepoints as savepoints  # noqa: PLC0415
-    from joinery_runtime.cli.state import open_durable  # noqa: PLC0415
+    from joinery_runtime.inspect.admin import savepoints  # noqa: PLC0415
+    from joinery_runtime.inspect.stored_state import open_durable  # noqa: PLC0415
 
     job = load(job_file)
     if before_first_commit and in_memory(job):
@@ -247,9 +247,9 @@ def migrate(
     anew
         Drop the state after pinning it, so that the job starts from the beginning. A second call drops nothing.
     """
-    from joinery_runtime.cli import state_migrate  # noqa: PLC0415
-    from joinery_runtime.cli.state import open_durable  # noqa: PLC0415
     from joinery_runtime.hosts.status import migration_served  # noqa: PLC0415
+    from joinery_runtime.inspect.admin import migrate as state_migrate  # noqa: PLC0415
+    from joinery_runtime.inspect.stored_state import open_durable  # noqa: PLC0415
 
     job = load(job_file)
     if in_memory(job):
@@ -272,7 +272,7 @@ def check(job_file: JobFile, *, as_json: AsJson = False) -> None:
     Changes nothing, and does not disturb a running driver.
     """
     from joinery_runtime.cli.ending import leave_answer  # noqa: PLC0415
-    from joinery_runtime.cli.state_check import check_job, check_lines, message  # noqa: PLC0415
+    from joinery_runtime.inspect.admin.check import check_job, check_lines, message  # noqa: PLC0415
 
     with loaded(job_file) as job:
         outcome = check_job(job)
@@ -292,9 +292,9 @@ def delete(job_file: JobFile, *, yes: Switch = False, as_json: AsJson = False) -
     yes
         Confirm. Without it, print what would be deleted.
     """
-    from joinery_runtime.cli.state import durable, open_also_moved  # noqa: PLC0415
-    from joinery_runtime.cli.state_savepoints import stored_text  # noqa: PLC0415
     from joinery_runtime.connectors.outputs import forget_output  # noqa: PLC0415
+    from joinery_runtime.inspect.admin.savepoints import stored_text  # noqa: PLC0415
+    from joinery_runtime.inspect.stored_state import durable, open_also_moved  # noqa: PLC0415
     from joinery_runtime.job.explain import output_place  # noqa: PLC0415
 
     job = load(job_file)
@@ -350,8 +350,8 @@ def move(
     stay
         Cancel an interrupted move: the job continues where it was.
     """
-    from joinery_runtime.cli import state_move  # noqa: PLC0415
-    from joinery_runtime.cli.state import durable, open_also_moved  # noqa: PLC0415
+    from joinery_runtime.inspect.admin import move as state_move  # noqa: PLC0415
+    from joinery_runtime.inspect.stored_state import durable, open_also_moved  # noqa: PLC0415
 
     job = durable(load(job_file))
     with open_also_moved(job) as store:

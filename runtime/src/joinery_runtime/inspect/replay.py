@@ -31,7 +31,7 @@ from joinery_runtime.engine.worker import InputAccess, Worker, WorkerParts
 from joinery_runtime.errors import IncompatibleState, JoineryError, StateError, StoreUnavailable
 from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.hosts.local import LocalHost
-from joinery_runtime.hosts.trace_environment import LocalCapture
+from joinery_runtime.inspect.trace_environment import LocalCapture
 from joinery_runtime.job import Job, definition, definition_hash, reads_alike, under_definition
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.state import migrations

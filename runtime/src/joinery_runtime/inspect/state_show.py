@@ -12,8 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.cli.state import NextEpoch, record_of
-from joinery_runtime.cli.state_key import StepKey, keys_of
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.kinds.rows import Selection, gather
 from joinery_runtime.core.pipeline.describe import EntryView, EpochTimes, StoredRows
@@ -24,6 +22,8 @@ from joinery_runtime.core.table.keyhash import HashRange
 from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.engine.job_state import stored_co_partitions
 from joinery_runtime.formats.json.encode import rows_to_json
+from joinery_runtime.inspect.state_key import StepKey, keys_of
+from joinery_runtime.inspect.stored_state import NextEpoch, record_of
 from joinery_runtime.job import Job, time_value
 from joinery_runtime.job.model.wording import agreeing
 from joinery_runtime.state.live_segments import flagged_rows, read_runs

@@ -11,10 +11,10 @@ import pytest
 from cli.trimmed import TrimmedStore
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.hosts.replay import Replay, check_records, replayable, wrong_counts
-from joinery_runtime.hosts.trace import run_trace
-from joinery_runtime.hosts.trace_environment import StepInputs, sorted_json_rows
-from joinery_runtime.hosts.trace_steps import StepLog, rows_by_input
+from joinery_runtime.inspect.replay import Replay, check_records, replayable, wrong_counts
+from joinery_runtime.inspect.trace import run_trace
+from joinery_runtime.inspect.trace_environment import StepInputs, sorted_json_rows
+from joinery_runtime.inspect.trace_steps import StepLog, rows_by_input
 from joinery_runtime.job import Job, parse_job
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.store import EpochRecord

@@ -8,7 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from joinery_runtime.cli.state import NextEpoch, record_of, savepoint_document, savepoint_line
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline import times
 from joinery_runtime.core.pipeline.describe import Summary
@@ -20,6 +19,7 @@ from joinery_runtime.engine.assembly import state_limits
 from joinery_runtime.engine.job_state import live_segments
 from joinery_runtime.engine.limits import StateQuota
 from joinery_runtime.engine.report import PartTotals, StateSize, Totals
+from joinery_runtime.inspect.stored_state import NextEpoch, record_of, savepoint_document, savepoint_line
 from joinery_runtime.job import Job, format_time, time_value
 from joinery_runtime.job.model.wording import counted, size_text
 from joinery_runtime.state import migrations

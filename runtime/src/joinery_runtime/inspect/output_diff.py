@@ -13,10 +13,10 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.cli.row_differences import Difference, DifferenceKind, RowComparison, most_like, origin_text
 from joinery_runtime.connectors.content import SEPARATOR, Content
 from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
 from joinery_runtime.formats.json.encode import rows_to_json
+from joinery_runtime.inspect.row_differences import Difference, DifferenceKind, RowComparison, most_like, origin_text
 from joinery_runtime.job.model.wording import counted
 
 _MEMORY = "512MB"

@@ -15,7 +15,7 @@ from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
 from joinery_runtime.core.table.columns import split_partition
 from joinery_runtime.formats.json.encode import PLAIN, JsonStyle, rows_to_json
-from joinery_runtime.hosts.replay import ReplayedEpoch
+from joinery_runtime.inspect.replay import ReplayedEpoch
 from joinery_runtime.job import Job
 
 SHOWN = 20

@@ -11,7 +11,7 @@ from joinery_runtime.connectors.inputs import json_decoder_for
 from joinery_runtime.connectors.source import Range
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.formats.batch import PartitionRef
-from joinery_runtime.hosts.trace_steps import StepLog, check_step
+from joinery_runtime.inspect.trace_steps import StepLog, check_step
 from joinery_runtime.job import Input
 
 

@@ -17,8 +17,6 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from joinery_runtime.cli.output_rows import OUTPUT, ask_postgres, output_rows
-from joinery_runtime.cli.state import durable, open_also_moved, record_of
 from joinery_runtime.connectors.files.rolling import held_parts
 from joinery_runtime.connectors.postgres.table import TargetTable
 from joinery_runtime.connectors.sink import life_of
@@ -31,6 +29,8 @@ from joinery_runtime.core.table.segment import Run
 from joinery_runtime.engine.job_state import stored_floors
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.secrets import with_secrets
+from joinery_runtime.inspect.output_rows import OUTPUT, ask_postgres, output_rows
+from joinery_runtime.inspect.stored_state import durable, open_also_moved, record_of
 from joinery_runtime.job import Job, with_stored_names
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.state.live_segments import flagged_rows, read_runs

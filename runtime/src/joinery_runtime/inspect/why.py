@@ -19,23 +19,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.cli.state import NextEpoch, record_of
-from joinery_runtime.cli.state_key import StepKey, keys_of
-from joinery_runtime.cli.state_show import KeyView, entries_of_key, may_have, show
-from joinery_runtime.cli.why_outcomes import (
-    LATER_RULES,
-    RULES,
-    InitialState,
-    JoinedRows,
-    RecordOutcome,
-    RecordOutcomes,
-    WaitingRows,
-    epoch_times_of,
-    horizons_of,
-    rule_of,
-    still_there,
-)
-from joinery_runtime.cli.why_records import ChosenRecords, FoundRecord, Gathering, RecordPosition, keys_by_input
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.kinds.base import Join
 from joinery_runtime.core.pipeline.describe import EpochTimes, Span
@@ -49,8 +32,25 @@ from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.formats.json.encode import rows_to_json
-from joinery_runtime.hosts.replay import Replay, Replayable, ReplayedEpoch, StoredState, check_records, replayable
-from joinery_runtime.hosts.trace_environment import sorted_json_rows
+from joinery_runtime.inspect.replay import Replay, Replayable, ReplayedEpoch, StoredState, check_records, replayable
+from joinery_runtime.inspect.state_key import StepKey, keys_of
+from joinery_runtime.inspect.state_show import KeyView, entries_of_key, may_have, show
+from joinery_runtime.inspect.stored_state import NextEpoch, record_of
+from joinery_runtime.inspect.trace_environment import sorted_json_rows
+from joinery_runtime.inspect.why_outcomes import (
+    LATER_RULES,
+    RULES,
+    InitialState,
+    JoinedRows,
+    RecordOutcome,
+    RecordOutcomes,
+    WaitingRows,
+    epoch_times_of,
+    horizons_of,
+    rule_of,
+    still_there,
+)
+from joinery_runtime.inspect.why_records import ChosenRecords, FoundRecord, Gathering, RecordPosition, keys_by_input
 from joinery_runtime.job import Job, StreamJoin, format_time, time_value
 from joinery_runtime.job.model.wording import agreeing, counted
 from joinery_runtime.state.store import StateReader

@@ -22,7 +22,7 @@ from joinery_runtime.formats.json.encode import PLAIN, JsonStyle, rows_to_json
 from joinery_runtime.formats.record_paths import paths_of
 from joinery_runtime.formats.records import Decoder
 from joinery_runtime.hosts.local import LocalHost
-from joinery_runtime.hosts.trace_steps import StepLog
+from joinery_runtime.inspect.trace_steps import StepLog
 from joinery_runtime.job import Job
 from joinery_runtime.state.store import StateStore
 

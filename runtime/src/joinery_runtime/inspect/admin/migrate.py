@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from joinery_runtime.cli.state import record_of
-from joinery_runtime.cli.state_savepoints import check_name
 from joinery_runtime.errors import JoineryError
+from joinery_runtime.inspect.admin.savepoints import check_name
+from joinery_runtime.inspect.stored_state import record_of
 from joinery_runtime.job import Job
 from joinery_runtime.job.model.wording import counted, size_text
 from joinery_runtime.state import migrations

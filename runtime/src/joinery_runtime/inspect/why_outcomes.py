@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.cli.why_records import FoundRecord, RecordPosition
 from joinery_runtime.core.kinds.base import Join
 from joinery_runtime.core.kinds.rows import PairFailures, Pairs, Selection, residual
 from joinery_runtime.core.pipeline import times
@@ -36,7 +35,8 @@ from joinery_runtime.engine.job_state import stored_floors
 from joinery_runtime.engine.plan import EpochPlan, InputState, input_states
 from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.formats.batch import PartitionRef, RawBatch
-from joinery_runtime.hosts.replay import StoredState
+from joinery_runtime.inspect.replay import StoredState
+from joinery_runtime.inspect.why_records import FoundRecord, RecordPosition
 from joinery_runtime.job import format_time
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.wording import agreeing, counted

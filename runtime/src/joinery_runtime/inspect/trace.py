@@ -25,8 +25,8 @@ from joinery_runtime.engine.lowering import lower_watermarks
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.report import EpochReport
 from joinery_runtime.formats.json.encode import JsonStyle
-from joinery_runtime.hosts.trace_environment import TraceEnvironment, local_environment, sort_rows, sorted_json_rows
-from joinery_runtime.hosts.trace_steps import ScriptedIdleness, Step, StepLog, check_step, rows_by_input
+from joinery_runtime.inspect.trace_environment import TraceEnvironment, local_environment, sort_rows, sorted_json_rows
+from joinery_runtime.inspect.trace_steps import ScriptedIdleness, Step, StepLog, check_step, rows_by_input
 from joinery_runtime.job import Job
 from joinery_runtime.state.store import StateStore
 

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from joinery_runtime.cli.state import is_by_hand, record_of
 from joinery_runtime.engine.job_state import input_offsets, live_segments
 from joinery_runtime.errors import JoineryError
+from joinery_runtime.inspect.stored_state import is_by_hand, record_of
 from joinery_runtime.job import Job, definition
 from joinery_runtime.job.crd import SavepointResult
 from joinery_runtime.job.model.wording import counted, size_text

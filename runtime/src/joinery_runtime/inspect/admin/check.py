@@ -6,8 +6,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 
-from joinery_runtime.cli.state import open_durable
-from joinery_runtime.cli.state_shadow import Clock, shadow
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.engine.assembly import identity
 from joinery_runtime.engine.job_state import JobIdentity
@@ -15,6 +13,8 @@ from joinery_runtime.engine.plan import EpochPlan, input_states
 from joinery_runtime.errors import IncompatibleState, Moved
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.worker_builder import JobInputs
+from joinery_runtime.inspect.shadow import Clock, shadow
+from joinery_runtime.inspect.stored_state import open_durable
 from joinery_runtime.job import Job, compare, under_definition, with_stored_names
 from joinery_runtime.job.crd import MESSAGE_BYTES
 from joinery_runtime.job.crd.driver import StateCheck

@@ -12,10 +12,10 @@ import pytest
 
 from cli.test_verify_kafka import JOB, STEPS
 from cli.verified import Written
-from joinery_runtime.cli.output_diff import OutputDiff
-from joinery_runtime.cli.row_differences import RowComparison
 from joinery_runtime.connectors.content import Piece
 from joinery_runtime.formats.json.encode import rows_to_json
+from joinery_runtime.inspect.output_diff import OutputDiff
+from joinery_runtime.inspect.row_differences import RowComparison
 from joinery_runtime.job import parse_job
 
 EPOCHS = {1: 1, 2: 2, 3: 3}  # the value of the row that each puts out
@@ -114,7 +114,7 @@ def test_an_output_of_which_no_row_has_to_be_there_is_not_verified(
     topics = topic_of(written.rows, gone if output else {}), topic_of(written.dead, gone if dead else {})
     for name, topic in zip(("output_content", "dead_letter_content"), topics, strict=True):
         topic.complete_to = newest
-        monkeypatch.setattr(f"joinery_runtime.cli.verify.{name}", lambda *_, topic=topic: topic)
+        monkeypatch.setattr(f"joinery_runtime.inspect.verify.{name}", lambda *_, topic=topic: topic)
     verdict = written.verdict()
     assert (verdict.right, verdict.document()["verified"], dict(verdict.compared.counted)) == (right, right, {})
     first, *others = verdict.lines()

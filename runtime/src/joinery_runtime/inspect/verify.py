@@ -1,8 +1,8 @@
 """`joinery verify`: computes committed epochs again, and compares them with the output, row by row.
 
-The expected rows come from the epoch log and the inputs alone (`hosts.replay`). No segment, sink, Spark or retry of the
-run that is judged takes part; only if the log does not go back to an empty state do the segments of a savepoint. The
-joins and sessions are the job's own core (docs/decisions/0038). Files say which epoch a row belongs to, and are
+The expected rows come from the epoch log and the inputs alone (`inspect.replay`). No segment, sink, Spark or retry of
+the run that is judged takes part; only if the log does not go back to an empty state do the segments of a savepoint.
+The joins and sessions are the job's own core (docs/decisions/0038). Files say which epoch a row belongs to, and are
 compared epoch by epoch; topics and tables are compared as a whole (docs/decisions/0052).
 """
 
@@ -17,8 +17,6 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from joinery_runtime.cli.output_diff import OutputDiff
-from joinery_runtime.cli.row_differences import RowComparison
 from joinery_runtime.connectors.content import Content
 from joinery_runtime.connectors.files.sink import published
 from joinery_runtime.connectors.outputs import StoreDatabase, dead_letter_content, output_content
@@ -29,7 +27,8 @@ from joinery_runtime.engine.plan import JUDGED_BY_CLOCK, EpochPlan
 from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.formats.json.encode import JsonStyle
-from joinery_runtime.hosts.replay import (
+from joinery_runtime.inspect.output_diff import OutputDiff
+from joinery_runtime.inspect.replay import (
     Replay,
     Replayable,
     ReplayedEpoch,
@@ -38,6 +37,7 @@ from joinery_runtime.hosts.replay import (
     replayable,
     wrong_counts,
 )
+from joinery_runtime.inspect.row_differences import RowComparison
 from joinery_runtime.job import Job, StreamJoin, definition, is_same_definition
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord, StateReader

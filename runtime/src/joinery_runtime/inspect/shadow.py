@@ -15,12 +15,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from joinery_runtime.cli.row_differences import RowComparison, json_lines, output_rows
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.errors import StateError, StoreUnavailable
-from joinery_runtime.hosts.replay import Replay, StoredState, check_records, wrong_counts
+from joinery_runtime.inspect.replay import Replay, StoredState, check_records, wrong_counts
+from joinery_runtime.inspect.row_differences import RowComparison, json_lines, output_rows
 from joinery_runtime.job import Job, under_definition, with_stored_names
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.state.store import EpochRecord, JobRecord, StateReader

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.cli.state_key import StepKey
-from joinery_runtime.cli.state_show import same_value
 from joinery_runtime.connectors.history import HistoryDecoder
 from joinery_runtime.connectors.source import Range
 from joinery_runtime.core.pipeline.future import FutureCheck
@@ -25,6 +23,8 @@ from joinery_runtime.errors import JoineryError
 from joinery_runtime.formats.batch import PartitionRef, RawBatch
 from joinery_runtime.formats.json.encode import rows_to_json
 from joinery_runtime.formats.records import Decoded, Decoder
+from joinery_runtime.inspect.state_key import StepKey
+from joinery_runtime.inspect.state_show import same_value
 from joinery_runtime.job import Job
 
 MAX_RECORDS = 1_000_000  # held in memory for one question

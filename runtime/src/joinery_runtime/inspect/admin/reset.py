@@ -7,17 +7,6 @@ from collections.abc import Callable, Iterator
 
 from confluent_kafka.admin import OffsetSpec
 
-from joinery_runtime.cli.reset_target import (
-    BrokerOffsets,
-    Change,
-    PartitionOffsets,
-    Reset,
-    Target,
-    ToTime,
-    parse_time,
-    plan_reset,
-)
-from joinery_runtime.cli.state import durable, record_of
 from joinery_runtime.connectors.history import of_files
 from joinery_runtime.connectors.kafka.metadata import KafkaMetadata
 from joinery_runtime.connectors.kafka.settings import Cluster
@@ -28,6 +17,17 @@ from joinery_runtime.engine.lowering import LoweredState, lower_watermarks
 from joinery_runtime.engine.plan import EpochPlan, InputState, input_states
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.stores import open_store
+from joinery_runtime.inspect.admin.reset_target import (
+    BrokerOffsets,
+    Change,
+    PartitionOffsets,
+    Reset,
+    Target,
+    ToTime,
+    parse_time,
+    plan_reset,
+)
+from joinery_runtime.inspect.stored_state import durable, record_of
 from joinery_runtime.job import Input, Job, KafkaInput, format_time
 from joinery_runtime.job.model.wording import counted, linked
 from joinery_runtime.state.store import JobRecord

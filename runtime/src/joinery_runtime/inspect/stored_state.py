@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from joinery_runtime.core.pipeline import times
@@ -24,10 +25,11 @@ from joinery_runtime.hosts.stores import (
     store_address,
 )
 from joinery_runtime.job import Job, format_time, time_value
-from joinery_runtime.job.model.wording import counted
+from joinery_runtime.job.model.wording import counted, size_text
 from joinery_runtime.state.embedded import embedded_directory, embedded_postgres
 from joinery_runtime.state.postgres import PostgresStore
-from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord, StateStore
+from joinery_runtime.state.savepoints import is_automatic, is_periodic
+from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord, StateStore, StoredSavepoint
 
 
 def epoch_log(job: Job, after: int, limit: int) -> tuple[JobRecord, Sequence[EpochRecord]]:

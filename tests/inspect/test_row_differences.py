@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from joinery_runtime.cli.row_differences import Difference
+from joinery_runtime.inspect.row_differences import Difference
 
 
 def line(expected: dict[str, Any], found: dict[str, Any]) -> str:
