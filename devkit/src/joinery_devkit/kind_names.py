@@ -42,9 +42,9 @@ FIELDS = frozenset(
 RESOURCES = frozenset({"StreamJoin", "SessionWindow"})
 TOLD_APART = {
     Path("cli", "progress.py"): "names the rows that are emitted, and the sides of a join's steps",
-    Path("cli", "state_key.py"): "reads a key of a join's input and step, or a group",
-    Path("cli", "verify.py"): "a join emits rows in no order, sessions by their end",
-    Path("cli", "why.py"): "writes a key as state_key reads it",
+    Path("inspect", "state_key.py"): "reads a key of a join's input and step, or a group",
+    Path("inspect", "verify.py"): "a join emits rows in no order, sessions by their end",
+    Path("inspect", "why.py"): "writes a key as state_key reads it",
     Path("job", "join", "differences.py"): "compares two signatures, which are plain data",
 }
 """Modules that may ask which of the resources a job is, and for what."""
