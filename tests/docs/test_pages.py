@@ -50,3 +50,10 @@ def test_files_that_are_named_exist(page: Path) -> None:
 
 def test_some_files_are_named() -> None:
     assert sum("tests/" in page.read_text() for page in PAGES) > 5
+
+
+def test_the_index_of_decisions_lists_each_once_by_its_title() -> None:
+    folder = ROOT / "docs/decisions"
+    listed = re.findall(r"^- \[(.*?)\]\((0.*?)\)", (folder / "README.md").read_text(), re.MULTILINE)
+    titles = [(page.read_text().partition("\n")[0].removeprefix("# "), page.name) for page in folder.glob("0*.md")]
+    assert sorted(listed) == sorted(titles)

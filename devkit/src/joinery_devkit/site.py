@@ -43,11 +43,11 @@ def _content(path: str) -> str:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Appends the decisions, by number, to the navigation."""
+    """Append the decisions to the navigation: their index, then each by number."""
     assert config.nav is not None
-    decisions = sorted(
-        path.relative_to(config.docs_dir).as_posix() for path in Path(config.docs_dir).glob("decisions/*")
-    )
+    folder = Path(config.docs_dir, "decisions")
+    pages = [folder / "README.md", *sorted(folder.glob("0*"))]
+    decisions = [page.relative_to(config.docs_dir).as_posix() for page in pages]
     config.nav.append({"Decisions": decisions})
     return config
 
