@@ -36,9 +36,11 @@ def samples(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
     monkeypatch.setattr(Board, "snapshot", snapshot)
     operator = Metrics()
     for kind in KINDS:
-        operator.jobs.labels(kind.name, "Running")
         operator.reconciles.labels(kind.name, "done")
         operator.reconcile_seconds.labels(kind.name)
+    condition = {"type": "Ready", "status": "True"}
+    status = {"phase": "Running", "driver": {"number": 1}, "conditions": [condition]}
+    operator.set_jobs([{"kind": "StreamJoin", "metadata": {"namespace": "shop", "name": "j"}, "status": status}])
     operator.api_calls.labels("get", "Pod", "200")
     operator.watch_time.labels("Pod")
     operator.excluded.labels("shop")

@@ -43,7 +43,11 @@ def test_it_leaves_no_traces_of_kopf_and_ends_at_sigterm(start, cluster, shop, m
         wait_until("the children are there", lambda: pods(cluster, shop) == [f"{JOB}-driver-1"])
         wait_until("readiness", lambda: fetch(operator.port, "/readyz") == "ok\n")
         assert fetch(operator.port, "/healthz") == "ok\n"
-        assert f'joinery_operator_cached_objects{{kind="StreamJoin"}} 1.0' in fetch(operator.port, "/metrics")  # noqa: F541
+        metrics = fetch(operator.port, "/metrics")
+        assert 'joinery_operator_cached_objects{kind="StreamJoin"} 1.0' in metrics
+        assert "joinery_operator_healthy 1.0" in metrics
+        labels = f'job_kind="StreamJoin",job_name="{JOB}",job_namespace="{shop}"'
+        assert f"joinery_operator_job_attempts{{{labels}}} 1.0" in metrics
         cluster.patch("StreamJoin", shop, JOB, {"spec": {"trigger": {"maxRecordsPerEpoch": 4}}})
         wait_until(
             "the edit is seen", lambda: cluster.get("StreamJoin", shop, JOB)["status"]["observedGeneration"] == 2
@@ -57,7 +61,7 @@ def test_it_leaves_no_traces_of_kopf_and_ends_at_sigterm(start, cluster, shop, m
         assert "annotations" not in each["metadata"], each
         assert "finalizers" not in each["metadata"], each
         assert "kopf" not in yaml.safe_dump(each)
-    known = {"phase", "observedGeneration", "conditions", "held", "driver", "inputs", "hottestKeys"}
+    known = {"phase", "observedGeneration", "conditions", "held", "driver", "inputs", "hottestKeys", "history"}
     assert set(job["status"]) <= known
     lines = operator.log.splitlines()
     assert all(line.startswith("{") for line in lines), operator.log

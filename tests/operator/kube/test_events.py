@@ -113,13 +113,27 @@ def test_a_port_that_is_taken_is_named():
         asyncio.run(run())
 
 
-def test_a_phase_without_jobs_is_not_left_standing():
+def test_a_job_is_told_by_phase_condition_and_attempts_until_it_is_deleted():
     metrics = Metrics()
-    metrics.set_jobs({("StreamJoin", "Starting"): 2})
-    metrics.set_jobs({("StreamJoin", "Running"): 2})
     count = metrics.registry.get_sample_value
-    assert count("joinery_operator_jobs", {"kind": "StreamJoin", "phase": "Running"}) == 2
+    job = {"job_kind": "StreamJoin", "job_namespace": "shop", "job_name": "orders"}
+    conditions = [{"type": "Ready", "status": "False"}, {"type": "Degraded", "status": "True"}]
+    conditions.append({"type": "StateCompatible", "status": "Unknown"})
+    status = {"phase": "Starting", "conditions": conditions, "driver": {"number": 4, "failures": 3}}
+    new = {"kind": "StreamJoin", "metadata": {"namespace": "shop", "name": "new"}}
+    sick = {"kind": "StreamJoin", "metadata": {"namespace": "shop", "name": "orders"}, "status": status}
+    metrics.set_jobs([new, sick])
+    assert count("joinery_operator_jobs", {"kind": "StreamJoin", "phase": "Starting"}) == 1
+    assert count("joinery_operator_jobs", {"kind": "StreamJoin", "phase": "New"}) == 1
+    assert count("joinery_operator_job_condition", {**job, "type": "Ready"}) == 0
+    assert count("joinery_operator_job_condition", {**job, "type": "Degraded"}) == 1
+    assert count("joinery_operator_job_condition", {**job, "type": "StateCompatible"}) is None
+    assert count("joinery_operator_job_attempts", job) == 4
+    assert count("joinery_operator_job_failures", job) == 3
+    assert count("joinery_operator_job_interruptions", job) == 0
+    metrics.set_jobs([new])
     assert count("joinery_operator_jobs", {"kind": "StreamJoin", "phase": "Starting"}) is None
+    assert count("joinery_operator_job_attempts", job) is None
 
 
 def check(server, *namespaces, metrics=None):

@@ -123,13 +123,8 @@ class ObjectCache:
         counted = Counter(key.kind for key in self._objects)
         return {kind: counted[kind] for kind in kinds}
 
-    def phases(self) -> Mapping[tuple[str, str], int]:
-        """How many jobs there are by kind and phase."""
-        return Counter(
-            (key.kind, (manifest.get("status") or {}).get("phase") or "New")
-            for key, manifest in self._objects.items()
-            if key.kind in JOB_KINDS
-        )
+    def jobs(self) -> Iterator[Manifest]:
+        return (manifest for key, manifest in self._objects.items() if key.kind in JOB_KINDS)
 
     def _unlink(self, key: ObjectKey, old: Manifest) -> None:
         self._keys_by_uid.pop(uid_of(old), None)

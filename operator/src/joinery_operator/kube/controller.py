@@ -182,6 +182,7 @@ class Controller:
 
     def _collect(self) -> None:
         self._metrics.queue_depth.set(self.feed.queue.waiting())
-        self._metrics.set_jobs(self.cache.phases())
+        self._metrics.healthy.set(not self.health.live() and not self.health.ready())
+        self._metrics.set_jobs(self.cache.jobs())
         for kind, number in self.cache.count(resource.kind for resource in self.watched).items():
             self._metrics.objects.labels(kind).set(number)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
+from joinery_operator.decision import Manifest
+
 _SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30)
+
+
+_JOB = ("job_kind", "job_namespace", "job_name")
+"""Prometheus has its own meaning for `namespace` and `job`."""
+_CONDITION = {"True": 1, "False": 0}
 
 
 class Metrics:
@@ -37,7 +44,15 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
+        self.healthy = self._gauge("healthy", "1 while this operator works")
         self.jobs = self._gauge("jobs", "Jobs by kind and phase", "kind", "phase")
+        condition = "1 while the job's condition of this type is True, 0 while it is False"
+        self.job_conditions = self._gauge("job_condition", condition, *_JOB, "type")
+        attempts = "The number of the job's newest driver pod, which every further one raises by one"
+        self.job_attempts = self._gauge("job_attempts", attempts, *_JOB)
+        self.job_failures = self._gauge("job_failures", "Driver pods in a row that failed", *_JOB)
+        interruptions = "Driver pods in a row that others ended"
+        self.job_interruptions = self._gauge("job_interruptions", interruptions, *_JOB)
         self.objects = self._gauge("cached_objects", "Objects in the operator's cache", "kind")
         self.poll_failures = self._counter("driver_poll_failures", "Drivers that gave no usable answer")
         self.watch_events = self._counter("watch_events", "Events that the watches delivered", "kind")
@@ -48,11 +63,27 @@ class Metrics:
         )
         self.audit_failures = self._counter("audit_failures", "Audits that could not be made")
 
-    def set_jobs(self, by_kind_and_phase: Mapping[tuple[str, str], int]) -> None:
-        """Replaces all numbers of jobs, so that a phase without jobs has none."""
-        self.jobs.clear()
-        for (kind, phase), number in by_kind_and_phase.items():
-            self.jobs.labels(kind, phase).set(number)
+    def set_jobs(self, jobs: Iterable[Manifest]) -> None:
+        """Replaces what is told of jobs, so that a job that was deleted leaves no samples."""
+        for gauge in (
+            self.jobs,
+            self.job_conditions,
+            self.job_attempts,
+            self.job_failures,
+            self.job_interruptions,
+        ):
+            gauge.clear()
+        for job in jobs:
+            kind, metadata, status = job["kind"], job["metadata"], job.get("status") or {}
+            labels = (kind, metadata["namespace"], metadata["name"])
+            self.jobs.labels(kind, status.get("phase") or "New").inc()
+            for condition in status.get("conditions") or ():
+                if condition["status"] in _CONDITION:
+                    self.job_conditions.labels(*labels, condition["type"]).set(_CONDITION[condition["status"]])
+            if driver := status.get("driver"):
+                self.job_attempts.labels(*labels).set(driver["number"])
+                self.job_failures.labels(*labels).set(driver.get("failures", 0))
+                self.job_interruptions.labels(*labels).set(driver.get("interruptions", 0))
 
     def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
         return Counter(f"joinery_operator_{name}", help_text, labels, registry=self.registry)

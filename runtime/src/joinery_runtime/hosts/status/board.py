@@ -75,6 +75,7 @@ class Board:
         self.history = MetricSamples()
         self.liveness = liveness
         self.wall, self._running = wall, running
+        self.started_at = wall()
         self.rescales: Counter[ScalingCause] = Counter()
         self.epoch_seconds = Histogram(
             "joinery_epoch_seconds", "Epochs from plan to commit.", buckets=EPOCH_BUCKETS_S, registry=None

@@ -36,6 +36,7 @@ class _Families(Collector):
     def collect(self) -> Iterator[Metric]:
         board, snapshot = self._board, self._board.snapshot
         yield self._info()
+        yield _gauge("start_timestamp_seconds", "When this driver began, as Unix time.", board.started_at)
         yield _gauge("ready", "1 once the driver has recovered.", int(snapshot.ready))
         yield _counter("epochs_committed", "Epochs that this driver has committed.", snapshot.committed)
         yield _counter("troubles", "Troubles that this driver waited out.", snapshot.troubles)
