@@ -345,3 +345,30 @@ def test_it_names_how_columns_get_their_names(edits: tuple[str, str] | tuple[()]
     output = explain(job(edits) if edits else job()).output
     assert ("named by" in output) == (says is not None)
     assert says is None or says in output
+
+
+STORE = ("  output:\n", "  stateStore: {postgres: {dsn: postgresql://db/state}}\n  output:\n")
+
+
+@pytest.mark.parametrize(
+    ("spark", "edits", "connections"),
+    [
+        ("executor: {instances: 47}", (), None),
+        ("executor: {instances: 48}", (), 98),
+        ("executor: {instances: 50}", (), 102),
+        ("executor: {instances: 12, cores: 4}", (), 98),
+        ("executor: {instances: 2, maxInstances: 50}", (), 102),
+        ("executor: {instances: 96}", (("{table: joined}", "{table: joined, dsn: postgresql://db/other}"),), None),
+        ("executor: {instances: 97}", (("{table: joined}", "{table: joined, dsn: postgresql://db/other}"),), 98),
+        ("executor: {instances: 97}", (("postgres: {table: joined}", "file: {path: /out}"),), 98),
+    ],
+)
+def test_more_connections_than_a_postgres_takes_by_default_deserve_a_warning(spark, edits, connections):
+    spark_edit = ("  output:\n", f"  spark: {{{spark}}}\n  output:\n")
+    warnings = [text for text in explain(job(STORE, spark_edit, *edits)).warnings if "MANY CONNECTIONS" in text]
+    assert [f"up to {connections} connections" in text for text in warnings] == [True] * (connections is not None)
+
+
+def test_an_autoscaled_job_counts_the_most_executors_it_may_have():
+    edit = ("  output:\n", "  autoscale: {minInstances: 1, maxInstances: 50}\n  output:\n")
+    assert any("50 executors of 1 core open up to 102" in text for text in explain(job(STORE, edit)).warnings)

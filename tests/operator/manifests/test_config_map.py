@@ -127,15 +127,37 @@ def test_sparks_settings(job):
     assert "spark.executor.instances" not in found  # an argument of each driver: it may change under a revision
     assert found["spark.executor.cores"] == "2"
     assert found["spark.executor.memory"] == "2g"
-    assert found["spark.executor.memoryOverhead"] == f"{384 + 2 * 512}m"
+    assert found["spark.executor.memoryOverhead"] == f"{384 + 400 + 2 * 80 + 8 * 64}m"
     assert found["spark.kubernetes.executor.request.cores"] == "200m"
     assert found["spark.kubernetes.executor.podTemplateFile"] == "/etc/joinery/executor.yaml"
     assert found["spark.executor.failuresValidityInterval"], "else a job of months ends by the executors that it lost"
 
 
-def test_executors_overhead_follows_the_jobs_own_heap(job):
-    found = defaults(job.with_spark(conf={"spark.executor.memory": "10g"}))
-    assert found["spark.executor.memoryOverhead"] == f"{1024 + 512}m"
+@pytest.mark.parametrize(
+    ("spark", "bytes_per_epoch", "overhead"),
+    [
+        ({}, "64Mi", 384 + 400 + 80 + 8 * 64),
+        ({}, "256Mi", 384 + 400 + 80 + 8 * 256),
+        ({"conf": {"spark.executor.memory": "10g"}}, "64Mi", 1024 + 400 + 80 + 8 * 64),
+        ({"executor": {"cores": 8}}, "64Mi", 384 + 400 + 8 * 80 + 8 * 64),
+        ({"executor": {"cores": 12}}, "16Mi", 384 + 2 * 400 + 12 * 80 + 8 * 16),
+    ],
+)
+def test_executors_overhead_follows_heap_cores_and_the_bytes_of_an_epoch(job, spark, bytes_per_epoch, overhead):
+    """As docs/operations.md tells what a Python process needs if it gets all rows of an epoch."""
+    job = job.with_spec(spark=spark, trigger={"maxBytesPerEpoch": bytes_per_epoch})
+    assert defaults(job)["spark.executor.memoryOverhead"] == f"{overhead}m"
+
+
+@pytest.mark.parametrize(("cache", "requested"), [(None, "2Gi"), ("20Gi", "20Gi")])
+def test_executors_request_the_disk_that_they_usually_fill(job, cache, requested):
+    conf = {"spark.executorEnv.JOINERY_CACHE_BYTES": cache} if cache else {}
+    (container,) = executor(job.with_spark(conf=conf))["spec"]["containers"]
+    assert container["resources"] == {"requests": {"ephemeral-storage": requested}}
+    text = "resources: {requests: {ephemeral-storage: 50Gi}}"
+    text = f"{{kind: Pod, spec: {{containers: [{{name: spark-kubernetes-executor, {text}}}]}}}}"
+    (container,) = executor(job.with_template(text, part="executor"))["spec"]["containers"]
+    assert container["resources"]["requests"]["ephemeral-storage"] == "50Gi"
 
 
 def test_nothing_of_one_attempt_and_no_master_is_in_a_revisions_file(job):

@@ -62,7 +62,8 @@ def test_it_may_talk_to_the_api_server_as_the_installations_account(job):
 def test_its_environment(job):
     found = environment(main(job.driver(3)))
     assert found["SPARK_CONF_DIR"] == "/etc/joinery"
-    assert found["SPARK_LOCAL_IP"] == found["SPARK_LOCAL_HOSTNAME"] == found["POD_IP"] == "status.podIP"
+    assert found["SPARK_LOCAL_HOSTNAME"] == found["POD_IP"] == "status.podIP"
+    assert "SPARK_LOCAL_IP" not in found, "kubectl port-forward connects to the loopback address"
     assert found["JOINERY_STATUS_HOST"] == "status.podIP", "what it serves is for the pod's network only"
     assert found["POD_NAME"] == "metadata.name"
     assert found["POD_NAMESPACE"] == "metadata.namespace"
@@ -154,7 +155,7 @@ def resources(job):
 
 def test_memory_is_heap_and_overhead_and_python(job):
     assert resources(job) == {
-        "requests": {"cpu": "1", "memory": f"{1024 + 384 + 512}Mi"},
+        "requests": {"cpu": "1", "memory": f"{1024 + 384 + 512}Mi", "ephemeral-storage": "512Mi"},
         "limits": {"memory": f"{1024 + 384 + 512}Mi"},
     }
     assert resources(job.with_spark(driver={"memory": "8g"}))["limits"]["memory"] == f"{8192 + 819 + 512}Mi"

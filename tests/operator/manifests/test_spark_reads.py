@@ -30,12 +30,20 @@ spec:
     - {name: logger, image: l, securityContext: {allowPrivilegeEscalation: true}}
     - {name: spark-kubernetes-executor, env: [{name: EXTRA, value: "0x1F"}], command: [sleep]}
 """
+LOOPBACK, POD_IP = "127.0.0.1", "127.0.0.2"
 PODS = "/api/v1/namespaces/shop/pods"
 # As the runtime starts Spark; goes on until the executors were asked for.
 DRIVER = """
-import json, sys
+import json, socket, sys
 from joinery_runtime.hosts.spark import start_context, stop_context
 context = start_context("job", json.loads(sys.argv[1]), sys.argv[2])
+def listens(address, port):
+    try:
+        return not socket.create_connection((address, int(port)), 10).close()
+    except ConnectionRefusedError:
+        return False
+ports = {"ui": context.uiWebUrl.rpartition(":")[2], "driver": context.getConf().get("spark.driver.port")}
+print(json.dumps({name: [listens(address, port) for address in sys.argv[3:]] for name, port in ports.items()}))
 print(json.dumps([name for name in context.environment if "SECRET" in name]))
 print(json.dumps(dict(context.getConf().getAll())), flush=True)
 sys.stdin.read()
@@ -122,7 +130,7 @@ def test_executors_are_those_that_the_operator_means(job, tmp_path, violations):
     for name, text in job.config_map()["data"].items():
         (tmp_path / name).write_text(text)
     driver = job.driver(7)
-    given = {each["name"]: each.get("value", "127.0.0.1") for each in driver["spec"]["containers"][0]["env"]}
+    given = {each["name"]: each.get("value", POD_IP) for each in driver["spec"]["containers"][0]["env"]}
     environment = {
         **os.environ,
         **{key: given[key] for key in given if "SPARK" in key},
@@ -132,6 +140,7 @@ def test_executors_are_those_that_the_operator_means(job, tmp_path, violations):
 
     with api_server(driver) as server:
         arguments = [sys.executable, "-c", DRIVER, json.dumps(job.model.spec.spark.conf), f"k8s://{server.address}"]
+        arguments += [LOOPBACK, POD_IP]
         with subprocess.Popen(
             arguments, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as process:
@@ -171,11 +180,13 @@ def test_executors_are_those_that_the_operator_means(job, tmp_path, violations):
     assert (container["image"], container["imagePullPolicy"]) == (job.image, "IfNotPresent")
     assert container["args"] == ["executor"]
     assert "command" not in container
-    assert container["resources"]["limits"] == {"memory": "1920Mi"}
-    assert container["resources"]["requests"] == {"cpu": "200m", "memory": "1920Mi"}
+    assert container["resources"]["limits"] == {"memory": "2400Mi"}
+    assert container["resources"]["requests"] == {"cpu": "200m", "memory": "2400Mi", "ephemeral-storage": "2Gi"}
     assert found["EXTRA"] == "0x1F"
     assert found["SPARK_LOCAL_DIRS"] == "/var/data/spark"
-    assert "@127.0.0.1:" in found["SPARK_DRIVER_URL"]  # the pod's own address, by its environment
+    assert f"@{POD_IP}:" in found["SPARK_DRIVER_URL"]  # the pod's own address, by its environment
+    listening = json.loads(out.splitlines()[-3])
+    assert listening == {"ui": [True, True], "driver": [False, True]}, "kubectl port-forward reaches the UI alone"
     theirs = {volume["name"] for volume in driver["spec"]["volumes"]} - {"scale"}  # only a driver asks how wide
     assert {volume["name"] for volume in spec["volumes"]} == {"spark-local-dir-1", *theirs}
     mounted = {mount["mountPath"] for mount in container["volumeMounts"]}

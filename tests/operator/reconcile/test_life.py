@@ -991,3 +991,11 @@ def test_an_ended_driver_gives_way_to_the_pod_that_deletes_the_state(monkeypatch
     for _ in range(3):
         cluster.step()
     assert [*cluster.pods] == ["orders-delete-state"]
+
+
+def test_valid_tells_of_more_connections_than_postgres_takes() -> None:
+    cluster = SimulatedCluster(resource(spark={"executor": {"instances": 120}}))
+    cluster.started(1)
+    (valid,) = (condition for condition in cluster.status.conditions if condition.type == "Valid")
+    assert (valid.status, valid.reason) == ("True", "Valid")
+    assert "MANY CONNECTIONS: 120 executors of 1 core" in valid.message

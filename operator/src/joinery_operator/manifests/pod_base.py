@@ -196,10 +196,11 @@ def named_templates(spark: SparkSpec, templates: PodTemplates) -> dict[str, Mani
 
 
 def merged_pod(
-    defaults: PodDefaults, template: Manifest, operator_pod: Manifest, *, extra_containers: bool
+    defaults: PodDefaults, template: Manifest, operator_pod: Manifest, *, storage: str, extra_containers: bool
 ) -> dict[str, Any]:
-    """Lays the template over the defaults, and `operator_pod` over both. The template's other containers come after the
-    operator's; without `extra_containers`, for a pod that must end by itself, they are omitted."""
+    """Lays the template over the defaults, and `operator_pod` over both. The pod requests `storage` on its node's disk,
+    unless the template says otherwise. The template's other containers come after the operator's; without
+    `extra_containers`, for a pod that must end by itself, they are omitted."""
     metadata, spec = template.get("metadata") or {}, _without_root(template.get("spec") or {})
     (operator_container,) = operator_pod["spec"]["containers"]
     main = operator_container["name"]
@@ -211,7 +212,11 @@ def merged_pod(
     containers = [_without_root(container) for container in spec.get("containers") or ()]
     template_container: Manifest = next((container for container in containers if container["name"] == main), {})
     extra = [container for container in containers if container["name"] != main] if extra_containers else []
-    main_container = merged_container(merged_container(default_container, template_container), operator_container)
+    own_container = merged_container(default_container, template_container)
+    resources = own_container.get("resources") or {}
+    requests = {"ephemeral-storage": storage, **(resources.get("requests") or {})}
+    own_container["resources"] = {**resources, "requests": requests}
+    main_container = merged_container(own_container, operator_container)
     for section in (merged, main_container):  # a null in a template has removed a default
         security = section["securityContext"]
         section["securityContext"] = {key: value for key, value in security.items() if value is not None}

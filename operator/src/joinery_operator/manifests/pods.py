@@ -60,6 +60,8 @@ _JOB = f"{CONFIG}/{JOB_FILE}"
 _ENDING = "/dev/termination-log"
 _STARTS_WITHIN, _DEAD_AFTER, _READY_EVERY = 600, 60, 5  # seconds
 _PROBE_EVERY, _PROBE_TIMEOUT = 10, 5
+# What a driver writes to /tmp, usually: Spark's files and compiled kernels.
+_USUAL_SCRATCH = "512Mi"
 
 
 def driver_pod(
@@ -86,7 +88,9 @@ def driver_pod(
     container["env"] = [
         *container["env"],
         {"name": "SPARK_CONF_DIR", "value": CONFIG},
-        *field_env(SPARK_LOCAL_IP="status.podIP", SPARK_LOCAL_HOSTNAME="status.podIP"),
+        # Not SPARK_LOCAL_IP: Spark's UI would listen on that address alone, and `kubectl port-forward` connects to the
+        # loopback address. The driver's other ports listen on the address by this name.
+        *field_env(SPARK_LOCAL_HOSTNAME="status.podIP"),
         # A variable and not an argument, which an image of an earlier release would not know.
         *field_env(JOINERY_STATUS_HOST="status.podIP"),
         {"name": "JOINERY_STATUS_PORT", "value": str(settings.status_port)},
@@ -195,7 +199,9 @@ def _pod(
     }
     template = template_of(spark.driver.pod_template, revision.templates, "spec.spark.driver.podTemplate")
     # Containers beside ours need not end, but all pods except a driver's have to.
-    return merged_pod(revision.pod_defaults, template, operator_pod, extra_containers=runs_spark)
+    return merged_pod(
+        revision.pod_defaults, template, operator_pod, storage=_USUAL_SCRATCH, extra_containers=runs_spark
+    )
 
 
 def _container(revision: JobRevision) -> dict[str, Any]:

@@ -9,6 +9,7 @@ client finds the service account's token by itself, and reads it again when it i
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Iterator
@@ -47,9 +48,11 @@ from joinery_runtime.job.model.quantity import format_bytes, parse_bytes
 # What a JVM needs beside its heap, by Spark's own rule for JVM jobs.
 _LEAST_OVERHEAD = 384
 _OVERHEAD_FACTOR = 0.10
-# A Python process of Joinery (Arrow, Polars, librdkafka, libpq) with the data it works on. The driver is one, and an
-# executor has one per core. Segments of the state are mapped files, which the kernel drops under memory pressure.
-_PYTHON_PROCESS = 512
+# The driver's Python process (Arrow, Polars, librdkafka, libpq). No rows pass through it.
+_DRIVER_PYTHON = 512
+# Those of an executor (docs/operations.md#memory). One of them may have all rows of an epoch, if these have one key.
+# Segments of the state are mapped files, which the kernel drops under memory pressure.
+_CORES_OF_PROCESS, _PYTHON_PROCESS, _PYTHON_THREAD, _EPOCHS_IN_MEMORY = 8, 400, 80, 8
 
 _SIZE = re.compile(r"([0-9]+)([kmgtp]?)b?", re.IGNORECASE)
 _MIB = {"k": 1 / 1024, "": 1.0, "m": 1.0, "g": 1024.0, "t": 1024.0**2, "p": 1024.0**3}
@@ -65,9 +68,14 @@ def mebibytes(text: str, setting: str) -> int:
     return int(int(match[1]) * _MIB[match[2].lower()])
 
 
-def overhead(heap: int, python_processes: int) -> int:
-    """The memory overhead in MiB beside a heap of `heap` MiB."""
-    return max(_LEAST_OVERHEAD, int(heap * _OVERHEAD_FACTOR)) + _PYTHON_PROCESS * python_processes
+def _jvm_overhead(heap: int) -> int:
+    return max(_LEAST_OVERHEAD, int(heap * _OVERHEAD_FACTOR))
+
+
+def executor_overhead(heap: int, cores: int, bytes_per_epoch: int) -> int:
+    """The memory in MiB that an executor needs beside a heap of `heap` MiB."""
+    processes = _PYTHON_PROCESS * math.ceil(cores / _CORES_OF_PROCESS) + _PYTHON_THREAD * cores
+    return _jvm_overhead(heap) + processes + _EPOCHS_IN_MEMORY * math.ceil(bytes_per_epoch / 2**20)
 
 
 MASTER = "k8s://https://kubernetes.default.svc"
@@ -150,12 +158,13 @@ def driver_memory(spark: SparkSpec) -> int:
     heap_setting, overhead_setting = "spark.driver.memory", "spark.driver.memoryOverhead"
     heap = mebibytes(spark.conf.get(heap_setting, spark.driver.memory), heap_setting)
     beside = spark.conf.get(overhead_setting)
-    return heap + (overhead(heap, 1) if beside is None else mebibytes(beside, overhead_setting))
+    return heap + (_jvm_overhead(heap) + _DRIVER_PYTHON if beside is None else mebibytes(beside, overhead_setting))
 
 
 def _settings(revision: JobRevision) -> dict[str, str]:
     spark = revision.job.spec.spark
     heap = mebibytes(spark.conf.get("spark.executor.memory", spark.executor.memory), "spark.executor.memory")
+    bytes_per_epoch = revision.job.spec.trigger.max_bytes_per_epoch
     settings: dict[str, Any] = {
         "spark.kubernetes.namespace": revision.resource["metadata"]["namespace"],
         "spark.kubernetes.container.image": revision.image,
@@ -175,7 +184,7 @@ def _settings(revision: JobRevision) -> dict[str, str]:
         "spark.ui.killEnabled": "false",
         "spark.executor.cores": spark.executor.cores,
         "spark.executor.memory": spark.executor.memory,
-        "spark.executor.memoryOverhead": f"{overhead(heap, spark.executor.cores)}m",
+        "spark.executor.memoryOverhead": f"{executor_overhead(heap, spark.executor.cores, bytes_per_epoch)}m",
         # Spark ends the driver after a number of lost executors that grows with the job's. Without this setting it
         # would count them over the driver's whole life.
         "spark.executor.failuresValidityInterval": "10m",
@@ -244,16 +253,22 @@ def _blocks_outlive_pods(revision: JobRevision) -> bool:
 
 _CACHE_SETTING, _CACHE_BYTES = "spark.executorEnv.JOINERY_CACHE_BYTES", 10 * 2**30
 _SHUFFLE_BYTES = 20 * 2**30
+# Most states fill a small part of the cache; the scheduler should not turn an executor away for the rest.
+_USUAL_BLOCKS = 2 * 2**30
 
 
 def _blocks_limit(spark: SparkSpec) -> str:
     """The size limit of the volume: the cache of the state, plus shuffled blocks and what one worker writes while
     another one makes room."""
+    return format_bytes(_cache_bytes(spark, _CACHE_BYTES) + _SHUFFLE_BYTES)
+
+
+def _cache_bytes(spark: SparkSpec, default: int) -> int:
+    """The size of the cache that the job asks for. Raises ManifestError."""
     try:
-        cache = parse_bytes(spark.conf.get(_CACHE_SETTING, _CACHE_BYTES))
+        return parse_bytes(spark.conf.get(_CACHE_SETTING, default))
     except ValueError as error:
         raise ManifestError(f"{_CACHE_SETTING} is no size", facts=str(error), todo="Correct spec.spark.conf") from error
-    return format_bytes(cache + _SHUFFLE_BYTES)
 
 
 def executor_template(revision: JobRevision) -> dict[str, Any]:
@@ -292,4 +307,5 @@ def executor_template(revision: JobRevision) -> dict[str, Any]:
         },
     }
     template = template_of(spark.executor.pod_template, revision.templates, "spec.spark.executor.podTemplate")
-    return merged_pod(revision.pod_defaults, template, operator_pod, extra_containers=True)
+    storage = format_bytes(_cache_bytes(spark, _USUAL_BLOCKS))
+    return merged_pod(revision.pod_defaults, template, operator_pod, storage=storage, extra_containers=True)

@@ -22,7 +22,7 @@ from joinery_operator.pod_defaults import pod_defaults
 from joinery_operator.reconcile.places import state_place_text
 from joinery_operator.revision import JobRevision, resolved_image, revision_hash
 from joinery_runtime.errors import JobError
-from joinery_runtime.job import Job, PostgresStoreSpec, expression_problems, load_stored
+from joinery_runtime.job import Job, PostgresStoreSpec, connection_warnings, expression_problems, load_stored
 from joinery_runtime.job.crd import Status
 from joinery_runtime.job.crd.status import Mode
 
@@ -75,7 +75,7 @@ def desired_job(observed: Observed, status: Status) -> DesiredJob:
         check_manifests(revision)
     except ManifestError as error:
         return DesiredJob(None, problems=(str(error),), reason="Incomplete")
-    return DesiredJob(revision, revision.mode, warnings=stored.warnings)
+    return DesiredJob(revision, revision.mode, warnings=(*stored.warnings, *connection_warnings(job)))
 
 
 def stored_revision(observed: Observed, name: str, image: str) -> JobRevision | None:

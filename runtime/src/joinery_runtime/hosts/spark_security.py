@@ -105,7 +105,7 @@ def is_true(value: str) -> bool:
 
 def page_defaults(master: str) -> dict[str, str]:
     """Settings of Spark's own UI, which is off unless it is asked for: it takes time to start, and listens on the
-    address in SPARK_LOCAL_IP or, without that, on all addresses. In a pod the operator sets the address."""
+    address in SPARK_LOCAL_IP or, without that, on all addresses, as in a pod."""
     return {} if master.startswith("k8s://") else {"spark.ui.enabled": "false"}
 
 

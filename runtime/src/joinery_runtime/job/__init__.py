@@ -14,7 +14,7 @@ from joinery_runtime.job.definition import (
     under_definition,
     with_stored_names,
 )
-from joinery_runtime.job.explain import Explanation, explain
+from joinery_runtime.job.explain import Explanation, connection_warnings, explain
 from joinery_runtime.job.expressions import expression_problems
 from joinery_runtime.job.join.steps import JoinStep, SelectItem
 from joinery_runtime.job.join.stream_join import StreamJoin, StreamJoinSpec
@@ -114,6 +114,7 @@ __all__ = [
     "Watermark",
     "Window",
     "compare",
+    "connection_warnings",
     "definition",
     "definition_hash",
     "explain",

@@ -16,7 +16,7 @@ from joinery_runtime.job.model.outputs import DeadLetter, FileOutput, Output
 from joinery_runtime.job.model.plan import RATE, SidePlan, StepPlan
 from joinery_runtime.job.model.quantity import format_bytes
 from joinery_runtime.job.model.resource import Job
-from joinery_runtime.job.model.wording import listed
+from joinery_runtime.job.model.wording import counted, listed
 
 # Seed 003: ten million keys of about 200 bytes, "~2 GB resident", is where a warning is due.
 LARGE_STATE_BYTES = 2 * 1024**3
@@ -263,6 +263,29 @@ def _warnings(job: Job, steps: Sequence[StepPlan]) -> Iterator[str]:
     yield from update_warnings(job)
     yield from delay_warnings(job)
     yield from order_warnings(job)
+    yield from connection_warnings(job)
+
+
+# `max_connections` of a Postgres that nobody has configured, without those for superusers.
+_DEFAULT_CONNECTIONS = 100 - 3
+
+
+def connection_warnings(job: Job) -> Iterator[str]:
+    """Warns of a job whose executors may open more connections to Postgres than it takes by default."""
+    spec, executor, output = job.spec, job.spec.spark.executor, job.spec.output.postgres
+    instances = executor.max_instances or executor.instances
+    if spec.autoscale is not None:
+        instances = spec.autoscale.max_instances
+    uses = 2 if output is not None and not output.is_external else 1
+    # As docs/state.md, "Connections", counts them.
+    connections = uses * (1 + instances * executor.cores)
+    if spec.state_store.postgres is not None and connections > _DEFAULT_CONNECTIONS:
+        yield (
+            f"MANY CONNECTIONS: {counted(instances, 'executor')} of {counted(executor.cores, 'core')} open up to "
+            f"{connections} connections to the state's Postgres, and a rollout up to twice as many. By default a "
+            f"Postgres takes {_DEFAULT_CONNECTIONS} (max_connections = 100, 3 of them for superusers). Raise "
+            "max_connections, or put a pooler in between (docs/state.md#connections)"
+        )
 
 
 def update_warnings(job: Job) -> Iterator[str]:
