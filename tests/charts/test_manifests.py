@@ -46,6 +46,7 @@ TABLE: dict[str, dict[str, Any]] = {
         "operator.podLabels": {"team": "data"},
         "operator.podAnnotations": {"note": "x"},
     },
+    "labelled": {**ALL_ON, "commonLabels": {"team": "data", "cost": "1"}, "operator.podLabels": {"team": "streams"}},
 }
 BUILT_IN = {
     "admissionregistration.k8s.io", "apiextensions.k8s.io", "apps", "networking.k8s.io", "rbac.authorization.k8s.io",
@@ -336,3 +337,36 @@ def test_the_metrics_port_can_be_closed(chart: Chart) -> None:
     rendered = chart.render({"networkPolicy": {"enabled": True, "metricsFrom": peers}})
     (rule,) = rendered.one("NetworkPolicy", "joinery-operator")["spec"]["ingress"]
     assert rule == {"ports": [{"protocol": "TCP", "port": "metrics"}], "from": peers}
+
+
+def test_common_labels_are_on_every_object_and_in_no_selector(chart: Chart) -> None:
+    rendered = chart.render({**ALL_ON, "commonLabels": {"team": "data"}, "operator.podLabels": {"cost": "1"}})
+    assert {each["metadata"]["labels"]["team"] for each in rendered.objects} == {"data"}
+    deployment = rendered.one("Deployment", "joinery-operator")["spec"]
+    assert deployment["template"]["metadata"]["labels"].items() >= {"team": "data", "cost": "1"}.items()
+    assert "team" not in deployment["selector"]["matchLabels"]
+    drivers = json.loads(rendered.environment["JOINERY_OPERATOR_STATUS_FROM"])
+    assert "team" not in drivers[0]["podSelector"]["matchLabels"]
+    assert "JOINERY_OPERATOR_POD_DEFAULTS" not in rendered.environment, "jobs have labels of their own"
+
+
+def test_the_operators_pod_takes_what_the_installation_adds(chart: Chart) -> None:
+    constraint = {"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "ScheduleAnyway"}
+    selector = {"matchLabels": {"own": "selector"}}
+    rendered = chart.render(
+        {
+            "operator.extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
+            "operator.podSecurityContext": {"runAsUser": 1234, "fsGroup": 1234},
+            "operator.topologySpreadConstraints": [constraint, {**constraint, "labelSelector": selector}],
+        }
+    )
+    pod = rendered.one("Deployment", "joinery-operator")["spec"]["template"]
+    assert rendered.environment["HTTPS_PROXY"] == "http://proxy:3128"
+    restricted = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    for _, spec in rendered.pods():
+        assert spec["securityContext"] == {**restricted, "runAsUser": 1234, "fsGroup": 1234}
+    first, second = pod["spec"]["topologySpreadConstraints"]
+    assert second == {**constraint, "labelSelector": selector}
+    own = rendered.one("Deployment", "joinery-operator")["spec"]["selector"]
+    assert first == {**constraint, "labelSelector": own}
+    assert own["matchLabels"].items() <= pod["metadata"]["labels"].items()

@@ -31,6 +31,9 @@ app.kubernetes.io/part-of: joinery
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 app.kubernetes.io/instance: {{ .Release.Name }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{- define "joinery.operator.selector" -}}
@@ -108,6 +111,10 @@ readOnlyRootFilesystem: true
 {{- define "joinery.pod.securityContext" -}}
 runAsNonRoot: true
 seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- define "joinery.operator.podSecurityContext" -}}
+{{- mergeOverwrite (include "joinery.pod.securityContext" . | fromYaml) .Values.operator.podSecurityContext | toYaml }}
 {{- end }}
 
 {{/* The labels that the operator gives its driver pods. */}}
