@@ -190,6 +190,31 @@ def test_one_operator_at_a_time(chart: Chart) -> None:
     assert operator["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "metrics"}
 
 
+def test_replicas_share_a_lease(chart: Chart) -> None:
+    single, rendered = chart.render(), chart.render({"operator.replicas": 2, "watch.namespaces": ["jobs"]})
+    assert "JOINERY_OPERATOR_LEASE" not in single.environment
+    assert ("Role", "joinery-operator-lease") not in single.by_name
+    spec = rendered.one("Deployment", "joinery-operator")["spec"]
+    assert (spec["replicas"], spec["strategy"]) == (2, {"type": "RollingUpdate"})
+    assert "podAntiAffinity" in spec["template"]["spec"]["affinity"]
+    assert rendered.environment["JOINERY_OPERATOR_LEASE"] == f"{NAMESPACE}/joinery-operator"
+    role, binding = (rendered.one(kind, "joinery-operator-lease") for kind in ("Role", "RoleBinding"))
+    assert {role["metadata"]["namespace"], binding["metadata"]["namespace"]} == {NAMESPACE}
+    assert [(rule.get("resourceNames"), rule["verbs"]) for rule in role["rules"]] == [
+        (None, ["create"]),
+        (["joinery-operator"], ["get", "update"]),
+    ]
+    own = {"nodeAffinity": {}}
+    chosen = chart.render({"operator.replicas": 2, "operator.affinity": own}).one("Deployment", "joinery-operator")
+    assert chosen["spec"]["template"]["spec"]["affinity"] == own
+
+
+def test_which_jobs_an_operator_works_on(chart: Chart) -> None:
+    rendered = chart.render({"watch.class": "blue", "watch.selector": "team in (risk, fraud)"})
+    assert rendered.environment["JOINERY_OPERATOR_JOB_CLASS"] == "blue"
+    assert rendered.environment["JOINERY_OPERATOR_JOB_SELECTOR"] == "team in (risk, fraud)"
+
+
 @pytest.mark.parametrize(
     ("image", "written"),
     [

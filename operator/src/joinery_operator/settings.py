@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
@@ -19,6 +20,8 @@ from joinery_runtime.errors import EnvironmentProblem
 from joinery_runtime.job.crd import STATUS_PORT
 
 _PREFIX = "JOINERY_OPERATOR_"
+CLASS_LABEL = "joinery.dev/class"
+"""The label of a job or savepoint with the class of operators that works on it."""
 _LABEL = 63
 """Characters of a label of a host name."""
 
@@ -46,20 +49,62 @@ def allowed_by(text: str) -> AllowedByInstallation:
     return AllowedByInstallation.model_validate_json(text or "{}")
 
 
+_REQUIREMENT = re.compile(
+    r"(?P<absent>!)?\s*(?P<key>[\w./-]+)\s*"
+    r"((?P<sign>==?|!=)\s*(?P<value>[\w.-]*)|(?P<word>in|notin)\s*\((?P<values>[\w.,\s-]*)\))?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LabelSelector:
+    """A selector as `kubectl get -l` takes it: the API server's, for objects that are read by name."""
+
+    requirements: tuple[tuple[str, frozenset[str] | None, bool], ...]
+    """The label, its values (None: any), and whether it must have one of them or must not."""
+
+    @classmethod
+    @lru_cache(maxsize=4)
+    def parsed(cls, text: str) -> LabelSelector:
+        """Raises ValueError, with the requirement that is wrong."""
+        requirements: list[tuple[str, frozenset[str] | None, bool]] = []
+        for requirement in re.split(r",(?![^(]*\))", text) if text else ():
+            parts = _REQUIREMENT.fullmatch(requirement.strip())
+            if parts is None or (parts["absent"] and (parts["sign"] or parts["word"])):
+                raise ValueError(requirement.strip())
+            if parts["sign"]:
+                requirements.append((parts["key"], frozenset({parts["value"]}), parts["sign"] != "!="))
+            elif parts["word"]:
+                values = frozenset(value.strip() for value in parts["values"].split(","))
+                requirements.append((parts["key"], values, parts["word"] == "in"))
+            else:
+                requirements.append((parts["key"], None, not parts["absent"]))
+        return cls(tuple(requirements))
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        return all(
+            (key in labels and (values is None or labels[key] in values)) == wants
+            for key, values, wants in self.requirements
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Each field is the environment variable `JOINERY_OPERATOR_<FIELD>`. Times are seconds; `namespaces` are separated
-    by commas (none: all of the cluster). `status_from` lists, in JSON, the NetworkPolicyPeers that may reach the status
-    ports of drivers; "" makes no NetworkPolicies. `jobs_allow` is `AllowedByInstallation` as
-    JSON, and `pod_defaults` is `PodDefaults`. `page_url` is the address of a job's page for browsers, with
-    {namespace} and {name}. `page_ingress` has, as a JSON object, className, annotations and tlsSecretName of the
-    Ingress that each job gets for its page; "" makes none. `page_route` has parentRefs and annotations of an HTTPRoute
-    in the same way. `figures_seconds` is how often mere figures of a job are written to its status. `metrics_port`
-    serves /metrics and the probes."""
+    by commas (none: all of the cluster). `job_class` is the value of the label joinery.dev/class of the jobs and
+    savepoints that this operator works on ("": those without the label), and `job_selector` selects among these.
+    `status_from` lists, in JSON, the NetworkPolicyPeers that may reach the status ports of drivers; "" makes no
+    NetworkPolicies. `jobs_allow` is `AllowedByInstallation` as JSON, and `pod_defaults` is `PodDefaults`. `page_url`
+    is the address of a job's page for browsers, with {namespace} and {name}. `page_ingress` has, as a JSON object,
+    className, annotations and tlsSecretName of the Ingress that each job gets for its page; "" makes none.
+    `page_route` has parentRefs and annotations of an HTTPRoute in the same way. `figures_seconds` is how often mere
+    figures of a job are written to its status. `lease` is the Lease (namespace/name) that several replicas share; ""
+    if there is one replica. `metrics_port` serves /metrics and the probes."""
 
     runtime_image: str = field(default="")
     service_account: str = "joinery-driver"
     namespaces: tuple[str, ...] = ()
+    job_class: str = ""
+    job_selector: str = ""
     status_port: int = STATUS_PORT
     status_from: str = ""
     jobs_allow: str = ""
@@ -67,6 +112,7 @@ class Settings:
     page_url: str = ""
     page_ingress: str = ""
     page_route: str = ""
+    lease: str = ""
     metrics_port: int = 8080
     poll_seconds: float = 5.0
     figures_seconds: float = 15.0
@@ -75,6 +121,16 @@ class Settings:
     backoff_first_seconds: float = 10.0
     backoff_last_seconds: float = 300.0
     healthy_seconds: float = 600.0
+
+    @property
+    def owner_selector(self) -> str:
+        """Selects the jobs and savepoints that this operator works on."""
+        of_class = f"{CLASS_LABEL}={self.job_class}" if self.job_class else f"!{CLASS_LABEL}"
+        return f"{of_class},{self.job_selector}" if self.job_selector else of_class
+
+    def selects(self, resource: Mapping[str, Any]) -> bool:
+        """Whether this operator works on a job or savepoint."""
+        return LabelSelector.parsed(self.owner_selector).matches(resource["metadata"].get("labels") or {})
 
 
 def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
@@ -97,18 +153,8 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
 def _parse(name: str, text: str, default: object) -> object:
     if isinstance(default, tuple):
         return tuple(part.strip() for part in text.split(",") if part.strip())
-    if name == f"{_PREFIX}STATUS_FROM":
-        return _peers(name, text)
-    if name == f"{_PREFIX}JOBS_ALLOW":
-        return _parsed_by(allowed_by, name, text, "jobs.allow")
-    if name == f"{_PREFIX}POD_DEFAULTS":
-        return _parsed_by(pod_defaults, name, text, "drivers")
-    if name == f"{_PREFIX}PAGE_URL":
-        return _page_url(name, text)
-    if name == f"{_PREFIX}PAGE_INGRESS":
-        return _page_ingress(name, text)
-    if name == f"{_PREFIX}PAGE_ROUTE":
-        return _page_route(name, text)
+    if (parser := _PARSERS.get(name.removeprefix(_PREFIX).lower())) is not None:
+        return parser(name, text)
     if isinstance(default, str):
         return text
     try:
@@ -120,6 +166,36 @@ def _parse(name: str, text: str, default: object) -> object:
             f"{name} is {text!r}", facts="it must be a positive number", todo="Correct the operator's environment"
         ) from None
     return value
+
+
+_FORMS: Mapping[str, tuple[str, str, str]] = {
+    "lease": (r"[^/]+/[^/]+", "it must be NAMESPACE/NAME", "the operator's environment"),
+    "job_class": (
+        r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?",
+        f"it must be a value of the label {CLASS_LABEL}: at most 63 letters, digits, hyphens and dots",
+        "watch.class of the chart, or the operator's environment",
+    ),
+}
+"""By setting: the form of its text, that form in words, and what to correct."""
+
+
+def _check_form(name: str, text: str) -> str:
+    pattern, form, source = _FORMS[name.removeprefix(_PREFIX).lower()]
+    if not re.fullmatch(pattern, text):
+        raise EnvironmentProblem(f"{name} is {text!r}", facts=form, todo=f"Correct {source}")
+    return text
+
+
+def _job_selector(name: str, text: str) -> str:
+    try:
+        LabelSelector.parsed(text)
+    except ValueError as error:
+        raise EnvironmentProblem(
+            f"{name} is {text!r}",
+            facts=f"{str(error)!r} is no requirement of a label selector, such as team=risk, team in (a, b) or !test",
+            todo="Correct watch.selector of the chart, or the operator's environment",
+        ) from None
+    return text
 
 
 def _peers(name: str, text: str) -> str:
@@ -199,3 +275,16 @@ def _json(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return None
+
+
+_PARSERS: Mapping[str, Callable[[str, str], str]] = {
+    **dict.fromkeys(_FORMS, _check_form),
+    "job_selector": _job_selector,
+    "status_from": _peers,
+    "jobs_allow": lambda name, text: _parsed_by(allowed_by, name, text, "jobs.allow"),
+    "pod_defaults": lambda name, text: _parsed_by(pod_defaults, name, text, "drivers"),
+    "page_url": _page_url,
+    "page_ingress": _page_ingress,
+    "page_route": _page_route,
+}
+"""By setting: what parses its environment variable's name and text. Raises EnvironmentProblem."""

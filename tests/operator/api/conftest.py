@@ -71,10 +71,10 @@ def start(shop: str, log_in: Callable[[str, str], Path], tmp_path: Path) -> Star
     return start
 
 
-def chart_rights(namespace: str) -> list[dict[str, Any]]:
+def chart_rights(namespace: str, *values: str) -> list[dict[str, Any]]:
     """Role and binding, as the chart renders them for an operator of that namespace that runs in it."""
     command = [str(program("helm")), "template", "joinery", str(CHART), "--namespace", namespace]
     command += ["--kube-version", "1.34.0", "--show-only", "templates/rbac.yaml"]
-    command += ["--set", f"watch.namespaces={{{namespace}}}"]
+    command += ["--set", ",".join([f"watch.namespaces={{{namespace}}}", *values])]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return [each for each in yaml.safe_load_all(done.stdout) if each]

@@ -7,6 +7,7 @@ from joinery_operator.kube.cache import ObjectCache
 from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.resources import ObjectKey
 from joinery_operator.names import labels, owner_reference
+from joinery_operator.settings import Settings
 from simulated_cluster.memory_server import MemoryApi, MemoryServer
 from simulated_cluster.small_reconcile import job
 
@@ -18,7 +19,7 @@ class World:
     """An operator whose watches tell only what the test has them tell."""
 
     def __init__(self):
-        self.server, self.store, self.metrics = MemoryServer(), ObjectCache(), Metrics()
+        self.server, self.store, self.metrics = MemoryServer(), ObjectCache(Settings().selects), Metrics()
         self.due, self.ended = [], []
 
     def audit(self, *namespaces):
@@ -33,7 +34,8 @@ class World:
 
         async def run():
             async with MemoryApi(self.server, self.metrics) as api:
-                await act(Auditor(api, namespaces or ("shop",), self.store, self.due.append, ended, self.metrics))
+                settings = Settings(namespaces=namespaces or ("shop",))
+                await act(Auditor(api, settings, self.store, self.due.append, ended, self.metrics))
 
         asyncio.run(run())
 
@@ -161,3 +163,21 @@ def test_the_first_reading_makes_every_job_due():
     world.fill()
     assert world.due == [JOB]
     assert list(world.store.children(made["metadata"]["uid"]).pods) == [POD.name]
+
+
+def test_a_job_that_another_operator_has_now_is_dropped_and_has_not_ended(world):
+    world.server.change("StreamJoin", "shop", "orders", lambda each: each["metadata"].update(labels=BLUE))
+    world.audit()
+    assert world.store.get(JOB) is None
+    assert world.ended == []
+
+
+def test_jobs_of_other_operators_are_not_read(world):
+    second = job("second")
+    second["metadata"]["labels"] = BLUE
+    world.server.add(second)
+    world.fill()
+    assert world.due == [JOB]
+
+
+BLUE = {"joinery.dev/class": "blue"}

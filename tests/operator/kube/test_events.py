@@ -20,7 +20,7 @@ from joinery_operator.kube.events import EventRecorder
 from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.probes import Health, ProbeServer
 from joinery_operator.kube.process import PERMISSIONS, check_environment, log_json
-from joinery_operator.kube.resources import JOBS, WATCHED
+from joinery_operator.kube.resources import OWNERS, WATCHED
 from joinery_operator.kube.watches import SELECTOR, kopf_settings, load_connection, registry
 from joinery_operator.settings import Settings
 from joinery_runtime.errors import EnvironmentProblem
@@ -315,9 +315,9 @@ def test_kopf_keeps_nothing_on_objects_and_sees_only_ours():
     for kind in (made._changing, made._spawning, made._indexing, made._webhooks):
         assert kind.get_all_handlers() == []
     assert len(made._watching.get_all_handlers()) == len(WATCHED)
-    settings = kopf_settings()
+    settings = kopf_settings(Settings(job_class="blue", job_selector="team=risk").owner_selector)
     pods = kopf._cogs.structs.references.Resource("", "v1", "pods", kind="Pod", namespaced=True)
     assert settings.watching.label_selectors.collect(pods) == [SELECTOR]
-    for each in JOBS:
+    for each in OWNERS:
         watched = kopf._cogs.structs.references.Resource(each.group, each.version, each.plural, namespaced=True)
-        assert settings.watching.label_selectors.collect(watched) == []
+        assert settings.watching.label_selectors.collect(watched) == ["joinery.dev/class=blue,team=risk"]

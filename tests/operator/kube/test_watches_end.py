@@ -23,5 +23,9 @@ def test_a_namespace_that_is_back_is_worked_on_although_kopf_does_not_end(monkey
     monkeypatch.setattr(process.kopf, "operator", never_ends)
     monkeypatch.setattr(process, "_KOPF_STOP_SECONDS", 0.01)
     controller = SimpleNamespace(on_watch_event=nothing, close=nothing, watched=())
-    ended = asyncio.run(process._watch(Settings(namespaces=("mill",)), controller, nothing, back()))
+
+    async def watch():
+        return await process._watch(Settings(namespaces=("mill",)), controller, nothing, back(), asyncio.Future())
+
+    ended = asyncio.run(watch())
     assert ended == ("shop",)

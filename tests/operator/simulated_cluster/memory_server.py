@@ -86,7 +86,7 @@ class MemoryServer:
             return _refusal(404, "NotFound", f'{plural} "{name}" not found')
         match method:
             case "PUT":
-                return self._replace_status(found, body or {})
+                return self._replace(found, body or {}, subresource or "spec")
             case "PATCH":
                 return self._patch((plural, namespace, name), found, body or {})
             case "DELETE":
@@ -112,10 +112,10 @@ class MemoryServer:
         found = None if metadata_only and not items else items
         return 200, copy.deepcopy({"metadata": {"resourceVersion": str(next(self._versions))}, "items": found})
 
-    def _replace_status(self, found: dict[str, Any], body: Manifest) -> tuple[int, Any]:
+    def _replace(self, found: dict[str, Any], body: Manifest, part: str) -> tuple[int, Any]:
         if body["metadata"]["resourceVersion"] != found["metadata"]["resourceVersion"]:
             return _refusal(409, "Conflict", "the object has been modified")
-        found["status"] = body["status"]
+        found[part] = body[part]
         return 200, copy.deepcopy(self._touched(found))
 
     def _patch(self, key: Id, found: dict[str, Any], body: Manifest) -> tuple[int, Any]:

@@ -114,9 +114,9 @@ if __name__ == "__main__":
     if os.environ.get("TEST_TERMINATED"):
         process.Controller = TerminatedController  # type: ignore[misc]
     if os.environ.get("TEST_FEW_TRIES"):
-        hurried = process.kopf_settings()
+        hurried = process.kopf_settings(read_settings().owner_selector)
         hurried.networking.error_backoffs = (0.1,)
-        process.kopf_settings = lambda: hurried
+        process.kopf_settings = lambda _: hurried
         process.REGAIN_SECONDS = 0.5
     try:
         with suppress(asyncio.CancelledError):

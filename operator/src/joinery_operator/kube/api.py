@@ -110,6 +110,11 @@ class Api:
         path = resource.path(metadata["namespace"], metadata["name"], "status")
         return await self._call("PUT", resource, path, manifest)
 
+    async def replace(self, resource: ApiResource, manifest: Manifest) -> Manifest:
+        """Writes the given object. Raises Conflict if it has changed since its resourceVersion."""
+        metadata = manifest["metadata"]
+        return await self._call("PUT", resource, resource.path(metadata["namespace"], metadata["name"]), manifest)
+
     async def delete(
         self, resource: ApiResource, namespace: str, name: str, uid: str, grace_seconds: int | None = None
     ) -> Manifest:
@@ -121,7 +126,7 @@ class Api:
         return await self._call("DELETE", resource, resource.path(namespace, name), body)
 
     async def has_permission(
-        self, resource: ApiResource, namespace: str | None, verb: str, subresource: str = ""
+        self, resource: ApiResource, namespace: str | None, verb: str, subresource: str = "", name: str = ""
     ) -> bool:
         """Returns whether the operator has this permission. Anybody may ask the API server."""
         attributes = {
@@ -130,6 +135,7 @@ class Api:
             "group": resource.group,
             "resource": resource.plural,
             "subresource": subresource,
+            "name": name,
         }
         review = ApiResource("SelfSubjectAccessReview", "selfsubjectaccessreviews", "authorization.k8s.io")
         body = {

@@ -17,18 +17,19 @@ from joinery_operator.kube.events import COMPONENT
 from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.resources import OWNERS, WATCHED, ApiResource, ObjectKey
 from joinery_operator.kube.watches import SELECTOR
+from joinery_operator.settings import Settings
 
 _log = structlog.get_logger(COMPONENT)
 
 
 class Auditor:
-    """Audits the namespaces, or all of them if none is given. Calls `due` with the jobs and savepoints to reconcile,
-    and `ended` with the last known copies of those that are gone."""
+    """Audits the namespaces of the settings, or all of them if none is given. Calls `due` with the jobs and savepoints
+    to reconcile, and `ended` with the last known copies of those that are gone."""
 
     def __init__(
         self,
         api: Api,
-        namespaces: Sequence[str],
+        settings: Settings,
         cache: ObjectCache,
         due: Callable[[ObjectKey], None],
         ended: Callable[[Manifest], Awaitable[None]],
@@ -36,7 +37,8 @@ class Auditor:
         watched: Sequence[ApiResource] = WATCHED,
     ) -> None:
         self._api = api
-        self._namespaces: Sequence[str | None] = namespaces or (None,)
+        self._namespaces: Sequence[str | None] = settings.namespaces or (None,)
+        self._owner_selector = settings.owner_selector
         self._cache = cache
         self._due = due
         self._ended = ended
@@ -48,7 +50,7 @@ class Auditor:
         deleted."""
         for resource in self._watched:
             for namespace in self._namespaces:
-                listed = await self._api.list(resource, namespace, _selector(resource))
+                listed = await self._api.list(resource, namespace, self._selector(resource))
                 for item in listed["items"]:
                     self._cache.put(complete_manifest(item, resource), resource.kind)
         for resource in OWNERS:
@@ -67,7 +69,7 @@ class Auditor:
                 _log.warning("an audit could not be made", namespace=namespace or "all", error=str(error))
 
     async def _audit(self, resource: ApiResource, namespace: str | None) -> None:
-        answer = await self._api.list(resource, namespace, _selector(resource), metadata_only=True)
+        answer = await self._api.list(resource, namespace, self._selector(resource), metadata_only=True)
         listed = {key_of(item, resource.kind): version_of(item) for item in answer["items"]}
         cached_versions = {
             key: version_of(cached)
@@ -85,6 +87,7 @@ class Auditor:
     async def _correct(self, resource: ApiResource, key: ObjectKey) -> None:
         cached = self._cache.get(key)
         owner = self._cache.owner_of(cached, key.kind) if cached is not None else None
+        newest = None
         try:
             newest = await self._api.get(resource, key.namespace, key.name)
         except NotFound:
@@ -99,9 +102,9 @@ class Auditor:
             _log.info("an audit found what no watch has reported", object=str(key), gone=self._cache.get(key) is None)
             if owner is not None:
                 self._due(owner)
-            if resource in OWNERS and cached is not None and self._cache.by_uid(uid_of(cached)) is None:
+            is_deleted = cached is not None and (newest is None or uid_of(newest) != uid_of(cached))
+            if resource in OWNERS and cached is not None and is_deleted:
                 await self._ended(cached)
 
-
-def _selector(resource: ApiResource) -> str:
-    return "" if resource in OWNERS else SELECTOR
+    def _selector(self, resource: ApiResource) -> str:
+        return self._owner_selector if resource in OWNERS else SELECTOR

@@ -8,7 +8,7 @@ that a late answer cannot bring it back.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from joinery_operator.decision import Children, Manifest
 from joinery_operator.kube.resources import ALL_CHILDREN, JOB_KINDS, JOBS, OWNER_KINDS, POD, SAVEPOINT, ObjectKey
@@ -42,9 +42,11 @@ def owner_uid(manifest: Manifest) -> str | None:
 
 
 class ObjectCache:
-    """The cache. For one event loop, not for several threads."""
+    """The cache. For one event loop, not for several threads. `selects` tells which jobs and savepoints are this
+    operator's: labels may change, and a copy may come by other ways than a watch with a selector."""
 
-    def __init__(self) -> None:
+    def __init__(self, selects: Callable[[Manifest], bool] = lambda _: True) -> None:
+        self._selects = selects
         self._objects: dict[ObjectKey, Manifest] = {}
         self._keys_by_uid: dict[str, ObjectKey] = {}
         self._owners: dict[ObjectKey, str] = {}
@@ -89,6 +91,12 @@ class ObjectCache:
         old = self._objects.get(key)
         if old is not None and version_of(old) >= version_of(manifest):
             return False
+        if kind in OWNER_KINDS and not self._selects(manifest):
+            # Another operator's now. It is not deleted, and may come back.
+            if old is not None:
+                del self._objects[key]
+                self._unlink(key, old)
+            return old is not None
         owner = owner_uid(manifest)
         if old is not None:
             # A child whose owner reference others removed still belongs to its owner, which repairs it.

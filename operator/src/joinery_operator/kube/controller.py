@@ -65,7 +65,7 @@ class Controller:
         self._tasks: list[asyncio.Task[None]] = []
         self._workers: list[asyncio.Task[None]] = []
         self._stopping = False
-        self.cache = ObjectCache()
+        self.cache = ObjectCache(settings.selects)
         self.feed: WorkQueueFeed[ObjectKey] = WorkQueueFeed(clock)
         figures_rounds = max(1, round(settings.figures_seconds / settings.poll_seconds))
         self.poller = Poller(self.cache, settings.status_port, metrics, self.feed.add, figures_rounds)
@@ -74,9 +74,7 @@ class Controller:
         self._reconciler = JobReconciler(
             reconcile, observer, Applier(api, self.cache), EventRecorder(api, instance, now), self.cache, metrics
         )
-        self.auditor = Auditor(
-            api, settings.namespaces, self.cache, self._enqueue, self._reconciler.report_end, metrics, watched
-        )
+        self.auditor = Auditor(api, settings, self.cache, self._enqueue, self._reconciler.report_end, metrics, watched)
 
     async def __aenter__(self) -> Controller:
         async with self._stack as stack:
@@ -117,8 +115,8 @@ class Controller:
         self._metrics.watch_events.labels(resource.kind).inc()
         self._metrics.watch_time.labels(resource.kind).set(self._now().timestamp())
         complete = complete_manifest(manifest, resource)
-        # A child that lost the label by which it is watched disappears from the watch, but still exists.
-        if deleted and resource not in OWNERS and (still := await self._current_copy(resource, complete)):
+        # What lost the labels by which it is watched disappears from the watch, but still exists.
+        if deleted and (still := await self._current_copy(resource, complete)):
             complete, deleted = still, False
         owner = self.cache.owner_of(complete, resource.kind)
         if self.cache.apply_watch_event(complete, resource.kind, deleted) and owner is not None:

@@ -44,7 +44,7 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
-        self.healthy = self._gauge("healthy", "1 while this operator works")
+        self.healthy = self._gauge("healthy", "1 while this operator works, 0 for a replica that stands by")
         self.jobs = self._gauge("jobs", "Jobs by kind and phase", "kind", "phase")
         condition = "1 while the job's condition of this type is True, 0 while it is False"
         self.job_conditions = self._gauge("job_condition", condition, *_JOB, "type")
@@ -54,6 +54,7 @@ class Metrics:
         interruptions = "Driver pods in a row that others ended"
         self.job_interruptions = self._gauge("job_interruptions", interruptions, *_JOB)
         self.objects = self._gauge("cached_objects", "Objects in the operator's cache", "kind")
+        self.leader = self._gauge("leader", "1 for the replica that works, 0 for one that stands by")
         self.poll_failures = self._counter("driver_poll_failures", "Drivers that gave no usable answer")
         self.watch_events = self._counter("watch_events", "Events that the watches delivered", "kind")
         self.watch_time = self._gauge("watch_last_event_timestamp_seconds", "When a watch last delivered", "kind")

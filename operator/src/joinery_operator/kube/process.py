@@ -7,25 +7,31 @@ import logging
 import signal
 import socket
 import sys
+import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TextIO
+from time import monotonic
+from typing import Any, TextIO
 
 import kopf
 import structlog
 from kubernetes.aio.client import Configuration
 
 from joinery_operator.kube.api import Api, ApiError
-from joinery_operator.kube.controller import Controller
+from joinery_operator.kube.controller import Controller, utc_now
 from joinery_operator.kube.events import COMPONENT
+from joinery_operator.kube.lease import OperatorLease
 from joinery_operator.kube.metrics import Metrics
+from joinery_operator.kube.probes import Health, ProbeServer
 from joinery_operator.kube.reconciler import Reconcile
 from joinery_operator.kube.resources import (
     CHILDREN,
     EVENT,
     HTTP_ROUTE,
+    LEASE,
     OWNERS,
     SECURITY_CONTEXT_CONSTRAINTS,
     WATCHED,
@@ -74,6 +80,8 @@ def log_json(stream: TextIO = sys.stderr) -> None:
 _log = structlog.get_logger(COMPONENT)
 
 _KOPF_STOP_SECONDS = 10.0
+_STAND_BY_SECONDS = 1.0
+"""A replica that has to wait no longer for its Lease is not told to stand by."""
 REGAIN_SECONDS = 30.0
 """How often the operator asks whether it has permissions again in namespaces that it excludes."""
 
@@ -95,10 +103,18 @@ async def serve(
         return await credentials_for_kopf(configuration)
 
     metrics = Metrics()
-    async with make_api(configuration, metrics) as api:
+    async with make_api(configuration, metrics) as api, AsyncExitStack() as stack:
         usable = await check_environment(api, settings.namespaces, metrics)
         settings = await with_cluster_defaults(api, settings)
+        lease = await _lease_of(settings, api)
+        lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if lease is not None:
+            stack.push_async_callback(lease.release)
         while True:
+            if lease is not None:
+                await _stand_by(lease, settings, metrics)
+                lost = lease.lost
+            metrics.leader.set(1)
             current_settings = replace(settings, namespaces=usable)
             watched = (*WATCHED, HTTP_ROUTE) if await should_watch_routes(api, current_settings) else WATCHED
             excluded = [name for name in settings.namespaces if name not in usable]
@@ -106,9 +122,13 @@ async def serve(
                 current_settings, api, reconcile, metrics, socket.gethostname(), watched=watched
             ) as controller:
                 _log.info("the operator works", namespaces=list(usable) or "all")
-                ended = await _watch(current_settings, controller, log_in, wait_until_regained(api, excluded, settings))
+                regained = wait_until_regained(api, excluded, settings)
+                ended = await _watch(current_settings, controller, log_in, regained, lost)
             if ended is None:
                 break
+            if isinstance(ended, _LeaseLost):
+                _log.warning("another replica has taken the Lease: this one stands by", lease=settings.lease)
+                continue
             if isinstance(ended, Exception):
                 usable = await _usable_namespaces(api, usable, metrics, ended)
                 continue
@@ -131,6 +151,46 @@ def _cancel_at_signals() -> None:
     task = asyncio.current_task()
     assert task is not None, "a coroutine runs in a task"
     _handle_signals(task.cancel)
+
+
+class _LeaseLost(Exception):
+    """Another replica works now."""
+
+
+async def _lease_of(settings: Settings, api: Api) -> OperatorLease | None:
+    """The Lease that the replicas share; None if there is one replica. Raises EnvironmentProblem if permissions on it
+    are missing."""
+    if not settings.lease:
+        return None
+    namespace, name = settings.lease.split("/")
+    needed = {"create": "", "get": name, "update": name}  # no rule can name what does not exist yet
+    missing = [verb for verb, of in needed.items() if not await api.has_permission(LEASE, namespace, verb, name=of)]
+    if missing:
+        raise EnvironmentProblem(
+            "The operator's service account lacks permissions",
+            facts=f"{', '.join(missing)} {LEASE.plural}.{LEASE.group} {name} in namespace {namespace}",
+            todo="Bind it to the chart's role there (rbac.create), or run one replica (operator.replicas: 1)",
+        )
+    # As a pod keeps its name when its container starts again.
+    identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+    return OperatorLease(api, namespace, name, identity, utc_now)
+
+
+async def _stand_by(lease: OperatorLease, settings: Settings, metrics: Metrics) -> None:
+    """Returns once this replica is to work. Until then it answers probes, as one that is ready to."""
+    acquired = asyncio.ensure_future(lease.acquire())
+    try:
+        await asyncio.wait({acquired}, timeout=_STAND_BY_SECONDS)
+        if not acquired.done():
+            metrics.leader.set(0)
+            _log.info("the operator stands by", lease=settings.lease)
+            health = Health(dict, monotonic)
+            health.synced = True
+            async with ProbeServer(settings.metrics_port, health, metrics, lambda: None):
+                await acquired
+        acquired.result()
+    finally:
+        acquired.cancel()
 
 
 async def _usable_namespaces(
@@ -166,9 +226,10 @@ async def _watch(
     controller: Controller,
     log_in: LogIn,
     more: Coroutine[None, None, tuple[str, ...]],
+    lost: asyncio.Future[None],
 ) -> tuple[str, ...] | Exception | None:
-    """Watches until `more` yields further namespaces, which it returns; until SIGTERM (None); or until kopf gives up,
-    and returns why."""
+    """Watches until `more` yields further namespaces, which it returns; until `lost` ends (_LeaseLost); until SIGTERM
+    (None); or until kopf gives up, and returns why."""
     closed, stop, terminated = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def close() -> None:
@@ -184,7 +245,7 @@ async def _watch(
         other_tasks = asyncio.all_tasks()
         tasks = await kopf.spawn_tasks(
             registry=registry(controller.on_watch_event, log_in, close, controller.watched),
-            settings=kopf_settings(),
+            settings=kopf_settings(settings.owner_selector),
             standalone=True,
             clusterwide=not settings.namespaces,
             namespaces=settings.namespaces,
@@ -196,10 +257,15 @@ async def _watch(
     watching = asyncio.create_task(watch())
     closing, regaining = asyncio.create_task(closed.wait()), asyncio.create_task(more)
     ended: tuple[str, ...] | Exception | None = None
+    ends: set[asyncio.Future[Any]] = {watching, closing, regaining, lost}
     try:
-        await asyncio.wait({watching, closing, regaining}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if regaining.done():
             ended = regaining.result()
+        elif lost.done():
+            lost.result()
+            ended = _LeaseLost()
+        if ended is not None:
             stop.set()
         # kopf 1.45 may then wait for ever for a login from a part of it that has ended.
         await asyncio.wait_for(watching, _KOPF_STOP_SECONDS)

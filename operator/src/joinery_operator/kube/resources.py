@@ -39,6 +39,7 @@ CONFIG_MAP = ApiResource("ConfigMap", "configmaps")
 SERVICE = ApiResource("Service", "services")
 EVENT = ApiResource("Event", "events")
 NETWORK_POLICY = ApiResource("NetworkPolicy", "networkpolicies", "networking.k8s.io")
+LEASE = ApiResource("Lease", "leases", "coordination.k8s.io")
 INGRESS = ApiResource("Ingress", "ingresses", "networking.k8s.io")
 HTTP_ROUTE = ApiResource("HTTPRoute", "httproutes", "gateway.networking.k8s.io")
 SECURITY_CONTEXT_CONSTRAINTS = ApiResource(
@@ -55,7 +56,7 @@ WATCHED = (*OWNERS, *CHILDREN)
 
 JOB_KINDS = {kind.name: kind for kind in KINDS}
 OWNER_KINDS = frozenset(resource.kind for resource in OWNERS)
-BY_KIND = {resource.kind: resource for resource in (*OWNERS, *ALL_CHILDREN, EVENT)}
+BY_KIND = {resource.kind: resource for resource in (*OWNERS, *ALL_CHILDREN, EVENT, LEASE)}
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -15,7 +15,7 @@ from kubernetes.aio.client import Configuration
 from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
 
 from joinery_operator.decision import Manifest
-from joinery_operator.kube.resources import ALL_CHILDREN, WATCHED, ApiResource
+from joinery_operator.kube.resources import ALL_CHILDREN, OWNERS, WATCHED, ApiResource
 from joinery_runtime.errors import EnvironmentProblem
 
 
@@ -87,7 +87,7 @@ def registry(
     return operator_registry
 
 
-def kopf_settings() -> kopf.OperatorSettings:
+def kopf_settings(owner_selector: str) -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.scanning.disabled = True
     settings.posting.enabled = False
@@ -95,6 +95,8 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.networking.connect_timeout = 5.0
     for child in ALL_CHILDREN:
         settings.watching.label_selectors[child.group, child.version, child.plural] = SELECTOR
+    for owner in OWNERS:
+        settings.watching.label_selectors[owner.group, owner.version, owner.plural] = owner_selector
     return settings
 
 

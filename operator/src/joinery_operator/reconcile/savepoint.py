@@ -31,6 +31,7 @@ from joinery_operator.reconcile.driver import back_off
 from joinery_operator.reconcile.pods import PodObservation, observe_pod
 from joinery_operator.reconcile.reasons import CREATE_REFUSED, INCOMPLETE, REVISION_LOST, Fault, cut, sentence
 from joinery_operator.revision import JobRevision
+from joinery_operator.settings import CLASS_LABEL
 from joinery_runtime.job.crd import Condition, SavepointState
 from joinery_runtime.job.crd.savepoint import SavepointPhase
 from joinery_runtime.job.model.wording import counted
@@ -192,7 +193,11 @@ def _current_revision(observed: ObservedSavepoint) -> JobRevision | Fault:
     job_ref = observed.resource["spec"]["job"]
     kind, name = job_ref["kind"], job_ref["name"]
     if observed.job is None:
-        return Fault(_JOB_MISSING, f"there is no {kind} {name} in this namespace")
+        return Fault(
+            _JOB_MISSING,
+            f"there is no {kind} {name} in this namespace, or another operator works on it: a savepoint needs the "
+            f"labels of its job ({CLASS_LABEL})",
+        )
     job = read_status(observed.job.resource)
     if job.revision is None or job.image is None:
         return Fault(_NOT_STARTED, f"no driver of {kind} {name} has started, so it has no state yet")
