@@ -75,6 +75,13 @@ test-all: test test-slow e2e ## all but the soak tests
 test-fast: setup ## the tests that need nothing but this process
 	$(PYTEST) -m "not services and not node and not slow and not soak"
 
+BASE ?= main
+
+.PHONY: affected
+affected: setup ## the fast tests that the change since BASE (main) touches, by imports
+	@files=$$($(BIN)/python -m joinery_devkit.affected $(BASE)) && if [ -z "$$files" ]; then echo "No test is affected"; \
+	else $(PYTEST) -m "not services and not node and not slow and not soak" $$files; fi
+
 .PHONY: test-services
 test-services: setup ## the tests on a Kafka, a Postgres, a Spark and an API server that they bring up
 	@$(KUBERNETES) build api
@@ -131,11 +138,12 @@ matrix: setup ## the wheels on several versions of Python, Spark and Postgres (m
 	@$(BIN)/python -m joinery_devkit.matrix $(ARGS)
 
 .PHONY: crds
-crds: setup ## write crds/ and docs/reference.md from the resource models, deploy/ from the chart, the operator's table (tests fail while they differ)
+crds: setup ## write crds/ and docs/reference.md from the resource models, deploy/ from the chart, the operator's table, the picture of the rooms (tests fail while they differ)
 	@$(BIN)/joinery crds --folder crds
 	@$(BIN)/joinery crds --folder charts/joinery/files/crds
 	@page="$$($(BIN)/python -m joinery_devkit.reference)" && echo "$$page" > docs/reference.md # a failure leaves the page as it was
 	@page="$$($(BIN)/python -c 'from joinery_operator.reconcile.rollout_table import rendered; print(rendered())')" && echo "$$page" > docs/rollout-table.md
+	@picture="$$($(BIN)/python -m joinery_devkit.rooms)" && echo "$$picture" > docs/pictures/rooms.svg
 	@PYTHONPATH=tests $(BIN)/python deploy/render.py --helm "$$($(BIN)/python -c 'from joinery_devkit.kubernetes.binaries import program; print(program("helm"))')"
 
 .PHONY: docs

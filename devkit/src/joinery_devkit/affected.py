@@ -1,0 +1,118 @@
+"""`make affected`: names the test files that a change touches, to run their fast tests before the whole suite.
+
+A test file is affected if it has changed, or if it imports a changed module, directly or through others. Of a changed
+file that is no module, the tests of its folder are affected. A change of what every test uses affects every test.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path, PurePath
+
+import grimp
+
+ROOT = Path(__file__).parents[3]
+DISTRIBUTIONS = {"runtime": "joinery_runtime", "operator": "joinery_operator", "devkit": "joinery_devkit"}
+TEST_PATHS = (PurePath("tests/operator"), PurePath("tests"))
+"""The folders in which tests find modules, the first one first (`pythonpath` in pyproject.toml)."""
+FOLDERS: Mapping[str, str] = {
+    "tests/traces": "tests/test_traces.py",
+    "docs": "tests/docs",
+    "examples": "tests/docs",
+    "charts": "tests/charts",
+    "deploy": "tests/charts",
+    "crds": "tests/job",
+    "images": "tests/images",
+    "bench": "tests/benchmarks",
+}
+"""The tests of files that are no modules, by folder."""
+EVERYTHING = ("pyproject.toml", "Makefile", "requirements", "tests/conftest.py")
+
+Importers = Mapping[str, set[str]]  # by module: the modules that import it directly
+
+
+def main(base: str) -> int:
+    """Print the affected test files, one per line. `base` is the commit with which the work tree is compared."""
+    print("\n".join(sorted(affected_tests(changed_files(base)))))
+    return 0
+
+
+def changed_files(base: str) -> list[str]:
+    """Return the files that differ from where this branch left `base`, new files included."""
+    start = _git("merge-base", base, "HEAD").strip()
+    return [*_git("diff", "--name-only", start).split(), *_git("ls-files", "--others", "--exclude-standard").split()]
+
+
+def affected_tests(changed: Iterable[str]) -> set[str]:
+    """Return the paths of test files, or of folders of tests, that a change of these files affects."""
+    files = list(changed)
+    if any(file.startswith(EVERYTHING) for file in files):
+        return {"tests"}
+    tests = modules_of_tests()
+    modules = {name for file in files if (name := module_name(PurePath(file))) is not None}
+    paths = {tests[name].as_posix() for name in _with_importers(modules, direct_importers()) if name in tests}
+    others = {test for file in files for folder, test in FOLDERS.items() if file.startswith(f"{folder}/")}
+    return {path for path in paths if PurePath(path).name.startswith("test_")} | others
+
+
+def module_name(path: PurePath) -> str | None:
+    """Return the name under which a Python file of this repository is imported; None for another file."""
+    if path.suffix != ".py":
+        return None
+    roots = [*(PurePath(name, "src") for name in DISTRIBUTIONS), *TEST_PATHS]
+    root = next((root for root in roots if path.is_relative_to(root)), None)
+    return None if root is None else ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+
+
+def modules_of_tests() -> dict[str, PurePath]:
+    """Return the paths of all modules below tests/, by name."""
+    paths = [PurePath(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("*.py")]
+    return {name: path for path in paths if (name := module_name(path)) is not None}
+
+
+@cache
+def direct_importers() -> Importers:
+    """Return who imports each module of the distributions and of the tests."""
+    tests = modules_of_tests()
+    graph = grimp.build_graph(*DISTRIBUTIONS.values(), cache_dir=None)
+    importers: defaultdict[str, set[str]] = defaultdict(set)
+    for module in graph.modules:
+        for imported in graph.find_modules_directly_imported_by(module):
+            importers[imported].add(module)
+    known = graph.modules | tests.keys()
+    for test, path in tests.items():
+        for name in _imported_names((ROOT / path).read_text()):
+            module = name if name in known else name.rpartition(".")[0]
+            if module in known:
+                importers[module].add(test)
+    return importers
+
+
+def _imported_names(text: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def _with_importers(modules: set[str], importers: Importers) -> set[str]:
+    reached, waiting = set(modules), deque(modules)
+    while waiting:
+        new = importers.get(waiting.popleft(), set()) - reached
+        reached |= new
+        waiting += new
+    return reached
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
