@@ -131,11 +131,23 @@ def test_a_failed_driver_is_started_again_after_a_back_off(
     assert running.status.phase == "Running"
 
 
-def test_the_back_off_doubles_to_its_limit_and_begins_anew_after_a_healthy_time(cluster: SimulatedCluster) -> None:
+CLOCKS = pytest.mark.parametrize("node_ahead", [-10, 0, 10], ids=["behind", "right", "ahead"])
+
+
+@CLOCKS
+@pytest.mark.parametrize("gets_ready", [False, True])
+def test_the_back_off_doubles_to_its_limit_and_begins_anew_after_a_healthy_time(
+    cluster: SimulatedCluster, node_ahead: int, gets_ready: bool
+) -> None:
+    cluster.node_ahead = timedelta(minutes=node_ahead)
     waits = []
     for number in range(1, 9):
         cluster.step()
         cluster.run(f"orders-driver-{number}")
+        if gets_ready:
+            cluster.get_ready(f"orders-driver-{number}")
+            cluster.step()
+        cluster.pass_time(30)
         cluster.end(f"orders-driver-{number}", TRANSIENT)
         again_after = cluster.step().again_after
         assert again_after is not None
@@ -222,6 +234,37 @@ def test_evictions_in_a_row_back_off_and_degrade_until_a_driver_is_healthy(runni
     running.step()
     assert "orders-driver-6" in running.pods
     assert running.condition("Degraded")[0] == "False"
+
+
+def test_evictions_of_a_job_that_commits_do_not_add_up(running: SimulatedCluster) -> None:
+    for number in range(1, 6):
+        running.commit(f"orders-driver-{number}")
+        running.tell(f"orders-driver-{number}")
+        running.pass_time(60)
+        running.step()
+        running.evict(f"orders-driver-{number}")
+        running.step()
+        assert f"orders-driver-{number + 1}" in running.pods
+        assert running.condition("Degraded")[0] == "False"
+        running.started(number + 1)
+
+
+@CLOCKS
+def test_a_driver_counts_as_not_ready_from_when_it_was_last_seen_ready(
+    running: SimulatedCluster, node_ahead: int
+) -> None:
+    running.node_ahead = timedelta(minutes=node_ahead)
+    running.pass_time(3600)
+    (ready,) = [each for each in running.pods[FIRST]["status"]["conditions"] if each["type"] == "Ready"]
+    ready |= {"status": "False", "lastTransitionTime": stamp(running.now + running.node_ahead)}
+    running.step()
+    assert running.condition("Degraded")[0] == "False"
+    running.pass_time(599)
+    running.step()
+    assert running.condition("Degraded")[0] == "False"
+    running.pass_time(601)
+    running.step()
+    assert running.condition("Degraded") == ("True", "NotReady")
 
 
 def test_an_error_that_would_come_again_waits_for_a_change(running: SimulatedCluster) -> None:

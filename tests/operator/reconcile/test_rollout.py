@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -189,6 +190,20 @@ def test_a_check_that_tells_nothing_is_tried_until_the_deadline(cluster: Simulat
     words = ("not found", "Evicted", "connection refused", "0/1 nodes")
     assert any(word in cluster.status.refused.message for word in words)
     assert cluster.status.phase == "Running"
+
+
+def test_a_check_is_not_tried_at_once_where_the_clock_of_a_node_is_behind(cluster: SimulatedCluster) -> None:
+    cluster.node_ahead = timedelta(minutes=-10)
+    name = check(cluster)
+    uid = cluster.pods[name]["metadata"]["uid"]
+    cluster.run(name)
+    cluster.end(name, TRANSIENT)
+    assert cluster.step().again_after == 10
+    assert cluster.pods[name]["metadata"]["uid"] == uid
+    cluster.pass_time(10)
+    cluster.step()
+    cluster.step()
+    assert cluster.pods[name]["metadata"]["uid"] != uid
 
 
 def test_a_check_is_tried_again_soon_where_the_clock_of_a_node_is_ahead(cluster: SimulatedCluster) -> None:
@@ -470,6 +485,7 @@ def test_state_of_an_earlier_life_is_left_behind_only_when_the_resource_says_so(
     assert arguments[-1] == "--anew"
     cluster.run(NEW)
     cluster.end(NEW, TRANSIENT)
+    cluster.step()
     cluster.pass_time(10)
     cluster.step()
     assert initial(cluster, BACK) == arguments

@@ -124,6 +124,8 @@ class SimulatedCluster:
     created: list[Manifest] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     uids: int = 0
+    node_ahead: timedelta = timedelta()
+    """How far the clocks of nodes are ahead of the control plane's."""
 
     # What a person does
 
@@ -322,7 +324,7 @@ class SimulatedCluster:
             self.database.migrate(savepoint, self.revision_of(name), anew="--anew" in arguments)
         pod["status"].pop("conditions", None)
         pod["status"]["phase"] = "Running"
-        self.main(name, {"running": {"startedAt": stamp(self.now)}})
+        self.main(name, {"running": {"startedAt": self.node_stamp()}})
         if "-driver-" in name:
             self.generations[pod["metadata"]["uid"]] = self.database.start(self.revision_of(name))
 
@@ -423,14 +425,17 @@ class SimulatedCluster:
         self.database.deleted = True
         self.end(name, None, code=0, reason="Completed")
 
+    def node_stamp(self) -> str:
+        return stamp(self.now + self.node_ahead)
+
     def _terminated(self, code: int, ending: Manifest | None, reason: str = "Error") -> Manifest:
         told = {"message": json.dumps(ending)} if ending is not None else {}
-        return {"terminated": {"exitCode": code, "reason": reason, "finishedAt": stamp(self.now), **told}}
+        return {"terminated": {"exitCode": code, "reason": reason, "finishedAt": self.node_stamp(), **told}}
 
     def _since(self, name: str, condition: str) -> None:
         conditions = self.pods[name]["status"].setdefault("conditions", [])
         if not any(each["type"] == condition for each in conditions):
-            conditions.append({"type": condition, "status": "True", "lastTransitionTime": stamp(self.now)})
+            conditions.append({"type": condition, "status": "True", "lastTransitionTime": self.node_stamp()})
 
     # Usual courses
 

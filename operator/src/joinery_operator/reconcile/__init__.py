@@ -158,8 +158,8 @@ def _moments_of_pods(ctx: ReconcileContext) -> Iterator[datetime]:
         if not pod.started:
             yield pod.created_at + timedelta(seconds=ctx.deadline_seconds)
     for pod in ctx.drivers.values():
-        if pod.ready_since is None and pod.ended_at is None and pod.deletion_time is None:
-            yield pod.not_ready_since + timedelta(seconds=ctx.deadline_seconds)
+        if not pod.ready and pod.ended_at is None and pod.deletion_time is None:
+            yield ctx.not_ready_since(pod) + timedelta(seconds=ctx.deadline_seconds)
     for pod in ctx.checks.values():
         if pod.ended_at is not None:
             for since in (pod.created_at, pod.ended_at):

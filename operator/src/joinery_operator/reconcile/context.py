@@ -149,6 +149,11 @@ class ReconcileContext:
         reported = self.observed.driver
         return reported if reported is not None and reported.revision in {"", attempt.revision} else None
 
+    def has_committed(self, attempt: DriverAttempt) -> bool:
+        """Whether the driver of this attempt, which must be the one in the status, has committed an epoch."""
+        reported = self.driver_status(attempt)
+        return reported is not None and reported.committed > 0
+
     def waiting(self, attempt: DriverAttempt) -> Waiting | None:
         """The outside system that this driver waits for."""
         reported = self.driver_status(attempt)
@@ -161,6 +166,14 @@ class ReconcileContext:
         pods = (observe_pod(pod) for _, pod in sorted(self.observed.executors.items()))
         faults = {pod.fault: pod.name for pod in pods if pod.fault is not None}
         return "; ".join(sentence(f"pod {name}", fault.reason, fault.message) for fault, name in faults.items())
+
+    def not_ready_since(self, pod: PodObservation) -> datetime:
+        """Since when a pod is known not to be ready. The clock of its node may be behind, so the pod's own word counts
+        from when the job was last ready."""
+        ready = next((condition for condition in self.status.conditions if condition.type == "Ready"), None)
+        if ready is None:
+            return pod.not_ready_since
+        return max(pod.not_ready_since, ready.last_transition_time if ready.status == "False" else self.now)
 
     def has_elapsed(self, since: datetime, seconds: float) -> bool:
         return self.now >= since + timedelta(seconds=seconds)

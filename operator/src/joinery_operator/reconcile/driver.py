@@ -158,13 +158,21 @@ def _with_attempt(status: Status, attempt: DriverAttempt, **more: object) -> Sta
 
 
 def _observe_running(ctx: ReconcileContext, attempt: DriverAttempt, pod: PodObservation) -> DriverAttempt:
-    ready = (attempt.ready or pod.ready_since) if pod.ready_since is not None and pod.deletion_time is None else None
+    """The attempt with what is seen of its pod, by the operator's clock: that of the node may be minutes off."""
+    ready = (attempt.ready or ctx.now) if pod.ready and pod.deletion_time is None else None
     if pod.ended_at is not None:
         ready = attempt.ready  # the last known time
-    healthy = ready is not None and ctx.has_elapsed(ready, ctx.settings.healthy_seconds)
-    initialized = attempt.initialized or pod.initialized
-    update = {"pod_uid": pod.uid, "initialized": initialized, "ready": ready}
-    return attempt.model_copy(update={**update, **(_HEALTHY if healthy else {})})
+    update: dict[str, object] = {
+        "pod_uid": pod.uid,
+        "initialized": attempt.initialized or pod.initialized,
+        "ready": ready,
+    }
+    if ctx.has_committed(attempt):
+        # A job that gets further between evictions is not one whose pods are all evicted.
+        update["interruptions"] = 0
+    if ready is not None and ctx.has_elapsed(ready, ctx.settings.healthy_seconds):
+        update |= _HEALTHY
+    return attempt.model_copy(update=update)
 
 
 def _with_outcome(ctx: ReconcileContext, attempt: DriverAttempt, pod: PodObservation, planned: bool) -> DriverAttempt:
@@ -206,11 +214,10 @@ def _as_interrupted(ctx: ReconcileContext, attempt: DriverAttempt, reason: str) 
 
 
 def _as_failed(ctx: ReconcileContext, attempt: DriverAttempt, pod: PodObservation) -> DriverAttempt:
-    ended = min(pod.ended_at or ctx.now, ctx.now)
-    was_healthy = attempt.ready is not None and (ended - attempt.ready).total_seconds() >= ctx.settings.healthy_seconds
-    failures = 1 if was_healthy else attempt.failures + 1
+    # Those before a healthy time do not count any more (`_observe_running`).
+    failures = attempt.failures + 1
     update = {"outcome": "Failed", "reason": _word(pod.end_reason), "failures": failures}
-    return attempt.model_copy(update={**update, "not_before": ended + back_off(ctx.settings, failures)})
+    return attempt.model_copy(update={**update, "not_before": ctx.now + back_off(ctx.settings, failures)})
 
 
 def _word(reason: str) -> str:

@@ -242,7 +242,7 @@ def _phase_with_pod(
             sentence(f"pod {pod.name}", pod.fault.message),
             pod.fault if lasts else degraded,
         )
-    if ctx.has_elapsed(pod.not_ready_since, ctx.deadline_seconds):
+    if ctx.has_elapsed(ctx.not_ready_since(pod), ctx.deadline_seconds):
         fault = not_ready_fault(ctx, pod)
         return JobPhase(_phase(status, "Starting"), fault.reason, fault.message, fault)
     return JobPhase(
@@ -256,7 +256,7 @@ def _phase_with_pod(
 def not_ready_fault(ctx: ReconcileContext, pod: PodObservation) -> Fault:
     """The fault of a pod that is not ready. What the kubelet waits for is only in its Events."""
     words = (
-        f"pod {pod.name} is not ready since {pod.not_ready_since:%H:%M:%S} UTC, more than "
+        f"pod {pod.name} is not ready since {ctx.not_ready_since(pod):%H:%M:%S} UTC, more than "
         f"{ctx.deadline_text}: {pod.waiting_for}. `kubectl describe pod {pod.name}` shows what "
         "it waits for (a Secret or volume that is missing, say), its log what it does"
     )

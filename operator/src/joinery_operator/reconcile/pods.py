@@ -39,10 +39,10 @@ class PodObservation:
     deletion_time: datetime | None
     """When Kubernetes expects the pod to be gone (`deletionTimestamp`)."""
     ended_at: datetime | None
-    """When the main container ended for good: no container of ours runs any more."""
-    ready_since: datetime | None
+    """When the main container ended for good, by the clock of its node: no container of ours runs any more."""
+    ready: bool
     not_ready_since: datetime
-    """Meaningful only if `ready_since` is None."""
+    """By the clock of the pod's node. Meaningful only if the pod is not ready."""
     waiting_for: str
     """What the pod does while it is not ready, in words."""
     started: bool
@@ -85,7 +85,7 @@ def observe_pod(pod: Manifest) -> PodObservation:
         created_at=created,
         deletion_time=_time(metadata["deletionTimestamp"]) if metadata.get("deletionTimestamp") else None,
         ended_at=_ended_at(status, main, created),
-        ready_since=_condition_time(status, "Ready"),
+        ready=_condition_of(status, "Ready") is not None,
         not_ready_since=_condition_time(status, "Ready", "False") or created,
         waiting_for=_waiting_for(status),
         started=main is not None or _is_running(main_status),

@@ -57,7 +57,7 @@ def record_proof(ctx: ReconcileContext, status: Status) -> Status:
     attempt = status.driver
     if status.proved is not None or attempt is None or attempt.restore or attempt.revision != status.revision:
         return status
-    if attempt.ready is None and attempt.outcome != "Finished" and not _has_committed(ctx, attempt):
+    if attempt.ready is None and attempt.outcome != "Finished" and not ctx.has_committed(attempt):
         return status
     return status.model_copy(update={"proved": ctx.now})
 
@@ -119,8 +119,8 @@ def is_check_due(ctx: ReconcileContext, pod: PodObservation) -> bool:
     """Whether a check pod that ended without a result is due for another try."""
     if pod.ended_at is None or pod.check_result is not None:
         return False
-    # The clock of its node may be ahead, by more than the deadline.
-    since = pod.ended_at if pod.ended_at <= ctx.now else pod.created_at
+    # The clock of its node may be ahead or behind, by more than the deadline.
+    since = pod.ended_at if pod.created_at <= pod.ended_at <= ctx.now else pod.created_at
     return ctx.has_elapsed(since, ctx.settings.backoff_first_seconds)
 
 
@@ -287,7 +287,7 @@ def _attempt_of(status: Status, rollout: Rollout) -> DriverAttempt | None:
 def _new_driver(ctx: ReconcileContext, attempt: DriverAttempt | None) -> NewDriver:
     if attempt is None:
         return NewDriver.NONE
-    if attempt.outcome == "Finished" or _has_committed(ctx, attempt):
+    if attempt.outcome == "Finished" or ctx.has_committed(attempt):
         return NewDriver.COMMITTED
     if attempt.outcome == "Fatal":
         if attempt.reason == INCOMPATIBLE:
@@ -333,11 +333,6 @@ def _helper(ctx: ReconcileContext, status: Status, rollout: Rollout) -> Helper:
     known_revision = ctx.revision(rollout.revision, rollout.image) or ctx.revision(status.revision, status.image)
     same_location = known_revision is None or state_place(known_revision.job.spec) == state_place(new.job.spec)
     return Helper.ABLE if same_location else Helper.UNABLE
-
-
-def _has_committed(ctx: ReconcileContext, attempt: DriverAttempt) -> bool:
-    reported = ctx.driver_status(attempt)
-    return reported is not None and reported.committed > 0
 
 
 _HISTORY = 5
