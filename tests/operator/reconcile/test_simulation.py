@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from budget import examples
 from joinery_operator.names import ChildNames
+from joinery_operator.reconcile import desired
 from joinery_runtime.job.crd import KINDS, DriverStatus, ResourceKind, Status, Waiting
 from simulated_cluster.simulation import Killed, Manifest, has_finalizer, resource
 from simulated_cluster.trouble import TEMPLATE, TroubledCluster, older_job_of_another_kind
@@ -311,6 +312,12 @@ class Simulation(RuleBasedStateMachine):
                 continue  # its node is lost
             waited = _time(newer["metadata"]["creationTimestamp"]) - _time(deleted)
             assert waited >= timedelta(seconds=self.cluster.settings.stuck_seconds - 1)
+
+    @invariant()
+    def what_is_remembered_is_what_a_validation_gives(self) -> None:
+        if self.cluster is not None and self.cluster.resource is not None:
+            observed, status = self.cluster.observed(), self.cluster.status
+            assert desired.desired_job(observed, status) == desired.validated_job(observed, status)
 
     @invariant()
     def created_pods_are_right(self) -> None:

@@ -51,6 +51,6 @@ def from_yaml(text: str) -> object:
 
 
 # Every reconcile of a job reads its ConfigMaps again, which hardly ever change: parsing took half of its time.
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=500)
 def _parse(text: str) -> object:
     return YAML(typ="safe", pure=True).load(text)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from joinery_operator.decision import Manifest, Observed
@@ -26,6 +28,8 @@ from joinery_runtime.job import Job, PostgresStoreSpec, connection_warnings, exp
 from joinery_runtime.job.crd import Status
 from joinery_runtime.job.crd.status import Mode
 
+_VOLATILE = {"resourceVersion", "generation", "managedFields", "finalizers", "deletionTimestamp"}
+"""The metadata on which neither a job nor its manifests depend."""
 _NO_STORE = (
     "spec.stateStore: name a Postgres (stateStore.postgres). The embedded Postgres, which a job without a stateStore "
     "has on a laptop, would lose all with each driver pod"
@@ -44,8 +48,46 @@ class DesiredJob:
     """What the author of a job should change in it, although it runs as it is."""
 
 
+_REMEMBERED = 2_000
+# By the resource's uid: what the last validation read, and what it gave.
+_validated: OrderedDict[str, tuple[object, DesiredJob]] = OrderedDict()
+
+
 def desired_job(observed: Observed, status: Status) -> DesiredJob:
-    """The job that the resource asks for. `suspend` and `cleanup` are not part of a job, so they do not matter here."""
+    """The job that the resource asks for. It is validated when something that it depends on has changed, which is ten
+    times as much work as the rest of a reconcile: at a new generation, with other templates or settings, and, because
+    a process remembers it, with another release."""
+    uid, inputs = observed.resource["metadata"]["uid"], _validation_inputs(observed, status)
+    last_inputs, desired = _validated.pop(uid, (None, None))
+    if desired is None or last_inputs != inputs:
+        desired = validated_job(observed, status)
+    _validated[uid] = inputs, desired
+    if len(_validated) > _REMEMBERED:
+        _validated.popitem(last=False)
+    if desired.job is None:
+        return desired
+    return replace(desired, job=replace(desired.job, resource=observed.resource))
+
+
+def _validation_inputs(observed: Observed, status: Status) -> object:
+    """Everything that `validated_job` reads, in a form that later changes of the objects do not reach."""
+    resource, rollout = observed.resource, status.rollout
+    metadata = {name: field for name, field in resource["metadata"].items() if name not in _VOLATILE}
+    conflicts = [
+        (age(other), _written_location(other), (other.get("status") or {}).get("statePlace"))
+        for other in observed.name_conflicts
+    ]
+    config_maps = [(name, manifest["metadata"]["uid"]) for name, manifest in observed.children.config_maps.items()]
+    fields = (resource["apiVersion"], resource["kind"], metadata, resource.get("spec"), observed.templates)
+    decided = (status.revision, status.image, status.state_place, rollout and (rollout.revision, rollout.image))
+    try:
+        return json.dumps((*fields, decided, conflicts, config_maps)), observed.settings
+    except RecursionError:
+        return object()  # equal to nothing: the validation names the place that is nested too deep
+
+
+def validated_job(observed: Observed, status: Status) -> DesiredJob:
+    """Validate the job that the resource asks for. `suspend` and `cleanup` are not part of a job, and do not matter."""
     resource = observed.resource
     try:
         stored = load_stored(resource)
