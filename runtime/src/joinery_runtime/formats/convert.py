@@ -31,7 +31,7 @@ _LONGEST_OF_POLARS = len("2026-01-15T10:00:00.123456789+01:00")  # it reads nine
 # What `format: iso` reads. Unlike RFC 3339, it allows times without an offset or seconds, and days.
 _ISO = re.compile(r"\d{4}-\d{2}-\d{2}([Tt ]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?)?\s?([Zz]|[+-]\d{2}(:?\d{2})?)?\Z", re.ASCII)
 # Milliseconds since the epoch. Every later reader of a timestamp can represent these years.
-_YEAR_1, YEAR_9999_END = -62_135_596_800_000, 253_402_300_799_999
+YEAR_1, YEAR_9999_END = -62_135_596_800_000, 253_402_300_799_999
 # The years 2000 to 2099 in seconds, as sent by producers that count seconds.
 SECONDS_2000, SECONDS_2100 = 946_684_800, 4_102_444_800
 _SHOWN = 60  # characters of a bad value that a reason quotes
@@ -167,9 +167,9 @@ def _guessed(numbers: pl.Series) -> pl.Series:
 
 def in_years(times: pl.Series) -> pl.Series:
     """Replaces times outside the years 1 to 9999 by null."""
-    if times.is_between(_YEAR_1, YEAR_9999_END).all():
+    if times.is_between(YEAR_1, YEAR_9999_END).all():
         return times
-    return _apply(times, pl.when(_T.is_between(_YEAR_1, YEAR_9999_END)).then(_T))
+    return _apply(times, pl.when(_T.is_between(YEAR_1, YEAR_9999_END)).then(_T))
 
 
 def _dates(text: pl.Series) -> pl.Series:

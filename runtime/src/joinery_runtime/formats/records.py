@@ -169,7 +169,8 @@ def json_text(value: Any) -> str:
     return _JSON.encode(value)
 
 
-def _as_text(value: Any) -> str:
+def text_in_json(value: Any) -> str:
+    """The text that stands in JSON for a value whose type JSON lacks."""
     match value:
         case datetime():
             return (value if value.tzinfo else value.replace(tzinfo=UTC)).isoformat()
@@ -193,7 +194,7 @@ def is_json(text: bytes) -> bool:
 
 
 # json.dumps would create an encoder for each record.
-_JSON = json.JSONEncoder(default=_as_text, ensure_ascii=False)
+_JSON = json.JSONEncoder(default=text_in_json, ensure_ascii=False)
 
 
 def drop_rows(rows: pa.Table, index: IntArray, faults: Sequence[Fault]) -> Decoded:
@@ -216,6 +217,17 @@ def with_bad(decoded: Decoded, extra: Sequence[BadRecord]) -> Decoded:
     if not extra:
         return decoded
     return replace(decoded, bad=sorted([*decoded.bad, *extra], key=lambda record: record.index))
+
+
+def merged(first: Decoded, second: Decoded) -> Decoded:
+    """Merge the rows, deletions and bad records of two parts of a batch, in the records' order."""
+    index = np.concatenate([first.index, second.index])
+    order = np.argsort(index)
+    rows = pa.concat_tables([first.rows, second.rows]).take(pa.array(order))
+    deleted: BoolArray | None = None
+    if first.deleted is not None and second.deleted is not None:
+        deleted = np.concatenate([first.deleted, second.deleted])[order]
+    return with_bad(Decoded(rows, index[order], first.bad, deleted), second.bad)
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:

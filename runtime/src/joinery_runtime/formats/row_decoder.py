@@ -1,28 +1,60 @@
-"""The base of formats whose records are read one by one into flat JSON objects, which the JSON decoder then reads
-(decisions 35 and 49)."""
+"""The base of formats whose records are read one by one into Python values, and what makes columns of these.
+
+A value means what it means as JSON (decisions 35 and 49): a `datetime` is a time, bytes are base64, objects and arrays
+in string columns are their JSON. `ColumnBuilder` takes the values that certainly fit their columns. A record with any
+other value is written as JSON, and the decoder of JSON says what it holds, or why it is bad. The result is the same as
+if all records were written as JSON.
+"""
 
 from __future__ import annotations
 
+import json
+import math
+import re
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from joinery_runtime.errors import JoineryError
+from joinery_runtime.formats.convert import SECONDS_2000, SECONDS_2100, YEAR_1, YEAR_9999_END, convert, in_range
 from joinery_runtime.formats.json.decoder import JsonDecoder
 from joinery_runtime.formats.records import (
     NULL_VALUE,
     BadRecord,
+    BoolArray,
     ByValue,
     Decoded,
     FormatDecoder,
+    IntArray,
     json_text,
+    merged,
+    text_in_json,
     unreadable,
     with_bad,
 )
 from joinery_runtime.job.model.paths import Path
+
+_MOST_DIGITS = 18  # of a decimal that is taken as it is
+_MOST_LEVELS = 256  # of objects and arrays; deeper ones may be beyond the limits of a parser
+_EXACT = 1 << 53  # up to here, whole numbers are doubles
+_FLOAT_MAX = 3.4028235677973366e38  # from here on, a double becomes infinite as a float
+_NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
+
+
+_EPOCH, _MILLISECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(milliseconds=1)
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class RefusedRecord(Exception):
@@ -34,37 +66,233 @@ class RowDecoder(ByValue, FormatDecoder):
 
     def __init__(self, schema: pa.Schema, paths: Mapping[str, Path]) -> None:
         self._columns = [(name, paths.get(name, (name,))) for name in schema.names]
-        self._flat = JsonDecoder(schema)
+        self._builder = ColumnBuilder(schema)
 
     @abstractmethod
     def values_of(self, record: bytes) -> Mapping[str, Any]:
-        """Reads the record's values by column, as `json_text` takes them. Raises RefusedRecord."""
+        """Read the record's values by column, as `json_text` takes them. Raises RefusedRecord."""
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
-        flat: list[bytes] = []
-        positions: list[int] = []
-        bad: list[BadRecord] = []
-        for position, record in enumerate(values.to_pylist()):
-            try:
-                if record is None:
-                    raise RefusedRecord(NULL_VALUE)
-                try:
-                    text = self._text(record)
-                except MemoryError:  # perhaps of another thread's doing
-                    text = self._text(record)
-                flat.append(text)
-                positions.append(position)
-            except RefusedRecord as refused:
-                bad.append(BadRecord(position, str(refused)))
-            except (JoineryError, OSError):  # of a registry that does not answer, or of the machine
-                raise
-            except Exception as error:  # whatever a record does to a library, it concerns this record only
-                bad.append(BadRecord(position, unreadable(error)))
-        decoded = self._flat.decode(pa.array(flat, pa.binary()))
-        return with_bad(decoded.at(np.array(positions, np.int64)), bad)
+        positions, rows, bad = _each_alone(self._values_of, values.to_pylist())
+        return with_bad(self._builder.decode(rows).at(positions), bad)
 
-    def _text(self, record: bytes) -> bytes:
-        return json_text(self.values_of(record)).encode("utf-8", "surrogatepass")
+    def _values_of(self, record: bytes | None) -> Mapping[str, Any]:
+        if record is None:
+            raise RefusedRecord(NULL_VALUE)
+        return self.values_of(record)
+
+
+class ColumnBuilder:
+    """Builds the columns of `schema` from Python values by column."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._json = JsonDecoder(schema)
+
+    def decode(self, rows: Sequence[Mapping[str, Any]]) -> Decoded:
+        """Return rows and bad records by their positions in `rows`."""
+        columns, unusual = [], np.zeros(len(rows), np.bool_)
+        for field in self._schema:
+            column, is_unusual = _column(field, [row[field.name] for row in rows])
+            columns.append(column)
+            unusual |= is_unusual
+        table = pa.table(columns, schema=self._schema)
+        if not unusual.any():
+            return Decoded(table, np.arange(len(rows), dtype=np.int64), [])
+        usual = Decoded(table.filter(pa.array(~unusual)), np.flatnonzero(~unusual), [])
+        at = np.flatnonzero(unusual)
+        positions, texts, bad = _each_alone(_json_record, [rows[position] for position in at.tolist()])
+        decoded = with_bad(self._json.decode(pa.array(texts, pa.binary())).at(positions), bad)
+        return merged(usual, decoded.at(at))
+
+
+def _json_record(row: Mapping[str, Any]) -> bytes:
+    return json_text(row).encode("utf-8", "surrogatepass")
+
+
+def _each_alone(read: Callable[[T], R], records: Sequence[T]) -> tuple[IntArray, list[R], list[BadRecord]]:
+    """Read records one by one. Return the positions and values of those that can be read, and the others as bad."""
+    positions: list[int] = []
+    read_values: list[R] = []
+    bad: list[BadRecord] = []
+    for position, record in enumerate(records):
+        try:
+            try:
+                value = read(record)
+            except MemoryError:  # perhaps of another thread's doing
+                value = read(record)
+        except RefusedRecord as refused:
+            bad.append(BadRecord(position, str(refused)))
+        except (JoineryError, OSError):  # of a registry that does not answer, or of the machine
+            raise
+        except Exception as error:  # whatever a record does to a library, it concerns this record only
+            bad.append(BadRecord(position, unreadable(error)))
+        else:
+            positions.append(position)
+            read_values.append(value)
+    return np.array(positions, np.int64), read_values, bad
+
+
+class _UnusualError(Exception):
+    """Only the decoder of JSON can say what a value means to its column, if anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ColumnRule:
+    """How Arrow gets the values of one column type. `array` makes a column of values of the types `taken` and of nulls,
+    if all are usual. `convert` makes what Arrow takes of a single value. Both raise one of _REFUSALS otherwise."""
+
+    taken: frozenset[type]
+    array: Callable[[list[Any]], pa.Array]
+    convert: Callable[[Any], Any]
+
+
+def _column(field: pa.Field, values: list[Any]) -> tuple[pa.Array, BoolArray]:
+    """Return the column, and in which rows the value is unusual. The column has null there."""
+    types = {*map(type, values)} - {type(None)}
+    if str in types and field.type in _READ_AS_TEXT:
+        return _with_texts(field, values)
+    rule, unusual = _rule(field.type), np.zeros(len(values), np.bool_)
+    if types <= rule.taken:
+        with suppress(*_REFUSALS):
+            return rule.array(values), unusual
+    converted = [None] * len(values)
+    for row, value in enumerate(values):
+        try:
+            converted[row] = None if value is None else rule.convert(value)
+        except _REFUSALS:
+            unusual[row] = True
+    return pa.array(converted, field.type), unusual
+
+
+def _with_texts(field: pa.Field, values: list[Any]) -> tuple[pa.Array, BoolArray]:
+    """Read values that are text as the decoder of JSON does, in whole columns."""
+    is_text = np.array([type(value) is str for value in values], np.bool_)
+    column, unusual = _column(field, [None if text else value for text, value in zip(is_text, values, strict=True)])
+    try:
+        series = pl.Series(
+            [value if text else None for text, value in zip(is_text, values, strict=True)], dtype=pl.String
+        )
+    except UnicodeEncodeError:  # half of a surrogate pair, in any of them
+        return column, unusual | is_text
+    texts, _ = convert(field.name, series, field.type)
+    return pc.coalesce(column, texts), unusual | (is_text & texts.is_null().to_numpy(zero_copy_only=False))
+
+
+def _rule(target: pa.DataType) -> _ColumnRule:
+    if pa.types.is_decimal(target):
+        return _ColumnRule(_NO_TYPES, lambda values: pa.array(values, target), partial(_decimal, target=target))
+    return _RULES[target]
+
+
+def _of_type(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise _UnusualError
+    return value
+
+
+def _whole(value: Any, bits: int) -> int:
+    if isinstance(value, int) and type(value) is not bool and -(1 << bits - 1) <= value < 1 << bits - 1:
+        return int(value)
+    raise _UnusualError
+
+
+def _double(value: Any) -> float:
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    if type(value) is int and -_EXACT <= value <= _EXACT:
+        return float(value)
+    raise _UnusualError
+
+
+def _single(value: Any) -> float:
+    number = _double(value)
+    if abs(number) >= _FLOAT_MAX:
+        raise _UnusualError
+    return number
+
+
+def _doubles(values: list[Any]) -> pa.Array:
+    column = pa.array(values, pa.float64())
+    if not pc.all(pc.is_finite(column)).as_py() and column.null_count < len(column):
+        raise _UnusualError
+    return column
+
+
+def _singles(values: list[Any]) -> pa.Array:
+    column = _doubles(values)
+    if pc.any(pc.greater_equal(pc.abs(column), _FLOAT_MAX)).as_py():
+        raise _UnusualError
+    return column.cast(pa.float32())
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        text = value
+    else:
+        written = _STRICT_JSON.encode(value)
+        if written.count("[") + written.count("{") > _MOST_LEVELS:  # so many may be one inside of the other
+            raise _UnusualError
+        text = json.loads(written) if written[0] == '"' else written
+    text.encode()  # raises an error for half of a surrogate pair
+    return text
+
+
+def _decimal(value: Any, target: pa.Decimal128Type) -> Decimal:
+    if (type(value) is str and _NUMBER.fullmatch(value)) or type(value) is int:
+        value = Decimal(value)
+    if not isinstance(value, Decimal):
+        raise _UnusualError
+    _, digits, exponent = value.as_tuple()
+    if not isinstance(exponent, int) or not -target.scale <= exponent <= 0:
+        raise _UnusualError
+    if len(digits) + exponent + target.scale > min(target.precision, _MOST_DIGITS):
+        raise _UnusualError
+    return value
+
+
+def _milliseconds(value: Any) -> int:
+    if isinstance(value, datetime) and value.tzinfo in (None, UTC):
+        return (value.replace(tzinfo=UTC) - _EPOCH) // _MILLISECOND
+    number = _whole(value, 64)
+    if not YEAR_1 <= number <= YEAR_9999_END or SECONDS_2000 <= number < SECONDS_2100:
+        raise _UnusualError
+    return number
+
+
+def _times(values: list[Any]) -> pa.Array:
+    if datetime in {*map(type, values)}:
+        return _from_datetimes(values)
+    column, faults = in_range("", pl.Series(values, dtype=pl.Int64))
+    if faults:
+        raise _UnusualError
+    return column
+
+
+def _from_datetimes(values: list[Any]) -> pa.Array:
+    if not {value.tzinfo for value in values if value is not None} <= {None, UTC}:
+        raise _UnusualError
+    times = pa.array(values, pa.timestamp("us", tz="UTC"))
+    milliseconds = times.cast(pa.int64()).fill_null(0).to_numpy() // 1_000  # Arrow would not round down before 1970
+    return pa.array(milliseconds, mask=times.is_null().to_numpy(zero_copy_only=False)).cast(_TIMESTAMP)
+
+
+_NO_TYPES: frozenset[type] = frozenset()
+_REFUSALS = (_UnusualError, ValueError, OverflowError, RecursionError, TypeError, AttributeError, pa.ArrowException)
+_STRICT_JSON = json.JSONEncoder(default=text_in_json, ensure_ascii=False, allow_nan=False)
+_TIMESTAMP = pa.timestamp("ms", tz="UTC")
+_READ_AS_TEXT = {pa.date32(), _TIMESTAMP, pa.binary()}
+_RULES: dict[pa.DataType, _ColumnRule] = {
+    pa.bool_(): _ColumnRule(frozenset({bool}), partial(pa.array, type=pa.bool_()), partial(_of_type, kind=bool)),
+    pa.int32(): _ColumnRule(frozenset({int}), partial(pa.array, type=pa.int32()), partial(_whole, bits=32)),
+    pa.int64(): _ColumnRule(frozenset({int}), partial(pa.array, type=pa.int64()), partial(_whole, bits=64)),
+    pa.float32(): _ColumnRule(frozenset({float}), _singles, _single),
+    pa.float64(): _ColumnRule(frozenset({float}), _doubles, _double),
+    pa.string(): _ColumnRule(frozenset({str}), partial(pa.array, type=pa.string()), _text),
+    pa.binary(): _ColumnRule(frozenset({bytes}), partial(pa.array, type=pa.binary()), partial(_of_type, kind=bytes)),
+    pa.date32(): _ColumnRule(frozenset({date}), partial(pa.array, type=pa.date32()), partial(_of_type, kind=date)),
+    _TIMESTAMP: _ColumnRule(frozenset({int, datetime}), _times, _milliseconds),
+}
 
 
 def inside(value: Any, path: Path) -> Any:

@@ -23,13 +23,13 @@ from joinery_runtime.formats.convert import convert, shown
 from joinery_runtime.formats.json.decoder import JsonDecoder
 from joinery_runtime.formats.records import (
     BadRecord,
-    BoolArray,
     ByValue,
     Decoded,
     Decoder,
     Fault,
     IntArray,
     drop_rows,
+    merged,
     not_utf8,
     set_aside,
     with_bad,
@@ -90,7 +90,7 @@ class TableDecoder:
         null = raw.values.is_null().to_numpy(zero_copy_only=False)
         with_value, without = np.flatnonzero(~null), np.flatnonzero(null)
         versions = self._versions(raw.take(with_value))
-        return _interleaved(versions.at(with_value), self._tombstones(raw, without).at(without))
+        return merged(versions.at(with_value), self._tombstones(raw, without).at(without))
 
     def _versions(self, raw: RawBatch) -> Decoded:
         decoded = self._values.decode_batch(raw)
@@ -169,17 +169,3 @@ class _TextKeys(ByValue):
         field = self._schema.field(0)
         column, faults = convert(field.name, pl.Series(values.cast(pa.string()), dtype=pl.String), field.type)
         return with_bad(drop_rows(pa.table([column], schema=self._schema), index, faults), garbled)
-
-
-def _interleaved(first: Decoded, second: Decoded) -> Decoded:
-    """Merges two parts of a batch in the records' order."""
-    index = np.concatenate([first.index, second.index])
-    order = np.argsort(index)
-    rows = pa.concat_tables([first.rows, second.rows]).take(pa.array(order))
-    deleted = np.concatenate([_deletions(first), _deletions(second)])[order]
-    return with_bad(Decoded(rows, index[order], first.bad, deleted), second.bad)
-
-
-def _deletions(decoded: Decoded) -> BoolArray:
-    assert decoded.deleted is not None, "both parts are of a table"
-    return decoded.deleted

@@ -41,6 +41,7 @@ from joinery_runtime.formats.records import (
     IntArray,
     all_bad,
     drop_rows,
+    merged,
     with_bad,
 )
 from joinery_runtime.job.model.inputs import Debezium, Input
@@ -146,7 +147,7 @@ class ChangeEvents(ByValue):
             if without.all():  # the topic's form, most likely: begin with it
                 self._decoders.insert(0, self._decoders.pop(number))
             with_envelope = Decoded(decoded.rows.filter(pa.array(~without)), decoded.index[~without], decoded.bad)
-            decoded = _together(with_envelope, redecoded)
+            decoded = merged(with_envelope, redecoded)
         return decoded
 
     def _with_documents(self, values: pa.BinaryArray, events: Decoded) -> Decoded:
@@ -182,7 +183,7 @@ class ChangeEvents(ByValue):
                 table = _replaced(table, BEFORE + name, pc.if_else(is_deletion, value, nothing))
         complete = Decoded(rows.filter(pa.array(~lacks)), events.index[~lacks], events.bad)
         return with_bad(
-            _together(complete, Decoded(table, documents.index, documents.bad).at(events.index[positions])), unread
+            merged(complete, Decoded(table, documents.index, documents.bad).at(events.index[positions])), unread
         )
 
     def _changes(self, values: pa.BinaryArray, events: Decoded) -> Decoded:
@@ -342,11 +343,3 @@ def _all_null(rows: pa.Table, names: Sequence[str]) -> np.ndarray:
             break
         all_null &= rows[name].is_null().to_numpy()
     return all_null
-
-
-def _together(first: Decoded, second: Decoded) -> Decoded:
-    """Two parts of a batch as one, in the records' order."""
-    index = np.concatenate([first.index, second.index])
-    order = np.argsort(index, kind="stable")
-    rows = pa.concat_tables([first.rows, second.rows]).take(pa.array(order))
-    return with_bad(Decoded(rows, index[order], first.bad), second.bad)

@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import ClassVar, Self
 
-import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.formats.compiled import kernels
-from joinery_runtime.formats.json.compiled import JsonKernel, KernelBatch, follows
+from joinery_runtime.formats.json.compiled import JsonKernel, follows
 from joinery_runtime.formats.json.fallback import JsonFallbackDecoder, NestedJsonDecoder, is_nested
-from joinery_runtime.formats.records import BadRecord, ByValue, Decoded, FormatDecoder
+from joinery_runtime.formats.records import ByValue, Decoded, FormatDecoder, merged
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.paths import Path
 
@@ -57,18 +56,10 @@ class JsonDecoder(ByValue, FormatDecoder):
         usual = self._kernel.decode(values)
         if isinstance(self._judge, JsonFallbackDecoder) and len(usual.rejected) * _UNUSUAL > len(values):
             self._pause = len(values) * _PAUSE
+        decoded = Decoded(usual.rows, usual.accepted, [])
         if not len(usual.rejected):
-            return Decoded(usual.rows, usual.accepted, [])
-        return _merged(usual, self._judge.decode(values.take(pa.array(usual.rejected))))
-
-
-def _merged(usual: KernelBatch, judged: Decoded) -> Decoded:
-    """Merges both parts of a batch in the records' order."""
-    positions = usual.rejected
-    index = np.concatenate([usual.accepted, positions[judged.index]])
-    order = np.argsort(index, kind="stable")
-    rows = pa.concat_tables([usual.rows, judged.rows]).take(pa.array(order))
-    return Decoded(rows, index[order], [BadRecord(int(positions[bad.index]), bad.reason) for bad in judged.bad])
+            return decoded
+        return merged(decoded, self._judge.decode(values.take(pa.array(usual.rejected))).at(usual.rejected))
 
 
 DECODER = JsonDecoder
