@@ -152,7 +152,7 @@ DRIVER_RULES = {"pods": {"get", "list", "watch", "create", "delete", "deletecoll
 
 def test_cluster_wide_rights(chart: Chart) -> None:
     rendered = chart.render()
-    assert _rules(rendered.one("ClusterRole", "joinery-operator")) == _operator_rules()
+    assert _rules(rendered.one("ClusterRole", "joinery-operator")) == _operator_rules() | {"namespaces": {"get"}}
     (subject,) = rendered.one("ClusterRoleBinding", "joinery-operator")["subjects"]
     assert subject == {"kind": "ServiceAccount", "name": "joinery-operator", "namespace": NAMESPACE}
     assert [each["metadata"]["namespace"] for each in rendered.of("Role")] == [NAMESPACE]
@@ -171,7 +171,23 @@ def test_namespaced_rights(chart: Chart) -> None:
         assert binding["subjects"][0]["namespace"] == NAMESPACE
     accounts = rendered.by_name["ServiceAccount", "joinery-driver"]
     assert [each["metadata"]["namespace"] for each in accounts] == ["jobs", "more"]
+    (of_cluster,) = rendered.by_name["Role", f"joinery-operator-{NAMESPACE}"]
+    assert of_cluster["metadata"]["namespace"] == "kube-system"
+    (rule,) = of_cluster["rules"]
+    assert (rule["resources"], rule["resourceNames"], rule["verbs"]) == (["namespaces"], ["kube-system"], ["get"])
     assert rendered.environment["JOINERY_OPERATOR_NAMESPACES"] == "jobs,more"
+
+
+@pytest.mark.parametrize("namespaces", [[], ["jobs"]])
+def test_a_cluster_with_a_name_is_not_asked_for_it(chart: Chart, namespaces: list[str]) -> None:
+    """Whoever installs it may have no say about kube-system."""
+    rendered = chart.render({"cluster": "east", "watch.namespaces": namespaces})
+    assert rendered.environment["JOINERY_OPERATOR_CLUSTER"] == "east"
+    roles = (*rendered.by_name["ClusterRole" if not namespaces else "Role", "joinery-operator"],)
+    assert all("namespaces" not in _rules(role) for role in roles)
+    assert not [each for each in rendered.objects if each["metadata"].get("namespace") == "kube-system"]
+    with pytest.raises(HelmFailed):
+        chart.render({"cluster": "east/1"})
 
 
 def test_drivers_have_their_own_namespaces(chart: Chart) -> None:

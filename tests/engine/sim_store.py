@@ -11,6 +11,7 @@ from engine.sim_process import CRASHES, FAILURES, IN_TASK, Fault, call
 from engine.sim_sink import Transaction
 from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.errors import SinkError
+from joinery_runtime.job.model.owner import OwnerCandidate
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.store import EpochCommit, EpochRecord, JobRecord, Json, OwnershipToken
 
@@ -44,11 +45,11 @@ class SimStore(MemoryStore):
         self._spawn = spawn
         self.journal = Journal()
 
-    def acquire(self, job: str) -> JobRecord:
-        return call("store.acquire", FAILURES, lambda: self.do_acquire(job))
+    def acquire(self, job: str, candidate: OwnerCandidate | None = None) -> JobRecord:
+        return call("store.acquire", FAILURES, lambda: self.do_acquire(job, candidate))
 
-    def do_acquire(self, job: str) -> JobRecord:
-        record = super().acquire(job)
+    def do_acquire(self, job: str, candidate: OwnerCandidate | None = None) -> JobRecord:
+        record = super().acquire(job, candidate)
         self.journal.generation = record.generation
         return record
 

@@ -36,6 +36,14 @@
   verbs: [create, patch]
 {{- end }}
 
+{{/* The uid of this namespace stands for the cluster. */}}
+{{- define "joinery.operator.clusterRules" -}}
+- apiGroups: [""]
+  resources: [namespaces]
+  resourceNames: [kube-system]
+  verbs: [get]
+{{- end }}
+
 {{/* What Spark's driver asks of the API in client mode, with the settings that the operator gives it. */}}
 {{- define "joinery.drivers.rules" -}}
 - apiGroups: [""]

@@ -20,6 +20,7 @@ from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job
 from joinery_runtime.job.crd import Scale
 from joinery_runtime.job.crd.status import Mode
+from joinery_runtime.job.model.owner import REPLACES_OWNER, OwnerCandidate, StateOwner
 
 RESTARTED_AT = "joinery.dev/restartedAt"
 """The annotation that `kubectl joinery restart` sets."""
@@ -58,6 +59,25 @@ class JobRevision:
     @property
     def mode(self) -> Mode:
         return self.job.spec.upgrade.mode
+
+    @property
+    def owner_candidate(self) -> OwnerCandidate:
+        """The resource, as it asks the state store for its state."""
+        metadata = self.resource["metadata"]
+        owner = StateOwner(
+            cluster=self.settings.cluster,
+            kind=self.resource["kind"],
+            namespace=metadata["namespace"],
+            name=metadata["name"],
+            uid=metadata["uid"],
+        )
+        return OwnerCandidate(owner=owner, replaces=replaced_owner(self.resource) or "")
+
+
+def replaced_owner(resource: Manifest) -> str | None:
+    """The owner from which the resource may take its state, if it names one."""
+    value = (resource["metadata"].get("annotations") or {}).get(REPLACES_OWNER)
+    return value or None
 
 
 def revision_hash(

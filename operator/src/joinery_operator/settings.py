@@ -97,7 +97,8 @@ class Settings:
     is the address of a job's page for browsers, with {namespace} and {name}. `page_ingress` has, as a JSON object,
     className, annotations and tlsSecretName of the Ingress that each job gets for its page; "" makes none.
     `page_route` has parentRefs and annotations of an HTTPRoute in the same way. `figures_seconds` is how often mere
-    figures of a job are written to its status. `lease` is the Lease (namespace/name) that several replicas share; ""
+    figures of a job are written to its status. `cluster` names the cluster to state stores; "" takes the uid of its
+    namespace kube-system. `lease` is the Lease (namespace/name) that several replicas share; ""
     if there is one replica. `metrics_port` serves /metrics and the probes."""
 
     runtime_image: str = field(default="")
@@ -113,6 +114,7 @@ class Settings:
     page_ingress: str = ""
     page_route: str = ""
     lease: str = ""
+    cluster: str = ""
     metrics_port: int = 8080
     poll_seconds: float = 5.0
     figures_seconds: float = 15.0

@@ -20,6 +20,7 @@ code of the command line.
     |   +-- IncompatibleState   the stored state does not fit the job or this release
     |   +-- LimitReached        the state is over a limit that the job sets
     |   +-- Moved               the state is in another database
+    |   +-- StateTaken          the state belongs to another resource
     |   +-- RolloutOver         a rollout that has ended may no longer change the state
     |   +-- DuplicateJobName    a job of the same name, with another store, uses the same Kafka
     |   +-- CommittedSince      no rollback to a savepoint: the state is at another epoch by now
@@ -162,6 +163,10 @@ class LimitReached(StateError):
 
 
 class Moved(StateError):
+    pass
+
+
+class StateTaken(StateError):
     pass
 
 

@@ -40,7 +40,7 @@ def shop(with_crds: ApiServer, api_namespace: str) -> str:
     kubectl = with_crds.kubectl
     for account in (OPERATOR, DRIVERS):
         kubectl("create", "serviceaccount", account, "-n", api_namespace)
-    kubectl.apply(chart_rights(api_namespace), api_namespace)
+    kubectl.apply(chart_rights(api_namespace))
     return api_namespace
 
 

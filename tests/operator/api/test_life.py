@@ -16,6 +16,7 @@ from joinery_devkit.kubernetes.api_server import ApiServer
 from joinery_devkit.kubernetes.kubectl import KubectlFailed, wait_until
 from joinery_operator.names import ChildNames, labels
 from joinery_runtime.job.crd import KINDS, ResourceKind
+from joinery_runtime.job.model.owner import STATE_OWNER
 from joinery_runtime.job.model.resource import API_VERSION
 from simulated_cluster.fake_node import ApiServerClient, FakeDrivers, FakeKubelet, Refused, end_pod
 from simulated_cluster.operator_process import OperatorProcess
@@ -125,6 +126,11 @@ def test_a_job_runs_is_suspended_resumed_and_deleted(world, kind):
         (name,) = world.cluster.ours(world.namespace)[child]
         (reference,) = world.cluster.get(child, world.namespace, name)["metadata"]["ownerReferences"]
         assert owner.items() <= reference.items()
+    (main,) = world.cluster.get("Pod", world.namespace, world.names.driver(1))["spec"]["containers"]
+    (candidate,) = [json.loads(each["value"]) for each in main["env"] if each["name"] == STATE_OWNER]
+    system = json.loads(world.kubectl("get", "namespace", "kube-system", "-o", "json"))
+    assert candidate["owner"]["cluster"] == system["metadata"]["uid"]
+    assert candidate["owner"]["uid"] == owner["uid"]
     assert world.condition("Ready") == ("True", "Running")
     assert {each["observedGeneration"] for each in world.job["status"]["conditions"]} == {1}
     told = lambda: (world.job["status"].get("epoch"), world.job["status"].get("jobGeneration"))  # noqa: E731

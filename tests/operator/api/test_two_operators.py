@@ -45,7 +45,7 @@ def is_reconciled(cluster: ApiServerClient, namespace: str, name: str) -> Callab
 
 @pytest.fixture
 def replica(start: Start, with_crds: ApiServer, shop: str) -> Callable[[ExitStack], OperatorProcess]:
-    with_crds.kubectl.apply(chart_rights(shop, "operator.replicas=2"), shop)
+    with_crds.kubectl.apply(chart_rights(shop, "operator.replicas=2"))
 
     def start_in(stack: ExitStack) -> OperatorProcess:
         return stack.enter_context(start(**SMALL, JOINERY_OPERATOR_LEASE=f"{shop}/{OPERATOR}"))

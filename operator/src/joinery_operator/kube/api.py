@@ -79,7 +79,7 @@ class Api:
     async def __aexit__(self, *_: object) -> None:
         await self._client.close()  # type: ignore[no-untyped-call]
 
-    async def get(self, resource: ApiResource, namespace: str, name: str) -> Manifest:
+    async def get(self, resource: ApiResource, namespace: str | None, name: str) -> Manifest:
         return await self._call("GET", resource, resource.path(namespace, name))
 
     async def list(

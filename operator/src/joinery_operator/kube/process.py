@@ -21,6 +21,7 @@ import structlog
 from kubernetes.aio.client import Configuration
 
 from joinery_operator.kube.api import Api, ApiError
+from joinery_operator.kube.cache import uid_of
 from joinery_operator.kube.controller import Controller, utc_now
 from joinery_operator.kube.events import COMPONENT
 from joinery_operator.kube.lease import OperatorLease
@@ -32,6 +33,7 @@ from joinery_operator.kube.resources import (
     EVENT,
     HTTP_ROUTE,
     LEASE,
+    NAMESPACE,
     OWNERS,
     SECURITY_CONTEXT_CONSTRAINTS,
     WATCHED,
@@ -85,6 +87,8 @@ _STAND_BY_SECONDS = 1.0
 REGAIN_SECONDS = 30.0
 """How often the operator asks whether it has permissions again in namespaces that it excludes."""
 
+_SYSTEM = "kube-system"
+
 MakeApi = Callable[[Configuration, Metrics], Api]
 LogIn = Callable[[], Awaitable[kopf.ConnectionInfo]]
 
@@ -106,6 +110,7 @@ async def serve(
     async with make_api(configuration, metrics) as api, AsyncExitStack() as stack:
         usable = await check_environment(api, settings.namespaces, metrics)
         settings = await with_cluster_defaults(api, settings)
+        settings = replace(settings, cluster=settings.cluster or await cluster_uid(api))
         lease = await _lease_of(settings, api)
         lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if lease is not None:
@@ -338,6 +343,19 @@ async def with_cluster_defaults(api: Api, settings: Settings) -> Settings:
         return settings
     defaults = defaults.model_copy(update={"pod_security": PodSecurity()})
     return replace(settings, pod_defaults=defaults.model_dump_json(by_alias=True, exclude_none=True))
+
+
+async def cluster_uid(api: Api) -> str:
+    """The uid of the namespace kube-system, which stands for the cluster. Raises EnvironmentProblem."""
+    try:
+        return uid_of(await api.get(NAMESPACE, None, _SYSTEM))
+    except ApiError as error:
+        raise EnvironmentProblem(
+            "The operator does not know its cluster, which owns the states of its jobs",
+            facts=str(error),
+            todo=f"Allow it to get the namespace {_SYSTEM} (rbac.create of the chart does), or set cluster of the "
+            "chart: a name that no other cluster with the same Postgres has, and that never changes",
+        ) from error
 
 
 async def should_watch_routes(api: Api, settings: Settings) -> bool:

@@ -44,6 +44,7 @@ from joinery_operator.names import SCALE_ANNOTATION, ChildNames, Role, labels, o
 from joinery_operator.revision import JobRevision, scale_of
 from joinery_runtime.job import STORED_JOB
 from joinery_runtime.job.crd import ENDING_FILE, SCALE_FILE, Scale
+from joinery_runtime.job.model.owner import STATE_OWNER
 
 MIGRATE_CONTAINER = "migrate"
 
@@ -219,6 +220,7 @@ def _container(revision: JobRevision) -> dict[str, Any]:
             {"name": ENDING_FILE, "value": _ENDING},
             {"name": "JOINERY_REVISION", "value": revision.revision},
             {"name": STORED_JOB, "value": "true"},
+            *_owner_env(revision),
             forbidden_properties_env(revision.settings),
             RACK_ENV,
         ],
@@ -228,6 +230,13 @@ def _container(revision: JobRevision) -> dict[str, Any]:
             *secret_mounts(revision.job.spec),
         ],
     }
+
+
+def _owner_env(revision: JobRevision) -> list[dict[str, str]]:
+    """For whom the pod works on the state. Without a cluster, a person asks (`kubectl joinery`)."""
+    if not revision.settings.cluster:
+        return []
+    return [{"name": STATE_OWNER, "value": revision.owner_candidate.model_dump_json(exclude_defaults=True)}]
 
 
 def _state_container(revision: JobRevision, *arguments: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ Each step is a function from a status to a status, so that a decision is written
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from joinery_operator.decision import EXECUTORS, Action, Decision, Observed, ObservedEnd, ObservedSavepoint
@@ -79,7 +80,8 @@ def _reconcile_deleted(ctx: ReconcileContext) -> Decision:
     deleted = deletion.delete_state(ctx, ctx.status)
     fault = deleted.fault or deletion_fault(deleted.actions, ctx.observed.delete_refused)
     status = with_conditions(ctx, deleted.status, deletion_phase(fault, deletion.WAY_OUT))
-    return _decision(ctx, status, deleted.actions)
+    decision = _decision(ctx, status, deleted.actions)
+    return replace(decision, events=(*decision.events, *deleted.events))
 
 
 def _with_target_revision(ctx: ReconcileContext, status: Status) -> Status:
@@ -92,6 +94,8 @@ def _with_target_revision(ctx: ReconcileContext, status: Status) -> Status:
     if changed or job.revision != status.target_revision:
         status = reset_failures(status)
     refused = status.refused if is_rejected(status, job, ctx.desired.mode) else None
+    if refused is not None and ctx.names_another_owner(refused.replaces):
+        refused = None
     return status.model_copy(update={"refused": refused, "target_revision": job.revision})
 
 

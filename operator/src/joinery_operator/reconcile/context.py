@@ -16,7 +16,7 @@ from joinery_operator.names import PAUSE_ANNOTATION, ChildNames
 from joinery_operator.reconcile.desired import DesiredJob, age, desired_job, stored_revision
 from joinery_operator.reconcile.pods import PodObservation, observe_pod
 from joinery_operator.reconcile.reasons import sentence
-from joinery_operator.revision import JobRevision, scale_of
+from joinery_operator.revision import JobRevision, replaced_owner, scale_of
 from joinery_operator.settings import Settings
 from joinery_runtime.job.crd import DriverAttempt, DriverStatus, Rollout, Scale, Status, Waiting
 from joinery_runtime.job.model.duration import format_duration
@@ -85,6 +85,14 @@ class ReconcileContext:
     def scale(self) -> Scale | None:
         """The scale that the resource asks for, whichever revision runs; None while it is not a valid job."""
         return None if self.desired.job is None else scale_of(self.desired.job.job)
+
+    @property
+    def replaced_owner(self) -> str | None:
+        return replaced_owner(self.observed.resource)
+
+    def names_another_owner(self, tried: str | None) -> bool:
+        """Whether the resource names an owner of its state to replace, other than what was tried."""
+        return self.replaced_owner not in {None, tried}
 
     @property
     def finalizers(self) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from joinery_operator.reconcile.reasons import (
     INCOMPLETE,
     REVISION_LOST,
     STATE_ELSEWHERE,
+    STATE_TAKEN,
     Fault,
     cut,
     sentence,
@@ -42,6 +43,7 @@ class DeletionStep:
     status: Status
     actions: tuple[Action, ...] = ()
     fault: Fault | None = None
+    events: tuple[Event, ...] = ()
 
 
 def finalizer_actions(ctx: ReconcileContext) -> Iterator[Action]:
@@ -110,6 +112,9 @@ def _run_pod(ctx: ReconcileContext, status: Status, pod: PodObservation | None) 
         return DeletionStep(status, tuple(delete_stuck(ctx, [pod])), fault)
     if pod.succeeded:
         return DeletionStep(status, (_set_finalizer(ctx, keep=False),))
+    if pod.ending is not None and pod.ending.kind == STATE_TAKEN:
+        stays = Event("Warning", STATE_TAKEN, cut(sentence("nothing was deleted", pod.end_message)))
+        return DeletionStep(status, (_set_finalizer(ctx, keep=False),), events=(stays,))
     fault = Fault("DeleteStateFailed", sentence("the state could not be deleted", pod.end_message))
     if tries.not_before is None:
         failures = tries.failures + 1

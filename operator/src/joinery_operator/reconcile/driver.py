@@ -8,7 +8,7 @@ from datetime import timedelta
 from joinery_operator.names import digest_of
 from joinery_operator.reconcile.context import ReconcileContext
 from joinery_operator.reconcile.pods import PodObservation
-from joinery_operator.reconcile.reasons import INCOMPATIBLE, cut, sentence
+from joinery_operator.reconcile.reasons import INCOMPATIBLE, STATE_TAKEN, cut, sentence
 from joinery_operator.reconcile.rollout_table import STAGES, DriverRole, stage_of
 from joinery_operator.settings import Settings
 from joinery_runtime.job.crd import DriverAttempt, Rollout, Status
@@ -123,6 +123,7 @@ def next_attempt(ctx: ReconcileContext, status: Status, plan: DriverPlan | None)
         migrate=plan.migrate,
         anew=plan.abandon_state,
         restore=plan.restore,
+        replaces=ctx.replaced_owner,
     )
     return _with_attempt(status, new)
 
@@ -134,7 +135,8 @@ def _is_due(ctx: ReconcileContext, attempt: DriverAttempt, plan: DriverPlan) -> 
     if not plan.fits(attempt):
         return True
     if attempt.outcome in {"Finished", "Fatal"}:
-        return attempt.again
+        taken = attempt.outcome == "Fatal" and attempt.reason == STATE_TAKEN
+        return attempt.again or (taken and ctx.names_another_owner(attempt.replaces))
     return not (attempt.not_before and ctx.now < attempt.not_before)
 
 

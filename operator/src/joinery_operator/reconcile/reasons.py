@@ -26,6 +26,8 @@ STATE_ELSEWHERE = "StateElsewhere"
 # Values of `Ending.kind` from the runtime's commands and drivers.
 INCOMPATIBLE: Final = "IncompatibleState"
 """The job does not fit its state."""
+STATE_TAKEN: Final = "StateTaken"
+"""The state belongs to another resource."""
 COMMITTED_SINCE = "CommittedSince"
 """A restore is rejected because an epoch was committed after the savepoint."""
 

@@ -448,7 +448,13 @@ class _Execution:
         revision, mode = (rollout or self.new).revision, rollout.mode if rollout else self.ctx.desired.mode
         message = cut(self._rejection_message() or self.row.refused or "")
         return Refusal.model_validate(
-            {"revision": revision, "mode": mode, "reason": self.row.refused, "message": message}
+            {
+                "revision": revision,
+                "mode": mode,
+                "reason": self.row.refused,
+                "message": message,
+                "replaces": self.ctx.replaced_owner,
+            }
         )
 
     def _rejection_message(self) -> str:

@@ -24,6 +24,7 @@ from joinery_runtime.errors import (
     JoineryError,
     LimitReached,
     RolloutOver,
+    StateTaken,
 )
 from joinery_runtime.job.crd import ENDING_FILE, MESSAGE_BYTES, Ending
 
@@ -37,6 +38,7 @@ _PERMANENT = (
     RolloutOver,
     CommittedSince,
     LimitReached,
+    StateTaken,
 )  # errors that another try would meet again
 
 Outcome = Literal["finished", "stopped"]

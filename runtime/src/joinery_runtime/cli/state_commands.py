@@ -161,11 +161,13 @@ def savepoint(
         Succeed if the savepoint exists already or, with --delete, if there is none.
     """
     from joinery_runtime.cli.ending import leave_answer  # noqa: PLC0415
+    from joinery_runtime.hosts.stores import require_own_state  # noqa: PLC0415
     from joinery_runtime.inspect.admin import savepoints  # noqa: PLC0415
     from joinery_runtime.inspect.stored_state import open_durable, record_of, savepoint_document, savepoint_line  # noqa: PLC0415
 
     job = load(job_file)
     with open_durable(job) as store:
+        require_own_state(store, job.name)
         if listing:
             record_of(job, store)
             for pin in store.savepoints(job.name):
@@ -204,6 +206,7 @@ def restore(
     yes
         Confirm.
     """
+    from joinery_runtime.hosts.stores import require_own_state  # noqa: PLC0415
     from joinery_runtime.inspect.admin import savepoints  # noqa: PLC0415
     from joinery_runtime.inspect.stored_state import open_durable  # noqa: PLC0415
 
@@ -212,6 +215,7 @@ def restore(
         _in_memory(job, as_json=as_json)
         return
     with open_durable(job) as store:
+        require_own_state(store, job.name)
         if before_first_commit:
             back = savepoints.roll_back(store, job.name, savepoint)
             answer(asdict(back), back.lines(), as_json=as_json)
@@ -248,6 +252,7 @@ def migrate(
         Drop the state after pinning it, so that the job starts from the beginning. A second call drops nothing.
     """
     from joinery_runtime.hosts.status import migration_served  # noqa: PLC0415
+    from joinery_runtime.hosts.stores import operator_candidate  # noqa: PLC0415
     from joinery_runtime.inspect.admin import migrate as state_migrate  # noqa: PLC0415
     from joinery_runtime.inspect.stored_state import open_durable  # noqa: PLC0415
 
@@ -261,7 +266,9 @@ def migrate(
             answer(asdict(would), state_migrate.rehearsal_lines(job.name, would), as_json=as_json)
         else:
             with migration_served() as report:
-                done = state_migrate.migrate_job(store, job.name, savepoint, drop_state=anew, report=report)
+                done = state_migrate.migrate_job(
+                    store, job.name, savepoint, drop_state=anew, report=report, candidate=operator_candidate()
+                )
             answer(done.document(), done.lines(), as_json=as_json)
 
 
@@ -293,6 +300,7 @@ def delete(job_file: JobFile, *, yes: Switch = False, as_json: AsJson = False) -
         Confirm. Without it, print what would be deleted.
     """
     from joinery_runtime.connectors.outputs import forget_output  # noqa: PLC0415
+    from joinery_runtime.hosts.stores import require_own_state  # noqa: PLC0415
     from joinery_runtime.inspect.admin.savepoints import stored_text  # noqa: PLC0415
     from joinery_runtime.inspect.stored_state import durable, open_also_moved  # noqa: PLC0415
     from joinery_runtime.job.explain import output_place  # noqa: PLC0415
@@ -307,6 +315,8 @@ def delete(job_file: JobFile, *, yes: Switch = False, as_json: AsJson = False) -
         # What a job has staged and holds goes with it where it was moved to.
         moved = store.moved_to(job.name) is not None
         record = None if moved else store.record(job.name)
+        if not moved:
+            require_own_state(store, job.name)
         if yes:
             store.delete_job(job.name)
             if not moved and (

@@ -16,10 +16,13 @@ from joinery_runtime.engine.job_state import JobIdentity
 from joinery_runtime.engine.limits import StateLimits, StateQuota
 from joinery_runtime.engine.planner import PlanSettings
 from joinery_runtime.job import Job, definition, definition_hash, signature
+from joinery_runtime.job.model.owner import OwnerCandidate
 
 
-def identity(job: Job, pipeline: Pipeline, warn: Callable[[str], None]) -> JobIdentity:
-    return JobIdentity(job.name, signature(job, stored_columns(pipeline)), definition(job), warn)
+def identity(
+    job: Job, pipeline: Pipeline, warn: Callable[[str], None], candidate: OwnerCandidate | None = None
+) -> JobIdentity:
+    return JobIdentity(job.name, signature(job, stored_columns(pipeline)), definition(job), warn, candidate)
 
 
 def plan_settings(job: Job, identity: JobIdentity) -> PlanSettings:

@@ -190,7 +190,9 @@ class Driver:
         if previous is not None and (stored is None or stored.generation != previous):
             raise self._takeover_error()
         self.generation = 0  # until the store answers, the generation may be the new one or the old one
-        record = store.acquire(name)
+        record = store.acquire(name, self._identity.candidate)
+        if stored is not None and stored.owner is not None and record.owner != stored.owner:
+            self._identity.warn(f"The state of job {name} belonged to {stored.owner.owner} until now")
         for warning in compare_with_state(self._identity, record):
             self._identity.warn(warning)
         record = migrate_pinned(store, record, MIGRATIONS, STATE_VERSION, self._identity.warn)

@@ -26,6 +26,7 @@ from joinery_runtime.engine.protocol import Action, next_action
 from joinery_runtime.engine.report import StateSize, Totals
 from joinery_runtime.errors import IncompatibleState
 from joinery_runtime.job import compare, same_rows
+from joinery_runtime.job.model.owner import OwnerCandidate
 from joinery_runtime.state.store import EpochRecord, JobRecord
 
 
@@ -33,12 +34,13 @@ from joinery_runtime.state.store import EpochRecord, JobRecord
 class JobIdentity:
     """Who the job is to the state store: its name, the signature that its state must fit (rule M2), and its definition.
     The definition is everything that decides the rows of an epoch and where they go; a plan is replayed under the
-    definition that made it."""
+    definition that made it. The state is acquired for the candidate; None: for whoever owns it."""
 
     name: str
     signature: Mapping[str, Any]
     definition: Mapping[str, Any]
     warn: Callable[[str], None] = field(default=lambda _: None)
+    candidate: OwnerCandidate | None = None
 
     def defines(self, record: JobRecord) -> bool:
         """Whether the record's plan and newest epoch were made under this definition."""

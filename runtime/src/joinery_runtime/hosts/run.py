@@ -53,10 +53,11 @@ from joinery_runtime.hosts.spark_master import ALONE, master_of, require_java
 from joinery_runtime.hosts.spark_progress import spark_listener
 from joinery_runtime.hosts.status import Board
 from joinery_runtime.hosts.status.history import JobDescription
-from joinery_runtime.hosts.stores import OpenStore, PostgresStoreAddress, open_store
+from joinery_runtime.hosts.stores import OpenStore, PostgresStoreAddress, candidate_of, open_store
 from joinery_runtime.hosts.worker_builder import WorkerBuilder, load_kernels
 from joinery_runtime.job import Job, PostgresStoreSpec, under_definition, with_stored_names
 from joinery_runtime.job.model.inputs import Input
+from joinery_runtime.job.model.owner import OwnerCandidate, check_candidate
 from joinery_runtime.state.decisions import is_new
 from joinery_runtime.state.memory import MemoryStore
 
@@ -79,6 +80,7 @@ class _Caller:
     board: Board | None
     once: bool = False
     local: bool = False
+    candidate: OwnerCandidate | None = None
 
 
 def run_job(
@@ -106,7 +108,7 @@ def run_job(
     filled = with_secrets(job)
     if board is not None:
         listener = board.outage_listener(listener)
-    caller = _Caller(listener, stop, Outages(listener, stop), warn, board, once, local)
+    caller = _Caller(listener, stop, Outages(listener, stop), warn, board, once, local, candidate_of(job))
     with ExitStack() as stack:
         context = None
         if session is not None:
@@ -156,6 +158,8 @@ class _JobRun:
         """Finishes what an earlier definition of the job began, then runs the job, and returns it with the names that
         its columns have. May be called again."""
         record = self.store.record(job.name)
+        if record is not None and self._caller.candidate is not None:
+            check_candidate(job.name, record.owner, self._caller.candidate)
         begin = job.spec.state_store.start_from
         begins = begin is not None and (record is None or is_new(record))
         if begin is not None and begins:
@@ -195,7 +199,7 @@ class _JobRun:
         a stop, begins nothing."""
         job, stop = with_secrets(referring), self._caller.stop
         pipeline = compile_job(job)
-        job_identity = identity(job, pipeline, self._caller.warn)
+        job_identity = identity(job, pipeline, self._caller.warn, self._caller.candidate)
         for side in job.inputs:
             check_registry(side)
         with ExitStack() as stack:

@@ -1,17 +1,20 @@
-"""Opens the state store that a job names, or an embedded Postgres, and tells where tasks find it."""
+"""Opens the state store that a job names, or an embedded Postgres. Tells where tasks find it, and for whom this process
+works on the state: in an operator's pod for its resource, elsewhere for `joinery run`."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from joinery_runtime.errors import StateError
 from joinery_runtime.job import Job
+from joinery_runtime.job.model.owner import STATE_OWNER, OwnerCandidate, check_candidate
 from joinery_runtime.state.embedded import embedded_directory, embedded_postgres
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.postgres import PostgresStore
-from joinery_runtime.state.store import StateStore
+from joinery_runtime.state.store import JobReader, StateStore
 
 EMBEDDED_SCHEMA = "joinery"
 """The schema of an embedded Postgres that holds the state."""
@@ -85,3 +88,26 @@ def _postgres(job: Job, address: PostgresStoreAddress, warn: Callable[[str], Non
         yield OpenStore(store, address)
     finally:
         store.close()
+
+
+def candidate_of(job: Job) -> OwnerCandidate | None:
+    """Who asks for the state when the job runs here; None in a pod of an operator that names no owners yet: its next
+    release does."""
+    if (candidate := operator_candidate()) is not None:
+        return candidate
+    in_a_pod_of_an_operator = bool(os.environ.get("JOINERY_REVISION"))
+    return None if in_a_pod_of_an_operator else OwnerCandidate(replaces=job.metadata.replaces_owner)
+
+
+def operator_candidate() -> OwnerCandidate | None:
+    """The resource for which an operator has started this process; None if a person did."""
+    text = os.environ.get(STATE_OWNER)
+    return OwnerCandidate.model_validate_json(text) if text else None
+
+
+def require_own_state(store: JobReader, job: str) -> None:
+    """Raise StateTaken if an operator has started this command for a resource to which the state does not belong. What
+    a person does is never rejected: the state may have lost its owner."""
+    candidate, record = operator_candidate(), store.record(job)
+    if candidate is not None and record is not None:
+        check_candidate(job, record.owner, candidate)

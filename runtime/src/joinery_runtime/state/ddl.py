@@ -128,10 +128,15 @@ ALTER TABLE {schema}.schema_version ADD COLUMN store_id UUID;
 UPDATE {schema}.schema_version SET store_id = gen_random_uuid() WHERE version = 1;
 """
 
-STEPS: tuple[str, ...] = (_STEP_1, _STEP_2, _STEP_3, _STEP_4)
+# The resource that the state belongs to (`RecordedOwner`). Without one, the next driver's resource takes the state.
+_STEP_5 = """
+ALTER TABLE {schema}.jobs ADD COLUMN owner JSON;
+"""
+
+STEPS: tuple[str, ...] = (_STEP_1, _STEP_2, _STEP_3, _STEP_4, _STEP_5)
 """Step n brings the schema from version n - 1 to n."""
 
-USABLE_FROM: Mapping[int, int] = {4: 3}
+USABLE_FROM: Mapping[int, int] = {4: 3, 5: 3}
 """By step, the oldest version whose release still works with the tables after that step: columns that it does not know
 have defaults, and what it knows stays true. A step without an entry needs a release that knows the step."""
 

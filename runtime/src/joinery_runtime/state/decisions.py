@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from joinery_runtime.core.table.blob import check_blob
 from joinery_runtime.errors import CommittedSince, Fenced, Moved, StateError
+from joinery_runtime.job.model.owner import OwnerCandidate, RecordedOwner, check_candidate
 from joinery_runtime.state.store import EpochCommit, JobRecord, Json, OwnershipToken, SegmentMeta, StoredSavepoint
 
 EPOCH_LOG_LENGTH = 10_000
@@ -49,7 +50,8 @@ class SegmentStatus(StrEnum):
 @dataclass(frozen=True, slots=True)
 class StoredJob:
     """A job's stored row: newest generation, last epoch number used, JSON texts of the pending plan and the definition,
-    the epoch that the state stands on, the name of this life, and where the state was moved or is being moved to.
+    the epoch that the state stands on, the name of this life, where the state was moved or is being moved to, and its
+    owner (`RecordedOwner`, as JSON).
 
     A deleted job keeps its generation and epoch: a zombie of its old life stays fenced, and numbers never repeat (M3).
     """
@@ -63,6 +65,7 @@ class StoredJob:
     committed: int
     incarnation: str
     moved_to: str | None = None
+    owner: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +192,20 @@ def fenced_error(job: str, generation: int, by: str) -> Fenced:
         facts=f"its generation is {generation}, the store's is {by}",
         todo="A newer driver, a restored savepoint or a deletion took over; this driver must stop",
     )
+
+
+def next_owner(stored: StoredJob, candidate: OwnerCandidate) -> str:
+    """Returns the owner of the state, as JSON, once the candidate has acquired `stored.generation`. Raises
+    StateTaken."""
+    recorded = decode_owner(stored.owner)
+    check_candidate(stored.job, recorded, candidate)
+    if recorded is not None and recorded.owner == candidate.owner and stored.owner is not None:
+        return stored.owner
+    return RecordedOwner(owner=candidate.owner, since=stored.generation).model_dump_json(exclude_defaults=True)
+
+
+def decode_owner(text: str | None) -> RecordedOwner | None:
+    return None if text is None else RecordedOwner.model_validate_json(text)
 
 
 def check_plan(

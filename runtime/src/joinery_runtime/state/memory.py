@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from joinery_runtime.connectors.store_identity import StoreIdentity
+from joinery_runtime.job.model.owner import OwnerCandidate
 from joinery_runtime.state import decisions
 from joinery_runtime.state.decisions import SegmentStatus, StoredJob, StoredSegment, decode_optional, encode_json
 from joinery_runtime.state.migrations import check_chain, migrate_segment, readable_from
@@ -104,6 +105,7 @@ class _Job:
             offsets=dict(self.offsets),
             segments=tuple(item.meta for item in self.live().values()),
             committed=self.stored.committed,
+            owner=decisions.decode_owner(self.stored.owner),
         )
 
 
@@ -119,10 +121,12 @@ class MemoryStore:
     def identity(self) -> StoreIdentity:
         return self._identity
 
-    def acquire(self, job: str) -> JobRecord:
+    def acquire(self, job: str, candidate: OwnerCandidate | None = None) -> JobRecord:
         with self._lock:
             entry = self._jobs.setdefault(job, _Job(StoredJob(job, 0, 0, None, None, False, 0, _new_incarnation())))
-            entry.stored = replace(entry.stored, generation=entry.stored.generation + 1, deleted=False)
+            acquired = replace(entry.stored, generation=entry.stored.generation + 1, deleted=False)
+            owner = acquired.owner if candidate is None else decisions.next_owner(acquired, candidate)
+            entry.stored = replace(acquired, owner=owner)
             return entry.record(self._clock())
 
     def record(self, job: str) -> JobRecord | None:
@@ -378,7 +382,12 @@ class MemoryStore:
                 entry = self._jobs[job] = _Job(self._jobs[job].stored, claims=self._jobs[job].claims)
                 self._reset(entry)
                 entry.stored = replace(
-                    entry.stored, definition=None, deleted=True, committed=0, incarnation=_new_incarnation()
+                    entry.stored,
+                    definition=None,
+                    deleted=True,
+                    committed=0,
+                    incarnation=_new_incarnation(),
+                    owner=None,
                 )
 
     def close(self) -> None:

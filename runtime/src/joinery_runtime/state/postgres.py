@@ -18,6 +18,7 @@ from psycopg.types.json import Jsonb
 from joinery_runtime.connectors.postgres.client import OWN_PATH, check_name
 from joinery_runtime.connectors.store_identity import StoreIdentity
 from joinery_runtime.errors import StateError
+from joinery_runtime.job.model.owner import OwnerCandidate
 from joinery_runtime.state import decisions, statements
 from joinery_runtime.state.connection import Connection, GuardedConnections
 from joinery_runtime.state.ddl import ensure_schema, installed_version
@@ -117,10 +118,13 @@ class PostgresStore:
         assert row is not None, "the first step is part of every schema"
         return StoreIdentity(row[0], self.location)
 
-    def acquire(self, job: str) -> JobRecord:
+    def acquire(self, job: str, candidate: OwnerCandidate | None = None) -> JobRecord:
         with self._connection.transaction() as connection:
-            if not self._sql.run(connection, statements.ACQUIRE, job).rowcount:
-                decisions.require_job(self._stored(connection, job), job)
+            acquired = self._sql.run(connection, statements.ACQUIRE, job).rowcount
+            if not acquired or candidate is not None:
+                stored = decisions.require_job(self._stored(connection, job), job)
+            if candidate is not None and (owner := decisions.next_owner(stored, candidate)) != stored.owner:
+                self._sql.run(connection, statements.SET_OWNER, job, owner=owner)
             return self._record(connection, job)
 
     def record(self, job: str) -> JobRecord | None:
@@ -560,6 +564,7 @@ def _record(job: str, row: tuple[Any, ...]) -> JobRecord:
         values,
         metas,
         committed,
+        owner,
         _,
     ) = row
     return JobRecord(
@@ -574,6 +579,7 @@ def _record(job: str, row: tuple[Any, ...]) -> JobRecord:
         offsets=dict(zip(sources, values, strict=True)),
         segments=tuple(SegmentMeta(**meta) for meta in metas),
         committed=committed,
+        owner=decisions.decode_owner(owner),
     )
 
 

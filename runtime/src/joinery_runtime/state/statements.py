@@ -21,9 +21,11 @@ ON CONFLICT (pipeline_name) DO UPDATE
     SET generation = jobs.generation + 1, deleted = FALSE, updated_at = pg_catalog.now()
 WHERE jobs.moved_to IS NULL
 """
+SET_OWNER = "UPDATE {schema}.jobs SET owner = %(owner)s::json WHERE pipeline_name = %(job)s"
 
 JOB = """
-SELECT generation, epoch, pending_plan::text, definition::text, deleted, committed, lineage::text, moved_to
+SELECT generation, epoch, pending_plan::text, definition::text, deleted, committed, lineage::text, moved_to,
+    owner::text
 FROM {schema}.jobs WHERE pipeline_name = %(job)s
 """
 LOCK_JOB = JOB + " FOR UPDATE"
@@ -45,7 +47,7 @@ SELECT lineage::text, generation, epoch, signature::text, definition::text, pend
      FROM {schema}.offsets o WHERE o.pipeline_name = j.pipeline_name),
     (SELECT coalesce(pg_catalog.json_agg(meta ORDER BY group_key), '[]')
      FROM {schema}.state s WHERE s.pipeline_name = j.pipeline_name AND status = 'live'),
-    committed, moved_to
+    committed, owner::text, moved_to
 FROM {schema}.jobs j WHERE pipeline_name = %(job)s AND NOT deleted
 """
 
@@ -191,7 +193,7 @@ SELECT s.lineage::text, j.generation, s.epoch, s.signature::text, s.definition::
     (SELECT coalesce(pg_catalog.json_agg(meta ORDER BY group_key), '[]')
      FROM {schema}.state JOIN {schema}.savepoint_segments p USING (pipeline_name, group_key)
      WHERE p.pipeline_name = s.pipeline_name AND p.name = s.name),
-    s.committed, NULL
+    s.committed, j.owner::text, NULL
 FROM {schema}.savepoints s JOIN {schema}.jobs j USING (pipeline_name)
 WHERE s.pipeline_name = %(job)s AND s.name = %(name)s AND NOT j.deleted
 """
@@ -290,7 +292,7 @@ DELETE_OFFSETS = "DELETE FROM {schema}.offsets WHERE pipeline_name = %(job)s"
 DELETE_EPOCHS = "DELETE FROM {schema}.epochs WHERE pipeline_name = %(job)s"
 SET_DELETED = """
 UPDATE {schema}.jobs SET deleted = TRUE, moved_to = NULL, committed = 0, signature = NULL, definition = NULL,
-    lineage = pg_catalog.gen_random_uuid()
+    owner = NULL, lineage = pg_catalog.gen_random_uuid()
 WHERE pipeline_name = %(job)s
 """
 

@@ -32,6 +32,7 @@ from typing import Any, Protocol
 
 from joinery_runtime.connectors.store_identity import StoreIdentity
 from joinery_runtime.core.table.segment import SegmentMeta
+from joinery_runtime.job.model.owner import OwnerCandidate, RecordedOwner
 
 __all__ = [
     "Admin",
@@ -68,7 +69,8 @@ class JobRecord:
     the first plan, after `start_anew`, and where the state comes from a release that did not store it. `planned_for_ms`
     is how long ago the pending plan was written, by the store's clock (0: none is pending); comparison ignores it.
     `committed` is the epoch that the state stands on: the last one committed, or the savepoint's after a restore (0:
-    none). `start_anew` leaves it unchanged until the next commit.
+    none). `start_anew` leaves it unchanged until the next commit. `owner` is the resource to which the state belongs;
+    None: no driver of a release that records it has started.
     """
 
     job: str
@@ -82,6 +84,7 @@ class JobRecord:
     offsets: Mapping[str, bytes]
     segments: tuple[SegmentMeta, ...]
     committed: int = 0
+    owner: RecordedOwner | None = None
 
     @property
     def ownership(self) -> OwnershipToken:
@@ -214,8 +217,10 @@ class Epochs(Protocol):
     """What the owner of a job does. `acquire` makes the caller the owner. Every other call names the generation that
     `acquire` gave, and raises Fenced when there is a newer one."""
 
-    def acquire(self, job: str) -> JobRecord:
-        """Takes the next generation (creating the job at its first start) and returns the record under it."""
+    def acquire(self, job: str, candidate: OwnerCandidate | None = None) -> JobRecord:
+        """Takes the next generation (creating the job at its first start) and returns the record under it. The state
+        belongs to the candidate from then on. Raises StateTaken, and changes nothing, if it belongs to another owner
+        (`owner.check_candidate`). Without a candidate, its owner stays."""
         ...
 
     def write_plan(

@@ -12,6 +12,7 @@ from joinery_runtime.engine.job_state import JobIdentity
 from joinery_runtime.engine.plan import EpochPlan, input_states
 from joinery_runtime.errors import IncompatibleState, Moved
 from joinery_runtime.hosts.secrets import with_secrets
+from joinery_runtime.hosts.stores import operator_candidate
 from joinery_runtime.hosts.worker_builder import JobInputs
 from joinery_runtime.inspect.shadow import Clock, shadow
 from joinery_runtime.inspect.stored_state import open_durable
@@ -19,6 +20,7 @@ from joinery_runtime.job import Job, compare, under_definition, with_stored_name
 from joinery_runtime.job.crd import MESSAGE_BYTES
 from joinery_runtime.job.crd.driver import StateCheck
 from joinery_runtime.job.model.duration import format_duration
+from joinery_runtime.job.model.owner import check_candidate
 from joinery_runtime.state import migrations
 from joinery_runtime.state.postgres import ReadOnlyStore
 from joinery_runtime.state.store import JobRecord, StateReader
@@ -47,6 +49,8 @@ def check_job(job: Job, clock: Clock = _CLOCK) -> StateCheck:
             return StateCheck(fits=False, refused=(str(error),), target_version=target)
         if record is None:
             return StateCheck(fits=True, target_version=target)
+        if (candidate := operator_candidate()) is not None:
+            check_candidate(job.name, record.owner, candidate)
         if job.spec.upgrade.mode == "stateless":
             words = "upgrade.mode is stateless: the job starts anew; its state stays in a savepoint of the rollout"
             return _checked(record, target, (), (words,))

@@ -11,6 +11,7 @@ from joinery_runtime.errors import JoineryError
 from joinery_runtime.inspect.admin.savepoints import check_name
 from joinery_runtime.inspect.stored_state import record_of
 from joinery_runtime.job import Job
+from joinery_runtime.job.model.owner import OwnerCandidate, check_candidate
 from joinery_runtime.job.model.wording import counted, size_text
 from joinery_runtime.state import migrations
 from joinery_runtime.state.savepoints import (
@@ -103,10 +104,11 @@ def migrate_job(
     *,
     drop_state: bool,
     report: Callable[[int], None] = lambda _: None,
+    candidate: OwnerCandidate | None = None,
 ) -> Migrated:
     """Takes the next generation, which fences older drivers, pins the state, and migrates or drops it. May be repeated
     after an interruption, and after the new driver has committed; then it changes nothing. Calls `report` with the
-    number of segments written so far. Raises JoineryError.
+    number of segments written so far. `candidate` is who acquires the state. Raises JoineryError.
 
     All steps use the generation taken first, so that rolling back this rollout meanwhile fences them.
     """
@@ -114,22 +116,29 @@ def migrate_job(
     if savepoint is not None:
         check_name(savepoint)
     record = store.record(job)
+    if record is not None and candidate is not None:
+        check_candidate(job, record.owner, candidate)
     if record is not None and savepoint is not None:
         # A rollout that is over, or a release that is too old, must not fence the running driver.
         check_rollout(store, record, savepoint, done=_done(record, drop_state=drop_state))
     if drop_state:
-        return _start_anew(store, job, savepoint, target)
+        return _start_anew(store, job, savepoint, target, candidate)
     if record is not None:
         check_versions(record, chain, target)
     if savepoint is None and (record is None or not outdated_segments(record, chain, target)):
         return Migrated(job, target, 0, None, dropped=False, pruned=())
-    return _migrate(store, job, savepoint, chain, target)
+    return _migrate(store, job, savepoint, chain, target, candidate)
 
 
 def _migrate(
-    store: StateStore, job: str, savepoint: str | None, chain: Mapping[int, Migration], target: int
+    store: StateStore,
+    job: str,
+    savepoint: str | None,
+    chain: Mapping[int, Migration],
+    target: int,
+    candidate: OwnerCandidate | None,
 ) -> Migrated:
-    record = store.acquire(job)
+    record = store.acquire(job, candidate)
     name = name_for_migration(record, target) if savepoint is None else savepoint
     done = _done(record, drop_state=False)
     check_rollout(store, record, name, done=done)
@@ -144,13 +153,15 @@ def _migrate(
     return Migrated(job, target, count, pin, dropped=False, pruned=tuple(prune_pins(store, job, name)))
 
 
-def _start_anew(store: StateStore, job: str, savepoint: str | None, target: int) -> Migrated:
+def _start_anew(
+    store: StateStore, job: str, savepoint: str | None, target: int, candidate: OwnerCandidate | None
+) -> Migrated:
     if savepoint is None:
         raise JoineryError(
             "--anew needs a savepoint that keeps the state which is dropped",
             todo="Give --savepoint NAME; it can be deleted once the job runs well",
         )
-    record = store.acquire(job)
+    record = store.acquire(job, candidate)
     pin = ensure_pin(store, record, savepoint, done=_done(record, drop_state=True))
     after = store.start_anew(job, savepoint, generation=record.generation)
     planned = int(record.plan["epoch"]) if record.plan is not None and after.plan is None else None

@@ -159,6 +159,8 @@ class DriverAttempt(Model):
     """The savepoint that it pinned before it migrated."""
     anew: bool = False
     """Whether it left the old state behind."""
+    replaces: Words | None = Field(default=None, examples=["0a4e6e5c/jobs/orders/4f5e8f4d@17"])
+    """The owner from which it might take the state: the annotation joinery.dev/replacesOwner of that time."""
 
 
 class RestoringRevision(Model):
@@ -216,6 +218,8 @@ class Refusal(Model):
         examples=["The keys differ from those of the state; set upgrade.mode: stateless to leave it behind."]
     )
     """Why, in words, and what to do."""
+    replaces: Words | None = Field(default=None, examples=["0a4e6e5c/jobs/orders/4f5e8f4d@17"])
+    """The annotation joinery.dev/replacesOwner of that time."""
 
 
 class PastRevision(Model):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, ValidationInfo, model_validator
+from pydantic import AliasPath, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationInfo, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
@@ -15,6 +15,7 @@ from joinery_runtime.job.model.base import Bool, ByteCount, Int, Length, Limits,
 from joinery_runtime.job.model.draft import Finding, Loc, no_key, path_text
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.outputs import DeadLetter, DeadLetterKafka, Output, StoreSpec
+from joinery_runtime.job.model.owner import REPLACES_OWNER
 from joinery_runtime.job.model.pods import Autoscale, SparkSpec
 from joinery_runtime.job.model.references import POSTGRES_NAME_BYTES, Reference
 from joinery_runtime.job.model.types import ColumnType
@@ -34,6 +35,7 @@ class Metadata(Model):
 
     name: Name
     namespace: Name | None = None
+    replaces_owner: str = Field(default="", validation_alias=AliasPath("annotations", REPLACES_OWNER), exclude=True)
 
 
 class Trigger(Model):

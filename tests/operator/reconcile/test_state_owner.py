@@ -1,0 +1,127 @@
+"""Whose the state is: what a pod is told about its resource, and a job whose state belongs to another resource."""
+
+from __future__ import annotations
+
+import pytest
+
+from joinery_operator.settings import Settings
+from joinery_runtime.job.model.owner import REPLACES_OWNER, STATE_OWNER, OwnerCandidate, StateOwner
+from simulated_cluster.simulation import IMAGE, SimulatedCluster, resource
+
+FIRST, SECOND, DELETE = "orders-driver-1", "orders-driver-2", "orders-delete-state"
+TAKEN = {"outcome": "failed", "kind": "StateTaken", "error": "it belongs to west/jobs/orders/u-9", "retry": False}
+
+
+@pytest.fixture
+def cluster() -> SimulatedCluster:
+    settings = Settings(runtime_image=IMAGE, cluster="east")
+    return SimulatedCluster(resource(cleanup="deleteState"), settings=settings)
+
+
+def annotate(cluster: SimulatedCluster, value: str) -> None:
+    """Changes no generation, as in Kubernetes."""
+    assert cluster.resource is not None
+    cluster.resource["metadata"].setdefault("annotations", {})[REPLACES_OWNER] = value
+
+
+def candidate(cluster: SimulatedCluster, pod: str, container: str = "containers") -> OwnerCandidate:
+    (main, *_) = cluster.pods[pod]["spec"][container]
+    (text,) = [variable["value"] for variable in main["env"] if variable["name"] == STATE_OWNER]
+    return OwnerCandidate.model_validate_json(text)
+
+
+def test_each_pod_that_works_on_the_state_is_told_for_whom(cluster: SimulatedCluster) -> None:
+    cluster.commit(cluster.started(1))
+    assert cluster.resource is not None
+    metadata = cluster.resource["metadata"]
+    owner = StateOwner(
+        cluster="east", kind="StreamJoin", namespace=metadata["namespace"], name="orders", uid=metadata["uid"]
+    )
+    asked = candidate(cluster, FIRST)
+    assert (asked.owner, asked.replaces) == (owner, "")
+    annotate(cluster, "west/jobs/orders/u-9@4")
+    cluster.edit(delivery="atLeastOnce")
+    cluster.step()
+    (check,) = [name for name in cluster.pods if "-check-" in name]
+    assert candidate(cluster, check).replaces == "west/jobs/orders/u-9@4"
+    cluster.run(check)
+    cluster.check_result(check, fits=True)
+    cluster.step()
+    cluster.stopped(FIRST)
+    cluster.step()
+    cluster.step()
+    assert candidate(cluster, SECOND, "initContainers").owner == owner
+    cluster.delete()
+    cluster.step()  # the pod, which nobody ran, goes at once
+    cluster.step()
+    assert candidate(cluster, DELETE).owner == owner
+
+
+def test_a_state_that_belongs_to_another_cluster_is_left_to_it(cluster: SimulatedCluster) -> None:
+    cluster.step()
+    cluster.run(FIRST)
+    cluster.end(FIRST, TAKEN)
+    cluster.step()
+    assert cluster.status.phase == "Failed"
+    assert cluster.condition("Ready") == ("False", "StateTaken")
+    assert cluster.condition("Degraded") == ("True", "StateTaken")
+    assert "it belongs to west/jobs/orders/u-9" in cluster.status.conditions[0].message
+    cluster.pass_time(86_400)
+    cluster.step()
+    assert [pod["metadata"]["name"] for pod in cluster.created] == [FIRST], "no second takeover, for ever"
+
+
+def test_the_annotation_that_names_the_owner_starts_one_more_attempt(cluster: SimulatedCluster) -> None:
+    cluster.step()
+    cluster.run(FIRST)
+    cluster.end(FIRST, TAKEN)
+    cluster.step()
+    annotate(cluster, "misspelled")
+    cluster.step()
+    assert candidate(cluster, SECOND).replaces == "misspelled"
+    cluster.run(SECOND)
+    cluster.end(SECOND, TAKEN)
+    cluster.step()
+    cluster.pass_time(86_400)
+    cluster.step()
+    assert cluster.condition("Ready") == ("False", "StateTaken"), "what was tried is not tried again"
+    annotate(cluster, "west/jobs/orders/u-9@4")
+    cluster.step()
+    third = cluster.driver(3)
+    assert candidate(cluster, third).replaces == "west/jobs/orders/u-9@4"
+    cluster.run(third)
+    cluster.get_ready(third)
+    cluster.step()
+    assert cluster.status.phase == "Running"
+
+
+def test_an_edit_that_the_check_rejects_for_its_owner_is_tried_with_the_annotation(cluster: SimulatedCluster) -> None:
+    cluster.commit(cluster.started(1))
+    cluster.edit(delivery="atLeastOnce")
+    cluster.step()
+    (check,) = [name for name in cluster.pods if "-check-" in name]
+    cluster.run(check)
+    cluster.end(check, TAKEN)
+    cluster.step()
+    assert cluster.status.refused is not None
+    assert "it belongs to west/jobs/orders/u-9" in cluster.status.refused.message
+    cluster.step()
+    assert cluster.status.rollout is None
+    annotate(cluster, "west/jobs/orders/u-9@4")
+    cluster.step()
+    assert cluster.status.refused is None
+    assert cluster.status.rollout is not None
+
+
+def test_a_deletion_leaves_the_state_of_another_resource(cluster: SimulatedCluster) -> None:
+    cluster.commit(cluster.started(1))
+    cluster.delete()
+    cluster.step()
+    cluster.stopped(FIRST)
+    cluster.step()
+    cluster.run(DELETE)
+    cluster.end(DELETE, TAKEN)
+    cluster.step()
+    assert cluster.resource is None
+    assert not cluster.database.deleted
+    assert [event for event in cluster.events if event.startswith("Warning StateTaken: nothing was deleted")]
