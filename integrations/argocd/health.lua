@@ -6,9 +6,7 @@ end
 local status = obj.status or {}
 local spec = obj.spec or {}
 
-if obj.metadata.deletionTimestamp ~= nil and status.phase ~= "Deleting" then
-  return verdict("Progressing", "The job is being deleted")
-end
+-- ArgoCD asks no script about an object that is being deleted: it is "Progressing: Pending deletion".
 local paused
 for _, condition in ipairs(status.conditions or {}) do
   if condition.type == "Paused" and condition.status == "True" then
@@ -51,9 +49,6 @@ if is("Degraded", "True") then
 end
 if status.phase == "Failed" then
   return verdict("Degraded", status.lastError or "The job has failed")
-end
-if status.phase == "Deleting" then
-  return verdict("Progressing", "The job is being deleted")
 end
 
 if spec.suspend == true then

@@ -61,10 +61,11 @@ class Rendered:
 @dataclass(frozen=True, slots=True)
 class Chart:
     helm: Path
+    folder: Path = CHART
 
     def render(self, values: Manifest | None = None, release: str = "joinery") -> Rendered:
         """All objects, those of hooks included. Raises HelmFailed."""
-        command = ["template", release, str(CHART), "--namespace", NAMESPACE, "--kube-version", "1.34.0"]
+        command = ["template", release, str(self.folder), "--namespace", NAMESPACE, "--kube-version", "1.34.0"]
         text = self.run(*command, *_flags(values))
         return Rendered([each for each in yaml.safe_load_all(text) if each is not None])
 

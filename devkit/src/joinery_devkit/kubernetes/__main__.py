@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from joinery_devkit import gitops
 from joinery_devkit.kubernetes import binaries, packages
 from joinery_devkit.kubernetes.node import Node, only_one
 from joinery_runtime.errors import JoineryError
@@ -35,6 +36,7 @@ def _run(arguments: argparse.Namespace) -> int:
         if arguments.tier == "node":
             packages.install(packages.ALL)  # includes those of images and tests, to install all at once
         binaries.build(binaries.API_TIER if arguments.tier == "api" else binaries.WHOLE_NODE)
+        gitops.build()
         return 0
     node = Node()
     if arguments.command == "down":
