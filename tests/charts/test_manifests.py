@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from charts.rendering import CHART, NAMESPACE, ROOT, Chart, HelmFailed, Manifest, Rendered
-from joinery_operator.kube.process import PERMISSIONS, ROUTE_PERMISSIONS
-from joinery_operator.kube.resources import JOBS, OWNERS
+from joinery_operator.kube.process import PERMISSIONS, page_permissions
+from joinery_operator.kube.resources import HTTP_ROUTE, INGRESS, JOBS, OWNERS, ApiResource
 from joinery_operator.names import labels as driver_labels
 from joinery_operator.settings import read_settings
 
@@ -138,10 +138,11 @@ def _rules(role: Manifest) -> dict[str, set[str]]:
     return {resource: set(rule["verbs"]) for rule in role["rules"] for resource in rule["resources"]}
 
 
-def _operator_rules() -> dict[str, set[str]]:
+def _operator_rules(*page_kinds: ApiResource) -> dict[str, set[str]]:
     """What the operator checks at its start that it may, and what only some clusters check."""
+    of_pages = [right for kind in page_kinds for right in page_permissions(kind)]
     found = {f"{owner.plural}/finalizers": {"update"} for owner in OWNERS}
-    for right in (*PERMISSIONS, *ROUTE_PERMISSIONS):
+    for right in (*PERMISSIONS, *of_pages):
         name = f"{right.resource.plural}/{right.subresource}" if right.subresource else right.resource.plural
         found.setdefault(name, set()).add(right.verb)
     return found
@@ -411,3 +412,30 @@ def test_the_operators_pod_takes_what_the_installation_adds(chart: Chart) -> Non
     own = rendered.one("Deployment", "joinery-operator")["spec"]["selector"]
     assert first == {**constraint, "labelSelector": own}
     assert own["matchLabels"].items() <= pod["metadata"]["labels"].items()
+
+
+PAGE_URL = {"jobPage.url": "https://{name}.{namespace}.example.com/"}
+ROUTES = {"jobPage.httpRoute.parentRefs": [{"name": "public"}]}
+
+
+@pytest.mark.parametrize(
+    ("values", "page_kinds"),
+    [
+        ({}, ()),
+        (PAGE_URL, ()),
+        ({**PAGE_URL, "jobPage.ingress.enabled": True}, (INGRESS,)),
+        ({**PAGE_URL, **ROUTES, "jobPage.httpRoute.enabled": True}, (HTTP_ROUTE,)),
+        ({"jobPage.ingress.permissions": True, "jobPage.httpRoute.permissions": True}, (INGRESS, HTTP_ROUTE)),
+    ],
+)
+def test_rights_on_what_leads_to_pages_come_with_the_setting(
+    chart: Chart, values: dict[str, Any], page_kinds: tuple[ApiResource, ...]
+) -> None:
+    rendered = chart.render(values)
+    rules = _rules(rendered.one("ClusterRole", "joinery-operator"))
+    networking = {**_operator_rules(), **{kind.plural: set() for kind in page_kinds}}
+    assert rules.keys() == networking.keys()
+    assert all(rules[kind.plural] == _operator_rules(kind)[kind.plural] for kind in page_kinds)
+    for name in ("INGRESS", "ROUTE"):
+        assert '"permissions"' not in rendered.environment.get(f"JOINERY_OPERATOR_PAGE_{name}", "")
+    read_settings(rendered.environment)

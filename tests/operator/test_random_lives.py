@@ -17,7 +17,7 @@ from budget import examples
 from joinery_operator.kube.api import ApiResponse
 from joinery_operator.kube.controller import Controller
 from joinery_operator.kube.metrics import Metrics
-from joinery_operator.kube.resources import HTTP_ROUTE, WATCHED, ObjectKey
+from joinery_operator.kube.resources import PAGE_KINDS, WATCHED, ObjectKey
 from joinery_operator.reconcile import reconcile
 from joinery_runtime.errors import JoineryError
 from simulated_cluster.memory_server import Id, MemoryApi, MemoryServer
@@ -92,7 +92,7 @@ class Lives(WholeOperator):
             Metrics(),
             clock=lambda: self.seconds,
             now=lambda: self.now + timedelta(seconds=skew),
-            watched=(*WATCHED, HTTP_ROUTE),
+            watched=(*WATCHED, *PAGE_KINDS),
         )
         controller.poller.last_status = lambda _: self._said() if self.resource else None  # type: ignore[method-assign]
         await controller.auditor.fill()

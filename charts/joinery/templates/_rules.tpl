@@ -26,11 +26,22 @@
   resources: [pods, configmaps, services]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [networking.k8s.io]
-  resources: [networkpolicies, ingresses]
+  resources: [networkpolicies]
   verbs: [get, list, watch, create, patch, delete]
+{{- with .Values.jobPage.ingress }}
+{{- if or .enabled .permissions }}
+- apiGroups: [networking.k8s.io]
+  resources: [ingresses]
+  verbs: [get, list, watch, create, patch, delete]
+{{- end }}
+{{- end }}
+{{- with .Values.jobPage.httpRoute }}
+{{- if or .enabled .permissions }}
 - apiGroups: [gateway.networking.k8s.io]
   resources: [httproutes]
   verbs: [get, list, watch, create, patch, delete]
+{{- end }}
+{{- end }}
 - apiGroups: [""]
   resources: [events]
   verbs: [create, patch]

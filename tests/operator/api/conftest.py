@@ -75,6 +75,7 @@ def chart_rights(namespace: str, *values: str) -> list[dict[str, Any]]:
     """Role and binding, as the chart renders them for an operator of that namespace that runs in it."""
     command = [str(program("helm")), "template", "joinery", str(CHART), "--namespace", namespace]
     command += ["--kube-version", "1.34.0", "--show-only", "templates/rbac.yaml"]
-    command += ["--set", ",".join([f"watch.namespaces={{{namespace}}}", *values])]
+    pages = "jobPage.ingress.permissions=true,jobPage.httpRoute.permissions=true"
+    command += ["--set", ",".join([f"watch.namespaces={{{namespace}}}", pages, *values])]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return [each for each in yaml.safe_load_all(done.stdout) if each]

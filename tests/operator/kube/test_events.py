@@ -20,7 +20,7 @@ from joinery_operator.kube.events import EventRecorder
 from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.probes import Health, ProbeServer
 from joinery_operator.kube.process import PERMISSIONS, check_environment, log_json
-from joinery_operator.kube.resources import OWNERS, WATCHED
+from joinery_operator.kube.resources import INGRESS, OWNERS, PAGE_KINDS, WATCHED
 from joinery_operator.kube.watches import SELECTOR, kopf_settings, load_connection, registry
 from joinery_operator.settings import Settings
 from joinery_runtime.errors import EnvironmentProblem
@@ -223,13 +223,14 @@ def test_an_operator_without_rights_anywhere_does_not_start():
         check(without_rights_in(""))
 
 
+INGRESSED = Settings(page_url="https://{name}.x/", page_ingress="{}")
 ROUTED = Settings(page_url="https://{name}.x/", page_route='{"parentRefs": [{"name": "a"}]}')
 
 
-def routes(server, settings):
+def page_kinds(server, settings):
     async def run():
         async with MemoryApi(server) as api:
-            return await process.should_watch_routes(api, settings)
+            return await process.watched_page_kinds(api, settings)
 
     return asyncio.run(run())
 
@@ -240,15 +241,37 @@ def without_gateways():
     return server
 
 
+def without_rights_on_pages():
+    server = MemoryServer()
+    served = server.serve
+
+    def serve(method, address, body):
+        attributes = (body or {}).get("spec", {}).get("resourceAttributes", {})
+        lacks = attributes.get("resource") in {"ingresses", "httproutes"}
+        return (201, {"status": {"allowed": False}}) if lacks else served(method, address, body)
+
+    server.serve = serve
+    return server
+
+
 def test_routes_are_watched_where_they_can_be_and_missed_where_they_are_wanted():
-    assert routes(MemoryServer(), ROUTED)
-    assert routes(MemoryServer(), Settings()), "those of an earlier setting go"
-    assert not routes(without_gateways(), Settings())
+    assert page_kinds(MemoryServer(), ROUTED) == PAGE_KINDS
+    assert page_kinds(MemoryServer(), Settings()) == PAGE_KINDS, "those of an earlier setting go"
+    assert page_kinds(without_gateways(), Settings()) == (INGRESS,)
     with pytest.raises(EnvironmentProblem, match=r"Gateway API.*httproutes\.gateway\.networking\.k8s\.io \(v1\)"):
-        routes(without_gateways(), ROUTED)
-    assert not routes(without_rights_in("shop"), Settings(namespaces=("shop",)))
+        page_kinds(without_gateways(), ROUTED)
+    assert page_kinds(without_rights_in("shop"), Settings(namespaces=("shop",))) == ()
     with pytest.raises(EnvironmentProblem, match=r"httproutes\.gateway\.networking\.k8s\.io in namespace shop"):
-        routes(without_rights_in("shop"), replace(ROUTED, namespaces=("shop", "farm")))
+        page_kinds(without_rights_in("shop"), replace(ROUTED, namespaces=("shop", "farm")))
+
+
+def test_an_installation_without_pages_needs_no_permission_on_what_leads_to_them():
+    server = without_rights_on_pages()
+    assert check(server, "shop") == ("shop",)
+    assert page_kinds(server, Settings()) == ()
+    wanted = r"ingresses\.networking\.k8s\.io in all namespaces.*turn jobPage\.ingress of the chart off"
+    with pytest.raises(EnvironmentProblem, match=wanted):
+        page_kinds(server, INGRESSED)
 
 
 def test_all_namespaces_are_none_by_name():

@@ -13,7 +13,7 @@ from typing import Any, Self
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.config import load_kube_config
 
-from joinery_operator.kube.resources import BY_KIND, CHILDREN, JOBS
+from joinery_operator.kube.resources import BY_KIND, CHILDREN, INGRESS, JOBS
 from joinery_operator.kube.watches import SELECTOR
 from joinery_runtime.job.crd import DriverStatus
 
@@ -88,7 +88,7 @@ class ApiServerClient:
     def ours(self, namespace: str) -> dict[str, list[str]]:
         """What there is of the jobs and of the operator's children."""
         found = {job.kind: self.names(job.kind, namespace) for job in JOBS}
-        for child in CHILDREN:
+        for child in (*CHILDREN, INGRESS):
             items = self.list(child.kind, namespace, SELECTOR.replace("!=", "%21%3D").replace("=", "%3D", 1))
             found[child.kind] = sorted(each["metadata"]["name"] for each in items)
         return found

@@ -15,7 +15,7 @@ from joinery_operator.kube.apply import complete_manifest
 from joinery_operator.kube.cache import owner_uid
 from joinery_operator.kube.controller import Controller
 from joinery_operator.kube.metrics import Metrics
-from joinery_operator.kube.resources import BY_KIND, HTTP_ROUTE, OWNER_KINDS, WATCHED, ApiResource, ObjectKey
+from joinery_operator.kube.resources import BY_KIND, OWNER_KINDS, PAGE_KINDS, WATCHED, ApiResource, ObjectKey
 from joinery_operator.reconcile import reconcile
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job.crd import DriverStatus
@@ -113,7 +113,7 @@ class WholeOperator(SimulatedCluster):
             Metrics(),
             clock=lambda: self.seconds,
             now=lambda: self.now,
-            watched=(*WATCHED, HTTP_ROUTE),
+            watched=(*WATCHED, *PAGE_KINDS),
         )
         self.controller.poller.last_status = lambda _: self._said()  # type: ignore[method-assign]
         self._told: dict[Id, tuple[str, str]] = {}

@@ -32,9 +32,11 @@ from joinery_operator.kube.resources import (
     CHILDREN,
     EVENT,
     HTTP_ROUTE,
+    INGRESS,
     LEASE,
     NAMESPACE,
     OWNERS,
+    PAGE_KINDS,
     SECURITY_CONTEXT_CONSTRAINTS,
     WATCHED,
     ApiResource,
@@ -121,7 +123,7 @@ async def serve(
                 lost = lease.lost
             metrics.leader.set(1)
             current_settings = replace(settings, namespaces=usable)
-            watched = (*WATCHED, HTTP_ROUTE) if await should_watch_routes(api, current_settings) else WATCHED
+            watched = (*WATCHED, *await watched_page_kinds(api, current_settings))
             excluded = [name for name in settings.namespaces if name not in usable]
             async with Controller(
                 current_settings, api, reconcile, metrics, socket.gethostname(), watched=watched
@@ -214,7 +216,7 @@ async def _usable_namespaces(
 async def wait_until_regained(api: Api, excluded: Sequence[str], settings: Settings) -> tuple[str, ...]:
     """Waits until the operator has all of its permissions again in some of these namespaces, and returns those: a
     namespace and the operator's role in it were created again."""
-    permissions = (*PERMISSIONS, *ROUTE_PERMISSIONS) if settings.page_route else PERMISSIONS
+    permissions = (*PERMISSIONS, *(right for kind in _wanted_page_kinds(settings) for right in page_permissions(kind)))
     while True:
         await asyncio.sleep(REGAIN_SECONDS)
         try:
@@ -303,8 +305,6 @@ class Permission:
 
 
 _OF_CHILDREN = ("get", "list", "watch", "create", "patch", "delete")
-ROUTE_PERMISSIONS: Sequence[Permission] = tuple(Permission(HTTP_ROUTE, verb) for verb in _OF_CHILDREN)
-"""The permissions needed if jobs' pages have HTTPRoutes."""
 PERMISSIONS: Sequence[Permission] = (
     *(Permission(owner, verb) for owner in OWNERS for verb in ("get", "list", "watch", "patch")),
     *(Permission(owner, "update", "status") for owner in OWNERS),
@@ -313,6 +313,11 @@ PERMISSIONS: Sequence[Permission] = (
 )
 """The permissions that the operator needs in each of its namespaces. If the API server checks owner references, it also
 needs `update` of the owners' subresource `finalizers`."""
+
+
+def page_permissions(kind: ApiResource) -> Sequence[Permission]:
+    """The permissions needed if jobs' pages have objects of this kind."""
+    return tuple(Permission(kind, verb) for verb in _OF_CHILDREN)
 
 
 async def check_environment(api: Api, namespaces: Sequence[str], metrics: Metrics) -> tuple[str, ...]:
@@ -358,26 +363,37 @@ async def cluster_uid(api: Api) -> str:
         ) from error
 
 
-async def should_watch_routes(api: Api, settings: Settings) -> bool:
-    """Whether HTTPRoutes are watched: if the installation wants them, and otherwise if that is possible, so that those
-    of an earlier setting are deleted. Raises EnvironmentProblem."""
-    served, required = await api.is_served(HTTP_ROUTE), bool(settings.page_route)
+def _wanted_page_kinds(settings: Settings) -> tuple[ApiResource, ...]:
+    wanted = {INGRESS: settings.page_ingress, HTTP_ROUTE: settings.page_route}
+    return tuple(kind for kind in PAGE_KINDS if wanted[kind])
+
+
+async def watched_page_kinds(api: Api, settings: Settings) -> tuple[ApiResource, ...]:
+    """Returns which of the kinds that lead to jobs' pages are watched: those that the installation wants, and others if
+    that is possible, so that objects of an earlier setting are deleted. Raises EnvironmentProblem."""
+    wanted = _wanted_page_kinds(settings)
+    return tuple([kind for kind in PAGE_KINDS if await _can_watch(api, settings, kind, required=kind in wanted)])
+
+
+async def _can_watch(api: Api, settings: Settings, kind: ApiResource, *, required: bool) -> bool:
+    chart_value = "jobPage.ingress" if kind == INGRESS else "jobPage.httpRoute"
+    served = await api.is_served(kind)
     if required and not served:
         raise EnvironmentProblem(
             "The Gateway API's definitions are missing",
-            facts=f"{HTTP_ROUTE.plural}.{HTTP_ROUTE.group} ({HTTP_ROUTE.version})",
-            todo="Install the Gateway API, or turn jobPage.httpRoute of the chart off",
+            facts=f"{kind.plural}.{kind.group} ({kind.version})",
+            todo=f"Install the Gateway API, or turn {chart_value} of the chart off",
         )
     namespaces = (settings.namespaces or (None,)) if served else ()
     refused = dict.fromkeys(
-        namespace for namespace, _ in await _missing_permissions(api, namespaces, ROUTE_PERMISSIONS)
+        namespace for namespace, _ in await _missing_permissions(api, namespaces, page_permissions(kind))
     )
     if required and refused:
         scopes = ", ".join(map(_scope_text, refused))
         raise EnvironmentProblem(
             "The operator's service account lacks permissions",
-            facts=f"{', '.join(_OF_CHILDREN)} {HTTP_ROUTE.plural}.{HTTP_ROUTE.group} in {scopes}",
-            todo="Bind it to the chart's role there, or turn jobPage.httpRoute of the chart off",
+            facts=f"{', '.join(_OF_CHILDREN)} {kind.plural}.{kind.group} in {scopes}",
+            todo=f"Bind it to the chart's role there, or turn {chart_value} of the chart off",
         )
     return served and not refused
 

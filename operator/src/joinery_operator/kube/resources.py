@@ -46,9 +46,10 @@ HTTP_ROUTE = ApiResource("HTTPRoute", "httproutes", "gateway.networking.k8s.io")
 SECURITY_CONTEXT_CONSTRAINTS = ApiResource(
     "SecurityContextConstraints", "securitycontextconstraints", "security.openshift.io"
 )
-CHILDREN = (POD, CONFIG_MAP, SERVICE, NETWORK_POLICY, INGRESS)
-ALL_CHILDREN = (*CHILDREN, HTTP_ROUTE)
-"""The children, including kinds that only some clusters know."""
+CHILDREN = (POD, CONFIG_MAP, SERVICE, NETWORK_POLICY)
+PAGE_KINDS = (INGRESS, HTTP_ROUTE)
+"""What may lead to jobs' pages. The operator has no permissions on a kind that its installation does not use."""
+ALL_CHILDREN = (*CHILDREN, *PAGE_KINDS)
 JOBS = tuple(ApiResource(kind.name, kind.plural, _GROUP, _VERSION) for kind in KINDS)
 SAVEPOINT = ApiResource(SAVEPOINT_KIND.name, SAVEPOINT_KIND.plural, _GROUP, _VERSION)
 OWNERS = (*JOBS, SAVEPOINT)
