@@ -13,7 +13,7 @@ from engine.sim_kafka import SimTopic
 from engine.sim_process import FAILURES, IN_TASK, call
 from joinery_runtime.connectors.kafka.producers import Producers
 from joinery_runtime.connectors.kafka.transactions import KafkaTransactionsSink, PartNames, PartWrite
-from joinery_runtime.connectors.sink import Attempt, AttemptId, AttemptRows, ImmediateSink, Receipt, RecoveryContext
+from joinery_runtime.connectors.sink import Attempt, AttemptId, AttemptRows, NamesNoStore, Receipt, RecoveryContext
 from joinery_runtime.connectors.store_identity import StoreIdentity
 from joinery_runtime.errors import OutputUnavailable
 
@@ -27,7 +27,7 @@ class Transaction:
     actions: list[Callable[[], None]] = field(default_factory=list)
 
 
-class SimSink(ImmediateSink):
+class SimSink(NamesNoStore):
     """`table` is filled in the commit's transaction, as in Postgres, `files` after it, by renaming, `topic` before it,
     by the Kafka sink's own code. `staged` and `partial` hold what no commit has named yet, by attempt."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from engine.sim_jobs import INNER
 from engine.sim_sink import SimSink
 from engine.simulation import World
 from joinery_runtime.cli.ending import failed
-from joinery_runtime.connectors.sink import Receipt
+from joinery_runtime.connectors.sink import BufferedSink, Receipt
 from joinery_runtime.connectors.store_identity import StoreIdentity
 from joinery_runtime.core.table.segment import STATE_VERSION
 from joinery_runtime.engine import driver as driver_module
@@ -204,37 +204,58 @@ def test_recovery_publishes_what_a_crash_left_unpublished(world: World, monkeypa
     assert [row for rows in world.output.files.values() for row in rows] == world.output.table != []
 
 
-def test_an_idle_driver_makes_an_epoch_without_rows_for_those_that_are_held(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[int, int, int, bool]] = []
+class BufferingSink(SimSink, BufferedSink):
+    """Says of itself what a test sets, and notes the calls of `seal`."""
 
-    def seal(generation: int, epoch: int, receipts: Collection[Receipt], *, last: bool) -> list[Receipt]:
-        asked.append((generation, epoch, len(receipts), last))
+    buffered_rows = 0
+    due_now = due_at_last = False
+
+    def __init__(self, name: str, spawn: Callable[[str, Callable[[], None]], None]) -> None:
+        super().__init__(name, spawn)
+        self.sealed: list[tuple[int, int, int, bool]] = []
+
+    def due(self, *, last: bool) -> bool:
+        return self.due_at_last if last else self.due_now
+
+    def seal(self, generation: int, epoch: int, receipts: Sequence[Receipt], *, last: bool) -> list[Receipt]:
+        self.sealed.append((generation, epoch, len(receipts), last))
         return []
 
-    monkeypatch.setattr(world.output, "seal", seal)
-    fill(world, 4)
-    driver = started(world)
+
+@pytest.fixture
+def buffering(tmp_path: Path) -> Iterator[World]:
+    world = type("BufferingWorld", (World,), {"sink_type": BufferingSink})(tmp_path)
+    yield world
+    world.close()
+
+
+def test_an_idle_driver_makes_an_epoch_without_rows_for_those_that_are_buffered(
+    buffering: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(buffering, 4)
+    driver = started(buffering)
     epoch(driver)
     assert driver.plan() is None
-    monkeypatch.setattr(world.output, "due", lambda *, last: True)
-    monkeypatch.setattr(SimSink, "held", 5)
+    monkeypatch.setattr(buffering.output, "due_now", True)
+    monkeypatch.setattr(BufferingSink, "buffered_rows", 5)
     plan = driver.plan()
     assert plan is not None
     assert plan.ranges == ()
     assert driver.commit(plan, driver.run(plan), last=True).unpublished_rows == 10, "output and dead letters"
-    assert asked == [(1, 1, 1, False), (1, 2, 0, True)]
+    assert isinstance(buffering.output, BufferingSink)
+    assert buffering.output.sealed == [(1, 1, 1, False), (1, 2, 0, True)]
 
 
-def test_the_epoch_that_shows_what_is_held_reads_nothing_more(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_epoch_that_shows_what_is_buffered_reads_nothing_more(
+    buffering: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A stop comes while records wait: it is not to take as long as an epoch of them."""
-    fill(world, 4)
-    driver = started(world)
+    fill(buffering, 4)
+    driver = started(buffering)
     epoch(driver)
-    fill(world, 4, first=4)
-    assert driver.plan(reads=False) is None, "nothing is held"
-    monkeypatch.setattr(world.output, "due", lambda *, last: last)
+    fill(buffering, 4, first=4)
+    assert driver.plan(reads=False) is None, "nothing is buffered"
+    monkeypatch.setattr(buffering.output, "due_at_last", True)
     plan = driver.plan(reads=False)
     assert plan is not None
     assert plan.ranges == ()
@@ -243,20 +264,20 @@ def test_the_epoch_that_shows_what_is_held_reads_nothing_more(world: World, monk
 
 
 def test_a_driver_that_slept_is_told_that_it_was_replaced_and_not_that_files_are_gone(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    buffering: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gone(*_: object, **__: object) -> list[Receipt]:
         raise SinkError("held files are gone")
 
-    fill(world, 4)
-    slept = started(world)
+    fill(buffering, 4)
+    slept = started(buffering)
     plan = slept.plan()
     assert plan is not None
     outcome = slept.run(plan)
-    monkeypatch.setattr(world.output, "seal", gone)
+    monkeypatch.setattr(buffering.output, "seal", gone)
     with pytest.raises(SinkError):
         slept.commit(plan, outcome)
-    started(world)
+    started(buffering)
     with pytest.raises(Fenced):
         slept.commit(plan, outcome)
 

@@ -118,11 +118,15 @@ def test_small_files_wait_until_they_are_large_together(store: Store) -> None:
     store.size = 2 * size
     sink = store.sink()
     store.drive(sink, until=1)
-    assert (names(store.folder), sink.held, sink.due(last=False), sink.due(last=True)) == ([], 6, False, True)
+    assert (names(store.folder), sink.buffered_rows, sink.due(last=False), sink.due(last=True)) == ([], 6, False, True)
     store.epoch(sink, store.generation, 2, range(2))
     assert names(store.folder) == [f"epoch-000000000002-since-000000000001{SUFFIX[store.file_format]}"]
     assert sorted(read(store.folder)) == [100, 101, 102, 110, 111, 112, 200, 201, 202, 210, 211, 212]
-    assert (sink.held, list((store.folder / ".held").iterdir()), list((store.folder / ".staging").iterdir())) == (
+    assert (
+        sink.buffered_rows,
+        list((store.folder / ".held").iterdir()),
+        list((store.folder / ".staging").iterdir()),
+    ) == (
         0,
         [],
         [],
@@ -160,7 +164,7 @@ def test_a_large_file_is_not_held(store: Store) -> None:
     sink = store.sink()
     store.drive(sink, until=1)
     assert names(store.folder) == [f"epoch-000000000001-shard-0000{n}{SUFFIX[store.file_format]}" for n in (0, 1)]
-    assert sink.held == 0
+    assert sink.buffered_rows == 0
 
 
 def test_a_file_s_name_is_behind_those_that_are_there(store: Store) -> None:
@@ -183,7 +187,7 @@ def test_without_rolling_each_epoch_is_visible_at_once(tmp_path: Path) -> None:
     written = [sink.writer().write(attempt(), rows(1, 0))]
     assert list(sink.seal(1, 1, written, last=True)) == []
     sink.publish(1, written)
-    assert (len(names(tmp_path)), sink.held, sink.due(last=True)) == (1, 0, False)
+    assert (len(names(tmp_path)), sink.buffered_rows, sink.due(last=True)) == (1, 0, False)
 
 
 def test_columns_that_changed_make_another_file(store: Store) -> None:
@@ -282,7 +286,7 @@ def test_what_was_merged_is_not_merged_again_by_a_job_that_is_started_anew(store
         path.write_bytes(data)
     anew = store.sink()
     anew.recover(recovery(9, 3))
-    assert (anew.held, anew.due(last=True), len(names(store.folder))) == (0, False, 1)
+    assert (anew.buffered_rows, anew.due(last=True), len(names(store.folder))) == (0, False, 1)
 
 
 def test_another_life_s_held_files_are_left_alone_and_told_of(store: Store) -> None:
@@ -292,7 +296,7 @@ def test_another_life_s_held_files_are_left_alone_and_told_of(store: Store) -> N
     held = sorted((store.folder / ".held").iterdir())
     other, warnings = store.sink(), list[str]()
     other.recover(recovery(1, 100, incarnation="another-life", warn=warnings.append))
-    assert (other.held, other.due(last=True)) == (0, False)
+    assert (other.buffered_rows, other.due(last=True)) == (0, False)
     written = [other.writer().write(attempt(101, incarnation="another-life"), rows(101, 0))]
     other.publish(101, [*written, *other.seal(1, 101, written, last=True)])
     assert sorted(read(store.folder)) == [10_100, 10_101, 10_102]

@@ -50,8 +50,8 @@ class StoreDatabase(Protocol):
 
 
 def sink_for(job: Job, store: StoreDatabase | None, incarnation: str = "") -> Sink:
-    """The sink of the job's output. `store` None: the state is not in Postgres. `incarnation` lets `held` answer before
-    `recover`, which sets it."""
+    """The sink of the job's output. `store` None: the state is not in Postgres. `incarnation` lets `buffered_rows`
+    answer before `recover`, which sets it."""
     match job.spec.output:
         case Output(kafka=KafkaOutput() as kafka):
             return _kafka(job, output_topic(job, kafka), PartNames(job.name))

@@ -9,6 +9,7 @@ recovery (`publish`, which must be idempotent). Rows of a receipt that no commit
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -123,20 +124,6 @@ class Sink(Protocol):
 
     def writer(self) -> SinkWriter: ...
 
-    @property
-    def held(self) -> int:
-        """The number of committed rows that are not visible yet. They are held for fewer and larger files."""
-        ...
-
-    def due(self, *, last: bool) -> bool:
-        """Whether held rows are due to become visible; with `last`, any held rows are. The next commit publishes them,
-        if need be that of an epoch without rows."""
-        ...
-
-    def seal(self, generation: int, epoch: int, receipts: Sequence[Receipt], *, last: bool) -> Sequence[Receipt]:
-        """Called right before an epoch's commit. Returns receipts of held rows that the commit names as well."""
-        ...
-
     def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
         """Runs inside the state commit. `connection` is the store's (psycopg for Postgres, None for memory)."""
         ...
@@ -166,25 +153,31 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
-class ImmediateSink:
-    """The trivial part of `Sink`, where rows become visible with their epoch and a waiting call soon raises."""
+class BufferedSink(ABC):
+    """The part of a sink that may keep committed rows invisible, for fewer and larger files. Only a subclass is one:
+    the driver asks by `isinstance`."""
 
     @property
-    def held(self) -> int:
-        return 0
+    @abstractmethod
+    def buffered_rows(self) -> int:
+        """The number of committed rows that are not visible yet."""
 
+    @abstractmethod
     def due(self, *, last: bool) -> bool:
-        return False
+        """Say whether buffered rows are due to become visible; with `last`, any buffered rows are. The next commit
+        publishes them, if need be that of an epoch without rows."""
 
+    @abstractmethod
     def seal(self, generation: int, epoch: int, receipts: Sequence[Receipt], *, last: bool) -> Sequence[Receipt]:
-        return ()
-
-    def away(self) -> Unavailable | None:
-        return None
+        """Return receipts of buffered rows that the commit names as well. Called right before an epoch's commit."""
 
 
-class NamesNoStore(ImmediateSink):
-    """The trivial part of `Sink`, where nothing in the target says which store the job that writes to it has."""
+class NamesNoStore:
+    """The trivial part of `Sink`, where nothing in the target says which store the job that writes to it has, and a
+    waiting call soon raises."""
 
     def other_store(self) -> StoreIdentity | None:
+        return None
+
+    def away(self) -> Unavailable | None:
         return None

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from joinery_runtime.connectors.sink import Receipt, RecoveryContext, Sink
+from joinery_runtime.connectors.sink import BufferedSink, Receipt, RecoveryContext, Sink
 from joinery_runtime.connectors.store_identity import StoreIdentity
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.table.segment import STATE_VERSION
@@ -164,7 +164,7 @@ class Driver:
     @property
     def unpublished_rows(self) -> int:
         """Rows of committed epochs that are not visible in the outputs yet."""
-        return sum(sink.held for _, sink in self._sinks())
+        return sum(sink.buffered_rows for _, sink in self._buffered_sinks())
 
     def unavailability(self) -> Unavailable | None:
         """Which input or output does not answer now. Any thread may ask while another method waits for it."""
@@ -257,6 +257,9 @@ class Driver:
         if self._parts.dead_letters is not None:
             yield "dead_letters", self._parts.dead_letters
 
+    def _buffered_sinks(self) -> Iterator[tuple[str, BufferedSink]]:
+        return ((kind, sink) for kind, sink in self._sinks() if isinstance(sink, BufferedSink))
+
     # --- plan -------------------------------------------------------------------------------------------------------
 
     def plan(self, *, always: bool = False, reads: bool = True) -> EpochPlan | None:
@@ -275,7 +278,7 @@ class Driver:
         planner = self._parts.planner
         if self.state.pending is None:
             plan = self._new_plan(self.state, always=always) if reads else None
-            if plan is None and any(sink.due(last=not reads) for _, sink in self._sinks()):
+            if plan is None and any(sink.due(last=not reads) for _, sink in self._buffered_sinks()):
                 plan = self._new_plan(self.state, always=True, reads=False)
             if plan is None:
                 return None
@@ -477,7 +480,7 @@ class Driver:
 
     def _seal(self, epoch: int, result: dict[str, Any], *, last: bool) -> None:
         try:
-            for kind, sink in self._sinks():
+            for kind, sink in self._buffered_sinks():
                 result[kind] = [*result[kind], *sink.seal(self.generation, epoch, result[kind], last=last)]
         except SinkError:
             self._require_ownership()  # a newer driver may have published what this one held while it slept

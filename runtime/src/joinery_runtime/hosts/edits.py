@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from joinery_runtime.connectors.outputs import dead_letter_sink, sink_for
-from joinery_runtime.connectors.sink import Sink
+from joinery_runtime.connectors.sink import BufferedSink, Sink
 from joinery_runtime.engine.driver import takeover_of
 from joinery_runtime.engine.protocol import Action, next_action
 from joinery_runtime.errors import (
@@ -61,7 +61,7 @@ class EarlierDefinition:
             for kind, sink in sinks.items():
                 if newest is not None:
                     sink.publish(newest.epoch, newest.result.get(kind, []))
-                    has_unpublished_rows |= sink.held > 0
+                    has_unpublished_rows |= isinstance(sink, BufferedSink) and sink.buffered_rows > 0
         return has_unpublished_rows
 
     def _may_be_visible(self, planned: Job, record: JobRecord, claims: Mapping[str, str]) -> bool:

@@ -24,7 +24,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from joinery_runtime.connectors.files.rolling import HELD, Part, Rolling, groups, held_names, held_parts, merge
-from joinery_runtime.connectors.sink import Attempt, AttemptRows, NamesNoStore, Receipt, RecoveryContext, life_of
+from joinery_runtime.connectors.sink import (
+    Attempt,
+    AttemptRows,
+    BufferedSink,
+    NamesNoStore,
+    Receipt,
+    RecoveryContext,
+    life_of,
+)
 from joinery_runtime.disk import is_full
 from joinery_runtime.errors import OutputUnavailable, SinkError
 from joinery_runtime.formats.json.encode import PLAIN, JsonStyle, json_lines, rows_to_json
@@ -92,7 +100,7 @@ def write_parquet(file: IO[bytes], batches: Iterable[pa.RecordBatch]) -> int:
     return count
 
 
-class FileSink(NamesNoStore):
+class FileSink(NamesNoStore, BufferedSink):
     """The driver half. `wall` is a clock in seconds since 1970, like the file system's. `life` says whose held files it
     merges, until `recover` sets it. Held files of others stay: another life of the job writes the rows of
     this one again, and another job may be at work."""
@@ -123,10 +131,10 @@ class FileSink(NamesNoStore):
         hold_below = self._rolling.size if self._rolling is not None else 0
         return FileWriter(str(self._directory), self._format, self._style, hold_below)
 
-    # --- what is held -----------------------------------------------------------------------------------------------
+    # --- what is buffered -------------------------------------------------------------------------------------------
 
     @property
-    def held(self) -> int:
+    def buffered_rows(self) -> int:
         return sum(part.rows for part in self._parts().values())
 
     def due(self, *, last: bool) -> bool:

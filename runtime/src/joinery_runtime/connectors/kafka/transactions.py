@@ -28,7 +28,7 @@ from joinery_runtime.connectors.kafka.markers import EpochMarker, EpochMarkerRea
 from joinery_runtime.connectors.kafka.producers import PRODUCERS, Disowned, OwningProducer, Producers, new_id
 from joinery_runtime.connectors.kafka.records import Records
 from joinery_runtime.connectors.kafka.target import BrokerCheck, KafkaTarget, write_in_fitting_batches
-from joinery_runtime.connectors.sink import Attempt, AttemptRows, ImmediateSink, Receipt, RecoveryContext, life_of
+from joinery_runtime.connectors.sink import Attempt, AttemptRows, Receipt, RecoveryContext, life_of
 from joinery_runtime.connectors.store_identity import StoreIdentity
 from joinery_runtime.errors import Fenced, OutputUnavailable, SinkError, Superseded, Unavailable
 
@@ -200,7 +200,7 @@ class PartWrite:
         return {"attempt": str(self.attempt.id), "rows": rows, "repeated": True}
 
 
-class KafkaTransactionsSink(ImmediateSink):
+class KafkaTransactionsSink:
     """The driver half, which has nothing to do at the commit."""
 
     def __init__(self, target: KafkaTarget, names: PartNames) -> None:
