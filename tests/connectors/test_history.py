@@ -28,8 +28,9 @@ from joinery_runtime.core.pipeline.watermark import InputClock
 from joinery_runtime.engine.alignment import Budget
 from joinery_runtime.engine.idleness import IdleClock
 from joinery_runtime.engine.job_state import JobState
+from joinery_runtime.engine.next_plan import PlanSettings
 from joinery_runtime.engine.plan import EpochPlan, InputState, partition_id
-from joinery_runtime.engine.planner import Planner, PlanSettings
+from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.read_report import ReadCounter
 from joinery_runtime.errors import SourceError
 from joinery_runtime.formats.batch import PartitionRef, RawBatch
@@ -117,8 +118,9 @@ class Job:
 
     def plan(self, passed_ms: int = 100) -> EpochPlan | None:
         self.now_ms += passed_ms
-        plan = self.planner.plan(JobState(Pipeline((), ()), {"in": self.state}, epoch=self.number), self.now_ms)
-        return None if plan is None else EpochPlan.from_json(plan.to_json())
+        result = self.planner.plan(JobState(Pipeline((), ()), {"in": self.state}, epoch=self.number), self.now_ms)
+        self.status = result.status
+        return None if result.plan is None else EpochPlan.from_json(result.plan.to_json())
 
     def commit(self, plan: EpochPlan) -> list[str]:
         """The ids of the rows that count; checks that all others are counted as skipped."""
@@ -240,11 +242,11 @@ def test_the_input_does_not_end_with_its_history(tmp_path, times: list[int]) -> 
     job.add("1.jsonl", *times)
     assert len(job.read()) == len(times)
     assert not job.state.progress.ended
-    assert not job.planner.status.finished
+    assert not job.status.finished
     bounded = Job(tmp_path / "bounded", Topic([[100]], final=True))
     bounded.add("1.jsonl", 10)
     assert bounded.read() == ["1.jsonl-10", "live-100"]
-    assert bounded.planner.status.finished
+    assert bounded.status.finished
 
 
 def test_retention_may_take_what_nobody_needs_while_files_are_read(tmp_path) -> None:
@@ -284,9 +286,9 @@ def test_a_run_once_reads_both_and_the_next_one_goes_on(tmp_path) -> None:
     plan = job.plan()
     job.topic.partitions[0] += [101]
     assert job.commit(plan) == ["1.jsonl-10"]
-    assert not job.planner.status.finished
+    assert not job.status.finished
     assert job.read() == ["live-100"]
-    assert job.planner.status.finished
+    assert job.status.finished
     job.restart()
     assert job.read() == ["live-101"]
 

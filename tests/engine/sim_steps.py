@@ -19,7 +19,7 @@ def add(world: World, name: str, identifier: int, ts: int, key: str = "a") -> No
 
 
 def started(world: World, **settings: Any) -> Driver:
-    driver, _ = world.new_driver(**settings)
+    driver = world.new_driver(**settings)
     driver.recover()
     return driver
 

@@ -41,8 +41,8 @@ class DriverProcess(Process):
 
     ends_with = INJECTED
 
-    def __init__(self, name: str, make_driver: Callable[[], Driver], planner: Planner) -> None:
-        self.driver, self.planner = make_driver(), planner
+    def __init__(self, name: str, make_driver: Callable[[], Driver]) -> None:
+        self.driver = make_driver()
         self._make_driver = make_driver
         super().__init__(name, self._drive)
 
@@ -53,7 +53,7 @@ class DriverProcess(Process):
             plan = self.driver.plan()
             if plan is not None:
                 self.driver.commit(plan, self.driver.run(plan))
-            elif self.planner.status.finished:
+            elif self.driver.sources.finished:
                 return
             else:
                 call("idle", CRASHES, lambda: None)
@@ -72,7 +72,7 @@ class PatientProcess(DriverProcess):
             retrying=lambda *_: None,
             waiting=stop.expect_an_outage,
         )
-        run_until_stopped(self._next_driver, self.planner, stop, listener, Outages(listener, stop, lambda: 0.0))
+        run_until_stopped(self._next_driver, stop, listener, Outages(listener, stop, lambda: 0.0))
 
     def _next_driver(self) -> Driver:
         self.driver = self._make_driver()
@@ -143,8 +143,8 @@ class World:
 
     def start_driver(self, shards: int, machine: int, max_records: int | None = None) -> DriverProcess:
         """A new driver; those that are alive go on as zombies. Drivers on one `machine` share a cache directory."""
-        make_driver, planner = self._drivers(shards, machine, self.identity, max_records=max_records)
-        self.drivers.append(self.process_type(f"driver {len(self.drivers) + 1}", make_driver, planner))
+        make_driver = self._drivers(shards, machine, self.identity, max_records=max_records)
+        self.drivers.append(self.process_type(f"driver {len(self.drivers) + 1}", make_driver))
         return self.drivers[-1]
 
     def new_driver(
@@ -155,11 +155,10 @@ class World:
         who: JobIdentity | None = None,
         dead_letters: bool = True,
         max_records: int | None = None,
-    ) -> tuple[Driver, Planner]:
-        """A driver and its planner, not in a process of their own."""
+    ) -> Driver:
+        """A driver that is not in a process of its own."""
         who = who or self.identity
-        make_driver, planner = self._drivers(shards, machine, who, dead_letters=dead_letters, max_records=max_records)
-        return make_driver(), planner
+        return self._drivers(shards, machine, who, dead_letters=dead_letters, max_records=max_records)()
 
     def _drivers(
         self,
@@ -169,8 +168,8 @@ class World:
         *,
         dead_letters: bool = True,
         max_records: int | None = None,
-    ) -> tuple[Callable[[], Driver], Planner]:
-        """What makes the drivers of a process, one after the other, and their planner."""
+    ) -> Callable[[], Driver]:
+        """What makes the drivers of a process, one after the other."""
         settings = replace(plan_settings(self.job, who), shards=shards)
         if max_records is not None:
             settings = replace(settings, budget=replace(settings.budget, records=max_records))
@@ -183,7 +182,7 @@ class World:
         def make() -> Driver:
             return self.driver_type(who, self.pipeline, parts, now_ms=lambda: self.now_ms, wall_ms=lambda: None)
 
-        return make, planner
+        return make
 
     @property
     def identity(self) -> JobIdentity:

@@ -97,7 +97,9 @@ class ShrinksInMemory(Driver):
 
     def _shrink(self, record: JobRecord) -> None:
         pending = self.state.pending
-        smaller = self._parts.planner.smaller(pending) if pending is not None and self._may_shrink else None
+        smaller = (
+            self._parts.planner.smaller(pending) if pending is not None and self._pending_plan.may_shrink else None
+        )
         self.state = self.state.planned(smaller or pending)
 
 
@@ -114,7 +116,7 @@ class PlansInMemory(Driver):
 
     def plan(self, *, always: bool = False) -> EpochPlan | None:
         if self.state.pending is None:
-            self.state = self.state.planned(self._parts.planner.plan(self.state, self._now_ms(), always=always))
+            self.state = self.state.planned(self._new_plan(self.state, always=always))
         return self.state.pending
 
 

@@ -51,7 +51,7 @@ def fill(world: World, count: int, *, first: int = 0) -> None:
 
 
 def started(world: World, **settings: Any) -> Driver:
-    driver, _ = world.new_driver(**settings)
+    driver = world.new_driver(**settings)
     driver.recover()
     return driver
 
@@ -175,7 +175,7 @@ def test_drivers_that_a_process_makes_after_an_error_are_no_deaths(world: World)
     first = driver.generation
     for _ in range(5):
         previous = driver.generation
-        driver, _ = world.new_driver()
+        driver = world.new_driver()
         driver.recover(previous, first)
         assert driver.plan() == plan
         assert not driver._work(plan).careful
@@ -286,7 +286,7 @@ def test_state_that_does_not_fit_the_job_is_refused_with_the_difference(world: W
     fill(world, 2)
     epoch(started(world))
     changed = with_step(world, keys=[["orders.k", "payments.id", "string"]])
-    driver, _ = world.new_driver(who=replace(world.identity, signature=changed))
+    driver = world.new_driver(who=replace(world.identity, signature=changed))
     with pytest.raises(IncompatibleState, match=r"the keys were orders\.k = payments\.k .* they are now") as caught:
         driver.recover()
     assert "another name" in str(caught.value)
@@ -317,7 +317,7 @@ def test_a_job_that_does_not_fit_leaves_the_running_driver_alone(world: World) -
     running = started(world)
     epoch(running)
     changed = with_step(world, keys=[["orders.k", "payments.id", "string"]])
-    misfit, _ = world.new_driver(who=replace(world.identity, signature=changed))
+    misfit = world.new_driver(who=replace(world.identity, signature=changed))
     with pytest.raises(IncompatibleState):
         misfit.recover()
     fill(world, 2, first=2)
@@ -384,7 +384,7 @@ def test_a_plan_has_the_limit_of_its_topic_and_gets_the_present_one_while_nothin
     """A row that the topic does not take any more would end each start; a row that is out must not be dead as well."""
 
     def recovered(limit: int | None) -> Driver:
-        driver, _ = world.new_driver()
+        driver = world.new_driver()
         driver._parts = replace(driver._parts, row_limit=limit)
         driver.recover()
         return driver
@@ -736,7 +736,7 @@ def test_a_topic_that_was_recreated_since_its_plan_is_not_read_in_silence(world:
 def test_a_driver_that_was_away_does_not_take_the_job_back(world: World) -> None:
     away = started(world)
     newer = started(world)
-    again, _ = world.new_driver()
+    again = world.new_driver()
     with pytest.raises(Fenced, match=r"another driver has taken over .*Another job needs another metadata\.name"):
         again.recover(away.generation)
     assert record(world).generation == newer.generation
@@ -749,7 +749,7 @@ def test_a_driver_that_was_away_does_not_bring_a_deleted_job_back(world: World) 
     away = started(world)
     epoch(away)
     world.store.delete_job(world.job.name)
-    again, _ = world.new_driver()
+    again = world.new_driver()
     with pytest.raises(Fenced, match="or it was deleted"):
         again.recover(away.generation)
     assert world.store.record(world.job.name) is None
@@ -759,7 +759,7 @@ def test_a_driver_that_was_away_does_not_bring_a_deleted_job_back(world: World) 
 def test_a_plan_is_not_replayed_under_another_definition(world: World) -> None:
     fill(world, 4)
     started(world).plan()
-    edited, _ = world.new_driver(who=replace(world.identity, definition={"edited": True}))
+    edited = world.new_driver(who=replace(world.identity, definition={"edited": True}))
     with pytest.raises(StateError, match="was planned by a job that says something else") as caught:
         edited.recover()
     assert failed(caught.value).retry  # the next start settles the plan under the definition that made it

@@ -101,9 +101,7 @@ def test_rows_of_a_transaction_that_is_open_for_long_are_not_late(world: World) 
 
 def test_when_all_inputs_are_idle_the_clock_may_close_rows(world: World) -> None:
     """T6 with `onIdle: advance`: rows go out when their time has come, and then nothing is planned any more."""
-    driver, planner = world.new_driver()
-    planner.clocks = {name: replace(clock, advance_on_idle=True) for name, clock in planner.clocks.items()}
-    driver.recover()
+    driver = advancing(world)
     add(world, "orders", 1, 1_000)
     add(world, "payments", 2, 1_050)
     planned: list[int] = []
@@ -120,7 +118,8 @@ def test_when_all_inputs_are_idle_the_clock_may_close_rows(world: World) -> None
 
 def advancing(world: World) -> Driver:
     """A new driver of the job with `onIdle: advance`, recovered."""
-    driver, planner = world.new_driver()
+    driver = world.new_driver()
+    planner = driver._parts.planner
     planner.clocks = {name: replace(clock, advance_on_idle=True) for name, clock in planner.clocks.items()}
     driver.recover()
     return driver

@@ -62,7 +62,7 @@ def add(world: World, name: str, *times: int, key: str = "a", partition: int = 0
 
 
 def started(world: World) -> Driver:
-    driver: Driver = world.new_driver()[0]
+    driver = world.new_driver()
     driver.recover()
     return driver
 

@@ -25,7 +25,7 @@ from joinery_runtime.engine.loop import (
     Outages,
     run_until_stopped,
 )
-from joinery_runtime.engine.planner import Planner, SourceStatus
+from joinery_runtime.engine.source_snapshot import SourceStatus
 from joinery_runtime.errors import (
     Fenced,
     JoineryError,
@@ -81,6 +81,8 @@ class Scripted:
     read: list[bool] = field(default_factory=list)
     paused: Mapping[str, str] = field(default_factory=dict)
     beyond_end: Mapping[str, str] = field(default_factory=dict)
+    finished: bool = False
+    sources: SourceStatus = field(default_factory=SourceStatus)
 
     def unavailability(self) -> Unavailable | None:
         return None
@@ -92,6 +94,7 @@ class Scripted:
 
     def plan(self, *, reads: bool) -> object:
         self.read.append(reads)
+        self.sources = SourceStatus(finished=self.finished)
         what = next(self.script)
         if isinstance(what, Exception):
             raise what
@@ -142,11 +145,12 @@ def loop(
     wall: Callable[[], float] = lambda: 100.0,
 ) -> Heard:
     heard = Heard()
+    for driver in drivers:
+        driver.finished = finished
     supply = iter(drivers)
     make = cast(Callable[[], Driver], lambda: next(supply))
     run_until_stopped(
         make,
-        cast(Planner, SimpleNamespace(status=SourceStatus(finished=finished))),
         stop,
         heard.listener,
         Outages(heard.listener, stop, wall),
@@ -260,11 +264,9 @@ def test_an_outage_that_an_epoch_waits_out_by_itself_is_told_meanwhile(monkeypat
         monkeypatch.setattr(loop_module, name, 0.001)
     away, stop = SYSTEMS[-1], Waits()
     driver = Patient(iter([PLAN, None]), chain((None, away, away), repeat(None)))
-    planner = cast(Planner, SimpleNamespace(status=SourceStatus(finished=True)))
+    driver.finished = True
     listener, clock = driver.heard.listener, count(100)
-    run_until_stopped(
-        lambda: cast(Driver, driver), planner, stop, listener, Outages(listener, stop, lambda: float(next(clock)))
-    )
+    run_until_stopped(lambda: cast(Driver, driver), stop, listener, Outages(listener, stop, lambda: float(next(clock))))
     assert driver.heard.waiting == [Outage(away, 100.0, 0.001)] * 2
     assert driver.heard.back == [Outage(away, 100.0, 0.001)]
     assert driver.committed == 1
@@ -292,13 +294,12 @@ def test_a_recovery_ends_the_outage_of_the_store_and_says_nothing_of_others() ->
     back: list[tuple[str, int]] = []
     for away in SYSTEMS:
         heard = Heard()
-        drivers = iter([Scripted(iter([away])), pending := Scripted(iter([PLAN, None]), pending=True)])
+        drivers = iter([Scripted(iter([away])), pending := Scripted(iter([PLAN, None]), pending=True, finished=True)])
         stop = Waits()
         listener = replace(heard.listener, recovered=lambda o: back.append((o.error.system, pending.committed)))
         pending.on_commit = lambda: setattr(pending, "pending", False)
         run_until_stopped(
             cast(Callable[[], Driver], lambda: next(drivers)),  # noqa: B023
-            cast(Planner, SimpleNamespace(status=SourceStatus(finished=True))),
             stop,
             listener,
             Outages(listener, stop),

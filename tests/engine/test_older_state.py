@@ -65,7 +65,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 def started(world: World, machine: int, max_records: int | None = None) -> Driver:
-    driver, _ = world.new_driver(machine=machine, max_records=max_records)
+    driver = world.new_driver(machine=machine, max_records=max_records)
     driver.recover()
     return driver
 

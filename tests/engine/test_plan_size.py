@@ -118,7 +118,7 @@ def test_large_records_that_nobody_expected_are_read_in_small_epochs(
         for name in world.topics:
             world.append(name, 0, "x" * 10_000, 1_000 + number, identifier=number)
     world.end_inputs()
-    driver, planner = world.new_driver()
+    driver = world.new_driver()
     noticed: list[str] = []
     listener = JobListener(
         lambda _: None, lambda _: None, lambda error, _: pytest.fail(str(error)), warned=noticed.append
@@ -130,7 +130,7 @@ def test_large_records_that_nobody_expected_are_read_in_small_epochs(
         return made[-1]
 
     stop = threading.Event()
-    run_until_stopped(make_driver, planner, stop, listener, Outages(listener, stop))
+    run_until_stopped(make_driver, stop, listener, Outages(listener, stop))
     assert 1 <= len(noticed) == len(made) - 1 <= 4
     assert "holds more bytes than trigger.maxBytesPerEpoch allows" in noticed[0]
     planned = [entry.plan["ranges"] for entry in world.store.epochs(world.job.name)]

@@ -17,8 +17,10 @@ from joinery_runtime.engine.alignment import Budget
 from joinery_runtime.engine.idleness import IdleClock
 from joinery_runtime.engine.job_state import JobState
 from joinery_runtime.engine.messages import PartitionRead
+from joinery_runtime.engine.next_plan import PlanSettings, shards_for_cores
 from joinery_runtime.engine.plan import EpochPlan, InputState
-from joinery_runtime.engine.planner import Planner, PlanSettings, shards_for_cores
+from joinery_runtime.engine.planner import Planner
+from joinery_runtime.engine.source_snapshot import SourceStatus
 from joinery_runtime.errors import SourceError
 from joinery_runtime.formats.batch import PartitionRef
 
@@ -72,6 +74,7 @@ class Job:
     co_partitions: int = 0  # that are stored
     inputs: dict[str, InputState] = field(default_factory=lambda: {"orders": InputState(), "payments": InputState()})
     number: int = 0
+    status: SourceStatus = field(default_factory=SourceStatus)  # of the newest call of `plan`
 
     def __post_init__(self) -> None:
         self.restart()
@@ -97,7 +100,9 @@ class Job:
         return JobState(Pipeline((), ()), self.inputs, epoch=self.number, co_partitions=self.co_partitions)
 
     def plan(self, now_ms: int = 0, *, always: bool = False, reads: bool = True) -> EpochPlan | None:
-        return self.planner.plan(self.state, now_ms, always=always, reads=reads)
+        result = self.planner.plan(self.state, now_ms, always=always, reads=reads)
+        self.status = result.status
+        return result.plan
 
     def epoch(
         self, highest: Mapping[PartitionRef, int], now_ms: int = 0, *, always: bool = False, reads: bool = True
@@ -129,7 +134,7 @@ def test_a_plan_takes_what_can_be_read() -> None:
     assert ranges(plan) == {ORDERS[0]: (0, 10), ORDERS[1]: (0, 10), PAYMENTS[0]: (0, 7)}
     assert (plan.epoch, plan.shards, plan.fingerprint, plan.checkpoint) == (1, 4, "f", False)
     assert plan.watermarks == {"orders": None, "payments": None}
-    assert job.planner.status.backlog == {"orders": 20, "payments": 7}
+    assert job.status.backlog == {"orders": 20, "payments": 7}
 
 
 def test_the_first_plan_fixes_where_partitions_start_also_without_records() -> None:
@@ -171,7 +176,7 @@ def test_epochs_keep_the_interval_unless_one_is_full() -> None:
     job.epoch({}, 10_000)
     job.orders.ends = dict.fromkeys(ORDERS, (0, 9))
     assert job.plan(10_499) is None
-    assert job.planner.status.backlog == {"orders": 8, "payments": 0}
+    assert job.status.backlog == {"orders": 8, "payments": 0}
     assert ranges(job.epoch({}, 10_500)) == dict.fromkeys(ORDERS, (5, 9))
     job.orders.ends = dict.fromkeys(ORDERS, (0, 19))
     job.epoch({}, 10_501)
@@ -493,22 +498,22 @@ def test_an_input_that_has_been_read_to_its_final_end_is_over() -> None:
     job.payments.final = True
     first = job.epoch({ORDERS[0]: 100, ORDERS[1]: 100, PAYMENTS[0]: 80})
     assert first.ended == ()
-    assert not job.planner.status.finished
+    assert not job.status.finished
     second = job.epoch({}, always=True)
     assert second.ended == ("payments",)
     assert second.watermarks == {"orders": 95, "payments": END_OF_TIME}
-    assert not job.planner.status.finished
+    assert not job.status.finished
 
 
 def test_a_job_is_finished_when_all_its_inputs_are() -> None:
     job = with_records()
     job.orders.final = job.payments.final = True
     job.epoch({})
-    assert not job.planner.status.finished
+    assert not job.status.finished
     ends = job.epoch({})
     assert (ends.ended, ends.ranges) == (("orders", "payments"), ())
     assert job.plan() is None
-    assert job.planner.status.finished
+    assert job.status.finished
 
 
 def test_the_end_of_an_input_is_committed_and_what_is_added_later_is_never_read() -> None:
@@ -519,13 +524,13 @@ def test_the_end_of_an_input_is_committed_and_what_is_added_later_is_never_read(
     assert job.epoch({}).ended == ("orders",)
     assert job.inputs["orders"].progress.ended
     assert job.plan() is None
-    assert not job.planner.status.beyond_end
+    assert not job.status.beyond_end
     job.orders.ends |= {ORDERS[0]: (0, 12)}
     job.restart()
     assert job.plan() is None
-    assert job.planner.status.backlog == {"orders": 0, "payments": 0}
-    assert list(job.planner.status.beyond_end) == ["orders"]
-    assert "more was added since: to orders. It is not read" in job.planner.status.beyond_end["orders"]
+    assert job.status.backlog == {"orders": 0, "payments": 0}
+    assert list(job.status.beyond_end) == ["orders"]
+    assert "more was added since: to orders. It is not read" in job.status.beyond_end["orders"]
 
 
 def test_what_an_earlier_release_did_not_commit_is_committed_at_the_next_start() -> None:
@@ -630,7 +635,7 @@ def test_only_partitions_that_are_ours_are_read() -> None:
     plan = job.plan()
     assert plan is not None
     assert {r.partition for r in plan.ranges} == {ORDERS[0], *PAYMENTS}
-    assert job.planner.status.backlog == {"orders": 20, "payments": 10}
+    assert job.status.backlog == {"orders": 20, "payments": 10}
 
 
 def test_a_partition_of_another_member_holds_the_watermark_back_and_never_gets_idle() -> None:
@@ -696,14 +701,14 @@ def test_a_bounded_input_is_not_finished_while_another_member_has_its_records() 
     taken(job, *ORDERS)
     assert job.epoch({}).ended == ("payments",)
     assert job.plan() is None
-    assert not job.planner.status.finished
+    assert not job.status.finished
 
 
 def test_the_inputs_wait_for_one_whose_records_are_all_another_member_s() -> None:
     job = Job(Source(dict.fromkeys(ORDERS, (0, 10))), Source(dict.fromkeys(PAYMENTS, (0, 10))))
     taken(job, *PAYMENTS)
     assert job.plan() is None
-    assert job.planner.status.unassigned_partitions == tuple(PAYMENTS)
+    assert job.status.unassigned_partitions == tuple(PAYMENTS)
 
 
 def test_checking_the_sources_meets_what_is_missing() -> None:
@@ -736,7 +741,7 @@ def test_a_bounded_run_waits_for_an_input_that_has_no_topic_yet() -> None:
     job = Job(Source({}), Source(dict.fromkeys(PAYMENTS, (0, 0)), final=True))
     job.epoch({}, always=True)
     assert job.plan() is None
-    assert not job.planner.status.finished
+    assert not job.status.finished
 
 
 # --- once -------------------------------------------------------------------------------------------------------------
@@ -748,7 +753,7 @@ def run_once(job: Job) -> list[EpochPlan]:
     plans: list[EpochPlan] = []
     while job.plan() is not None:
         plans.append(job.epoch({}))
-    assert job.planner.status.finished
+    assert job.status.finished
     return plans
 
 
@@ -758,7 +763,7 @@ def test_a_run_once_reads_to_the_ends_of_its_start() -> None:
     job.orders.ends = {ORDERS[0]: (0, 150), ORDERS[1]: (0, 5)}
     while job.plan() is not None:
         job.epoch({})
-    assert job.planner.status.finished
+    assert job.status.finished
     assert job.inputs["orders"].positions == {ORDERS[0]: 100, ORDERS[1]: 0}
     (second,) = run_once(job)
     assert ranges(second) == {ORDERS[0]: (100, 150), ORDERS[1]: (0, 5)}
@@ -783,7 +788,7 @@ def test_an_input_that_has_begun_without_a_partition_is_stored_once(once: bool) 
     plan = job.epoch({})
     assert (plan.ranges, plan.topic_ids) == ((), {"orders": {"topics:begun": "begun"}})
     assert job.plan() is None
-    assert job.planner.status.finished is once
+    assert job.status.finished is once
     assert job.inputs["orders"].positions == {}
 
 
@@ -791,10 +796,10 @@ def test_a_run_once_commits_where_it_starts_before_it_is_finished() -> None:
     """`startFrom: latest` of the next run would be another offset."""
     job = Job(Source({ORDERS[0]: (50, 50)}), Source({PAYMENTS[0]: (70, 70)}), once=True)
     assert job.plan() is not None
-    assert not job.planner.status.finished
+    assert not job.status.finished
     job.epoch({})
     assert job.plan() is None
-    assert job.planner.status.finished
+    assert job.status.finished
 
 
 def test_a_run_once_leaves_an_ended_input_ended() -> None:
@@ -958,6 +963,6 @@ def test_plans_follow_the_cores_but_for_co_partitioned_inputs() -> None:
         assert job.epoch({}).shards == 4, "the cores are unknown: as the job says"
         job.restart()
         job.orders.ends = dict.fromkeys(ORDERS, (0, 20))
-        plan = job.planner.plan(job.state, 0, cores=1)
+        plan = job.planner.plan(job.state, 0, cores=1).plan
         assert plan is not None
         assert plan.shards == shards

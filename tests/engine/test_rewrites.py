@@ -19,7 +19,7 @@ from joinery_runtime.core.table.keyhash import shard_range
 from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine import worker
 from joinery_runtime.engine.limits import StateLimits
-from joinery_runtime.engine.planner import PlanSettings
+from joinery_runtime.engine.next_plan import PlanSettings
 from joinery_runtime.inspect.trace import run_trace
 from joinery_runtime.inspect.trace_steps import Step
 from joinery_runtime.job import StreamJoin, parse_job

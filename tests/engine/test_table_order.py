@@ -96,7 +96,7 @@ def rows_joined(world: World, runs: Sequence[Run]) -> Counter[Any]:
         for row in run.rows:
             now, identifier = now + row.step, identifier + 1
             world.append(row.name, row.partition, row.key, now, identifier=identifier)
-        driver, _ = world.new_driver(run.shards, max_records=run.max_records)
+        driver = world.new_driver(run.shards, max_records=run.max_records)
         driver.recover()
         for _ in _epochs(driver, run.epochs):
             pass

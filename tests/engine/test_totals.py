@@ -22,7 +22,7 @@ def add(world: World, name: str, key: str, ts: int, partition: int = 0) -> None:
 
 
 def started(world: World, shards: int = 2) -> Driver:
-    driver, _ = world.new_driver(shards)
+    driver = world.new_driver(shards)
     driver.recover()
     return driver
 
@@ -149,7 +149,7 @@ def test_a_recovery_reads_for_the_hottest_keys_nothing_that_its_epoch_does_not_n
         return read(job, asked[-1])
 
     monkeypatch.setattr(world.store, "read_segments", noted)
-    driver, _ = world.new_driver(machine=1)
+    driver = world.new_driver(machine=1)
     driver.recover()
     for name, expected in (("payments", []), ("orders", [("k=hot", 7)])):
         add(world, name, "hot", 1_003)

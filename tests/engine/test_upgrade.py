@@ -51,7 +51,7 @@ def fill(world: World, count: int, *, first: int = 0) -> None:
 
 def started(world: World) -> tuple[Driver, list[str]]:
     heard: list[str] = []
-    driver, _ = world.new_driver(who=replace(world.identity, warn=heard.append))
+    driver = world.new_driver(who=replace(world.identity, warn=heard.append))
     driver.recover()
     return driver, heard
 

@@ -21,8 +21,9 @@ from joinery_runtime.core.pipeline.watermark import InputClock
 from joinery_runtime.engine.alignment import Budget
 from joinery_runtime.engine.idleness import IdleClock
 from joinery_runtime.engine.job_state import JobState
+from joinery_runtime.engine.next_plan import PlanSettings
 from joinery_runtime.engine.plan import EpochPlan, InputState
-from joinery_runtime.engine.planner import Planner, PlanSettings
+from joinery_runtime.engine.planner import Planner
 from joinery_runtime.errors import SourceError
 from joinery_runtime.job import Input
 from stores import STORE
@@ -56,7 +57,9 @@ class Watch:
 
     def plan(self) -> EpochPlan | None:
         self.now_ms += 100
-        return self.planner.plan(JobState(Pipeline((), ()), {"in": self.state}, epoch=self.number), self.now_ms)
+        result = self.planner.plan(JobState(Pipeline((), ()), {"in": self.state}, epoch=self.number), self.now_ms)
+        self.status = result.status
+        return result.plan
 
     def commit(self, plan: EpochPlan) -> list[int]:
         found: list[int] = []
@@ -95,7 +98,7 @@ def test_new_files_are_read_once_across_restarts_and_the_input_never_ends(tmp_pa
     assert job.read() == []
     job.add("3.jsonl", 13)
     assert job.read() == [13]
-    assert not job.planner.status.finished
+    assert not job.status.finished
     assert not job.state.progress.ended
 
 
@@ -171,7 +174,7 @@ def test_a_run_once_reads_what_is_there_and_the_next_one_goes_on(tmp_path) -> No
     assert plan is not None
     job.add("2", 2)
     assert [*job.commit(plan), *job.read()] == [1]
-    assert job.planner.status.finished
+    assert job.status.finished
     job.restart()
     assert job.read() == [2]
 

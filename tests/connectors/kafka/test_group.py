@@ -38,8 +38,9 @@ from joinery_runtime.core.pipeline.watermark import InputClock
 from joinery_runtime.engine.alignment import Budget
 from joinery_runtime.engine.idleness import IdleClock
 from joinery_runtime.engine.job_state import JobState
+from joinery_runtime.engine.next_plan import PlanSettings
 from joinery_runtime.engine.plan import InputState
-from joinery_runtime.engine.planner import Planner, PlanSettings
+from joinery_runtime.engine.planner import Planner
 from joinery_runtime.errors import Fenced, SourceError
 from stores import STORE
 
@@ -175,7 +176,7 @@ def test_a_partition_of_another_member_starts_where_it_did_when_the_job_started(
             engine = Planner(settings, {"in": planner}, clocks, IdleClock({"in": 0}))
             state = JobState(Pipeline((), ()), {"in": InputState()})
             # Another rebalance may follow; there is no plan while nothing is held.
-            plan = other.until(lambda: engine.plan(state, now_ms=0))
+            plan = other.until(lambda: engine.plan(state, now_ms=0).plan)
             assert plan is not None
     for partition in (0, 1):
         send(broker.bootstrap, topic, [b"since"], partition)

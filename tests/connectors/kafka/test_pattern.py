@@ -25,8 +25,9 @@ from joinery_runtime.core.pipeline.watermark import InputClock
 from joinery_runtime.engine.alignment import Budget
 from joinery_runtime.engine.idleness import IdleClock
 from joinery_runtime.engine.job_state import JobState
+from joinery_runtime.engine.next_plan import PlanSettings
 from joinery_runtime.engine.plan import EpochPlan, InputState
-from joinery_runtime.engine.planner import Planner, PlanSettings
+from joinery_runtime.engine.planner import Planner
 from joinery_runtime.errors import DataLoss, SourceError
 from joinery_runtime.job import Input
 
@@ -105,10 +106,10 @@ def test_a_topic_that_comes_between_two_starts_is_read_from_its_earliest_record(
     with planning(model) as planner:
         settings = PlanSettings(1, Budget(1_000, 64 << 20), 3_600_000, "f")
         engine = Planner(settings, {"in": planner}, clocks, IdleClock({"in": 0}))
-        plan = engine.plan(JobState(Pipeline((), ()), {"in": InputState()}), now_ms=0)
+        plan = engine.plan(JobState(Pipeline((), ()), {"in": InputState()}), now_ms=0).plan
         assert plan is not None
         state = InputState().after(EpochPlan.from_json(plan.to_json()), "in", {}, clocks["in"])
-        assert engine.plan(JobState(Pipeline((), ()), {"in": state}, epoch=1), now_ms=0) is None, "once is enough"
+        assert engine.plan(JobState(Pipeline((), ()), {"in": state}, epoch=1), now_ms=0).plan is None, "once is enough"
     broker.create_topic(f"{prefix}.a")
     send(broker.bootstrap, f"{prefix}.a", [b"x"] * 2)
     with planning(model) as planner:

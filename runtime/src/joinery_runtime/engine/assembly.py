@@ -14,7 +14,7 @@ from joinery_runtime.engine.alignment import Budget
 from joinery_runtime.engine.idleness import IdleClock
 from joinery_runtime.engine.job_state import JobIdentity
 from joinery_runtime.engine.limits import StateLimits, StateQuota
-from joinery_runtime.engine.planner import PlanSettings
+from joinery_runtime.engine.next_plan import PlanSettings
 from joinery_runtime.job import Job, definition, definition_hash, signature
 from joinery_runtime.job.model.owner import OwnerCandidate
 

@@ -35,6 +35,7 @@ from joinery_runtime.engine.protocol import (
     resolve_commit,
 )
 from joinery_runtime.engine.report import EpochReport, behind_watermark, disorder_of, epoch_report, result_json
+from joinery_runtime.engine.source_snapshot import SourceStatus
 from joinery_runtime.errors import (
     DataLoss,
     DuplicateJobName,
@@ -87,12 +88,23 @@ class DriverParts:
     row_limit: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PendingPlan:
+    """What a driver knows of the plan that it runs next, whether that is in its state already or still to be made."""
+
+    is_old: bool = False  # its topics may have been replaced since it was made
+    replaced_partitions: frozenset[PartitionRef] = frozenset()  # whose topic is another one now
+    may_shrink: bool = True  # a smaller plan may replace it, since nothing of it is visible
+    may_have_rival: bool = False  # another job of this name may have begun to write to the output
+
+
 class Driver:
     """Runs epochs under one generation. After an error, make a new driver: recovery is the same as after a crash.
 
     `now_ms` is a clock that runs only while the job does (for idleness and checkpoints), never event time. `wall_ms` is
     the wall clock, which each plan records (T11); a trace may not have one. `generation`
-    is 0 while it is not known, before and during recovery; `state` is of the newest committed epoch.
+    is 0 while it is not known, before and during recovery; `state` is of the newest committed epoch; `sources` is what
+    the inputs had when they were last asked.
     """
 
     def __init__(
@@ -121,13 +133,8 @@ class Driver:
         self._first_generation = 0  # of this process
         self.planned = False  # whether the newest call of `plan` returned a plan
         self.state = JobState(pipeline, inputs={})
-        # About the pending plan: whether it may be old, its partitions whose topic was replaced by another one, and
-        # whether a smaller plan may take its place, since nothing of it is visible.
-        self._recheck = False
-        self._replaced_partitions: frozenset[PartitionRef] = frozenset()
-        self._may_shrink = True
-        # Whether the next plan has to look for another job of this name that writes to the output.
-        self._check_for_duplicate_name = False
+        self.sources = SourceStatus()
+        self._pending_plan = PendingPlan()
 
     @property
     def epoch(self) -> int:
@@ -144,22 +151,22 @@ class Driver:
         """Partitions to read that another group member may own: those of the pending plan, which needs all of them;
         without a pending plan, those that the newest call of `plan` found held by others."""
         pending = self.state.pending
-        return self._parts.planner.status.unassigned_partitions if pending is None else pending.partitions
+        return self.sources.unassigned_partitions if pending is None else pending.partitions
 
     @property
     def paused(self) -> Mapping[str, str]:
         """Inputs that a limit holds back, and why, as of the newest call of `plan`."""
-        return self._parts.planner.status.paused
+        return self.sources.paused
 
     @property
     def beyond_end(self) -> Mapping[str, str]:
         """By ended input, a warning of what was added after its end, as of the newest call of `plan`."""
-        return self._parts.planner.status.beyond_end
+        return self.sources.beyond_end
 
     @property
     def backlog(self) -> Mapping[str, int]:
         """Unread records per input, as of the newest call of `plan`."""
-        return self._parts.planner.status.backlog
+        return self.sources.backlog
 
     @property
     def unpublished_rows(self) -> int:
@@ -208,8 +215,7 @@ class Driver:
         store.sweep(name, record.generation)
         newest = store.newest_epoch(name)
         self.state = JobState.of(self._pipeline, record, newest)
-        self._recheck = self.pending
-        self._may_shrink = not self._recover_sinks(record, newest)
+        self._pending_plan = PendingPlan(is_old=self.pending, may_shrink=not self._recover_sinks(record, newest))
         self._shrink(record)
 
     def _recover_sinks(self, record: JobRecord, newest: EpochRecord | None) -> bool:
@@ -236,7 +242,7 @@ class Driver:
         out of memory would do so for ever, and so would one whose rows its topic does not take any more. All older
         attempts are fenced by now, and what they staged is swept."""
         pending, limit = self.state.pending, self._parts.row_limit
-        if pending is None or not self._may_shrink:
+        if pending is None or not self._pending_plan.may_shrink:
             return
         smaller = self._parts.planner.smaller(pending)
         if limit is not None and limit != pending.row_limit:
@@ -267,7 +273,7 @@ class Driver:
         do, or other members of a consumer group hold what is to be read (`waiting`). Without `reads` a new plan reads
         nothing, and is made only while rows are held. Raises PartitionsLost when the driver has to rejoin its groups,
         DuplicateJobName when a job of the same name with another store writes to the same output."""
-        if self._check_for_duplicate_name:
+        if self._pending_plan.may_have_rival:
             self._reject_duplicate_name()
         with self._in_its_groups():
             plan = self._pinned_plan(always=always, reads=reads)
@@ -288,22 +294,24 @@ class Driver:
             self.state = self.state.planned(plan)
         else:
             plan = self.state.pending
-            if self._recheck:
-                self._replaced_partitions = planner.replaced_partitions(plan, self.state.inputs)
-        if not planner.pin(ref for ref in plan.partitions if ref not in self._replaced_partitions):
-            self._recheck = True
+            if self._pending_plan.is_old:
+                replaced = planner.replaced_partitions(plan, self.state.inputs)
+                self._pending_plan = replace(self._pending_plan, replaced_partitions=replaced)
+        if not planner.pin(ref for ref in plan.partitions if ref not in self._pending_plan.replaced_partitions):
+            self._pending_plan = replace(self._pending_plan, is_old=True)
             return None
         self._work(plan).failpoint("planned")
         return plan
 
     def _new_plan(self, state: JobState, *, always: bool = False, reads: bool = True) -> EpochPlan | None:
         cores = self._parts.host.cores
-        plan = self._parts.planner.plan(
+        result = self._parts.planner.plan(
             state, self._now_ms(), clock_ms=self._wall_ms(), cores=cores, always=always, reads=reads
         )
-        if plan is None:
+        self.sources = result.status
+        if result.plan is None:
             return None
-        return replace(plan, generation=self.generation, row_limit=self._parts.row_limit)
+        return replace(result.plan, generation=self.generation, row_limit=self._parts.row_limit)
 
     @contextmanager
     def _in_its_groups(self) -> Iterator[None]:
@@ -328,7 +336,7 @@ class Driver:
     def _reject_duplicate_name(self) -> None:
         """Raises DuplicateJobName if another job of this name writes to the output. Each job has its own markers and
         transactions, so nothing is lost, but a reader of the output gets the rows of both."""
-        self._check_for_duplicate_name = False
+        self._pending_plan = replace(self._pending_plan, may_have_rival=False)
         other = self._parts.output.other_store()
         if other is not None:
             self._require_ownership()
@@ -388,7 +396,7 @@ class Driver:
         self._parts.store.reset_offsets(self._identity.name, {}, expected=planned, drop_plan=True)
 
     def _work(self, plan: EpochPlan) -> EpochWork:
-        state, allowed = self.state, self._parts.planner.allowed_bytes(plan) if self._may_shrink else {}
+        state, pending = self.state, self._pending_plan
         new = self._new_inputs(plan)
         return EpochWork(
             generation=self.generation,
@@ -396,8 +404,8 @@ class Driver:
             segments=state.needed_by(plan),
             fault=self._fault,
             incarnation=state.incarnation,
-            replaced_partitions=self._replaced_partitions,
-            allowed=allowed,
+            replaced_partitions=pending.replaced_partitions,
+            allowed=self._parts.planner.allowed_bytes(plan) if pending.may_shrink else {},
             merge_all=self._parts.planner.limits.capped,
             careful=self._is_deadly(plan),
             milliseconds={name: self._milliseconds[name] for name in new if name in self._milliseconds},
@@ -407,14 +415,14 @@ class Driver:
     def _new_inputs(self, plan: EpochPlan) -> list[str]:
         """The inputs that the plan reads and of which nothing is committed. Rows of a plan that an earlier release has
         run may be visible: such a plan is ended, whatever it holds."""
-        read = sorted({planned.partition.input for planned in plan.ranges}) if self._may_shrink else []
+        read = sorted({planned.partition.input for planned in plan.ranges}) if self._pending_plan.may_shrink else []
         return [name for name in read if self.state.inputs[name].progress.newest is None]
 
     def _is_deadly(self, plan: EpochPlan) -> bool:
         """Say whether so many processes have begun this plan that one of its records may have ended them. Drivers that
         this process has made after an error do not count."""
         begun = self._first_generation - plan.generation
-        return self._may_shrink and bool(plan.generation) and begun >= DEATHS
+        return self._pending_plan.may_shrink and bool(plan.generation) and begun >= DEATHS
 
     # --- commit -----------------------------------------------------------------------------------------------------
 
@@ -441,8 +449,7 @@ class Driver:
         planner.unpin(after.inputs)
         work.failpoint("after-commit")
         self._publish(plan.epoch, result)
-        self.state, self._recheck, self._replaced_partitions, self._may_shrink = after, False, frozenset(), True
-        self._check_for_duplicate_name = plan.checkpoint
+        self.state, self._pending_plan = after, PendingPlan(may_have_rival=plan.checkpoint)
         hot_keys = self._hot_keys.learn(
             plan.shards, {task: summary.hottest for task, summary in outcome.shards.items()}
         )
@@ -460,7 +467,7 @@ class Driver:
             hot_keys=hot_keys,
             input_warnings=self._input_warnings.active,
             warnings=warnings,
-            backlog=planner.status.backlog,
+            backlog=self.sources.backlog,
             unpublished_rows=self.unpublished_rows,
         )
         closed = {name: counts["closed"] for name, counts in report.dropped.items() if counts.get("closed")}
@@ -538,10 +545,13 @@ class Driver:
         ones: only then may the input be committed."""
         planner = self._parts.planner
         with self._in_its_groups():
-            if self._current_replaced_partitions(plan) == self._replaced_partitions and planner.is_pinned():
+            if (
+                self._current_replaced_partitions(plan) == self._pending_plan.replaced_partitions
+                and planner.is_pinned()
+            ):
                 return
         planner.unpin({})
-        self._recheck = True
+        self._pending_plan = replace(self._pending_plan, is_old=True)
         raise PartitionsLost(
             f"Epoch {plan.epoch} has lost partitions that it reads",
             facts="another member of the consumer group took them, or their topic was recreated",
@@ -554,7 +564,7 @@ class Driver:
         except DataLoss:
             raise
         except SourceError:
-            return self._replaced_partitions  # the broker no longer answers, but this epoch's work is done
+            return self._pending_plan.replaced_partitions  # the broker no longer answers, but this epoch's work is done
 
 
 def takeover_of(

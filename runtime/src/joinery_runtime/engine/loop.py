@@ -10,8 +10,8 @@ from threading import Event, Thread
 from typing import Literal, TypeVar
 
 from joinery_runtime.engine.driver import Driver
-from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.report import EpochReport
+from joinery_runtime.engine.source_snapshot import SourceStatus
 from joinery_runtime.errors import (
     JoineryError,
     LimitReached,
@@ -157,7 +157,6 @@ class Outages:
 
 def run_until_stopped(
     make_driver: MakeDriver,
-    planner: Planner,
     stop: Event,
     listener: JobListener,
     outages: Outages,
@@ -170,19 +169,21 @@ def run_until_stopped(
     raised."""
     first: int | None = None
     previous: int | None = None
+    sources = SourceStatus()
     while True:
         driver = make_driver()
+        driver.sources = sources  # a driver that replays a plan does not ask the inputs
         try:
             with outages.watching(driver.unavailability):
                 driver.recover(previous, first)
             outages.recovered()
-            return _DriverLoop(driver, planner, stop, listener, outages).go(settle=settle)
+            return _DriverLoop(driver, stop, listener, outages).go(settle=settle)
         except PlanTooLarge as error:
-            previous = driver.generation
+            previous, sources = driver.generation, driver.sources
             first = first or previous
             listener.warned(str(error))
         except Unavailable as error:
-            previous = driver.generation or None
+            previous, sources = driver.generation or None, driver.sources
             first = first or previous
             if stop.is_set():
                 raise
@@ -192,8 +193,8 @@ def run_until_stopped(
 class _DriverLoop:
     """Runs the epochs of one driver, which has recovered."""
 
-    def __init__(self, driver: Driver, planner: Planner, stop: Event, listener: JobListener, outages: Outages) -> None:
-        self._driver, self._planner, self._stop, self._listener = driver, planner, stop, listener
+    def __init__(self, driver: Driver, stop: Event, listener: JobListener, outages: Outages) -> None:
+        self._driver, self._stop, self._listener = driver, stop, listener
         self._outages = outages
         self._polls = Backoff(POLL_FIRST_S, POLL_LAST_S)
         self._paused: frozenset[str] = frozenset()
@@ -207,7 +208,7 @@ class _DriverLoop:
                 self._outages.over()
             if committed:
                 self._polls.reset()
-            elif self._planner.status.finished and not self._driver.pending:
+            elif self._driver.sources.finished and not self._driver.pending:
                 break
             else:
                 self._wait()

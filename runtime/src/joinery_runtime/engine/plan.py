@@ -284,6 +284,10 @@ class InputState:
         )
 
 
+Inputs = Mapping[str, InputState]
+"""The inputs of a job by name."""
+
+
 def _by_partition(offsets: Mapping[PartitionRef, int]) -> list[list[str | int]]:
     return [[ref.topic, ref.partition, offset] for ref, offset in sorted(offsets.items())]
 

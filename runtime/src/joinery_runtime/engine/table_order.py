@@ -14,10 +14,8 @@ from dataclasses import replace
 from joinery_runtime.connectors.source import Bounds, Range
 from joinery_runtime.core.pipeline.step import Horizon
 from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME, InputProgress
-from joinery_runtime.engine.plan import EpochPlan, InputState, partition_id
+from joinery_runtime.engine.plan import EpochPlan, Inputs, InputState, partition_id
 from joinery_runtime.formats.batch import PartitionRef
-
-Inputs = Mapping[str, InputState]
 
 # --- the first read of a table ----------------------------------------------------------------------------------------
 

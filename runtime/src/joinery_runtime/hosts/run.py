@@ -239,7 +239,6 @@ class _JobRun:
                         now_ms=lambda: time.monotonic_ns() // 1_000_000,
                         wall_ms=lambda: time.time_ns() // 1_000_000,
                     ),
-                    planner,
                     stop,
                     listener,
                     self._caller.outages,

@@ -22,7 +22,8 @@ from pydantic import ValidationError
 from joinery_runtime.engine.autoscale import Autoscaler
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.loop import CommittedEpoch, JobListener, Scaling, ScalingCause
-from joinery_runtime.engine.planner import SHARDS_PER_CORE, Planner
+from joinery_runtime.engine.next_plan import SHARDS_PER_CORE
+from joinery_runtime.engine.planner import Planner
 from joinery_runtime.hosts.spark_security import is_local
 from joinery_runtime.job.crd import SCALE_FILE, Scale
 from joinery_runtime.job.model.pods import Autoscale
