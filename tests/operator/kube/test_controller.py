@@ -38,6 +38,25 @@ def test_what_was_there_before_it_started_is_brought_about():
     assert "PUT streamjoins/status" in server.calls
 
 
+def test_an_operator_that_stands_by_tells_no_old_conditions():
+    """Its process goes on, and another replica's words count."""
+    server = MemoryServer()
+    server.add(job())
+    labels = {"job_kind": "StreamJoin", "job_namespace": "shop", "job_name": "orders"}
+
+    async def run():
+        async with controller_on(server) as controller:
+            await settled(controller)
+            controller._collect()
+            sample = controller._metrics.registry.get_sample_value
+            assert sample("joinery_operator_healthy") == 1
+            assert sample("joinery_operator_job_attempts", labels) == 1
+        assert sample("joinery_operator_healthy") == 0
+        assert sample("joinery_operator_job_attempts", labels) is None
+
+    asyncio.run(run())
+
+
 def test_nothing_is_decided_before_all_is_known():
     """Else a driver that is not listed yet would be taken for deleted."""
     server = MemoryServer()

@@ -109,6 +109,9 @@ class Controller:
                 task.cancel()
         await asyncio.gather(*self._tasks, *self._workers, return_exceptions=True)
         await self._stack.aclose()
+        # The process may stand by from here on. The replica that works tells of the jobs.
+        self._metrics.healthy.set(0)
+        self._metrics.set_jobs(())
 
     async def on_watch_event(self, resource: ApiResource, manifest: Manifest, deleted: bool) -> None:
         """Takes an event of a watch."""
