@@ -3,7 +3,7 @@
 import sqlite3
 
 import pytest
-from hypothesis import assume, event, given
+from hypothesis import assume, event, example, given
 from hypothesis import strategies as st
 
 from joinery_runtime.job.sql import SqlInput, translate
@@ -54,16 +54,20 @@ def queries(draw):
     return f"{SELECT} FROM {first} {text}{' WHERE ' if where else ''}{' AND '.join(where)}"
 
 
-def as_sql(steps):
-    """The steps as they read: everything a step says is its condition of a match."""
-    text = f"{SELECT} FROM {INPUTS[0]}"
-    for step in steps:
+def as_sql(translation):
+    """The steps as they read: everything a step says is its condition of a match, and a filter is about an input."""
+    filters = translation.filters.items()
+    sources = {name: name for name in INPUTS} | {
+        name: f"(SELECT rowid, * FROM {name} WHERE {text}) {name}" for name, text in filters
+    }
+    text = f"{SELECT} FROM {sources[INPUTS[0]]}"
+    for step in translation.steps:
         right, interval = step["right"], step["interval"]
         distance = f"{right}.time - {interval['of']}.time"
         parts = [f"{left} = {key}" for left, key in step["keys"].items()]
         parts += [f"{distance} BETWEEN {interval['lower']} AND {interval['upper']}"]
         parts += [f"({step['where']})"] if "where" in step else []
-        text += f" {step.get('type', 'inner')} JOIN {right} ON {' AND '.join(parts)}"
+        text += f" {step.get('type', 'inner')} JOIN {sources[right]} ON {' AND '.join(parts)}"
     return text
 
 
@@ -81,9 +85,14 @@ def filled(data):
 
 @pytest.mark.skipif(sqlite3.sqlite_version_info < (3, 39), reason="this SQLite has no RIGHT and FULL JOIN")
 @given(queries(), rows)
+@example(
+    f"{SELECT} FROM a JOIN b ON a.id = b.id AND b.time >= a.time AND b.time <= a.time + 1 "
+    "RIGHT JOIN c ON c.id = b.id AND c.time >= b.time AND c.time <= b.time + 1 WHERE c.x = 1",
+    {"a": [], "b": [], "c": [(0, None, 0), (0, 1, 0)]},
+)
 def test_the_steps_give_the_rows_of_the_sql(sql, data):
     translation = translate(sql, TABLES)
     event("translated" if not translation.problems else "refused")
     assume(not translation.problems)
     database = filled(data)
-    assert result(database, as_sql(translation.steps)) == result(database, sql)
+    assert result(database, as_sql(translation)) == result(database, sql)
