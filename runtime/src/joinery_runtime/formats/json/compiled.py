@@ -34,34 +34,46 @@ class JsonKernel:
 
     def __init__(self, kernel: Any, schema: pa.Schema, paths: Mapping[str, Path] = MappingProxyType({})) -> None:
         self._kernel, self._schema = kernel, schema
-        self._kinds = np.array([_kind(kernel, field.type) for field in schema], np.int64).reshape(-1, 3)
-        self._names, self._table, self._buckets, self._items, self._arrays = _tables(
+        # Arrays that the kernel reads by their address have to stay alive.
+        self._names, table, buckets, items, arrays = _tables(
             kernel, [paths.get(name, (name,)) for name in schema.names]
         )
-        self._powers = _powers(kernel.MAX_POWER)
-        self._exact = 10.0 ** np.arange(23)
+        self._nodes = len(arrays)
+        self._tables = kernel.Tables(
+            names=self._names.ctypes.data,
+            table=table,
+            buckets=buckets,
+            items=items,
+            arrays=arrays,
+            kinds=np.array([_kind(kernel, field.type) for field in schema], np.int64).reshape(-1, 3),
+            powers=_powers(kernel.MAX_POWER),
+            exact=10.0 ** np.arange(23),
+        )
 
     def decode(self, values: pa.BinaryArray) -> KernelBatch:
         count = len(values)
         offsets, data = _offsets(values), values.buffers()[2]
         missing = values.is_null().cast(pa.uint8()).to_numpy() if values.null_count else np.empty(0, np.uint8)
-        slots = np.empty((len(self._schema), count), np.int64)
-        valid = np.empty((len(self._schema), count), np.uint8)
-        accepted, rejected = np.empty(count, np.int64), np.empty(count, np.int64)
         arena = np.empty(int(offsets[-1] - offsets[0]) + _ROOM, np.uint8)
         address = 0 if data is None else data.address
         size = 0 if data is None else data.size
-        kernel = self._kernel
-        predicted, around = np.zeros((kernel.PREDICTED, 4), np.int64), np.zeros(2 * kernel.DEEPEST, np.int64)
-        seen = np.full(len(self._kinds) + len(self._arrays), -1, np.int64)
+        kernel, width = self._kernel, len(self._schema)
+        memory = kernel.Memory(
+            data=address,
+            limit=address + size,
+            arena=arena.ctypes.data,
+            predicted=np.zeros((kernel.PREDICTED, 4), np.int64),
+            around=np.zeros(2 * kernel.DEEPEST, np.int64),
+            seen=np.full(width + self._nodes, -1, np.int64),
+        )
+        slots, valid = np.empty((width, count), np.int64), np.empty((width, count), np.uint8)
+        accepted, rejected = np.empty(count, np.int64), np.empty(count, np.int64)
         looked_at, rows = kernel.decode(
-            address, size, offsets, missing, self._names.ctypes.data, self._table, self._buckets, self._items,
-            self._arrays, self._kinds, self._powers, self._exact, arena.ctypes.data, predicted, around, seen, slots,
-            valid, accepted, rejected,
-        )  # fmt: skip
-        memory = _TextMemory(kernel, address, address + size, arena)
+            offsets, missing, self._tables, memory, kernel.Rows(slots, valid), accepted, rejected
+        )
         columns = [
-            _column(field.type, memory, slots[at, :rows], valid[at, :rows]) for at, field in enumerate(self._schema)
+            _column(field.type, kernel, memory, slots[at, :rows], valid[at, :rows])
+            for at, field in enumerate(self._schema)
         ]
         rest = np.arange(looked_at, count)
         return KernelBatch(
@@ -109,8 +121,7 @@ def follows(paths: Sequence[Path]) -> bool:
 def _tables(
     kernel: ModuleType, paths: Sequence[Path]
 ) -> tuple[npt.NDArray[np.uint8], IntArray, IntArray, IntArray, IntArray]:
-    """Returns tables as described in the kernel's `decode`: the names, each with a quote and room for a word; where
-    each name is and what it stands for; the first entry of each bucket; the items of arrays; which nodes are arrays."""
+    """Return the names, and the `table`, `buckets`, `items` and `arrays` of the kernel's `Tables`."""
     text = b""
     table: list[list[int]] = []
     items: list[list[int]] = []
@@ -162,22 +173,11 @@ def _powers(largest: int) -> IntArray:
     return np.array(words, np.uint64).view(np.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class _TextMemory:
-    """Where texts are stored: the addresses of the records' bytes and of their end, and the memory for texts that had
-    escapes."""
-
-    kernel: ModuleType
-    data: int
-    end: int
-    arena: npt.NDArray[np.uint8]
-
-
-def _column(arrow: pa.DataType, memory: _TextMemory, slots: IntArray, valid: npt.NDArray[np.uint8]) -> pa.Array:
+def _column(arrow: pa.DataType, kernel: Any, memory: Any, slots: IntArray, valid: npt.NDArray[np.uint8]) -> pa.Array:
     nulls = len(valid) - int(np.count_nonzero(valid))
     bitmap = pa.py_buffer(np.packbits(valid, bitorder="little")) if nulls else None
     if pa.types.is_string(arrow):
-        buffers = _texts(memory, slots)
+        buffers = _texts(kernel, memory, slots)
     elif pa.types.is_boolean(arrow):
         buffers = [np.packbits(slots != 0, bitorder="little")]
     elif pa.types.is_float32(arrow):
@@ -193,10 +193,10 @@ def _column(arrow: pa.DataType, memory: _TextMemory, slots: IntArray, valid: npt
     return pa.Array.from_buffers(arrow, len(slots), [bitmap, *map(pa.py_buffer, buffers)], nulls)
 
 
-def _texts(memory: _TextMemory, slots: IntArray) -> list[npt.NDArray[Any]]:
+def _texts(kernel: Any, memory: Any, slots: IntArray) -> list[npt.NDArray[Any]]:
     """The offsets and the bytes of a text column."""
     offsets = np.empty(len(slots) + 1, np.int32)
-    size = memory.kernel.lay_out(slots, offsets)
+    size = kernel.lay_out(slots, offsets)
     text = np.empty(size + _ROOM, np.uint8)
-    memory.kernel.gather(memory.data, memory.end, memory.arena.ctypes.data, slots, offsets, text.ctypes.data)
+    kernel.gather(memory.data, memory.limit, memory.arena, slots, offsets, text.ctypes.data)
     return [offsets, text[:size]]

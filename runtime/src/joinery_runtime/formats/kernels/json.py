@@ -9,6 +9,8 @@ digits.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 from numba import types
@@ -26,7 +28,28 @@ from joinery_runtime.formats.kernels.memory import (
     zeros_above,
 )
 from joinery_runtime.formats.kernels.scan import (
+    CLOSE,
+    CLOSE_ARRAY,
+    COLON,
+    COMMA,
+    FALSE,
     GIVEN_UP,
+    LETTER_F,
+    LETTER_N,
+    LETTER_T,
+    LETTER_Z,
+    LOWER_CASE,
+    MINUS,
+    NEWLINE,
+    NULL,
+    OPEN,
+    OPEN_ARRAY,
+    PLUS,
+    POINT,
+    QUOTE,
+    SPACE,
+    TRUE,
+    ZERO,
     integer,
     is_space,
     number,
@@ -38,6 +61,7 @@ from joinery_runtime.formats.kernels.scan import (
 )
 
 Words = npt.NDArray[np.int64]
+Doubles = npt.NDArray[np.float64]
 
 BOOL, INT32, INT64, FLOAT, DOUBLE, STRING, DECIMAL, DATE, TIMESTAMP, OTHER = range(10)
 BUCKETS = 256
@@ -48,14 +72,65 @@ _UNKNOWN = -1
 _ROOT = 0  # the node of a record itself
 DEEPEST = 32  # levels of objects and arrays around a value
 PREDICTED = 256  # fields of a record whose names are predicted from the record before
-_OPEN, _CLOSE, _QUOTE, _COMMA, _COLON = 0x7B, 0x7D, 0x22, 0x2C, 0x3A
-_OPEN_ARRAY, _CLOSE_ARRAY, _NEWLINE = 0x5B, 0x5D, 0x0A
-_MINUS, _DOT, _PLUS, _ZERO = 0x2D, 0x2E, 0x2B, 0x30
 _EXACT = 1 << 53
 _SIGN = -(1 << 63)
 _YEAR_1, _YEAR_9999_END = -62_135_596_800_000, 253_402_300_799_999  # as in `convert`, in milliseconds
 _SECONDS_2000, _SECONDS_2100 = 946_684_800, 4_102_444_800  # as in `convert`: such numbers count seconds
 _FLOAT_MAX = 3.4028235677973366e38  # from here on, a double becomes infinite as a float
+
+
+class Tables(NamedTuple):
+    """What a schema wants of a record.
+
+    Node 0 is the record. Other nodes are the objects and arrays around wanted values. What is wanted is a column or,
+    from the number of columns on, a node.
+    """
+
+    names: int
+    """The address of the names in objects, each with a closing quote and 8 bytes of room."""
+    table: Words
+    """For each name: where it begins there, its length with the quote, the next entry in its bucket (-1: none), its
+    node, and what is wanted of it."""
+    buckets: Words
+    """The first entry of each of BUCKETS."""
+    items: Words
+    """For arrays: the node, a position, and what is wanted of it."""
+    arrays: Words
+    """Which nodes are arrays."""
+    kinds: Words
+    """The kind, precision and scale of each column."""
+    powers: Words
+    """The upper 128 bits of powers of ten, lower word first, from -MAX_POWER on."""
+    exact: Doubles
+    """The powers of ten that are doubles."""
+
+
+class Memory(NamedTuple):
+    """The records' bytes, and what the kernel remembers while it reads them."""
+
+    data: int
+    """The address of the records' bytes."""
+    limit: int
+    """The end of the records' bytes."""
+    arena: int
+    """The address of room for all of the records."""
+    predicted: Words
+    """For each of PREDICTED fields of earlier records: the address of its name, the name's length with the closing
+    quote, its node, and what it stands for. Zeros at first."""
+    around: Words
+    """The node and the position around each node, for DEEPEST levels."""
+    seen: Words
+    """The number of the last record that had this column or node; -1 at first."""
+
+
+class Rows(NamedTuple):
+    """Columns x n values. A slot holds a column's value by kind: a number, the bits of a double, milliseconds or days
+    since 1970, or the unscaled value of a decimal. For a text, bits 32 to 62 hold its place, counted from `Memory.data`
+    or, if the slot is negative, from `Memory.arena`, and bits 0 to 31 hold its length."""
+
+    slots: Words
+    valid: npt.NDArray[np.uint8]
+    """1, or 0 for null."""
 
 
 @inlined
@@ -87,7 +162,7 @@ def _digits(at: int, count: int) -> int:
     """Reads `count` digits; negative if one of them is not a digit."""
     value = 0
     for offset in range(count):
-        digit = load8(at + offset) - _ZERO
+        digit = load8(at + offset) - ZERO
         if not 0 <= digit <= 9:
             return -1
         value = value * 10 + digit
@@ -98,10 +173,10 @@ def _digits(at: int, count: int) -> int:
 def _day(at: int) -> tuple[bool, int]:
     """Reads YYYY-MM-DD in the years 1 to 9999. Returns whether it is valid, and the days since 1970."""
     year = _digits(at, 4)
-    if year < 1 or load8(at + 4) != _MINUS:
+    if year < 1 or load8(at + 4) != MINUS:
         return False, 0
     month = _digits(at + 5, 2)
-    if not 1 <= month <= 12 or load8(at + 7) != _MINUS:
+    if not 1 <= month <= 12 or load8(at + 7) != MINUS:
         return False, 0
     day = _digits(at + 8, 2)
     last = 30 + ((month + (month >> 3)) & 1)
@@ -119,10 +194,10 @@ def _day(at: int) -> tuple[bool, int]:
 def _clock(at: int) -> int:
     """Reads HH:MM:SS as seconds; negative if it is not valid, or a leap second."""
     hour = _digits(at, 2)
-    if not 0 <= hour < 24 or load8(at + 2) != _COLON:
+    if not 0 <= hour < 24 or load8(at + 2) != COLON:
         return -1
     minute = _digits(at + 3, 2)
-    if not 0 <= minute < 60 or load8(at + 5) != _COLON:
+    if not 0 <= minute < 60 or load8(at + 5) != COLON:
         return -1
     second = _digits(at + 6, 2)
     return hour * 3600 + minute * 60 + second if 0 <= second < 60 else -1
@@ -136,22 +211,22 @@ def _instant(at: int, end: int) -> tuple[bool, int]:
         return False, 0
     fine, day = _day(at)
     between = load8(at + 10)
-    if not fine or not (between | 0x20 == 0x74 or between == 0x20):
+    if not fine or not (between | LOWER_CASE == LETTER_T or between == SPACE):
         return False, 0
     second = _clock(at + 11)
     if second < 0:
         return False, 0
     at += 19
     milliseconds = 0
-    if load8(at) == _DOT:
+    if load8(at) == POINT:
         at += 1
         begin = at
-        digit = load8(at) - _ZERO
+        digit = load8(at) - ZERO
         while 0 <= digit <= 9:
             if at < begin + 3:
                 milliseconds = milliseconds * 10 + digit
             at += 1
-            digit = load8(at) - _ZERO
+            digit = load8(at) - ZERO
         count = at - begin
         if count == 0:
             return False, 0
@@ -159,22 +234,22 @@ def _instant(at: int, end: int) -> tuple[bool, int]:
             milliseconds *= 10
             count += 1
     byte = load8(at)
-    if byte | 0x20 == 0x7A:
+    if byte | LOWER_CASE == LETTER_Z:
         if at + 1 != end:
             return False, 0
     else:
-        if (byte != _PLUS and byte != _MINUS) or at + 6 != end or load8(at + 3) != _COLON:
+        if (byte != PLUS and byte != MINUS) or at + 6 != end or load8(at + 3) != COLON:
             return False, 0
         hours, minutes = _digits(at + 1, 2), _digits(at + 4, 2)
         if not 0 <= hours < 24 or not 0 <= minutes < 60:
             return False, 0
         offset = hours * 3600 + minutes * 60
-        second += offset if byte == _MINUS else -offset
+        second += offset if byte == MINUS else -offset
     return True, (day * 86_400 + second) * 1000 + milliseconds
 
 
 @inlined
-def _double(digits: int, power: int, powers: Words, exact: npt.NDArray[np.float64]) -> tuple[bool, int]:
+def _double(digits: int, power: int, powers: Words, exact: Doubles) -> tuple[bool, int]:
     """Finds the double nearest to digits * 10**power by the method of Eisel and Lemire (Number Parsing at a Gigabyte
     per Second, 2021). Returns whether it is certain, and the double's bits. `digits` is unsigned. `powers[2*i]` and the
     next one are the upper 128 bits, lower word first, of 10**(i - MAX_POWER)."""
@@ -224,12 +299,10 @@ def _decimal(digits: int, count: int, power: int, precision: int, scale: int) ->
 
 
 @inlined
-def _number_value(
-    at: int, limit: int, kind: int, precision: int, scale: int, powers: Words, exact: npt.NDArray[np.float64]
-) -> tuple[int, int]:
+def _number_value(at: int, tables: Tables, memory: Memory, kind: int, precision: int, scale: int) -> tuple[int, int]:
     """Reads a number for a column of this kind. Returns the address after it, and the value of the column's slot."""
     if kind == INT64 or kind == TIMESTAMP or kind == INT32:
-        integer_value, end = integer(at, limit)
+        integer_value, end = integer(at, memory.limit)
         if kind == TIMESTAMP and (
             not _YEAR_1 <= integer_value <= _YEAR_9999_END or _SECONDS_2000 <= integer_value < _SECONDS_2100
         ):
@@ -238,11 +311,11 @@ def _number_value(
             return GIVEN_UP, 0
         return end, integer_value
     digits, count, power, end = number(at)
-    negative = load8(at) == _MINUS
+    negative = load8(at) == MINUS
     if end == GIVEN_UP:
         return GIVEN_UP, 0
     if kind == DOUBLE or kind == FLOAT:
-        fine, bits = _double(digits, power, powers, exact)
+        fine, bits = _double(digits, power, tables.powers, tables.exact)
         fine = fine and (kind == DOUBLE or bits < bits_of(_FLOAT_MAX))
         if negative:
             bits |= _SIGN
@@ -257,21 +330,21 @@ def _number_value(
 
 @inlined
 def _string_value(
-    at: int, last: int, limit: int, base: int, scratch: int, arena: int, kind: int, precision: int, scale: int
+    at: int, last: int, scratch: int, memory: Memory, kind: int, precision: int, scale: int
 ) -> tuple[int, int, int]:
     """Reads a string for a column of this kind, from its opening quote. Returns the address after it, the value of the
     column's slot, and the end of the used scratch memory."""
     begin = at + 1
-    end, escapes = string_end(begin, last, limit)
+    end, escapes = string_end(begin, last, memory.limit)
     if end == GIVEN_UP:
         return GIVEN_UP, 0, scratch
     if kind == STRING:
         if not escapes:
-            return end + 1, begin - base << 32 | end - begin, scratch
+            return end + 1, begin - memory.data << 32 | end - begin, scratch
         written = unescape(begin, end, scratch)
         if written == GIVEN_UP:
             return GIVEN_UP, 0, scratch
-        return end + 1, _SIGN | scratch - arena << 32 | written - scratch, written
+        return end + 1, _SIGN | scratch - memory.arena << 32 | written - scratch, written
     if escapes:
         return GIVEN_UP, 0, scratch
     fine, value = False, 0
@@ -285,63 +358,52 @@ def _string_value(
         digits, count, power, stopped = number(begin)
         if stopped == end:
             fine, value = _decimal(digits, count, power, precision, scale)
-            if load8(begin) == _MINUS:
+            if load8(begin) == MINUS:
                 value = -value
     return (end + 1 if fine else GIVEN_UP), value, scratch
 
 
 @inlined
-def _field(
-    at: int,
-    last: int,
-    limit: int,
-    base: int,
-    scratch: int,
-    arena: int,
-    kinds: Words,
-    column: int,
-    powers: Words,
-    exact: npt.NDArray[np.float64],
-) -> tuple[int, int, int, bool]:
+def _field(at: int, last: int, scratch: int, tables: Tables, memory: Memory, column: int) -> tuple[int, int, int, bool]:
     """Reads the value of a declared column. Returns the address after it, the value of the column's slot, the end of
     the used scratch memory, and whether the value is null."""
-    kind, precision, scale = kinds[column, 0], kinds[column, 1], kinds[column, 2]
+    kind, precision, scale = tables.kinds[column, 0], tables.kinds[column, 1], tables.kinds[column, 2]
     byte = load8(at)
-    if byte == _QUOTE:
-        end, slot, scratch = _string_value(at, last, limit, base, scratch, arena, kind, precision, scale)
+    if byte == QUOTE:
+        end, slot, scratch = _string_value(at, last, scratch, memory, kind, precision, scale)
         return end, slot, scratch, False
-    if byte == 0x6E:
-        return skip_word(at, 0x6C6C756E, 4), 0, scratch, True
-    if byte == 0x74 or byte == 0x66:
-        end = skip_word(at, 0x65757274, 4) if byte == 0x74 else skip_word(at, 0x65736C6166, 5)
+    if byte == LETTER_N:
+        return skip_word(at, NULL, 4), 0, scratch, True
+    if byte == LETTER_T or byte == LETTER_F:
+        end = skip_word(at, TRUE, 4) if byte == LETTER_T else skip_word(at, FALSE, 5)
         if kind == BOOL:
-            return end, 1 if byte == 0x74 else 0, scratch, False
-        return (end if kind == STRING else GIVEN_UP), at - base << 32 | end - at, scratch, False
+            return end, 1 if byte == LETTER_T else 0, scratch, False
+        return (end if kind == STRING else GIVEN_UP), at - memory.data << 32 | end - at, scratch, False
     if kind == STRING:
-        if byte == _OPEN or byte == _OPEN_ARRAY:
-            end = skip_value(at, last, limit, scratch)
+        if byte == OPEN or byte == OPEN_ARRAY:
+            end = skip_value(at, last, memory.limit, scratch)
             for position in range(at, end):
-                if load8(position) == _NEWLINE:
+                if load8(position) == NEWLINE:
                     return GIVEN_UP, 0, scratch, False
         else:
             end = number(at)[3]
-        return end, at - base << 32 | end - at, scratch, False
-    end, slot = _number_value(at, limit, kind, precision, scale, powers, exact)
+        return end, at - memory.data << 32 | end - at, scratch, False
+    end, slot = _number_value(at, tables, memory, kind, precision, scale)
     return end, slot, scratch, False
 
 
 @inlined
-def _named(node: int, at: int, size: int, last: int, limit: int, names: int, table: Words, buckets: Words) -> int:
+def _named(node: int, at: int, size: int, last: int, limit: int, tables: Tables) -> int:
     """What this node, an object, has under the name at this address (`size` bytes with the closing quote)."""
-    entry = buckets[_bucket(at, size)]
+    entry = tables.buckets[_bucket(at, size)]
     while entry != _UNKNOWN:
         if (
-            table[entry, 1] == size
-            and table[entry, 3] == node
-            and _is_name(at, names + table[entry, 0], size, last, limit)
+            tables.table[entry, 1] == size
+            and tables.table[entry, 3] == node
+            and _is_name(at, tables.names + tables.table[entry, 0], size, last, limit)
         ):
-            return table[entry, 4]
-        entry = table[entry, 2]
+            return tables.table[entry, 4]
+        entry = tables.table[entry, 2]
     return _UNKNOWN
 
 
@@ -355,52 +417,29 @@ def _item(node: int, position: int, items: Words) -> int:
 
 
 @inlined
-def _record(
-    at: int,
-    end: int,
-    limit: int,
-    base: int,
-    scratch: int,
-    arena: int,
-    names: int,
-    table: Words,
-    buckets: Words,
-    items: Words,
-    arrays: Words,
-    kinds: Words,
-    powers: Words,
-    exact: npt.NDArray[np.float64],
-    predicted: Words,
-    around: Words,
-    seen: Words,
-    stamp: int,
-    slots: npt.NDArray[np.int64],
-    valid: npt.NDArray[np.uint8],
-    row: int,
-) -> int:
-    """Decodes one record into a row. Returns the end of the used scratch memory, or GIVEN_UP. `seen` has this stamp for
-    columns and nodes that occurred in the record. `predicted` has, for each field of earlier records, the address of
-    its name, the name's length with the closing quote, its node, and what it stands for. `around` has the node and the
-    position around each node."""
+def _record(at: int, end: int, scratch: int, tables: Tables, memory: Memory, rows: Rows, record: int, row: int) -> int:
+    """Decodes the record with this number into a row. Returns the end of the used scratch memory, or GIVEN_UP."""
+    arrays, limit, predicted, around, seen = tables.arrays, memory.limit, memory.predicted, memory.around, memory.seen
+    slots, valid = rows.slots, rows.valid
     last = end - 1
     while last > at and is_space(load8(last)):
         last -= 1
-    if last <= at or load8(last) != _CLOSE:
+    if last <= at or load8(last) != CLOSE:
         return GIVEN_UP
     at = skip_space(at)
-    if load8(at) != _OPEN:
+    if load8(at) != OPEN:
         return GIVEN_UP
     at = skip_space(at + 1)
-    columns, seen_columns, field = len(kinds), 0, 0
+    columns, seen_columns, field = len(tables.kinds), 0, 0
     node, position, depth = _ROOT, 0, 0
-    more = load8(at) != _CLOSE
+    more = load8(at) != CLOSE
     if not more and at != last:
         return GIVEN_UP
     while more:
         if arrays[node]:
-            target = _item(node, position, items)
+            target = _item(node, position, tables.items)
         else:
-            if load8(at) != _QUOTE:
+            if load8(at) != QUOTE:
                 return GIVEN_UP
             at += 1
             prediction = field & (PREDICTED - 1)
@@ -417,31 +456,35 @@ def _record(
                 if end == GIVEN_UP or escapes:
                     return GIVEN_UP
                 size = end + 1 - at
-                target = _named(node, at, size, last, limit, names, table, buckets)
-                predicted[prediction, 0], predicted[prediction, 1], predicted[prediction, 2] = at, size, node
+                target = _named(node, at, size, last, limit, tables)
+                predicted[prediction, 0], predicted[prediction, 1], predicted[prediction, 2] = (
+                    at,
+                    size,
+                    node,
+                )
                 predicted[prediction, 3] = target
                 at = end + 1
             at = skip_space(at)
-            if load8(at) != _COLON:
+            if load8(at) != COLON:
                 return GIVEN_UP
             at = skip_space(at + 1)
             field += 1
         if target == _UNKNOWN:
             at = skip_value(at, last, limit, scratch)
         else:
-            if seen[target] == stamp:
+            if seen[target] == record:
                 return GIVEN_UP
-            seen[target] = stamp
+            seen[target] = record
             if target < columns:
                 seen_columns += 1
-                at, slot, scratch, null = _field(at, last, limit, base, scratch, arena, kinds, target, powers, exact)
+                at, slot, scratch, null = _field(at, last, scratch, tables, memory, target)
                 slots[target, row] = slot
                 valid[target, row] = not null
-            elif load8(at) == 0x6E:
-                at = skip_word(at, 0x6C6C756E, 4)
+            elif load8(at) == LETTER_N:
+                at = skip_word(at, NULL, 4)
             else:
                 inner = target - columns
-                opening = _OPEN_ARRAY if arrays[inner] else _OPEN
+                opening = OPEN_ARRAY if arrays[inner] else OPEN
                 if load8(at) != opening or depth == DEEPEST:
                     return GIVEN_UP
                 at = skip_space(at + 1)
@@ -454,8 +497,8 @@ def _record(
         if at == GIVEN_UP:
             return GIVEN_UP
         at = skip_space(at)
-        while load8(at) != _COMMA:
-            if load8(at) != (_CLOSE_ARRAY if arrays[node] else _CLOSE):
+        while load8(at) != COMMA:
+            if load8(at) != (CLOSE_ARRAY if arrays[node] else CLOSE):
                 return GIVEN_UP
             at += 1
             if depth == 0:
@@ -473,7 +516,7 @@ def _record(
             position += 1
     if seen_columns < columns:
         for column in range(columns):
-            if seen[column] != stamp:
+            if seen[column] != record:
                 slots[column, row] = 0
                 valid[column, row] = 0
     return scratch
@@ -485,87 +528,39 @@ _WORDS = types.int64[::1]
 _TABLE = types.int64[:, ::1]
 
 
-@kernel(
-    types.int64,
-    types.int64,
-    _READ_ONLY_OFFSETS,
-    _READ_ONLY_BYTES,
-    types.int64,
-    _TABLE,
-    _WORDS,
-    _TABLE,
-    _WORDS,
-    _TABLE,
-    _WORDS,
-    types.float64[::1],
-    types.int64,
-    _TABLE,
-    _WORDS,
-    _WORDS,
-    _TABLE,
-    types.uint8[:, ::1],
-    _WORDS,
-    _WORDS,
-)
+_TABLES = types.NamedTuple([types.int64, _TABLE, _WORDS, _TABLE, _WORDS, _TABLE, _WORDS, types.float64[::1]], Tables)
+_MEMORY = types.NamedTuple([types.int64, types.int64, types.int64, _TABLE, _WORDS, _WORDS], Memory)
+_ROWS = types.NamedTuple([_TABLE, types.uint8[:, ::1]], Rows)
+
+
+@kernel(_READ_ONLY_OFFSETS, _READ_ONLY_BYTES, _TABLES, _MEMORY, _ROWS, _WORDS, _WORDS)
 def decode(
-    data: int,
-    size: int,
     offsets: npt.NDArray[np.int32],
     missing: npt.NDArray[np.uint8],
-    names: int,
-    table: Words,
-    buckets: Words,
-    items: Words,
-    arrays: Words,
-    kinds: Words,
-    powers: Words,
-    exact: npt.NDArray[np.float64],
-    arena: int,
-    predicted: Words,
-    around: Words,
-    seen: Words,
-    slots: npt.NDArray[np.int64],
-    valid: npt.NDArray[np.uint8],
+    tables: Tables,
+    memory: Memory,
+    rows: Rows,
     accepted: Words,
     rejected: Words,
 ) -> tuple[int, int]:
     """Reads n records into the first of n rows. Returns the number of records that were looked at (all, unless too many
     are given up), and the number of rows. Row i comes from record `accepted[i]`; `rejected` has the others in order.
-
-    - `data` is the address of the records' bytes, and `size` their number. `offsets` (n+1) says where each record
-      begins, `missing` (n, or empty) which have no value.
-    - Node 0 is the record. Other nodes are the objects and arrays around wanted values; `arrays` says which are arrays.
-      What is wanted is a column or, from the number of columns on, a node.
-    - `names` is the address of the names in objects, each with a closing quote and 8 bytes of room. `table` has, for
-      each name: where it begins there, its length with the quote, the next entry in its bucket (-1: none), its node,
-      and what is wanted of it. `buckets` (BUCKETS) has the first entry of each bucket.
-    - `items` has, for arrays: the node, a position, and what is wanted of it.
-    - `kinds` has each column's kind, precision and scale. At `arena` there is room for all of the records.
-    - `predicted` (PREDICTED x 4, zeros), `around` (2 * DEEPEST) and `seen` (-1 for each column and node) are the memory
-      of `_record`.
-
-    A slot (columns x n) holds a column's value in a row, by kind: a number, the bits of a double, milliseconds or days
-    since 1970, or the unscaled value of a decimal. For a text, bits 32 to 62 hold its place, counted from `data` or, if
-    the slot is negative, from `arena`, and bits 0 to 31 hold its length. `valid` (columns x n) is 1, or 0 for null.
-    """
-    count, rows, scratch = len(offsets) - 1, 0, arena
+    `offsets` (n+1) says where each record begins, `missing` (n, or empty) which have no value."""
+    count, row, scratch = len(offsets) - 1, 0, memory.arena
     for record in range(count):
-        begin, end = data + offsets[record], data + offsets[record + 1]
+        begin, end = memory.data + offsets[record], memory.data + offsets[record + 1]
         after = GIVEN_UP
         if len(missing) == 0 or missing[record] == 0:
-            after = _record(
-                begin, end, data + size, data, scratch, arena, names, table, buckets, items, arrays, kinds, powers,
-                exact, predicted, around, seen, record, slots, valid, rows,
-            )  # fmt: skip
+            after = _record(begin, end, scratch, tables, memory, rows, record, row)
         if after != GIVEN_UP:
             scratch = after
-            accepted[rows] = record
-            rows += 1
+            accepted[row] = record
+            row += 1
         else:
-            rejected[record - rows] = record
-            if record - rows >= TOLERATED + record // 8:
-                return record + 1, rows
-    return count, rows
+            rejected[record - row] = record
+            if record - row >= TOLERATED + record // 8:
+                return record + 1, row
+    return count, row
 
 
 @kernel(_WORDS, types.int32[::1])

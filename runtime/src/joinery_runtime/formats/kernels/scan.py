@@ -23,14 +23,20 @@ _LOWER_HALVES = 0x0F0F0F0F0F0F0F0F
 _SIXES = 0x0606060606060606
 _DIGITS = 0x3333333333333333  # a digit has 3 in the upper half, and adding six does not change that
 
-_QUOTE, _BACKSLASH, _COMMA, _COLON = 0x22, 0x5C, 0x2C, 0x3A
-_OPEN, _CLOSE, _OPEN_ARRAY, _CLOSE_ARRAY = 0x7B, 0x7D, 0x5B, 0x5D
-_MINUS, _PLUS, _POINT, _ZERO, _NINE = 0x2D, 0x2B, 0x2E, 0x30, 0x39
+# Bytes of JSON. A closing bracket is two more than its opening one.
+QUOTE, COMMA, COLON, OPEN, CLOSE, OPEN_ARRAY, CLOSE_ARRAY = map(ord, '",:{}[]')
+MINUS, PLUS, POINT, ZERO, SPACE, NEWLINE = map(ord, "-+.0 \n")
+_BACKSLASH, _SLASH, _NINE, _RETURN, _TAB, _BACKSPACE, _FORM_FEED = map(ord, "\\/9\r\t\b\f")
+LETTER_F, LETTER_N, LETTER_T, LETTER_Z = map(ord, "fntz")
+_LETTER_A, _LETTER_B, _LETTER_E, _LETTER_R, _LETTER_U = map(ord, "aberu")
+LOWER_CASE = 0x20  # the bit that small letters have
+_BEYOND_ASCII = 0x80
+TRUE, FALSE, NULL = (int.from_bytes(word, "little") for word in (b"true", b"false", b"null"))
 
 
 @inlined
 def is_space(byte: int) -> bool:
-    return byte == 0x20 or byte == 0x0A or byte == 0x0D or byte == 0x09
+    return byte == SPACE or byte == NEWLINE or byte == _RETURN or byte == _TAB
 
 
 @inlined
@@ -65,7 +71,7 @@ def plain_end(at: int, last: int, limit: int) -> int:
             return at
     while at < last:
         byte = load8(at)
-        if byte < 0x20 or byte >= 0x80 or byte == _QUOTE or byte == _BACKSLASH:
+        if byte < SPACE or byte >= _BEYOND_ASCII or byte == QUOTE or byte == _BACKSLASH:
             return at
         at += 1
     return at
@@ -99,12 +105,12 @@ def string_end(at: int, last: int, limit: int) -> tuple[int, bool]:
         if at >= last:
             return GIVEN_UP, escapes
         byte = load8(at)
-        if byte == _QUOTE:
+        if byte == QUOTE:
             return at, escapes
         if byte == _BACKSLASH:
             escapes = True
             at += 2
-        elif byte < 0x20:
+        elif byte < SPACE:
             return GIVEN_UP, escapes
         else:
             at = skip_character(at)
@@ -118,11 +124,11 @@ def _hexadecimal(at: int) -> int:
     number = 0
     for offset in range(4):
         byte = load8(at + offset)
-        letter = byte | 0x20
-        if _ZERO <= byte <= _NINE:
-            number = number * 16 + byte - _ZERO
-        elif 0x61 <= letter <= 0x66:
-            number = number * 16 + letter - 0x61 + 10
+        letter = byte | LOWER_CASE
+        if ZERO <= byte <= _NINE:
+            number = number * 16 + byte - ZERO
+        elif _LETTER_A <= letter <= LETTER_F:
+            number = number * 16 + letter - _LETTER_A + 10
         else:
             return -1
     return number
@@ -131,17 +137,17 @@ def _hexadecimal(at: int) -> int:
 @part
 def _escaped(letter: int) -> int:
     r"""The character for a backslash and this letter; negative for \u or an unknown escape."""
-    if letter == 0x6E:
-        return 0x0A
-    if letter == 0x74:
-        return 0x09
-    if letter == 0x72:
-        return 0x0D
-    if letter == 0x62:
-        return 0x08
-    if letter == 0x66:
-        return 0x0C
-    return letter if letter == _QUOTE or letter == _BACKSLASH or letter == 0x2F else -1
+    if letter == LETTER_N:
+        return NEWLINE
+    if letter == LETTER_T:
+        return _TAB
+    if letter == _LETTER_R:
+        return _RETURN
+    if letter == _LETTER_B:
+        return _BACKSPACE
+    if letter == LETTER_F:
+        return _FORM_FEED
+    return letter if letter == QUOTE or letter == _BACKSLASH or letter == _SLASH else -1
 
 
 @part
@@ -177,7 +183,7 @@ def unescape(at: int, end: int, target: int) -> int:
             at, target = at + 1, target + 1
             continue
         letter = load8(at + 1)
-        if letter != 0x75:
+        if letter != _LETTER_U:
             code = _escaped(letter)
             if code < 0:
                 return GIVEN_UP
@@ -187,7 +193,7 @@ def unescape(at: int, end: int, target: int) -> int:
         code = _hexadecimal(at + 2)
         at += 6
         if 0xD800 <= code < 0xDC00:
-            low = _hexadecimal(at + 2) if load8(at) == _BACKSLASH and load8(at + 1) == 0x75 else -1
+            low = _hexadecimal(at + 2) if load8(at) == _BACKSLASH and load8(at + 1) == _LETTER_U else -1
             code = 0x10000 + (code - 0xD800 << 10) + low - 0xDC00 if 0xDC00 <= low < 0xE000 else -1
             at += 6
         if code <= 0 or 0xDC00 <= code < 0xE000 or at > end:
@@ -199,7 +205,7 @@ def unescape(at: int, end: int, target: int) -> int:
 @inlined
 def integer(at: int, limit: int) -> tuple[int, int]:
     """Reads a whole number that fits int64. Returns it, and the address after it."""
-    negative = load8(at) == _MINUS
+    negative = load8(at) == MINUS
     if negative:
         at += 1
     begin, number = at, 0
@@ -211,13 +217,13 @@ def integer(at: int, limit: int) -> tuple[int, int]:
             word = shift_right(word * 6553601, 16) & 0x0000FFFF0000FFFF
             number = shift_right(word * 42949672960001, 32)
             at += 8
-    digit = load8(at) - _ZERO
+    digit = load8(at) - ZERO
     while 0 <= digit <= 9:
         number = number * 10 + digit
         at += 1
-        digit = load8(at) - _ZERO
+        digit = load8(at) - ZERO
     digits = at - begin
-    if digits == 0 or digits > 19 or (digits > 1 and load8(begin) == _ZERO):
+    if digits == 0 or digits > 19 or (digits > 1 and load8(begin) == ZERO):
         return 0, GIVEN_UP
     # 19 digits fit 64 bits, but one bit is the sign.
     if number < 0 or (negative and number == 0):
@@ -229,33 +235,33 @@ def integer(at: int, limit: int) -> tuple[int, int]:
 def number(at: int) -> tuple[int, int, int, int]:
     """Reads any number of up to 19 digits. Returns the digits as an unsigned word without sign, how many there are, the
     power of ten by which they are multiplied (exponent -99 to 99), and the address after it. Gives up -0."""
-    negative = load8(at) == _MINUS
+    negative = load8(at) == MINUS
     if negative:
         at += 1
     begin, digits, power = at, 0, 0
-    digit = load8(at) - _ZERO
+    digit = load8(at) - ZERO
     while 0 <= digit <= 9:
         digits = digits * 10 + digit
         at += 1
-        digit = load8(at) - _ZERO
+        digit = load8(at) - ZERO
     count = at - begin
-    if count == 0 or (count > 1 and load8(begin) == _ZERO):
+    if count == 0 or (count > 1 and load8(begin) == ZERO):
         return 0, 0, 0, GIVEN_UP
-    if load8(at) == _POINT:
+    if load8(at) == POINT:
         at += 1
         begin = at
-        digit = load8(at) - _ZERO
+        digit = load8(at) - ZERO
         while 0 <= digit <= 9:
             digits = digits * 10 + digit
             at += 1
-            digit = load8(at) - _ZERO
+            digit = load8(at) - ZERO
         if at == begin:
             return 0, 0, 0, GIVEN_UP
         power = begin - at
         count -= power
     if count > 19 or (negative and digits == 0):
         return 0, 0, 0, GIVEN_UP
-    if load8(at) | 0x20 == 0x65:
+    if load8(at) | LOWER_CASE == _LETTER_E:
         exponent, at = _exponent(at + 1)
         power += exponent
     return digits, count, power, at
@@ -264,47 +270,47 @@ def number(at: int) -> tuple[int, int, int, int]:
 @part
 def _exponent(at: int) -> tuple[int, int]:
     sign = load8(at)
-    if sign == _MINUS or sign == _PLUS:
+    if sign == MINUS or sign == PLUS:
         at += 1
     begin, exponent = at, 0
-    digit = load8(at) - _ZERO
+    digit = load8(at) - ZERO
     while 0 <= digit <= 9 and at < begin + 3:
         exponent = exponent * 10 + digit
         at += 1
-        digit = load8(at) - _ZERO
+        digit = load8(at) - ZERO
     if at == begin or at == begin + 3:
         return 0, GIVEN_UP
-    return -exponent if sign == _MINUS else exponent, at
+    return -exponent if sign == MINUS else exponent, at
 
 
 @part
 def skip_scalar(at: int, last: int, limit: int, scratch: int) -> int:
     """Skips a string, a number, true, false or null."""
     byte = load8(at)
-    if byte == _QUOTE:
+    if byte == QUOTE:
         end, escapes = string_end(at + 1, last, limit)
         if end == GIVEN_UP or (escapes and unescape(at + 1, end, scratch) == GIVEN_UP):
             return GIVEN_UP
         return end + 1
-    if byte == 0x74:
-        return skip_word(at, 0x65757274, 4)
-    if byte == 0x66:
-        return skip_word(at, 0x65736C6166, 5)
-    if byte == 0x6E:
-        return skip_word(at, 0x6C6C756E, 4)
+    if byte == LETTER_T:
+        return skip_word(at, TRUE, 4)
+    if byte == LETTER_F:
+        return skip_word(at, FALSE, 5)
+    if byte == LETTER_N:
+        return skip_word(at, NULL, 4)
     return number(at)[3]
 
 
 @part
 def skip_name(at: int, last: int, limit: int) -> int:
     """Skips a name without escapes, from its opening quote, and the colon after it."""
-    if load8(at) != _QUOTE:
+    if load8(at) != QUOTE:
         return GIVEN_UP
     end, escapes = string_end(at + 1, last, limit)
     if end == GIVEN_UP or escapes:
         return GIVEN_UP
     at = skip_space(end + 1)
-    return at + 1 if load8(at) == _COLON else GIVEN_UP
+    return at + 1 if load8(at) == COLON else GIVEN_UP
 
 
 @part
@@ -313,17 +319,17 @@ def skip_value(at: int, last: int, limit: int, scratch: int) -> int:
     depth, objects = 0, 0  # the lowest bit of `objects`: the innermost level is an object; the next bit: the one around
     while True:
         byte = load8(at)
-        if byte == _OPEN or byte == _OPEN_ARRAY:
+        if byte == OPEN or byte == OPEN_ARRAY:
             closing = byte + 2
             at = skip_space(at + 1)
             if load8(at) == closing:
                 at += 1
             else:
-                objects = objects << 1 | (closing == _CLOSE)
+                objects = objects << 1 | (closing == CLOSE)
                 depth += 1
                 if depth > _DEEPEST:
                     return GIVEN_UP
-                if closing == _CLOSE:
+                if closing == CLOSE:
                     at = skip_name(at, last, limit)
                     if at == GIVEN_UP:
                         return GIVEN_UP
@@ -337,9 +343,9 @@ def skip_value(at: int, last: int, limit: int, scratch: int) -> int:
             at = skip_space(at)
             byte = load8(at)
             at += 1
-            if byte == _COMMA:
+            if byte == COMMA:
                 break
-            if byte != (_CLOSE if objects & 1 else _CLOSE_ARRAY) or at > last:
+            if byte != (CLOSE if objects & 1 else CLOSE_ARRAY) or at > last:
                 return GIVEN_UP
             objects >>= 1
             depth -= 1
