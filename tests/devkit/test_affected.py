@@ -10,7 +10,7 @@ from joinery_devkit.affected import FOLDERS, ROOT, affected_tests, module_name
 
 
 def test_a_module_affects_the_tests_that_import_it_also_through_others() -> None:
-    direct = "runtime/src/joinery_runtime/formats/registry/avro_times.py"
+    direct = "runtime/src/joinery_runtime/formats/registry/avro_bounds.py"
     tests = affected_tests([direct])
     assert "tests/formats/test_avro_decoder.py" in tests  # imports the decoder, which imports the module
     assert "tests/core/pipeline/test_watermark.py" not in tests

@@ -17,7 +17,7 @@ from budget import LARGE
 from joinery_runtime.formats.json import decoder as json_format
 from joinery_runtime.formats.json.decoder import JsonDecoder
 from joinery_runtime.formats.records import BadRecord, Decoded, json_text, unreadable, with_bad
-from joinery_runtime.formats.registry.avro_times import Nanos
+from joinery_runtime.formats.registry.avro_bounds import Nanos
 from joinery_runtime.formats.row_decoder import ColumnBuilder
 
 TIMESTAMP = pa.timestamp("ms", tz="UTC")

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joinery_runtime.core.table.keyhash import key_hash
-from joinery_runtime.formats.compiled import kernels
-from joinery_runtime.formats.compiled_hash import compiled_key_hash
+from joinery_runtime.formats.compiled import compiled_key_hash, kernels
 from joinery_runtime.formats.kernels import xxh3
 
 compiled = compiled_key_hash()
@@ -57,7 +56,7 @@ def test_a_kernel_whose_hashes_differ_is_not_used(
         return short
 
     broken = SimpleNamespace(hash_texts=wrong, LONGEST=xxh3.LONGEST)
-    monkeypatch.setattr("joinery_runtime.formats.compiled_hash.kernels", lambda _: broken)
+    monkeypatch.setattr("joinery_runtime.formats.compiled.kernels", lambda _: broken)
     assert compiled_key_hash.__wrapped__() is key_hash
     assert "its hashes are not those of xxHash" in caplog.text
 

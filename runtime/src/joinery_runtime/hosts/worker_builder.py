@@ -17,8 +17,7 @@ from joinery_runtime.core.table.keyhash import key_hash
 from joinery_runtime.engine.cache import DEFAULT_MAX_BYTES
 from joinery_runtime.engine.worker import Worker, WorkerParts
 from joinery_runtime.errors import EnvironmentProblem
-from joinery_runtime.formats.compiled import kernels
-from joinery_runtime.formats.compiled_hash import compiled_key_hash
+from joinery_runtime.formats.compiled import compiled_key_hash, kernels
 from joinery_runtime.formats.record_paths import paths_of
 from joinery_runtime.formats.records import Decoder
 from joinery_runtime.hosts.own_secrets import with_own_secrets

@@ -30,8 +30,7 @@ from joinery_runtime.formats.connect_types import (
     variable_decimal,
 )
 from joinery_runtime.formats.foreign import FRAME
-from joinery_runtime.formats.registry.avro_bounds import OutOfBounds, check, schema_document
-from joinery_runtime.formats.registry.avro_times import Nanos
+from joinery_runtime.formats.registry.avro_bounds import Nanos, OutOfBounds, check, schema_document
 from joinery_runtime.formats.registry.schemas import AvroSchema, Schemas, UnknownSchema, schema_number
 from joinery_runtime.formats.row_decoder import RefusedRecord, RowDecoder, inside
 from joinery_runtime.job.model.inputs import Column, Input

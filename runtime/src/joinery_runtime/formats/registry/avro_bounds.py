@@ -1,15 +1,21 @@
-"""Checks a record of Avro against limits before the library reads it.
+"""Keeps the library that reads Avro within bounds.
 
 The library reads by recursion in C, which ends the process if a record is nested too deep, and it makes a value for
-each item of an array of nulls, of which a record of ten bytes may have a billion. Most schemas allow neither, which is
-known from the schema alone: their records are not looked at.
+each item of an array of nulls, of which a record of ten bytes may have a billion. So a record is checked before it is
+read. Most schemas allow neither, which is known from the schema alone: their records are not looked at.
+
+The library also raises an error for a time or a date that Python's types cannot hold, even in a field that no column
+names. Here such a number stays a number. The library's readers of logical types belong to the process, so schemas get
+names of our own in place of theirs. A time keeps its microseconds: only a timestamp column cuts them off. One in
+nanoseconds stays its number, as in the library, except where a timestamp column asks for the time.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -17,7 +23,6 @@ from fastavro.read import LOGICAL_READERS
 
 from joinery_runtime.formats.connect_types import decimal_of, named_schemas
 from joinery_runtime.formats.records import varint
-from joinery_runtime.formats.registry.avro_times import with_own_times
 
 DEEPEST = 100
 """How deep records, arrays and maps may be nested."""
@@ -193,3 +198,76 @@ def _decimal(data: Any, written: dict[Any, Any] | None = None, _: dict[Any, Any]
 
 # fastavro's own reader takes quadratic time, rounds to the schema's precision, and shares a context between threads.
 LOGICAL_READERS["bytes-decimal"] = LOGICAL_READERS["fixed-decimal"] = _decimal
+
+
+_PREFIX = "joinery-"
+_EPOCH, _LOCAL_EPOCH = datetime(1970, 1, 1, tzinfo=UTC), datetime(1970, 1, 1)
+_DAY = timedelta(days=1)
+_US = {"millis": 1_000, "micros": 1}
+
+
+def with_own_times(document: Any) -> Any:
+    """The schema, as JSON, with our names for times and dates."""
+    if isinstance(document, list):
+        return [with_own_times(inner) for inner in document]
+    if not isinstance(document, dict):
+        return document
+    named = {key: with_own_times(inner) for key, inner in document.items()}
+    logical = named.get("logicalType")
+    if isinstance(logical, str) and f"{named.get('type')}-{_PREFIX}{logical}" in _READERS:
+        named["logicalType"] = _PREFIX + logical
+    return named
+
+
+def _or_number(read: Callable[[int], Any]) -> Callable[..., Any]:
+    """A reader as fastavro calls it, which leaves numbers alone that Python's type cannot hold."""
+
+    def read_if_possible(number: int, *_schemas: Any) -> Any:
+        try:
+            return read(number)
+        except (OverflowError, ValueError):
+            return number
+
+    return read_if_possible
+
+
+class Nanos(int):
+    """Nanoseconds since 1970."""
+
+    epoch = _EPOCH
+
+    def time(self) -> datetime:
+        """Return the time without the digits below a microsecond."""
+        return self.epoch + timedelta(microseconds=self // 1_000)
+
+
+class LocalNanos(Nanos):
+    """Nanoseconds since 1970 by a clock whose zone is unknown."""
+
+    epoch = _LOCAL_EPOCH
+
+
+def _instant(epoch: datetime, unit: str) -> Callable[..., Any]:
+    return _or_number(lambda number: epoch + timedelta(microseconds=number * _US[unit]))
+
+
+def _clock(unit: str) -> Callable[..., Any]:
+    return _or_number(lambda number: _time_of_day(timedelta(microseconds=number * _US[unit])))
+
+
+def _time_of_day(since_midnight: timedelta) -> time:
+    if since_midnight >= _DAY:
+        raise ValueError("no time of a day")
+    return (datetime.min + since_midnight).time()
+
+
+_READERS: dict[str, Callable[..., Any]] = {
+    f"int-{_PREFIX}date": _or_number(lambda number: date(1970, 1, 1) + timedelta(days=number)),
+    f"int-{_PREFIX}time-millis": _clock("millis"),
+    f"long-{_PREFIX}time-micros": _clock("micros"),
+    **{f"long-{_PREFIX}timestamp-{unit}": _instant(_EPOCH, unit) for unit in _US},
+    **{f"long-{_PREFIX}local-timestamp-{unit}": _instant(_LOCAL_EPOCH, unit) for unit in _US},
+    f"long-{_PREFIX}timestamp-nanos": _or_number(Nanos),
+    f"long-{_PREFIX}local-timestamp-nanos": _or_number(LocalNanos),
+}
+LOGICAL_READERS.update(_READERS)
