@@ -455,3 +455,11 @@ def test_a_compressed_record_is_no_json_and_does_not_hurt_others(packed: Callabl
     decoded = decode(schema, packed(b'{"a": 1}'), b'{"a": 2}')
     assert decoded.rows.to_pylist() == [{"a": 2}]
     assert [bad.index for bad in decoded.bad] == [0]
+
+
+@pytest.mark.parametrize("number", ["1.5E+31800925586", "-1e999999999", "1e400"])
+def test_a_number_beyond_doubles_is_a_bad_record(number: str) -> None:
+    schema = pa.schema([("a", pa.float64())])
+    (bad,) = decode(schema, f'{{"a": {number}}}'.encode(), b'{"a": 2}').bad
+    assert bad.index == 0
+    assert "is not a valid double" in bad.reason

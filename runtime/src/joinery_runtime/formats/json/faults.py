@@ -79,7 +79,7 @@ def _check(target: pa.DataType) -> Callable[[Any], bool] | None:
     if pa.types.is_boolean(target):
         return lambda value: type(value) is bool
     if pa.types.is_floating(target):
-        return lambda value: type(value) in (Decimal, int) and abs(value) < _TOO_LARGE
+        return lambda value: type(value) in (Decimal, int) and -_TOO_LARGE < value < _TOO_LARGE
     if pa.types.is_decimal(target):
         return lambda value: _may_be_decimal(target, value)
     return _INTEGERS.get(target)
