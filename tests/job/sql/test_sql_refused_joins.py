@@ -42,10 +42,10 @@ AT = [
     (SEED_001, f"{RIGHT} WHERE o.amount > 5", "o.amount", "filled up with NULL, and the RIGHT JOIN", "into ON"),
     (SEED_001, f"{FULL} WHERE o.amount > 5", "o.amount", "filled up with NULL, and the FULL JOIN", "into ON"),
     (SEED_001, f"{IN_SESSIONS.format('LEFT')} WHERE o.amount > 5 {SESSION}",
-     "o.amount", "the LEFT JOIN puts out every row of orders", "into ON"),
-    (SEED_001, f"{LEFT} WHERE 1 = 2", "1 = 2", "the LEFT JOIN puts out every row of one side", "into ON"),
+     "o.amount", "the LEFT JOIN emits every row of orders", "into ON"),
+    (SEED_001, f"{LEFT} WHERE 1 = 2", "1 = 2", "the LEFT JOIN emits every row of one side", "into ON"),
     (SEED_001, f"{IN_SESSIONS.format('RIGHT')} WHERE s.carrier = 'x' {SESSION}",
-     "s.carrier", "the RIGHT JOIN puts out every row of shipments", "inner"),
+     "s.carrier", "the RIGHT JOIN emits every row of shipments", "inner"),
     (SEED_001, f"{SHIPPED.replace('JOIN', 'LEFT JOIN')} WHERE {DAY}", DAY, "WHERE counts after", "write it into ON"),
     (SEED_001, SHIPPED.replace("JOIN", "LEFT JOIN"),
      "shipments", "no bound on o.event_time and s.event_time", "BETWEEN"),
@@ -99,7 +99,7 @@ AT = [
     (SEED_004, f"{CHAIN} AND {R} WITH ('join.broadcast' = 'r')",
      None, "'r' is no input that is joined without", "leave it"),
     (SEED_001, f"SELECT o.amount FROM orders o LEFT JOIN shipments s ON {DAY} WITH ('join.broadcast' = 'orders')",
-     "'orders')", "every row of 'o' goes out", "name the other side"),
+     "'orders')", "every row of 'o' is emitted", "name the other side"),
     # options
     (SEED_001, f"{LEFT} WITH ('join.allowed_lateness' = '-5s')", "'-5s'", "must not be negative", "length of time"),
     (SEED_001, f"{LEFT} WITH ('join.late_data' = 'keep')", "'keep'", "is drop, reopen or dlq", "drop"),
@@ -128,7 +128,7 @@ AT = [
     (RATES, f"SELECT r.rate FROM rates r JOIN {ORDERS_AS_OF} ON o.currency = r.currency {HISTORY}",
      "orders FOR", "a table is not the first input of a job", "list 'orders' behind 'rates'"),
     (RATES, "SELECT r.rate FROM rates FOR SYSTEM_TIME AS OF o.ts AS r JOIN orders o ON o.currency = r.currency "
-     f"AND o.ts = r.ts {HISTORY}", "rates", "FOR SYSTEM_TIME stands at the table", "write FROM <stream>"),
+     f"AND o.ts = r.ts {HISTORY}", "rates", "FOR SYSTEM_TIME belongs to the table", "write FROM <stream>"),
     (SEED_004, f"{CHAIN.replace('returns r', 'returns FOR SYSTEM_TIME AS OF d.time AS r')} {HISTORY}", "returns",
      "where more than two inputs are joined", "in a job of its own"),
 ]  # fmt: skip

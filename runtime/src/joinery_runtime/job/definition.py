@@ -209,11 +209,11 @@ def _with_settings(stored: Mapping[str, Any], now: Any) -> dict[str, Any]:
     merged = dict(stored)
     for kind, inner in stored.items():
         current = now.get(kind) if isinstance(now, Mapping) else None
-        if isinstance(inner, Mapping) and isinstance(current, Mapping) and _same_place(inner, current):
+        # The same topic, table or file. Another topic may be on another cluster.
+        if (
+            isinstance(inner, Mapping)
+            and isinstance(current, Mapping)
+            and all(inner.get(key) == current.get(key) for key in ("topic", "topicPattern", "table", "path"))
+        ):
             merged[kind] = {**_without(_HOW, inner), **{key: current[key] for key in _HOW if key in current}}
     return merged
-
-
-def _same_place(stored: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether both are the same topic, table or file. Another topic may be on another cluster."""
-    return all(stored.get(key) == now.get(key) for key in ("topic", "topicPattern", "table", "path"))

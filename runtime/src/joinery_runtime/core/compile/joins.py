@@ -99,7 +99,10 @@ class _JoinCompiler:
         self._job = job
         self._schemas = {side.name: arrow_schema(side.columns) for side in job.inputs}
         self._output = self._outputs()
-        written = [self._conditions(number, step) for number, step in enumerate(job.joins)]
+        written = [
+            conjuncts(self._predicate(number, step.where)) if step.where else []
+            for number, step in enumerate(job.joins)
+        ]
         conditions = [[*own, *moved] for own, moved in zip(written, _move_conditions(job.joins, written), strict=True)]
         self._steps = [self._split(number, step, conditions[number]) for number, step in enumerate(job.joins)]
 
@@ -111,9 +114,6 @@ class _JoinCompiler:
         return Pipeline(tuple(InputSpec(side.name, *read[side.name]) for side in self._job.inputs), steps)
 
     # --- steps --------------------------------------------------------------------------------------------------------
-
-    def _conditions(self, number: int, step: JoinStep) -> list[Expression]:
-        return conjuncts(self._predicate(number, step.where)) if step.where else []
 
     def _split(self, number: int, step: JoinStep, parts: list[Expression]) -> _SplitStep:
         left = tuple(self._job.left_inputs(number))

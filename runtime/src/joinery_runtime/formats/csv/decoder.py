@@ -176,7 +176,7 @@ class CsvDecoder(ByValue, FormatDecoder):
                 columns.append(text[field.name])
                 continue
             written = _text(text[field.name], field.type)
-            if not _has_fraction(field.type):
+            if not (pa.types.is_floating(field.type) or pa.types.is_decimal(field.type)):
                 column, fault = convert(field.name, written, field.type)
             elif self._decimal_comma:
                 column, fault = convert_with_comma(field.name, written, field.type)
@@ -195,10 +195,6 @@ def _recognised(values: pa.BinaryArray, bad: BadRecord) -> BadRecord:
     nested = text[:1] + text[-1:] in (b"{}", b"[]")
     looks = looks_like(record) or ("JSON; write format: json" if nested and is_json(text) else None)
     return bad if looks is None else replace(bad, reason=f"{_NO_CSV}: it looks like {looks}")
-
-
-def _has_fraction(target: pa.DataType) -> bool:
-    return bool(pa.types.is_floating(target) or pa.types.is_decimal(target))
 
 
 def _with_hint(reason: str) -> str:

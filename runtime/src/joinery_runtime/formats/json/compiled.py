@@ -143,18 +143,14 @@ def _tables(
             quoted = b'"' + step.encode() + b'"'
             entry = [len(text), len(quoted) - 1, _NO_NAME, at, target]
             text += quoted[1:] + bytes(8)
-            if not _needs_escape(step):
+            # The kernel leaves names that JSON writes with escapes to the other decoder.
+            if not any(letter in '"\\' or letter < " " for letter in step):
                 bucket = (quoted[1] + 31 * quoted[-2] + 7 * (len(quoted) - 1)) % kernel.BUCKETS
                 entry[2], buckets[bucket] = buckets[bucket], len(table)
             table.append(entry)
     names = np.frombuffer(text + bytes(8), np.uint8).copy()
     in_arrays = np.array(items, np.int64).reshape(-1, 3)
     return names, np.array(table, np.int64).reshape(-1, 5), buckets, in_arrays, np.array(arrays, np.int64)
-
-
-def _needs_escape(name: str) -> bool:
-    """Whether JSON has to write the name with escapes. The kernel gives up such names."""
-    return any(letter in '"\\' or letter < " " for letter in name)
 
 
 def _powers(largest: int) -> IntArray:

@@ -69,16 +69,12 @@ def _keys(draft: JobDraft) -> Iterator[Finding]:
         if not isinstance(keys, Mapping):
             continue
         if not keys and step.data.get("broadcast") is None:
-            yield (*step.at, "keys"), f"there is no key, so every row would meet every row (rule J9); {_no_keys(step)}"
+            todo = "name at least one"
+            if any(step.data.get(kind.field) is not None for kind in STEP_KINDS if kind.chains):
+                todo += f", or for a join on time only the small side: broadcast: {step.data.get('right')}"
+            yield (*step.at, "keys"), f"there is no key, so every row would meet every row (rule J9); {todo}"
         for left, right in keys.items():
             yield from _key((*step.at, "keys", left), (left, right), step)
-
-
-def _no_keys(step: StepDraft) -> str:
-    if all(step.data.get(kind.field) is None for kind in STEP_KINDS if kind.chains):
-        return "name at least one"
-    right = step.data.get("right")
-    return f"name at least one, or for a join on time only the small side: broadcast: {right}"
 
 
 def _key(at: Loc, texts: tuple[Any, Any], step: StepDraft) -> Iterator[Finding]:

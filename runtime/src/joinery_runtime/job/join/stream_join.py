@@ -28,8 +28,7 @@ from joinery_runtime.job.model.references import (
 from joinery_runtime.job.model.resource import Job, JobSpec, OutputField, PlacedExpression
 from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import listed
-from joinery_runtime.job.sql import SqlInput, Translation, check_shape, translate
-from joinery_runtime.job.sql.names import table_of
+from joinery_runtime.job.sql import SqlInput, Translation, check_shape, table_of, translate
 
 _RULES = (
     *(*input_rules.RULES, *step_rules.RULES),

@@ -21,20 +21,17 @@ def _as_of(draft: JobDraft) -> Iterator[Finding]:
             facts = "an asOf step drops no row as late (rule A3)"
             yield (*step.at, "allowedLateness"), f"{facts}; to wait for late versions write asOf.grace instead"
         if isinstance(step.data.get("asOf"), Mapping):
-            yield from _grace(step)
+            raw = step.data["asOf"]
+            grace, retention = milliseconds(raw.get("grace")), milliseconds(raw.get("historyRetention"))
+            if grace is not None and retention is not None and grace >= retention > 0:
+                facts = f"grace ({raw['grace']}) is not below historyRetention ({raw['historyRetention']})"
+                todo = "so versions would go before the rows that wait; keep them longer"
+                yield (*step.at, "asOf", "grace"), f"{facts}, {todo}"
             yield from _table(step)
             kind = step.data.get("type", "inner")
             if kind in ("right", "full"):
                 facts = f"a {kind} join would keep unmatched versions of the table, which have no last moment"
                 yield (*step.at, "type"), f"{facts} (rule A4); write inner or left"
-
-
-def _grace(step: StepDraft) -> Iterator[Finding]:
-    raw = step.data["asOf"]
-    grace, retention = milliseconds(raw.get("grace")), milliseconds(raw.get("historyRetention"))
-    if grace is not None and retention is not None and grace >= retention > 0:
-        facts = f"grace ({raw['grace']}) is not below historyRetention ({raw['historyRetention']})"
-        yield (*step.at, "asOf", "grace"), f"{facts}, so versions would go before the rows that wait; keep them longer"
 
 
 def _table(step: StepDraft) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Parses SQL expressions, no deeper than every process that computes them can follow.
+"""Parses SQL expressions, no deeper than every process that computes them can follow, and lengths of time in them.
 
 sqlglot's parser and the evaluation recurse, some twenty frames per bracket. Python ends at 1,000 frames, and the tasks
 of a job start deeper in the stack than the check of the job does. So the depth has a bound, far above what people
@@ -8,6 +8,7 @@ write.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 
 import sqlglot
 from sqlglot import exp
@@ -23,6 +24,7 @@ TOO_DEEP = (
     "operators one after the other; write it in a simpler way, or into `compute` or several conditions"
 )
 _SHOWN = 80
+_UNIT_MS = {"MILLISECOND": 1, "SECOND": 1_000, "MINUTE": 60_000, "HOUR": 3_600_000, "DAY": 86_400_000}
 
 _OPENING = {TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE, TokenType.CASE}
 _CLOSING = {TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE, TokenType.END}
@@ -31,6 +33,10 @@ _PREFIXES = {TokenType.NOT, TokenType.DASH, TokenType.PLUS, TokenType.TILDE}
 
 class TooDeepError(ParseError):
     """An expression that is nested too deep."""
+
+
+class NotALengthError(ValueError):
+    """An INTERVAL is not a length of time; the text says why."""
 
 
 def parse_tree(text: str) -> exp.Expr:
@@ -87,3 +93,18 @@ def depth(tree: exp.Expr) -> int:
 def shown(text: str) -> str:
     """Quote a text for a message, a long one only in part."""
     return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
+
+
+def interval_ms(node: exp.Interval) -> Fraction:
+    """Read INTERVAL '24' HOUR as milliseconds, which need not be whole. Raises NotALengthError."""
+    text = node.sql(comments=False)
+    unit = str(node.args.get("unit") or "").upper().removesuffix("S")
+    if unit not in _UNIT_MS:
+        raise NotALengthError(f"{text}: the unit is MILLISECOND, SECOND, MINUTE, HOUR or DAY")
+    negative = isinstance(node.this, exp.Neg)
+    length = node.this.this if negative else node.this
+    try:
+        ms = Fraction(length.name.strip() if isinstance(length, exp.Literal) else "") * _UNIT_MS[unit]
+    except (ValueError, ZeroDivisionError) as error:
+        raise NotALengthError(f"{text}: the length of an interval must be a number") from error
+    return -ms if negative else ms

@@ -45,12 +45,9 @@ def _number_of_inputs(draft: JobDraft) -> Iterator[Finding]:
         yield ("spec", "inputs"), f"a join needs two inputs: there are {count}, write at least two"
 
 
-def _distinct_inputs(draft: JobDraft) -> Iterator[Finding]:
+def _distinct_names(draft: JobDraft) -> Iterator[Finding]:
     for i, name in repeats([source.name for source in draft.inputs]):
         yield ("spec", "inputs", i, "name"), f"two inputs are named {name!r}; give each its own name"
-
-
-def _distinct_columns(draft: JobDraft) -> Iterator[Finding]:
     for source in draft.inputs:
         columns = items(source.data, "schema")
         for i, name in repeats([dig(column, "name") for column in columns]):
@@ -100,13 +97,10 @@ def _schemas(draft: JobDraft) -> Iterator[Finding]:
             yield (*source.at, "protobufMessage"), f"protobufMessage is a message of protobufSchema; {todo}"
 
 
-def _parquet(draft: JobDraft) -> Iterator[Finding]:
+def _format_fields(draft: JobDraft) -> Iterator[Finding]:
     for source in draft.inputs:
         if source.data.get("format") == "parquet" and "kafka" in source.data:
             yield (*source.at, "format"), "parquet is a format of files; name file: {path: ...} instead of kafka"
-
-
-def _dialect(draft: JobDraft) -> Iterator[Finding]:
     for source in draft.inputs:
         if source.data.get("csv") is not None and source.data.get("format") != "csv":
             yield (*source.at, "csv"), "csv says how CSV is written, and the format is another one; leave it out"
@@ -197,9 +191,6 @@ def _where(draft: JobDraft) -> Iterator[Finding]:
 def _one_source(draft: JobDraft) -> Iterator[Finding]:
     for source in draft.inputs:
         yield from exactly_one(source.data, source.at, ("kafka", "file"))
-
-
-def _one_topic(draft: JobDraft) -> Iterator[Finding]:
     for source in draft.inputs:
         yield from exactly_one(dig(source.data, "kafka"), (*source.at, "kafka"), ("topic", "topicPattern"))
 
@@ -274,19 +265,16 @@ def _change_events(draft: JobDraft) -> Iterator[Finding]:
 
 RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
     _number_of_inputs,
-    _distinct_inputs,
-    _distinct_columns,
+    _distinct_names,
     _event_time,
     _nested,
     _schemas,
-    _parquet,
-    _dialect,
+    _format_fields,
     _watched,
     _history,
     _metadata,
     _formats,
     _one_source,
-    _one_topic,
     _offsets_of_one_topic,
     _a_group_each,
     _table_key,

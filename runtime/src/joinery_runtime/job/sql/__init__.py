@@ -1,9 +1,20 @@
 """`spec.sql`: translates a SELECT with a join to `spec.joins` and `spec.select`, and one with sessions to the fields of
-a SessionWindow. docs/sql.md lists what they accept."""
+a SessionWindow. docs/sql.md lists what they accept.
 
-from joinery_runtime.job.sql.names import SqlInput
+A text goes through these modules:
+
+1. `parse` makes sqlglot's tree of it, and `clauses` reads the streaming clauses that sqlglot does not know;
+2. `query` takes the tree apart into one `Query`, whatever the kind of job;
+3. `scope` resolves names; `conditions` places each condition at its join, and `matching` sorts those of one join into
+   keys, a bound on time and the rest; `grouping` reads GROUP BY and aggregates, `select_list` the output's columns;
+4. `joins` and `sessions` put these together into a job's fields.
+
+Each step adds what it rejects to one `report`, so that all problems of a text are told at once.
+"""
+
+from joinery_runtime.job.sql.joins import Translation, check_shape, translate
+from joinery_runtime.job.sql.scope import SqlInput, table_of
 from joinery_runtime.job.sql.sessions import SessionTranslation, check_session_shape, translate_sessions
-from joinery_runtime.job.sql.translate import Translation, check_shape, translate
 
 __all__ = [
     "SessionTranslation",
@@ -11,6 +22,7 @@ __all__ = [
     "Translation",
     "check_session_shape",
     "check_shape",
+    "table_of",
     "translate",
     "translate_sessions",
 ]

@@ -1,14 +1,24 @@
-"""Splits ON and WHERE at their ANDs."""
+"""Splits ON and WHERE at their ANDs, and finds the join to which each condition belongs.
+
+A condition in WHERE applies to the rows that the last join emits; one in ON applies to the pairs of its join. Either
+may move to an earlier join if the same rows come out: then failing rows are dropped sooner (rule J4), and a bound on
+time reaches the join that needs it. What a step of a job cannot express is rejected: its `where` is a condition on
+matches, and drops no row that an outer join emits in any case (rule O2).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from sqlglot import exp
 
-from joinery_runtime.job.sql.names import Names
-from joinery_runtime.job.sql.report import TextPosition, place_of
+from joinery_runtime.job.model.wording import listed
+from joinery_runtime.job.sql.query import JoinClause, JoinType
+from joinery_runtime.job.sql.report import Report, TextPosition, node_position
+from joinery_runtime.job.sql.scope import Relation, Scope
+
+_MIRRORED: dict[JoinType, JoinType] = {"inner": "inner", "left": "right", "right": "left", "full": "full"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,31 +33,141 @@ class Predicate:
 
 @dataclass(frozen=True, slots=True)
 class ClauseConditions:
-    """The conditions of one clause; `broken` says that one was refused."""
+    """The conditions of one clause; `broken` says that one was rejected."""
 
     good: tuple[Predicate, ...] = ()
     broken: bool = False
 
 
-def read_predicates(condition: exp.Expr | None, names: Names) -> ClauseConditions:
+def read_predicates(condition: exp.Expr | None, scope: Scope) -> ClauseConditions:
     if condition is None:
         return ClauseConditions()
-    predicates = [_predicate(node, names) for node in _ands(condition)]
-    return ClauseConditions(tuple(predicate for predicate in predicates if predicate is not None), None in predicates)
+    predicates, broken = [], False
+    for node in _split_ands(condition):
+        at = node_position(node)  # before names are replaced
+        if node.find(exp.Query) is None and scope.qualify(node):
+            predicates.append(Predicate(node, frozenset(column.table for column in node.find_all(exp.Column)), at))
+        else:
+            broken = True  # a sub-query, which `query` has reported, or a wrong name
+    return ClauseConditions(tuple(predicates), broken)
 
 
-def _ands(condition: exp.Expr) -> Iterator[exp.Expr]:
+def _split_ands(condition: exp.Expr) -> Iterator[exp.Expr]:
     condition = condition.unnest()
     if isinstance(condition, exp.And):
-        yield from _ands(condition.this)
-        yield from _ands(condition.expression)
+        yield from _split_ands(condition.this)
+        yield from _split_ands(condition.expression)
     else:
         yield condition.copy()
 
 
-def _predicate(node: exp.Expr, names: Names) -> Predicate | None:
-    """The predicate; None if it is refused: a sub-query, which the shape's check has reported, or a wrong name."""
-    at = place_of(node)
-    if node.find(exp.Query) is not None or not names.qualify(node):
+# --- the chain of joins -------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Link:
+    """One join: of `right` to what `earlier` have made. `broken`: a condition was rejected, which may have meant
+    what is missing."""
+
+    earlier: tuple[Relation, ...]
+    right: Relation
+    type: JoinType
+    joined: JoinClause
+    predicates: list[Predicate] = field(default_factory=list)
+    broken: bool = False
+
+    def reads_right(self, predicate: Predicate) -> bool:
+        """Say whether the predicate reads the right side."""
+        return self.right.table.name in predicate.inputs
+
+
+def link_joins(joined: Sequence[JoinClause], scope: Scope, first: str) -> list[Link]:
+    """Return the joins, without conditions. `first` is the job's first input, with which a chain starts: the first
+    two inputs of the SQL may be in either order."""
+    order, types = list(scope.relations.values()), [join.type for join in joined]
+    if order[1].table.name == first:
+        order[:2], types[0] = [order[1], order[0]], _MIRRORED[types[0]]
+    elif order[0].table.name != first:
+        todo = f"write FROM {first}, or list {order[0].table.name!r} first in spec.inputs"
+        scope.report.add(order[0].source.at, f"joins start with the first input of the job, which is {first!r}; {todo}")
+    return [Link(tuple(order[: i + 1]), order[i + 1], types[i], join) for i, join in enumerate(joined)]
+
+
+def place_conditions(
+    links: Sequence[Link],
+    on: Sequence[ClauseConditions],
+    where: ClauseConditions,
+    report: Report,
+    *,
+    filters_inputs: bool,
+) -> dict[str, list[exp.Expr]]:
+    """Place the conditions at joins, and return those that filter an input before all joins. `filters_inputs` is false
+    where a row that is left out would change how others match, as in sessions."""
+    filters: dict[str, list[exp.Expr]] = {}
+    for i, predicates in enumerate(on):
+        links[i].broken = predicates.broken or where.broken or bool(links[i].joined.unsupported)
+        for predicate in predicates.good:
+            if predicate.inputs <= {relation.table.name for relation in (*links[i].earlier, links[i].right)}:
+                # Left rows that fail it match nothing. If they would then not be emitted at all, they may be dropped
+                # at an earlier join.
+                moves = not links[i].reads_right(predicate) and links[i].type in {"inner", "right"}
+                earlier = _earliest_filter(predicate, links[:i]) if moves else None
+                (links[i] if earlier is None else earlier).predicates.append(predicate)
+            else:
+                links[i].broken = True
+                report.add(
+                    predicate.at, "names an input that is joined further down; write it into the ON of that JOIN"
+                )
+    for predicate in where.good:
+        target = _earliest_filter(predicate, links)
+        if target is not None:
+            target.predicates.append(predicate)
+        elif filters_inputs and (name := _filterable_input(predicate, links)) is not None:
+            filters.setdefault(name, []).append(predicate.node)
+        else:
+            _reject_filter(predicate, links, report)
+            for link in links:
+                link.broken = link.broken or link.reads_right(predicate)
+    return filters
+
+
+def _filterable_input(predicate: Predicate, links: Sequence[Link]) -> str | None:
+    """Return the input whose rows may be dropped before all joins instead: each emitted row has one, and no other
+    row is emitted in its stead without a match."""
+    if len(predicate.inputs) != 1:
         return None
-    return Predicate(node, frozenset(column.table for column in node.find_all(exp.Column)), at)
+    (name,) = predicate.inputs
+    for link in links:
+        if link.reads_right(predicate) and link.type not in {"inner", "right"}:
+            return None
+        if any(relation.table.name == name for relation in link.earlier) and link.type not in {"inner", "left"}:
+            return None
+    return name
+
+
+def _earliest_filter(predicate: Predicate, links: Sequence[Link]) -> Link | None:
+    """Return the earliest join at which the condition on matches drops what a filter after the last join would drop."""
+    earliest = None
+    for link in reversed(links):
+        earliest = link if link.type == "inner" else earliest
+        if _blocks_filter(link, predicate):
+            break
+    return earliest
+
+
+def _reject_filter(predicate: Predicate, links: Sequence[Link], report: Report) -> None:
+    blocking = next(link for link in reversed(links) if _blocks_filter(link, predicate) or link is links[0])
+    kind = blocking.joined.type.upper()
+    padded = "left" if blocking.reads_right(predicate) else "right"
+    if blocking.type in {padded, "full"}:
+        facts = f"WHERE counts after rows without a match are filled up with NULL, and the {kind} JOIN does so here"
+    else:
+        side = listed(sorted(predicate.inputs)) if predicate.inputs else "one side"
+        facts = f"the {kind} JOIN emits every row of {side}, a job cannot leave some out"
+    todo = "write it into ON, where it decides what matches, make the JOIN an inner one, or filter the job's output"
+    report.add(predicate.at, f"{facts}; {todo}")
+
+
+def _blocks_filter(link: Link, predicate: Predicate) -> bool:
+    """Say whether a filter after the join cannot move to before it."""
+    return link.reads_right(predicate) or link.type not in {"inner", "left"}

@@ -1,19 +1,43 @@
-"""Sorts the conditions of one join into its keys, its bounds on time, and the rest, which goes to `where`."""
+"""Sorts the conditions of one join into its keys, its bound on time, and the rest, which goes to `where`.
+
+For a pair of inputs, an earlier one and the one that is joined to it, `d` is the second event time minus the first, in
+milliseconds. A bound is a limit of `d`: a comparison with sums of the two event times and of constants on both sides.
+
+A step counts from one input. Bounds that count from several inputs are converted to one, by what earlier steps say
+about the distance between these inputs' times (N2): with d in [o, o + 3], d - 1 <= r means o - 1 <= r. This holds for
+every row that has both times, and without them nothing matches.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Literal
 
 from sqlglot import exp
 
-from joinery_runtime.job.sql.bounds import COMPARISONS, Bound, bounds_of
-from joinery_runtime.job.sql.chain import Link
-from joinery_runtime.job.sql.interval import NoBoundError, interval_ms
-from joinery_runtime.job.sql.names import SqlInput
+from joinery_runtime.job.model.duration import MAX_MS, format_duration
+from joinery_runtime.job.model.expression_tree import NotALengthError, interval_ms
+from joinery_runtime.job.sql.conditions import Link
 from joinery_runtime.job.sql.report import Report
+from joinery_runtime.job.sql.scope import SqlInput
 
+_COMPARISONS = (exp.LT, exp.LTE, exp.GT, exp.GTE, exp.EQ, exp.Between)
+_MIRRORED: dict[type[exp.Expr], type[exp.Expr]] = {exp.LT: exp.GT, exp.LTE: exp.GTE, exp.EQ: exp.EQ,
+                                                   exp.GT: exp.LT, exp.GTE: exp.LTE}  # fmt: skip
 _INVERSE: dict[type[exp.Expr], type[exp.Binary]] = {exp.LT: exp.GTE, exp.LTE: exp.GT, exp.GT: exp.LTE, exp.GTE: exp.LT}
 _Column = tuple[str, str]  # input and column
+
+
+class NoBoundError(ValueError):
+    """A comparison is not a bound; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    side: Literal["lower", "upper"]
+    ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,32 +60,34 @@ class Matching:
     conditions: list[exp.Expr] = field(default_factory=list)
     broken: bool = False
 
-    def where(self, from_input: str | None) -> str | None:
-        """The conditions that a step with bounds from `from_input` does not already express."""
+    def where_text(self, from_input: str | None) -> str | None:
+        """Write the conditions that a step with bounds from `from_input` does not already express."""
         expressed = {id(limit.source) for limit in self.limits if limit.from_input == from_input}
         rest = [part for part in self.conditions if id(part) not in expressed]
         return exp.and_(*rest, copy=False).sql(comments=False) if rest else None
 
 
 def read_matching(link: Link, *, timed: bool, report: Report) -> Matching:
-    """Reads the conditions. `timed`: comparisons of event times are bounds; otherwise they are ordinary conditions."""
+    """Read the conditions. `timed`: comparisons of event times are bounds; otherwise they are ordinary conditions."""
     matching = Matching(broken=link.broken)
     for predicate in link.predicates:
         try:
-            _sort(predicate.node, link, timed, matching)
-        except NoBoundError as error:
+            _sort_condition(predicate.node, link, timed, matching)
+        except (NoBoundError, NotALengthError) as error:
             matching.broken = True
             report.add(predicate.at, str(error))
     return matching
 
 
-def _sort(part: exp.Expr, link: Link, timed: bool, matching: Matching) -> None:
-    pair = _key(part, link)
-    if timed and _relates(part, link):
+def _sort_condition(part: exp.Expr, link: Link, timed: bool, matching: Matching) -> None:
+    pair = _key_pair(part, link)
+    if timed and _compares_times(part, link):
         part = _without_not(part)
-        if isinstance(part, COMPARISONS):
+        if isinstance(part, _COMPARISONS):
             matching.limits += _limits(part, link)
-        elif any(_relates(it, link) for branch in part.find_all(exp.Or) for it in branch.find_all(*COMPARISONS)):
+        elif any(
+            _compares_times(it, link) for branch in part.find_all(exp.Or) for it in branch.find_all(*_COMPARISONS)
+        ):
             facts = "an OR around a bound on time leaves rows without one (rule J8)"
             raise NoBoundError(f"{facts}; write a bound outside it")
         matching.conditions.append(part)
@@ -72,20 +98,20 @@ def _sort(part: exp.Expr, link: Link, timed: bool, matching: Matching) -> None:
 
 
 def _limits(part: exp.Expr, link: Link) -> list[TimeBound]:
-    """The limits that a condition implies. Raises NoBoundError."""
+    """Return the bounds that a condition implies. Raises NoBoundError and NotALengthError."""
     right = link.right.table
-    columns = _columns(part)
-    earlier = [named.table for named in link.earlier if _time(named.table) in columns]
-    if columns != {_time(right), _time(earlier[0])}:
+    columns = _columns_in(part)
+    earlier = [relation.table for relation in link.earlier if _event_time(relation.table) in columns]
+    if columns != {_event_time(right), _event_time(earlier[0])}:
         raise NoBoundError("a bound is constant, it cannot depend on a column (rule J8); write an INTERVAL")
-    limits = [TimeBound(earlier[0].name, bound, part) for bound in bounds_of(part, (earlier[0], right))]
+    limits = [TimeBound(earlier[0].name, bound, part) for bound in _read_bounds(part, (earlier[0], right))]
     if right.integer_time or earlier[0].integer_time:
-        _as_numbers(part, {_time(table) for table in (right, earlier[0]) if not table.integer_time})
+        _write_as_numbers(part, {_event_time(table) for table in (right, earlier[0]) if not table.integer_time})
     return limits
 
 
-def _as_numbers(part: exp.Expr, timestamps: set[_Column]) -> None:
-    """Converts a comparison of an integer time with another one, for `where` (as with an input from which the step
+def _write_as_numbers(part: exp.Expr, timestamps: set[_Column]) -> None:
+    """Convert a comparison of an integer time with another one, for `where` (as with an input from which the step
     does not count): the other time, if it is among `timestamps`, and intervals become milliseconds too."""
     for interval in list(part.find_all(exp.Interval)):
         ms = interval_ms(interval)
@@ -96,7 +122,7 @@ def _as_numbers(part: exp.Expr, timestamps: set[_Column]) -> None:
 
 
 def _without_not(part: exp.Expr) -> exp.Expr:
-    """Replaces NOT of an inequality by the opposite inequality; if a time is NULL, neither is true."""
+    """Replace NOT of an inequality by the opposite inequality; if a time is NULL, neither is true."""
     inner = part.this.unnest() if isinstance(part, exp.Not) else part
     inverse = _INVERSE.get(type(inner))
     if isinstance(part, exp.Not) and inverse is not None:
@@ -104,27 +130,162 @@ def _without_not(part: exp.Expr) -> exp.Expr:
     return part
 
 
-def _key(part: exp.Expr, link: Link) -> tuple[str, str] | None:
+def _key_pair(part: exp.Expr, link: Link) -> tuple[str, str] | None:
     if not isinstance(part, exp.EQ):
         return None
     sides = [side.unnest() for side in (part.this, part.expression)]
     columns = [side for side in sides if isinstance(side, exp.Column)]
     right = [column for column in columns if column.table == link.right.table.name]
     earlier = [column for column in columns if column.table != link.right.table.name]
-    if len(right) != 1 or len(earlier) != 1 or _relates(part, link):
+    if len(right) != 1 or len(earlier) != 1 or _compares_times(part, link):
         return None
     return f"{earlier[0].table}.{earlier[0].name}", f"{right[0].table}.{right[0].name}"
 
 
-def _relates(part: exp.Expr, link: Link) -> bool:
-    """Whether the condition reads the event times of both sides."""
-    columns = _columns(part)
-    return _time(link.right.table) in columns and any(_time(named.table) in columns for named in link.earlier)
+def _compares_times(part: exp.Expr, link: Link) -> bool:
+    """Say whether the condition reads the event times of both sides."""
+    columns = _columns_in(part)
+    return _event_time(link.right.table) in columns and any(
+        _event_time(relation.table) in columns for relation in link.earlier
+    )
 
 
-def _time(table: SqlInput) -> _Column:
+def _event_time(table: SqlInput) -> _Column:
     return table.name, table.event_time
 
 
-def _columns(part: exp.Expr) -> set[_Column]:
+def _columns_in(part: exp.Expr) -> set[_Column]:
     return {(column.table, column.name) for column in part.find_all(exp.Column)}
+
+
+# --- one comparison of event times --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """`first * ts(first input) + second * ts(second input) + ms`."""
+
+    first: int = 0
+    second: int = 0
+    ms: Fraction = Fraction(0)
+
+    def add_sum(self, other: _Sum, sign: int = 1) -> _Sum:
+        return _Sum(self.first + sign * other.first, self.second + sign * other.second, self.ms + sign * other.ms)
+
+
+def _read_bounds(comparison: exp.Expr, tables: tuple[SqlInput, SqlInput]) -> Iterator[Bound]:
+    """Yield the limits of `d` that a comparison of both times implies. Raises NoBoundError and NotALengthError."""
+    if isinstance(comparison, exp.Between):
+        if comparison.args.get("symmetric"):
+            raise NoBoundError("BETWEEN SYMMETRIC is not supported; write the lower end first")
+        yield from _bounds_of_comparison(exp.GTE, comparison.this, comparison.args["low"], tables)
+        yield from _bounds_of_comparison(exp.LTE, comparison.this, comparison.args["high"], tables)
+    else:
+        yield from _bounds_of_comparison(type(comparison), comparison.this, comparison.expression, tables)
+
+
+def _bounds_of_comparison(
+    kind: type[exp.Expr], a: exp.Expr, b: exp.Expr, tables: tuple[SqlInput, SqlInput]
+) -> Iterator[Bound]:
+    total = _read_sum(a, tables).add_sum(_read_sum(b, tables), -1)
+    if (total.first, total.second) not in {(-1, 1), (1, -1)}:
+        raise NoBoundError("it does not compare the two event times with each other")
+    if total.ms.denominator != 1 or abs(total.ms) > MAX_MS:
+        raise NoBoundError("the distance must be whole milliseconds, at most 292 years")
+    # `d + ms <kind> 0`, or `-d + ms <kind> 0`, which is `d <mirrored> ms`.
+    limit, kind = (-int(total.ms), kind) if total.second == 1 else (int(total.ms), _MIRRORED[kind])
+    if kind in {exp.LTE, exp.LT, exp.EQ}:
+        yield Bound("upper", limit - (kind is exp.LT))
+    if kind in {exp.GTE, exp.GT, exp.EQ}:
+        yield Bound("lower", limit + (kind is exp.GT))
+
+
+def _read_sum(node: exp.Expr, tables: tuple[SqlInput, SqlInput]) -> _Sum:
+    if isinstance(node, exp.Paren):
+        return _read_sum(node.this, tables)
+    if isinstance(node, exp.Neg):
+        return _Sum().add_sum(_read_sum(node.this, tables), -1)
+    if isinstance(node, exp.Add | exp.Sub):
+        return _read_sum(node.this, tables).add_sum(
+            _read_sum(node.expression, tables), 1 if isinstance(node, exp.Add) else -1
+        )
+    if isinstance(node, exp.Column):
+        return _Sum(1, 0) if node.table == tables[0].name else _Sum(0, 1)
+    if isinstance(node, exp.Interval):
+        return _Sum(ms=interval_ms(node))
+    if isinstance(node, exp.Literal) and not node.is_string:
+        if all(table.integer_time for table in tables):
+            return _Sum(ms=Fraction(node.name))
+        raise NoBoundError(f"{node.name} has no unit; write INTERVAL '{node.name}' SECOND or another unit")
+    raise NoBoundError(f"{node.sql(comments=False)} is no event time and no INTERVAL; write only sums of these")
+
+
+# --- the bound of a step ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class IntervalBounds:
+    """The right input's time is in [lower, upper] from the time of `from_input`, in milliseconds."""
+
+    from_input: str
+    lower: int
+    upper: int
+
+    @property
+    def reach(self) -> int:
+        return max(self.upper, -self.lower)
+
+
+@dataclass(slots=True)
+class Distances:
+    """The range of `time of one input - time of another` in a row that has both, as [lowest, highest]."""
+
+    _ranges: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+
+    def between(self, first: str, other: str) -> tuple[int, int] | None:
+        return (0, 0) if first == other else self._ranges.get((first, other))
+
+    def add(self, link: Link, interval: IntervalBounds) -> None:
+        right = link.right.table.name
+        for relation in link.earlier:
+            before = self.between(interval.from_input, relation.table.name)
+            if before is not None:
+                lowest, highest = interval.lower + before[0], interval.upper + before[1]
+                self._ranges[right, relation.table.name] = lowest, highest
+                self._ranges[relation.table.name, right] = -highest, -lowest
+
+
+def interval_of(matching: Matching, link: Link, distances: Distances, report: Report) -> IntervalBounds | None:
+    """Return the tightest bound; None if there is none, which the report then says."""
+    candidates = list(_complete_bounds(matching.limits, distances))
+    if not candidates:
+        sides = {limit.bound.side for limit in matching.limits}
+        if len(sides) < 2 and not matching.broken:
+            earlier, right = (
+                f"{relation.source.alias}.{relation.table.event_time}" for relation in (link.earlier[-1], link.right)
+            )
+            facts = (
+                "the bound on time has one side only" if sides else f"the join has no bound on {earlier} and {right}"
+            )
+            todo = f"write {right} BETWEEN {earlier} AND {earlier} + INTERVAL '1' HOUR"
+            report.add(link.joined.source.at, f"{facts}, so its state would grow for ever (rule J8); {todo}")
+        return None
+    best = min(candidates, key=lambda interval: interval.upper - interval.lower)
+    if best.lower > best.upper:
+        ends = f"the lower bound is {format_duration(best.lower)}, the upper one {format_duration(best.upper)}"
+        facts = f"{ends}, counted from {best.from_input!r}"
+        report.add(link.joined.source.at, f"nothing can match: {facts}; check the signs")
+    elif max(abs(best.lower), abs(best.upper)) > MAX_MS:
+        report.add(link.joined.source.at, "a bound is over 292 years; write a shorter one")
+    return best
+
+
+def _complete_bounds(limits: list[TimeBound], distances: Distances) -> Iterator[IntervalBounds]:
+    for from_input in dict.fromkeys(limit.from_input for limit in limits):
+        ends: dict[str, list[int]] = {"lower": [], "upper": []}
+        for limit in limits:
+            distance = distances.between(limit.from_input, from_input)
+            if distance is not None:
+                ends[limit.bound.side].append(limit.bound.ms + distance[limit.bound.side == "upper"])
+        if ends["lower"] and ends["upper"]:
+            yield IntervalBounds(from_input, max(ends["lower"]), min(ends["upper"]))

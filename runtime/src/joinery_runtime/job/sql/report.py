@@ -1,8 +1,9 @@
-"""Collects the problems of an SQL text, each with its place in the text."""
+"""Problems of an SQL text, each with its position in the text, and the words for the SQL of each kind of job."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from sqlglot import exp
 from sqlglot.tokenizer_core import Token
@@ -10,6 +11,13 @@ from sqlglot.tokenizer_core import Token
 from joinery_runtime.job.model.expression_tree import TOO_DEEP
 
 _LONGEST = 80  # characters of a fragment that are shown
+
+
+class TextPosition:
+    """`start` is an offset in the text, in characters."""
+
+    def __init__(self, start: int, fragment: str) -> None:
+        self.start, self.fragment = start, fragment
 
 
 class Report:
@@ -21,21 +29,18 @@ class Report:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """The problems in the order of their places, each once."""
+        """The problems in the order of their positions, each once."""
         return tuple(dict.fromkeys(message for _, message in sorted(self._problems, key=lambda problem: problem[0])))
 
     def add(self, at: TextPosition, message: str) -> None:
-        self._problems.append((at.start, f"{self._where(at)}: {message}"))
-
-    def _where(self, at: TextPosition) -> str:
         before = self._sql[: at.start]
         line, column = before.count("\n") + 1, at.start - (before.rfind("\n") + 1) + 1
         shown = at.fragment if len(at.fragment) <= _LONGEST else at.fragment[: _LONGEST - 3] + "..."
-        return f"line {line}, column {column}, `{shown}`"
+        self._problems.append((at.start, f"line {line}, column {column}, `{shown}`: {message}"))
 
 
 def problems_of(sql: str, read: Callable[[str, Report], object]) -> tuple[str, ...]:
-    """What `read` finds wrong with the text."""
+    """Collect what `read` reports about the text."""
     report = Report(sql)
     try:
         read(sql, report)
@@ -44,18 +49,57 @@ def problems_of(sql: str, read: Callable[[str, Report], object]) -> tuple[str, .
     return report.problems
 
 
-class TextPosition:
-    """`start` is an offset in the text, in characters."""
-
-    def __init__(self, start: int, fragment: str) -> None:
-        self.start, self.fragment = start, fragment
-
-
-def place_of(node: exp.Expr) -> TextPosition:
-    """The place of the node's first name or number, since sqlglot keeps no other places."""
+def node_position(node: exp.Expr) -> TextPosition:
+    """Return the position of the node's first name or number, since sqlglot keeps no other positions."""
     starts = [part.meta["start"] for part in node.walk() if "start" in part.meta]
     return TextPosition(min(starts, default=0), node.sql(comments=False))
 
 
-def token_place(token: Token) -> TextPosition:
+def token_position(token: Token) -> TextPosition:
     return TextPosition(token.start, token.text)
+
+
+# --- the kinds of job ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What the SQL of one kind of job may have, and the words for it. `example` is its shape, `before` what the clauses
+    follow, `final` says why rows do not wait. `window_inside`: WINDOW may follow FROM, as in ksqlDB, or be at the end.
+    `parts` are the parts of a SELECT that are read, by sqlglot's names. `rejected` says why other parts are not, `rest`
+    why any part without a reason of its own is not."""
+
+    example: str
+    before: str
+    final: str
+    parts: frozenset[str]
+    rest: str
+    rejected: Mapping[str, str] = field(default_factory=dict)
+    window_inside: bool = False
+
+
+JOINS = Form(
+    example="write SELECT <columns> FROM <input> JOIN <input> ON <conditions>",
+    before="the join",
+    final="pairs are emitted as they are found",
+    parts=frozenset({"expressions", "from_", "joins", "where"}),
+    rest="a job emits every pair as it is found; leave it out",
+)
+_NO_SORT = "sessions are emitted as they end, in no order and without a last one; leave it out"
+SESSIONS = Form(
+    example="write SELECT <groups and aggregates> FROM <input> GROUP BY <columns>, "
+    "SESSION(<event time>, INTERVAL '30' SECOND)",
+    before="GROUP BY",
+    final="lateData says when sessions are emitted, and whether again",
+    parts=frozenset({"expressions", "from_", "where", "group", "joins"}),
+    rest="a job of sessions has no such part; leave it out",
+    rejected={
+        "having": "a job emits every session; filter its output",
+        "order": _NO_SORT,
+        "limit": _NO_SORT,
+        "offset": _NO_SORT,
+        "distinct": "sessions differ in any case; leave it out",
+        "with_": "name an input of the job in FROM",
+    },
+    window_inside=True,
+)

@@ -9,12 +9,11 @@ from typing import Any
 from sqlglot import exp
 
 from joinery_runtime.job.model.expression_tree import TOO_DEEP
-from joinery_runtime.job.sql.names import Names, SqlInput
-from joinery_runtime.job.sql.parse import SESSIONS, parse_select
-from joinery_runtime.job.sql.report import Report, place_of, problems_of
-from joinery_runtime.job.sql.session_groups import read_groups
-from joinery_runtime.job.sql.session_parts import SessionParts, session_parts
-from joinery_runtime.job.sql.session_select import read_items
+from joinery_runtime.job.sql.grouping import read_groups
+from joinery_runtime.job.sql.query import Query, read_query
+from joinery_runtime.job.sql.report import SESSIONS, Report, node_position, problems_of, token_position
+from joinery_runtime.job.sql.scope import Scope, SqlInput
+from joinery_runtime.job.sql.select_list import read_session_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,34 +26,51 @@ class SessionTranslation:
 
 
 def check_session_shape(sql: str) -> tuple[str, ...]:
-    """What is wrong with the text, whatever the input is."""
-    return problems_of(sql, _read)
+    """Return what is wrong with the text, whatever the input is."""
+    return problems_of(sql, _read_sessions)
 
 
 @lru_cache(maxsize=64)
 def translate_sessions(sql: str, table: SqlInput) -> SessionTranslation:
-    """Translates the text; `table` is the job's input."""
+    """Translate the text; `table` is the job's input."""
     try:
         return _translate(sql, table)
     except RecursionError:
         return SessionTranslation(problems=(TOO_DEEP,))
 
 
-def _read(sql: str, report: Report) -> SessionParts | None:
-    parsed = parse_select(sql, report, SESSIONS)
-    return session_parts(parsed, report) if parsed is not None else None
+def _read_sessions(sql: str, report: Report) -> Query | None:
+    """Read the text and check its parts; None without a SELECT and FROM, and the report says so."""
+    query = read_query(sql, report, SESSIONS)
+    if query is None:
+        return None
+    for join in query.joined:
+        report.add(join.source.at, "sessions are of one input; join in a StreamJoin whose output this job reads")
+    if query.options:
+        todo = "write lateData, allowedLateness and maxDuration as fields of the resource"
+        report.add(token_position(query.options[0]), f"options are of joins; {todo}")
+    if query.first is None:
+        report.add(query.start, f"no input is named; {SESSIONS.example}")
+        return None
+    if query.first.as_of is not None:
+        report.add(query.first.at, "FOR SYSTEM_TIME is for a table that is joined; leave it out")
+    if not query.items:
+        report.add(query.start, f"selects nothing; {SESSIONS.example}")
+    if not query.grouped:
+        report.add(query.start, f"there is no GROUP BY; {SESSIONS.example}")
+    return query
 
 
 def _translate(sql: str, table: SqlInput) -> SessionTranslation:
     report = Report(sql)
-    parts = _read(sql, report)
-    if parts is None:
+    query = _read_sessions(sql, report)
+    if query is None or query.first is None:
         return SessionTranslation(problems=report.problems)
-    names = Names((parts.source,), (table,), report)
-    _refuse_unknown_functions(parts, report)
-    groups = read_groups(parts, table, names, report)
-    chosen = read_items(parts.items, groups, names, report)
-    where = _where(parts, names, report)
+    scope = Scope((query.first,), (table,), report)
+    _reject_unknown_functions(query, report)
+    groups = read_groups(query, table, scope)
+    chosen = read_session_columns(query.items, groups, scope)
+    where = _where_text(query, scope)
     named = list(groups.by_text.values())
     computed = {group.name: group.text for group in named if group.name != group.column} | chosen.computed
     fields = {
@@ -68,21 +84,23 @@ def _translate(sql: str, table: SqlInput) -> SessionTranslation:
     return SessionTranslation(fields, report.problems)
 
 
-def _where(parts: SessionParts, names: Names, report: Report) -> str | None:
-    if parts.where is None:
+def _where_text(query: Query, scope: Scope) -> str | None:
+    if query.where is None:
         return None
-    condition = parts.where.copy()
+    condition = query.where.copy()
     if condition.find(exp.AggFunc, exp.Window) is not None:
-        report.add(place_of(condition), "WHERE is about rows before they are aggregated; filter the job's output")
+        scope.report.add(
+            node_position(condition), "WHERE is about rows before they are aggregated; filter the job's output"
+        )
         return None
-    return condition.sql(comments=False) if names.qualify(condition) else None
+    return condition.sql(comments=False) if scope.qualify(condition) else None
 
 
-def _refuse_unknown_functions(parts: SessionParts, report: Report) -> None:
-    """Reports unknown functions inside expressions. The core checks the other functions."""
-    roots = [*(item.unalias().unnest() for item in parts.items), *parts.groups]
+def _reject_unknown_functions(query: Query, report: Report) -> None:
+    """Report unknown functions inside expressions. The core checks the other functions."""
+    roots = [*(item.unalias().unnest() for item in query.items), *query.groups]
     inside = [node for root in roots for node in root.find_all(exp.Anonymous) if node is not root]
-    if parts.where is not None:
-        inside += parts.where.find_all(exp.Anonymous)
+    if query.where is not None:
+        inside += query.where.find_all(exp.Anonymous)
     for node in inside:
-        report.add(place_of(node), f"{node.name} is not a function that is known here; see docs/expressions.md")
+        report.add(node_position(node), f"{node.name} is not a function that is known here; see docs/expressions.md")

@@ -12,8 +12,7 @@ from joinery_runtime.job.model.draft import Finding, JobDraft, Loc, dig, input_d
 from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS, SESSION_ID, WINDOW_START
 from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import listed, suggestion
-from joinery_runtime.job.sql import check_session_shape, translate_sessions
-from joinery_runtime.job.sql.names import table_of
+from joinery_runtime.job.sql import check_session_shape, table_of, translate_sessions
 
 _SQL: Loc = ("spec", "sql")
 _GROUPS: Loc = ("spec", "groupBy")

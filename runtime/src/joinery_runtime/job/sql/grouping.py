@@ -1,0 +1,242 @@
+"""GROUP BY and aggregates of sessions.
+
+The groups are columns and expressions; the gap is SESSION(<event time>, <INTERVAL>) among them, or the clause WINDOW
+SESSION(...). SQL's aggregates become those of sessions (rule S7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sqlglot import exp
+
+from joinery_runtime.job.model.expression_tree import NotALengthError, interval_ms
+from joinery_runtime.job.sql.query import Query
+from joinery_runtime.job.sql.report import node_position
+from joinery_runtime.job.sql.scope import Scope, SqlInput
+
+_GAP = "write SESSION({time}, INTERVAL '30' SECOND) into GROUP BY"
+_OTHERS = {
+    **dict.fromkeys(("TUMBLE", "HOP", "CUMULATE", "TUMBLING", "HOPPING"), "a session has no width"),
+    "SESSION_WINDOW": "this is called SESSION here",
+}
+
+
+@dataclass(slots=True)
+class GroupExpression:
+    """One group. `text` is its expression, with columns qualified by the input's own name. `column` is set if the group
+    is a plain column. `name` is its name in sessions: the alias in the select list, unless the input has a column of
+    that name; else the expression as written."""
+
+    text: str
+    column: str | None
+    name: str
+    selected: bool = False
+
+
+@dataclass(slots=True)
+class SessionGrouping:
+    """The groups and the gap. `gap` is in milliseconds; None if the report says what is wrong."""
+
+    gap: int | None = None
+    by_text: dict[str, GroupExpression] = field(default_factory=dict)
+
+
+def read_groups(query: Query, table: SqlInput, scope: Scope) -> SessionGrouping:
+    grouping = SessionGrouping()
+    aliases = {item.alias: item.this for item in query.items if isinstance(item, exp.Alias)}
+    sessions = [node for node in query.groups if _function_name(node) == "SESSION"]
+    group_nodes = [node for node in query.groups if node not in sessions]
+    for node in group_nodes:
+        _read_group(node, aliases, table, grouping, scope)
+    _read_gap(sessions, query, table, grouping, scope)
+    if not group_nodes and query.groups:
+        facts = "there is no group column: one session of the whole stream would not be bounded by key (rule S1)"
+        scope.report.add(query.group_at, f"{facts}; name at least one")
+    return grouping
+
+
+def column_name(value: exp.Expr, scope: Scope) -> str | None:
+    """Return the input's column that this means; None for another expression, or a wrong name, which is reported."""
+    resolved = scope.resolve(value) if isinstance(value, exp.Column) and not isinstance(value.this, exp.Star) else None
+    return resolved[1] if resolved is not None else None
+
+
+def unqualified(value: exp.Expr) -> str:
+    """Write the expression with unqualified columns: the name of a computed column that has no other name."""
+    plain = value.copy()
+    for column in plain.find_all(exp.Column):
+        column.set("table", None)
+    return plain.sql(comments=False)
+
+
+def _function_name(node: exp.Expr) -> str:
+    return node.name.upper() if isinstance(node, exp.Anonymous) else ""
+
+
+# --- groups -------------------------------------------------------------------------------------------------------
+
+
+def _read_group(
+    node: exp.Expr,
+    aliases: Mapping[str, exp.Expr],
+    table: SqlInput,
+    grouping: SessionGrouping,
+    scope: Scope,
+) -> None:
+    at, value = node_position(node), node.unnest()
+    if isinstance(value, exp.Column) and not value.table and value.name not in table.columns:
+        value = aliases.get(value.name, value).unnest()  # an alias of the select list
+    value = value.copy()
+    problem = _problem(value, table)
+    if problem:
+        scope.report.add(at, problem)
+        return
+    column = column_name(value, scope) if isinstance(value, exp.Column) else None
+    if (isinstance(value, exp.Column) and column is None) or not scope.qualify(value):
+        return
+    text = value.sql(comments=False)
+    if text in grouping.by_text:
+        scope.report.add(at, "is grouped by twice; keep one")
+    grouping.by_text.setdefault(text, GroupExpression(text, column, column or unqualified(value)))
+
+
+def _problem(value: exp.Expr, table: SqlInput) -> str:
+    if isinstance(value, exp.Literal) and not value.is_string:
+        return "the number of a column is not supported; write the column"
+    if value.find(exp.AggFunc, exp.Window, exp.Query) is not None:
+        return "is computed over many rows, and a group is known of each; leave it out"
+    other = _OTHERS.get(_function_name(value))
+    return f"{other}; {_GAP.format(time=table.event_time)}" if other else ""
+
+
+# --- the gap ------------------------------------------------------------------------------------------------------
+
+
+def _read_gap(
+    sessions: Sequence[exp.Expr],
+    query: Query,
+    table: SqlInput,
+    grouping: SessionGrouping,
+    scope: Scope,
+) -> None:
+    window = query.window
+    todo = _GAP.format(time=table.event_time)
+    for node in sessions[0 if window is not None else 1 :]:
+        scope.report.add(node_position(node), "the gap is said twice; keep one SESSION")
+    if window is not None:
+        if window.kind != "session":
+            scope.report.add(window.at, "a session has no width; write WINDOW SESSION(INTERVAL '30' SECOND)")
+        grouping.gap = window.lengths.get("GAP")
+    elif sessions:
+        grouping.gap = _gap_of_function_name(sessions[0], table, scope)
+    elif query.groups:
+        scope.report.add(query.group_at, f"nothing says which rows are of one session (rule S1); {todo}")
+
+
+def _gap_of_function_name(node: exp.Expr, table: SqlInput, scope: Scope) -> int | None:
+    at, arguments, todo = node_position(node), node.expressions, _GAP.format(time=table.event_time)
+    if len(arguments) != 2 or not isinstance(arguments[1], exp.Interval):
+        scope.report.add(at, f"takes the event time and an INTERVAL; {todo}")
+        return None
+    if not isinstance(arguments[0], exp.Column):
+        scope.report.add(at, f"gaps are between event times, this is an expression; {todo}")
+        return None
+    column = column_name(arguments[0], scope)
+    if column is not None and column != table.event_time:
+        facts = f"gaps are between event times, and the eventTime of {table.name!r} is {table.event_time}"
+        scope.report.add(node_position(arguments[0]), f"{facts}; {todo}")
+    try:
+        ms = interval_ms(arguments[1])
+    except NotALengthError as error:
+        scope.report.add(at, str(error))
+        return None
+    if ms <= 0 or ms.denominator != 1:
+        scope.report.add(at, "the gap must be whole milliseconds, more than none")
+        return None
+    return int(ms)
+
+
+# --- aggregates ---------------------------------------------------------------------------------------------------
+
+_FUNCTIONS: dict[type[exp.Expr], str] = {
+    exp.Count: "count_col",
+    exp.Sum: "sum",
+    exp.Avg: "avg",
+    exp.Min: "min",
+    exp.Max: "max",
+    exp.First: "first",
+    exp.FirstValue: "first",
+    exp.Last: "last",
+    exp.LastValue: "last",
+    exp.ApproxDistinct: "count_distinct",
+}
+AGGREGATES = (
+    "COUNT(*), COUNT(x), COUNT(DISTINCT x), APPROX_COUNT_DISTINCT(x), SUM, AVG, MIN, MAX, FIRST (FIRST_VALUE) and LAST "
+    "(LAST_VALUE)"
+)
+AGGREGATE_NODES = (exp.AggFunc, exp.Filter, exp.Window, exp.IgnoreNulls, exp.RespectNulls)
+_NO_MEANING = {"this", "big_int"}
+
+
+class BadAggregateError(ValueError):
+    """An aggregate is rejected; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of an aggregate. `argument` is None for a count of rows."""
+
+    function: str
+    argument: exp.Expr | None = None
+    method: str | None = None
+
+
+def read_call(value: exp.Expr) -> Call:
+    """Read a call of an aggregate. Raises BadAggregateError."""
+    value = _without_nulls(value)
+    function = _FUNCTIONS.get(type(value))
+    if function is None:
+        raise BadAggregateError(f"is not an aggregate of sessions; these are {AGGREGATES}")
+    more = [name for name, argument in value.args.items() if argument and name not in _NO_MEANING]
+    if more:
+        raise BadAggregateError("takes one value; write an expression if it is made of several columns")
+    if value.args.get("this") is None:
+        raise BadAggregateError("is of nothing; write COUNT(*), or name a column")
+    if isinstance(value, exp.ApproxDistinct):
+        return Call(function, _checked_argument(value.this), "hll")
+    return _read_count(value) if isinstance(value, exp.Count) else Call(function, _checked_argument(value.this))
+
+
+def _without_nulls(value: exp.Expr) -> exp.Expr:
+    """Return the call without clauses about NULLs, which aggregates skip in any case."""
+    if isinstance(value, exp.Filter):
+        todo = "write CASE WHEN <condition> THEN <value> END as what is aggregated"
+        raise BadAggregateError(f"FILTER is not supported; {todo}")
+    if isinstance(value, exp.Window):
+        raise BadAggregateError("OVER is not supported: the session is what is aggregated; leave it out")
+    if isinstance(value, exp.RespectNulls):
+        raise BadAggregateError("RESPECT NULLS is not supported: aggregates skip NULLs (rule S7); leave it out")
+    return value.this if isinstance(value, exp.IgnoreNulls) else value
+
+
+def _read_count(value: exp.Count) -> Call:
+    counted = value.this
+    if isinstance(counted, exp.Distinct):
+        if len(counted.expressions) != 1 or counted.args.get("on"):
+            raise BadAggregateError("COUNT(DISTINCT ...) takes one value; write an expression of the columns")
+        return Call("count_distinct", _checked_argument(counted.expressions[0]))
+    if isinstance(counted, exp.Star | exp.Literal):
+        return Call("count")
+    return Call("count_col", _checked_argument(counted))
+
+
+def _checked_argument(value: exp.Expr) -> exp.Expr:
+    if isinstance(value, exp.Distinct):
+        raise BadAggregateError("DISTINCT is for COUNT; leave it out")
+    if value.find(exp.AggFunc, exp.Window) is not None:
+        raise BadAggregateError("an aggregate of an aggregate has no meaning in one session; keep one of them")
+    if value.find(exp.Star) is not None:
+        raise BadAggregateError("takes a value, not a star; name a column")
+    return value.unnest()

@@ -1,0 +1,289 @@
+"""Translates an SQL text, with the inputs of its job, to `spec.joins` and `spec.select`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from sqlglot import exp
+
+from joinery_runtime.job.model.duration import format_duration
+from joinery_runtime.job.model.expression_tree import TOO_DEEP
+from joinery_runtime.job.model.references import side_prefixes
+from joinery_runtime.job.model.wording import listed
+from joinery_runtime.job.sql.clauses import (
+    BROADCAST,
+    GRACE,
+    HISTORY,
+    LATENESS,
+    LOWER,
+    RETENTION,
+    UPPER,
+    Options,
+    read_options,
+)
+from joinery_runtime.job.sql.conditions import Link, link_joins, place_conditions, read_predicates
+from joinery_runtime.job.sql.matching import (
+    Bound,
+    Distances,
+    IntervalBounds,
+    Matching,
+    TimeBound,
+    interval_of,
+    read_matching,
+)
+from joinery_runtime.job.sql.query import Query, read_query
+from joinery_runtime.job.sql.report import JOINS, Report, problems_of
+from joinery_runtime.job.sql.scope import Scope, SqlInput
+from joinery_runtime.job.sql.select_list import read_columns
+
+Step = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """A translation. `steps` are the entries of `spec.joins`, `select` is `spec.select`, both as in YAML; `filters` are
+    `where` of inputs, by name. With `problems` they must not be used."""
+
+    steps: tuple[Step, ...]
+    select: list[dict[str, str]]
+    problems: tuple[str, ...] = ()
+    filters: Mapping[str, str] = field(default_factory=dict)
+
+
+def check_shape(sql: str) -> tuple[str, ...]:
+    """Return what is wrong with the text, whatever the inputs are."""
+    return problems_of(sql, _read_query_and_options)
+
+
+@lru_cache(maxsize=64)
+def translate(sql: str, tables: tuple[SqlInput, ...]) -> Translation:
+    """Translate the text; `tables` are all inputs of the job, in its order."""
+    try:
+        return _translate(sql, tables)
+    except RecursionError:
+        return Translation((), [], (TOO_DEEP,))
+
+
+def _translate(sql: str, tables: Sequence[SqlInput]) -> Translation:
+    report = Report(sql)
+    read = _read_query_and_options(sql, report)
+    if read is None:
+        return Translation((), [], report.problems)
+    query, options = read
+    scope = Scope(query.sources, tables, report)
+    inputs = [table.name for table in tables]
+    prefixes = dict(zip(inputs, side_prefixes(inputs), strict=True))
+    select = read_columns(query.items, scope, prefixes, windowed=query.window is not None)
+    links, filters = _link_query(query, scope, tables)
+    return Translation(_translate_links(links, query, options, scope), select, report.problems, filters)
+
+
+def _read_query_and_options(sql: str, report: Report) -> tuple[Query, Options] | None:
+    query = read_query(sql, report, JOINS)
+    if query is None:
+        return None
+    _check_parts(query, report)
+    return query, read_options(query.options, query.kind, report)
+
+
+def _check_parts(query: Query, report: Report) -> None:
+    if not query.items:
+        report.add(query.start, "selects nothing; write the columns to emit, or *")
+    if query.first is None or not query.joined:
+        at = query.first.at if query.first is not None else query.start
+        report.add(at, "nothing is joined; write FROM <input> JOIN <input> ON <conditions>")
+    for join in query.joined:
+        for text in join.unsupported:
+            report.add(join.source.at, text)
+    if query.first is not None and query.first.as_of is not None:
+        facts = "FOR SYSTEM_TIME belongs to the table, which is joined"
+        report.add(query.first.at, f"{facts}; write FROM <stream> JOIN <table> ...")
+    if len(query.joined) > 1 and query.window is not None:
+        facts = "a window joins two inputs only (rule W4)"
+        report.add(query.window.at, f"{facts}; write a bound on time for each JOIN")
+    for source in query.sources if len(query.joined) > 1 else ():
+        if source.as_of is not None:
+            todo = "join the table in a job of its own"
+            report.add(source.at, f"FOR SYSTEM_TIME is not supported where more than two inputs are joined; {todo}")
+
+
+def _link_query(query: Query, scope: Scope, tables: Sequence[SqlInput]) -> tuple[list[Link], Mapping[str, str]]:
+    """Return the links with their conditions, and the conditions of inputs; none if an input is unknown, and then only
+    names are checked."""
+    on, where = [read_predicates(joined.on, scope) for joined in query.joined], read_predicates(query.where, scope)
+    if query.first is None or not scope.is_complete:
+        return [], {}
+    used = {relation.table.name for relation in scope.relations.values()}
+    unused = [table.name for table in tables if table.name not in used]
+    if unused:
+        facts = f"of the job's inputs, {listed(unused)} are not joined"
+        scope.report.add(query.first.at, f"{facts}; JOIN them, or take them out of spec.inputs")
+    links = link_joins(query.joined, scope, tables[0].name)
+    filters = place_conditions(links, on, where, scope.report, filters_inputs=query.kind != "session")
+    return links, {name: exp.and_(*parts, copy=False).sql(comments=False) for name, parts in filters.items()}
+
+
+# --- steps --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    query: Query
+    options: Options
+    scope: Scope
+
+    @property
+    def report(self) -> Report:
+        return self.scope.report
+
+
+def _translate_links(links: Sequence[Link], query: Query, options: Options, scope: Scope) -> tuple[Step, ...]:
+    """Return one step per link. If the report has problems, the steps must not be used."""
+    if len(links) > 1 and query.kind != "interval":
+        return ()  # rejected by _check_query
+    context = _Context(query, options, scope)
+    for name in (LOWER, UPPER):
+        if len(links) > 1 and name in options.ms:
+            todo = "write a bound on time into each ON"
+            scope.report.add(options.at[name], f"{name!r} does not say which JOIN is meant; {todo}")
+    distances, sent = Distances(), set[str]()
+    steps = tuple(_step(link, distances, sent, context) for link in links)
+    for name in options.broadcast:
+        relation = scope.by_input(name)
+        if links and (relation is None or relation.table.name not in sent):
+            scope.report.add(
+                options.at[BROADCAST], f"{name!r} is no input that is joined without an equality; leave it out"
+            )
+    return steps
+
+
+def _step(link: Link, distances: Distances, sent: set[str], context: _Context) -> Step:
+    kind = context.query.kind
+    matching = read_matching(link, timed=kind == "interval", report=context.report)
+    matching.broken = matching.broken or context.options.broken
+    step: Step = {"right": link.right.table.name, "keys": matching.keys}
+    if link.type != "inner":
+        step["type"] = link.type
+    from_input = None
+    if kind == "interval":
+        step |= _broadcast(link, matching, sent, context)
+        from_input = _take_interval(step, link, matching, distances, context)
+    else:
+        _check_keys(link, matching, "", context)
+        step |= _as_of(link, context) if kind == "asof" else _window(context)
+    step |= {"lateData": context.options.late_data} if context.options.late_data != "drop" else {}
+    where = matching.where_text(from_input)
+    return step if where is None else {**step, "where": where}
+
+
+def _check_keys(link: Link, matching: Matching, more: str, context: _Context) -> None:
+    if matching.keys or matching.broken:
+        return
+    for part in matching.conditions:
+        # Two columns that are equal and no key are event times: an equality of columns is what is missing.
+        if (
+            isinstance(part, exp.EQ)
+            and not (isinstance(part.left, exp.Column) and isinstance(part.right, exp.Column))
+            and len({column.table for column in part.find_all(exp.Column)}) > 1
+        ):
+            facts = f"{part.sql(comments=False)} compares expressions, and a key is a column of each input (rule J9)"
+            todo = (
+                "have the producers write the value into a column, or compare columns that are equal in any case and "
+                "leave this as a further condition"
+            )
+            context.report.add(link.joined.source.at, f"{facts}; {todo}{more}")
+            return
+    first, second = link.earlier[-1].source.alias, link.right.source.alias
+    todo = f"write ON {first}.<column> = {second}.<column>{more}"
+    facts = "there is no equality of columns, so every row would meet every row (rule J9)"
+    context.report.add(link.joined.source.at, f"{facts}; {todo}")
+
+
+def _broadcast(link: Link, matching: Matching, sent: set[str], context: _Context) -> Step:
+    if matching.keys:
+        return {}
+    sides = [link.right, *(link.earlier if len(link.earlier) == 1 else [])]
+    chosen = [relation for relation in map(context.scope.by_input, context.options.broadcast) if relation in sides]
+    if not chosen:
+        example = link.right.source.alias
+        _check_keys(link, matching, f", or WITH ('{BROADCAST}' = '{example}') to join on time only", context)
+        return {}
+    side = chosen[0]
+    sent.add(side.table.name)
+    if link.type in {"full", "right" if side is link.right else "left"}:
+        facts = f"every row of {side.source.alias!r} is emitted, so it cannot be sent to all shards (rule J9)"
+        context.report.add(
+            context.options.at[BROADCAST], f"{facts}; name the other side, or make the JOIN an inner one"
+        )
+    return {"broadcast": side.table.name}
+
+
+def _take_interval(step: Step, link: Link, matching: Matching, distances: Distances, context: _Context) -> str | None:
+    """Add the step's bounds on time, and returns the input from which they count."""
+    matching.limits += _option_limits(link, context)
+    interval = interval_of(matching, link, distances, context.report)
+    if interval is None:
+        return None
+    distances.add(link, interval)
+    step["interval"] = {"of": interval.from_input, "lower": interval.lower, "upper": interval.upper}
+    lateness = _lateness(interval, context)
+    step |= {"allowedLateness": lateness} if lateness else {}
+    return interval.from_input
+
+
+def _option_limits(link: Link, context: _Context) -> Iterator[TimeBound]:
+    """Yield the limits from options, which count from the first input of the SQL. If the step counts from the other
+    input, bounds are negated and swapped."""
+    from_input, ms, first = link.earlier[0].table.name, context.options.ms, context.query.sources[0]
+    from_first = first.name == from_input
+    if LOWER in ms:
+        yield TimeBound(from_input, Bound("lower", ms[LOWER]) if from_first else Bound("upper", -ms[LOWER]))
+    if UPPER in ms:
+        yield TimeBound(from_input, Bound("upper", ms[UPPER]) if from_first else Bound("lower", -ms[UPPER]))
+
+
+def _lateness(interval: IntervalBounds, context: _Context) -> int:
+    options = context.options
+    if RETENTION not in options.ms:
+        return options.ms.get(LATENESS, 0)
+    retention = options.ms[RETENTION]
+    if retention < interval.reach:
+        needs = (
+            f"is shorter than the wider bound, {format_duration(interval.reach)}: rows would go before their matches"
+        )
+        context.report.add(options.at[RETENTION], f"{needs}; keep them at least as long")
+    return retention - interval.reach
+
+
+def _window(context: _Context) -> Step:
+    allowed_ms = context.options.ms.get(LATENESS, 0)
+    window = context.query.window
+    assert window is not None, "the kind of the query says so"
+    lengths = {name.lower(): ms for name, ms in window.lengths.items()}
+    length = lengths.get("size") if window.kind == "tumbling" else lengths
+    return {"window": {window.kind: length}, **({"allowedLateness": allowed_ms} if allowed_ms else {})}
+
+
+def _as_of(link: Link, context: _Context) -> Step:
+    source, stream = link.right.source, link.earlier[0]
+    if source.as_of is None:
+        todo = f"list {stream.table.name!r} behind {link.right.table.name!r} in spec.inputs"
+        context.report.add(stream.source.at, f"a table is not the first input of a job; {todo}")
+    elif not (
+        isinstance(source.as_of, exp.Column)
+        and context.scope.resolve(source.as_of) == (stream, stream.table.event_time)
+    ):
+        time = f"{stream.source.alias}.{stream.table.event_time}"
+        text = f"the version is the one at the event time of the other input; write FOR SYSTEM_TIME AS OF {time}"
+        context.report.add(source.at, text)
+    if link.type not in {"inner", "left"}:
+        context.report.add(source.at, "FOR SYSTEM_TIME goes with JOIN and LEFT JOIN only (rule A4); write one of these")
+    ms = context.options.ms
+    if HISTORY not in ms and not context.options.broken:
+        todo = f"write WITH ('{HISTORY}' = '1h')"
+        context.report.add(source.at, f"the SQL does not say how long old versions are kept (rule A2); {todo}")
+    grace = ms.get(GRACE, 0)
+    return {"asOf": {"historyRetention": ms.get(HISTORY), **({"grace": grace} if grace else {})}}

@@ -1,0 +1,132 @@
+"""Resolves names in a SELECT to relations and columns. Names are case-sensitive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlglot import exp
+
+from joinery_runtime.job.model.draft import InputDraft
+from joinery_runtime.job.model.wording import listed, suggestion
+from joinery_runtime.job.sql.query import Source
+from joinery_runtime.job.sql.report import Report, node_position
+
+
+@dataclass(frozen=True, slots=True)
+class SqlInput:
+    """An input of the job: its columns in order; `integer_time` says that event time is a number of milliseconds."""
+
+    name: str
+    columns: tuple[str, ...]
+    event_time: str
+    integer_time: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A table and its name in the SQL."""
+
+    table: SqlInput
+    source: Source
+
+
+class Scope:
+    """The relations of one SELECT by their aliases. The alias of a rejected source counts as already reported."""
+
+    def __init__(self, sources: Sequence[Source], tables: Sequence[SqlInput], report: Report) -> None:
+        self.report = report
+        self.relations: dict[str, Relation] = {}
+        self._rejected_aliases: set[str] = set()
+        self._sources = len(sources)
+        by_name = {table.name: table for table in tables}
+        for source in sources:
+            table = by_name.get(source.name)
+            problem = self._problem(source, table, by_name) if source.name else ""
+            if problem:
+                report.add(source.at, problem)
+            if problem or not source.name:
+                self._rejected_aliases.add(source.alias)
+            elif table is not None:
+                self.relations[source.alias] = Relation(table, source)
+
+    def _problem(self, source: Source, table: SqlInput | None, inputs_by_name: dict[str, SqlInput]) -> str:
+        if table is None:
+            hint = suggestion(source.name, inputs_by_name)
+            return f"{source.name!r} is not an input of the job{hint}; inputs are {listed(inputs_by_name)}"
+        if source.alias in self.relations:
+            return f"two inputs are called {source.alias!r}; give each its own alias"
+        if any(relation.table is table for relation in self.relations.values()):
+            return f"{source.name!r} is joined with itself; declare a second input that reads the same and join that"
+        return ""
+
+    @property
+    def is_complete(self) -> bool:
+        """Say whether all sources are known, at least two."""
+        return len(self.relations) == self._sources > 1
+
+    def by_input(self, name: str) -> Relation | None:
+        """Return the relation with this alias or, without one, with this name of its own."""
+        return self.relations.get(name) or next(
+            (relation for relation in self.relations.values() if relation.table.name == name), None
+        )
+
+    def has_column(self, name: str) -> bool:
+        return any(name in relation.table.columns for relation in self.relations.values())
+
+    def resolve(self, column: exp.Column) -> tuple[Relation, str] | None:
+        """Return the relation and column that a name means; None if the name is wrong, which the report then says."""
+        qualifier, name = column.table, column.name
+        if column.args.get("db") is not None:
+            self.report.add(node_position(column), "a column is written <alias>.<column>")
+            return None
+        if not qualifier:
+            return self._resolve_unqualified(column)
+        relation = self.relations.get(qualifier)
+        if relation is None:
+            if qualifier not in self._rejected_aliases:
+                hint = suggestion(qualifier, self.relations)
+                text = f"{qualifier!r} is not an alias here{hint}; aliases are {listed(self.relations)}"
+                self.report.add(node_position(column), text)
+            return None
+        if name not in relation.table.columns:
+            columns_text = f"its columns are {listed(relation.table.columns)}"
+            hint = suggestion(name, relation.table.columns)
+            self.report.add(
+                node_position(column), f"{relation.table.name!r} has no column {name!r}{hint}; {columns_text}"
+            )
+            return None
+        return relation, name
+
+    def _resolve_unqualified(self, column: exp.Column) -> tuple[Relation, str] | None:
+        owners = [relation for relation in self.relations.values() if column.name in relation.table.columns]
+        if len(owners) == 1 and not self._rejected_aliases:
+            return owners[0], column.name
+        if len(owners) > 1:
+            choices = " or ".join(f"{relation.source.alias}.{column.name}" for relation in owners)
+            self.report.add(node_position(column), f"is ambiguous, several inputs have it; write {choices}")
+        elif not self._rejected_aliases:
+            every = [name for relation in self.relations.values() for name in relation.table.columns]
+            hint = suggestion(column.name, every)
+            self.report.add(node_position(column), f"no input has a column {column.name!r}{hint}")
+        return None
+
+    def qualify(self, condition: exp.Expr) -> bool:
+        """Qualify all columns of the condition with the inputs' own names. Returns False if a name is wrong."""
+        good = True
+        for column in list(condition.find_all(exp.Column)):
+            resolved = self.resolve(column)
+            good = good and resolved is not None
+            if resolved is not None:
+                relation = resolved[0]
+                column.set("table", exp.to_identifier(relation.table.name, quoted=relation.source.quoted))
+        return good
+
+
+def table_of(source: InputDraft) -> SqlInput | None:
+    """Return the input for SQL; None unless everything that SQL may name is known."""
+    time = source.data.get("eventTime")
+    kind = source.types.get(time) if source.types is not None and isinstance(time, str) else None
+    if source.name is None or source.types is None or not isinstance(time, str) or kind is None:
+        return None
+    return SqlInput(source.name, tuple(source.types), time, integer_time=kind.name == "int64")

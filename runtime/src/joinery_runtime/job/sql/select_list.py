@@ -1,0 +1,237 @@
+"""The select list: of a join, columns, expressions and stars; of sessions, groups, aggregates and columns of
+sessions themselves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from sqlglot import exp
+
+from joinery_runtime.job.model.references import SESSION_COLUMNS, WINDOW_COLUMNS
+from joinery_runtime.job.sql.grouping import (
+    AGGREGATE_NODES,
+    AGGREGATES,
+    BadAggregateError,
+    SessionGrouping,
+    column_name,
+    read_call,
+    unqualified,
+)
+from joinery_runtime.job.sql.report import TextPosition, node_position
+from joinery_runtime.job.sql.scope import Scope
+
+Item = dict[str, str]  # an entry of `spec.select`
+
+_TODO = "write a.x, a.x AS y, <expression> AS y, a.* or *"
+
+
+def read_columns(items: Sequence[exp.Expr], scope: Scope, prefixes: Mapping[str, str], *, windowed: bool) -> list[Item]:
+    """Return every output column in order; wrong ones are reported and omitted. `prefixes`, by input, are for columns
+    of stars that several inputs have."""
+    columns = _prefix_shared(list(_read_join_items(items, scope, windowed)), prefixes)
+    names: set[str] = set()
+    for item, at, by_star in columns:
+        todo = "write the columns of a star one by one, and one of these with AS" if by_star else "name one with AS"
+        name = item.get("as") or item["column"].partition(".")[2] or item["column"]
+        if name in names:
+            scope.report.add(at, f"two output columns are named {name!r} (rule J10); {todo}")
+        names.add(name)
+    return [chosen.item for chosen in columns]
+
+
+class _Chosen(NamedTuple):
+    item: Item
+    at: TextPosition
+    by_star: bool = False
+
+
+def _read_join_items(items: Sequence[exp.Expr], scope: Scope, windowed: bool) -> Iterator[_Chosen]:
+    for item in items:
+        at = node_position(item)
+        column = item.unalias()
+        is_plain = isinstance(column, exp.Column) and not column.table
+        if windowed and is_plain and column.name in WINDOW_COLUMNS and not scope.has_column(column.name):
+            named = item.alias if isinstance(item, exp.Alias) else ""
+            yield _Chosen(_item({"column": column.name}, named), at)
+        else:
+            by_star = _find_star(item) is not None
+            yield from (_Chosen(selected, at, by_star) for selected in _items(item, scope))
+
+
+def _items(item: exp.Expr, scope: Scope) -> Iterator[Item]:
+    renamed = item.alias if isinstance(item, exp.Alias) else ""
+    value = item.unalias().unnest()
+    if (star := _find_star(item)) is not None:
+        if renamed or any(star.args.values()):
+            scope.report.add(node_position(item), f"a star with more is not supported; {_TODO}")
+        else:
+            yield from _star(value, scope)
+    elif not isinstance(value, exp.Column):
+        yield from _read_expression(value, renamed, scope)
+    elif (resolved := scope.resolve(value)) is not None:
+        relation, name = resolved
+        yield _item({"column": f"{relation.table.name}.{name}"}, renamed if renamed != name else "")
+
+
+def _find_star(item: exp.Expr) -> exp.Star | None:
+    """Return the star of `*` or `a.*`; None for anything else."""
+    value = item.unalias().unnest()
+    star = value.this if isinstance(value, exp.Column) else value
+    return star if isinstance(star, exp.Star) else None
+
+
+def _item(item: Item, renamed: str) -> Item:
+    return {**item, **({"as": renamed} if renamed else {})}
+
+
+def _read_expression(value: exp.Expr, renamed: str, scope: Scope) -> Iterator[Item]:
+    at = node_position(value)
+    if value.find(exp.AggFunc, exp.Window) is not None:
+        scope.report.add(at, f"is computed over many rows, a join emits each row by itself; {_TODO}")
+    elif value.find(exp.Query) is None and scope.qualify(value):  # `query` reports a sub-query
+        if renamed:
+            yield _item({"expression": value.sql(comments=False)}, renamed)
+        else:
+            scope.report.add(at, "an expression has no name of its own; write <expression> AS <name>")
+
+
+def _star(column: exp.Expr, scope: Scope) -> Iterator[Item]:
+    qualifier = column.table if isinstance(column, exp.Column) else ""
+    chosen = [relation for alias, relation in scope.relations.items() if qualifier in {"", alias}]
+    if not chosen and scope.is_complete:
+        scope.report.add(
+            node_position(column), f"{qualifier!r} is not an alias here; aliases are {' and '.join(scope.relations)}"
+        )
+    for relation in chosen:
+        yield from ({"column": f"{relation.table.name}.{name}"} for name in relation.table.columns)
+
+
+def _prefix_shared(columns: Sequence[_Chosen], prefixes: Mapping[str, str]) -> list[_Chosen]:
+    """Give a column that the stars of several inputs yield its input's prefix, as without a select list."""
+    shared = Counter(name for _, name in {_parts(column.item) for column in columns if column.by_star})
+
+    def renamed(column: _Chosen) -> _Chosen:
+        table, name = _parts(column.item)
+        return column._replace(item=_item(column.item, f"{prefixes[table]}_{name}" if shared[name] > 1 else ""))
+
+    return [renamed(column) if column.by_star else column for column in columns]
+
+
+def _parts(item: Item) -> tuple[str, str]:
+    """Return the input and the column of an item."""
+    table, _, name = item["column"].partition(".")
+    return table, name
+
+
+# --- sessions -----------------------------------------------------------------------------------------------------
+
+_ELSEWHERE = {
+    **dict.fromkeys(("SESSION_START", "WINDOWSTART"), "window_start"),
+    **dict.fromkeys(("SESSION_END", "WINDOWEND"), "window_end"),
+}
+
+
+@dataclass(slots=True)
+class Chosen:
+    """What the select list asks for. `computed` are expressions by the names of their columns; `aggregates` and
+    `select` are entries of the fields of these names."""
+
+    computed: dict[str, str] = field(default_factory=dict)
+    aggregates: list[dict[str, Any]] = field(default_factory=list)
+    select: list[dict[str, str]] = field(default_factory=list)
+
+    def add(self, column: str, name: str) -> None:
+        self.select.append({"column": column, **({"as": name} if name not in {"", column} else {})})
+
+
+def read_session_columns(items: Sequence[exp.Expr], groups: SessionGrouping, scope: Scope) -> Chosen:
+    """Read the select list, and give groups their names."""
+    chosen = Chosen()
+    for item in items:
+        at, value = node_position(item), item.unalias().unnest()
+        renamed = item.alias if isinstance(item, exp.Alias) else ""
+        own = _own_column(value, scope)
+        if own:
+            if own != value.name and not renamed:
+                scope.report.add(at, f"is called {own} here (rule S6); write {own}, or give it a name with AS")
+            chosen.add(own, renamed)
+        elif value.is_star:
+            scope.report.add(at, "a star is not supported: a session holds many rows; name groups and aggregates")
+        elif isinstance(value, AGGREGATE_NODES):
+            _read_aggregate(value, renamed, at, chosen, scope)
+        elif value.find(exp.AggFunc, exp.Window) is not None:
+            todo = "select each by itself and compute with the job's output"
+            scope.report.add(at, f"aggregates are emitted as they are; {todo}")
+        else:
+            _read_group_item(value, renamed, at, chosen, groups, scope)
+    return chosen
+
+
+def _own_column(value: exp.Expr, scope: Scope) -> str:
+    """Return the column of sessions that this names, even in other systems' terms; empty if none."""
+    plain = isinstance(value, exp.Column) and not value.table and not scope.has_column(value.name)
+    if plain and value.name in SESSION_COLUMNS:
+        return value.name
+    return _ELSEWHERE.get(value.name.upper(), "") if plain or isinstance(value, exp.Anonymous) else ""
+
+
+def _read_group_item(
+    value: exp.Expr,
+    renamed: str,
+    at: TextPosition,
+    chosen: Chosen,
+    groups: SessionGrouping,
+    scope: Scope,
+) -> None:
+    qualified = value.copy()
+    if qualified.find(exp.Query) is not None or not scope.qualify(qualified):
+        return
+    group = groups.by_text.get(qualified.sql(comments=False))
+    if group is None and (groups.by_text or isinstance(value, exp.Anonymous)):
+        unknown_function = f"is not an aggregate of sessions; these are {AGGREGATES}"
+        many = "is not in GROUP BY, and a session holds many rows of it; group by it, or write FIRST(...) or LAST(...)"
+        scope.report.add(at, unknown_function if isinstance(value, exp.Anonymous) else many)
+    elif group is not None and group.selected:
+        scope.report.add(at, "this group is selected twice; keep one")
+    elif group is not None:
+        group.selected = True
+        if renamed and not scope.has_column(renamed):
+            group.name = renamed
+        chosen.add(group.name, renamed)
+
+
+def _read_aggregate(value: exp.Expr, renamed: str, at: TextPosition, chosen: Chosen, scope: Scope) -> None:
+    try:
+        call = read_call(value)
+    except BadAggregateError as error:
+        scope.report.add(at, str(error))
+        return
+    entry: dict[str, Any] = {"function": call.function, "as": renamed}
+    if call.argument is not None:
+        column = _argument_column(call.argument, chosen, scope)
+        if column is None:
+            return
+        entry["column"] = column
+    if call.method is not None:
+        entry["method"] = call.method
+    if renamed:
+        chosen.aggregates.append(entry)
+        chosen.add(renamed, "")
+    else:
+        scope.report.add(at, "an aggregate has no name of its own; write <aggregate> AS <name>")
+
+
+def _argument_column(argument: exp.Expr, chosen: Chosen, scope: Scope) -> str | None:
+    """Return the column for an argument: one of the input, or a computed one, named after its expression. None if a
+    name is wrong."""
+    if isinstance(argument, exp.Column):
+        return column_name(argument, scope)
+    qualified = argument.copy()
+    if qualified.find(exp.Query) is not None or not scope.qualify(qualified):
+        return None
+    name = unqualified(qualified)
+    chosen.computed[name] = qualified.sql(comments=False)
+    return name
