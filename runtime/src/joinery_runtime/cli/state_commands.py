@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
@@ -97,6 +99,41 @@ def ls(job_file: JobFile | None = None) -> None:
     from joinery_runtime.inspect.stored_state import embedded_listing, listing  # noqa: PLC0415
 
     say(embedded_listing() if job_file is None else listing(load(job_file)))
+
+
+@state.command
+def orphans(
+    *,
+    dsn: str | None = None,
+    schema: str = "joinery",
+    resources: Path | None = None,
+    cluster: str | None = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the states in a database, and which of them no resource of a cluster uses. Changes nothing.
+
+    Pipe all jobs of the cluster into it: kubectl get streamjoins,sessionwindows -A -o json. Without them, it prints
+    what the database alone tells: whose each state is, and when it was last written.
+
+    Parameters
+    ----------
+    dsn
+        DSN of the database. Better in JOINERY_STATE_DSN, which no list of processes shows.
+    schema
+        Schema of the state store.
+    resources
+        File with the jobs of a cluster as kubectl prints them in JSON; /dev/stdin is standard input.
+    cluster
+        The cluster's name in state stores: the uid of its namespace kube-system, unless the chart sets `cluster`.
+        Default: that of the states whose owner is among the resources.
+    """
+    from joinery_runtime.inspect.admin.orphans import DSN_VARIABLE, list_states, read_resources  # noqa: PLC0415
+
+    address = dsn or os.environ.get(DSN_VARIABLE)
+    if not address:
+        raise JoineryError("It is not said in which database", todo=f"Give --dsn DSN, or set {DSN_VARIABLE}")
+    listing = list_states(address, schema, None if resources is None else read_resources(resources), cluster)
+    answer(listing.document(), listing.lines(), as_json=as_json)
 
 
 @state.command

@@ -136,6 +136,11 @@ class PostgresStore:
         with self._connection.session() as connection:
             return [name for (name,) in connection.execute(self._sql[statements.JOBS])]
 
+    def jobs_written(self) -> dict[str, int]:
+        """When each of these jobs was last written, in milliseconds."""
+        with self._connection.session() as connection:
+            return dict(connection.execute(self._sql[statements.JOBS_WRITTEN]).fetchall())
+
     def ownership(self, job: str) -> OwnershipToken | None:
         with self._connection.session() as connection:
             row = self._sql.run(connection, statements.STANDING, job).fetchone()
@@ -435,9 +440,9 @@ def _batches(items: Sequence[_T], size: int) -> Iterator[list[_T]]:
 
 
 class ReadOnlyStore(PostgresStore):
-    """Reads beside a driver of an earlier release, for `record` and `read_segments` only. It changes nothing, because
-    that driver could not start again after an upgrade of its schema. `record` upgrades the schema in a transaction that
-    is rolled back; segments are read from the tables as they are."""
+    """Reads beside a driver of an earlier release, for `record`, `jobs_written` and `read_segments` only. It
+    changes nothing, because that driver could not start again after an upgrade of its schema. `record` upgrades the
+    schema in a transaction that is rolled back; the others read the tables as they are."""
 
     def record(self, job: str) -> JobRecord | None:
         with self._connection.session() as connection, connection.transaction(force_rollback=True):

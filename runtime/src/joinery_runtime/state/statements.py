@@ -32,6 +32,10 @@ LOCK_JOB = JOB + " FOR UPDATE"
 
 JOBS = "SELECT pipeline_name FROM {schema}.jobs WHERE NOT deleted ORDER BY pipeline_name"
 
+JOBS_WRITTEN = """
+SELECT pipeline_name, (extract(epoch FROM updated_at) * 1000)::bigint FROM {schema}.jobs WHERE NOT deleted
+"""
+
 STANDING = """
 SELECT generation, epoch, pending_plan IS NOT NULL FROM {schema}.jobs WHERE pipeline_name = %(job)s AND NOT deleted
 """
