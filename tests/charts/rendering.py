@@ -55,7 +55,7 @@ class Rendered:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {each["name"]: each["value"] for each in self.operator["env"]}
+        return {each["name"]: each["value"] for each in self.operator["env"] if "value" in each}
 
 
 @dataclass(frozen=True, slots=True)

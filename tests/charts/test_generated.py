@@ -53,7 +53,7 @@ def test_the_example_overlay_names_images_and_the_jobs_namespace() -> None:
     built = _built("examples/kubernetes/install")
     deployment = built["Deployment", NAMESPACE, "joinery-operator"]
     (operator,) = deployment["spec"]["template"]["spec"]["containers"]
-    environment = {each["name"]: each["value"] for each in operator["env"]}
+    environment = {each["name"]: each["value"] for each in operator["env"] if "value" in each}
     assert operator["image"] == "example/joinery-operator:0.1.0"
     assert environment["JOINERY_OPERATOR_RUNTIME_IMAGE"] == "example/joinery-runtime:0.1.0"
     binding = built["RoleBinding", "jobs", "joinery-driver"]

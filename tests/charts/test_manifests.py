@@ -174,6 +174,8 @@ def test_namespaced_rights(chart: Chart) -> None:
     assert [each["metadata"]["namespace"] for each in accounts] == ["jobs", "more"]
     (of_cluster,) = rendered.by_name["Role", f"joinery-operator-{NAMESPACE}"]
     assert of_cluster["metadata"]["namespace"] == "kube-system"
+    of_events = rendered.one("Role", "joinery-operator-events")
+    assert (of_events["metadata"]["namespace"], _rules(of_events)) == (NAMESPACE, {"events": {"create", "patch"}})
     (rule,) = of_cluster["rules"]
     assert (rule["resources"], rule["resourceNames"], rule["verbs"]) == (["namespaces"], ["kube-system"], ["get"])
     assert rendered.environment["JOINERY_OPERATOR_NAMESPACES"] == "jobs,more"
@@ -434,7 +436,7 @@ def test_rights_on_what_leads_to_pages_come_with_the_setting(
     rendered = chart.render(values)
     rules = _rules(rendered.one("ClusterRole", "joinery-operator"))
     networking = {**_operator_rules(), **{kind.plural: set() for kind in page_kinds}}
-    assert rules.keys() == networking.keys()
+    assert rules.keys() == {*networking, "namespaces"}
     assert all(rules[kind.plural] == _operator_rules(kind)[kind.plural] for kind in page_kinds)
     for name in ("INGRESS", "ROUTE"):
         assert '"permissions"' not in rendered.environment.get(f"JOINERY_OPERATOR_PAGE_{name}", "")

@@ -59,6 +59,9 @@ class Observed:
     """The jobs of other kinds with the same name."""
     page_conflicts: Sequence[Manifest] = ()
     """Other jobs whose pages would have the same address."""
+    namespace_ends: bool = False
+    """Whether the namespace is being deleted, so that no pod can be created. Only looked for while the job is being
+    deleted with its state."""
 
 
 EXECUTORS = "executors"
@@ -84,6 +87,8 @@ class ObservedSavepoint:
     """Why its pod could not be created, until one is."""
     delete_refused: Mapping[str, str] = field(default_factory=dict)
     """Why pods that are still there could not be deleted, by their uid."""
+    namespace_ends: bool = False
+    """As in `Observed`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +143,8 @@ class Event:
     type: Literal["Normal", "Warning"]
     reason: str
     message: str
+    outlives_namespace: bool = False
+    """The resource's namespace is being deleted, and all of its Events: this one is about the operator's own pod."""
 
 
 @dataclass(frozen=True, slots=True)

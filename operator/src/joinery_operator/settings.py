@@ -99,7 +99,8 @@ class Settings:
     `page_route` has parentRefs and annotations of an HTTPRoute in the same way. `figures_seconds` is how often mere
     figures of a job are written to its status. `cluster` names the cluster to state stores; "" takes the uid of its
     namespace kube-system. `lease` is the Lease (namespace/name) that several replicas share; ""
-    if there is one replica. `metrics_port` serves /metrics and the probes."""
+    if there is one replica. `pod` is the operator's own pod (namespace/name/uid): Events about namespaces that end are
+    Events of it. `metrics_port` serves /metrics and the probes."""
 
     runtime_image: str = field(default="")
     service_account: str = "joinery-driver"
@@ -114,6 +115,7 @@ class Settings:
     page_ingress: str = ""
     page_route: str = ""
     lease: str = ""
+    pod: str = ""
     cluster: str = ""
     metrics_port: int = 8080
     poll_seconds: float = 5.0

@@ -108,6 +108,7 @@ def world(with_crds: ApiServer, cluster: ApiServerClient, shop: str, start, kind
             JOINERY_OPERATOR_STATUS_PORT=str(drivers.port),
             JOINERY_OPERATOR_PAGE_URL="https://joinery.example.com/{namespace}/{name}/",
             JOINERY_OPERATOR_PAGE_INGRESS="{}",
+            JOINERY_OPERATOR_POD="default/joinery-operator-0/0a4e6e5c",
         ) as operator,
     ):
         operator.wait_until_ready()
@@ -340,3 +341,26 @@ def test_a_job_that_is_deleted_before_its_finalizer_is_told_of_and_can_be_waited
     with pytest.raises(KubectlFailed, match="timed out"):
         world.kubectl(*arguments, "-n", world.namespace, "--timeout=1s")
     world.delete()
+
+
+def test_a_namespace_ends_although_jobs_delete_their_state(world):
+    """No pod can be created in it, so none can delete the state."""
+    account = f"--serviceaccount={world.namespace}:joinery-operator"
+    world.kubectl("create", "role", world.namespace, "-n", "default", "--verb=create,patch", "--resource=events")
+    world.kubectl("create", "rolebinding", world.namespace, "-n", "default", f"--role={world.namespace}", account)
+    world.manifest["spec"]["cleanup"] = "deleteState"
+    world.apply()
+    world.wait_for("Running")
+    assert world.job["metadata"]["finalizers"] == ["joinery.dev/delete-state"]
+    world.kubectl("delete", "namespace", world.namespace, "--wait=false")
+    # As the namespace controller does, in no order.
+    for config_map in world.cluster.ours(world.namespace)["ConfigMap"]:
+        world.cluster.delete("ConfigMap", world.namespace, config_map)
+    world.delete()
+    wait_until("it is let go", lambda: world.cluster.get(world.kind.name, world.namespace, JOB) is None)
+    asked = ("get", "events", "-n", "default", "--field-selector=reason=StateLeftBehind", "-o", "json")
+    wait_until("the Event", lambda: json.loads(world.kubectl(*asked))["items"])
+    (event,) = json.loads(world.kubectl(*asked))["items"]
+    assert (event["type"], event["involvedObject"]["name"]) == ("Warning", "joinery-operator-0")
+    assert f"the state of {world.kind.name} {world.namespace}/{JOB} stays in" in event["message"]
+    assert "a namespace ends" in world.operator.log

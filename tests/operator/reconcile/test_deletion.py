@@ -114,6 +114,69 @@ def test_a_pod_that_the_api_server_refuses_is_told_with_the_way_out(cluster: Sim
     assert all(word in message for word in (cluster.create_refused, "set spec.cleanup to retainState"))
 
 
+def left_behind(cluster: SimulatedCluster) -> list[str]:
+    return [event for event in cluster.events if event.startswith("Warning StateLeftBehind")]
+
+
+def test_a_namespace_that_is_being_deleted_is_not_kept_up(cluster: SimulatedCluster) -> None:
+    cluster.delete()
+    cluster.namespace_ends = True
+    cluster.step()
+    assert cluster.resource is not None, "the driver ends first"
+    cluster.stopped(DRIVER)
+    decision = cluster.step()
+    assert cluster.resource is None
+    assert not cluster.database.deleted
+    (told,) = left_behind(cluster)
+    assert "is being deleted, so no pod can delete it" in told
+    assert "`joinery state orphans`" in told
+    assert [event.outlives_namespace for event in decision.events if event.reason == "StateLeftBehind"] == [True]
+
+
+def test_nor_is_one_whose_config_maps_went_first(cluster: SimulatedCluster) -> None:
+    """Nothing is to be created then, which the API server could refuse."""
+    cluster.edit(stateStore={"postgres": {"dsn": "postgresql://elsewhere/db"}})
+    cluster.delete()
+    cluster.config_maps.clear()
+    cluster.step()
+    cluster.stopped(DRIVER)
+    cluster.step()
+    assert cluster.condition("Degraded") == ("True", "StateElsewhere")
+    assert cluster.step().again_after == 60, "no watch reports the end of a namespace"
+    cluster.namespace_ends = True
+    cluster.step()
+    assert cluster.resource is None
+    assert len(left_behind(cluster)) == 1
+
+
+def test_a_pod_that_was_there_before_its_namespace_ended_may_finish(cluster: SimulatedCluster) -> None:
+    cluster.delete()
+    cluster.step()
+    cluster.stopped(DRIVER)
+    cluster.step()
+    cluster.run(DELETE)
+    cluster.namespace_ends = True
+    cluster.step()
+    assert cluster.resource is not None
+    cluster.state_is_deleted(DELETE)
+    cluster.step()
+    assert cluster.resource is None
+    assert left_behind(cluster) == []
+
+
+def test_one_that_fails_then_is_not_made_again(cluster: SimulatedCluster) -> None:
+    cluster.delete()
+    cluster.step()
+    cluster.stopped(DRIVER)
+    cluster.step()
+    cluster.run(DELETE)
+    cluster.end(DELETE, REFUSED)
+    cluster.namespace_ends = True
+    cluster.step()
+    assert cluster.resource is None
+    assert len(left_behind(cluster)) == 1
+
+
 def test_an_image_that_is_gone_is_told_with_the_way_out(cluster: SimulatedCluster) -> None:
     cluster.delete()
     cluster.step()

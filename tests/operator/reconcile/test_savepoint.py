@@ -39,6 +39,7 @@ class SavepointCluster(SimulatedCluster):
             settings=self.settings,
             create_refused=self.create_refused,
             delete_refused=self.delete_refused,
+            namespace_ends=self.namespace_ends,
         )
 
     def _write_status(self, status: Status | SavepointState | None) -> None:
@@ -395,3 +396,21 @@ def test_one_whose_job_gives_its_state_up_at_last_is_ready_again(going: Savepoin
     going.job.resource = None
     going.step()
     assert going.ready() == ("True", "Completed")
+
+
+@pytest.mark.parametrize("config_map", [True, False])
+def test_a_namespace_that_is_being_deleted_is_not_kept_up(cluster: SavepointCluster, config_map: bool) -> None:
+    cluster.completed()
+    cluster.step()
+    if not config_map:
+        cluster.job.config_maps.clear()
+    cluster.delete()
+    cluster.namespace_ends = True
+    copy = cluster.resource
+    assert copy is not None
+    decision = cluster.step()
+    assert cluster.resource is None
+    (event,) = decision.events
+    assert (event.type, event.reason, event.outlives_namespace) == ("Warning", "SavepointLeftBehind", True)
+    assert "so no pod can delete it" in event.message
+    assert reconcile(ObservedEnd(copy)).events == (), "it is not told twice"

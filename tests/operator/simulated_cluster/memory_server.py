@@ -77,6 +77,8 @@ class MemoryServer:
         body = copy.deepcopy(body)
         resource = _BY_PLURAL[plural]
         match method:
+            case "POST" if "dryRun" in parse_qs(url.query):
+                return 201, body
             case "POST":
                 return self._create(resource, namespace, body or {})
             case "GET" if not name:

@@ -109,6 +109,7 @@ class SimulatedCluster:
     ingresses: dict[str, Manifest] = field(default_factory=dict)
     http_routes: dict[str, Manifest] = field(default_factory=dict)
     create_refused: str = ""
+    namespace_ends: bool = False
     delete_refused: dict[str, str] = field(default_factory=dict)
     orphaned_drivers: dict[str, Manifest] = field(default_factory=dict)
     name_conflicts: list[Manifest] = field(default_factory=list)
@@ -172,6 +173,7 @@ class SimulatedCluster:
             delete_refused=self.delete_refused,
             name_conflicts=deepcopy(self.name_conflicts),
             page_conflicts=deepcopy(self.page_conflicts),
+            namespace_ends=self.namespace_ends,
         )
 
     def _said(self) -> DriverStatus | None:

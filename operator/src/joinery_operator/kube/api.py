@@ -19,7 +19,7 @@ from kubernetes.aio.client import ApiClient, Configuration
 
 from joinery_operator.decision import Manifest
 from joinery_operator.kube.metrics import Metrics
-from joinery_operator.kube.resources import ApiResource
+from joinery_operator.kube.resources import CONFIG_MAP, ApiResource
 from joinery_runtime.errors import JoineryError
 
 _TIMEOUT = aiohttp.ClientTimeout(total=20.0, sock_connect=5.0)
@@ -32,18 +32,21 @@ _METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=
 Sleep = Callable[[float], Awaitable[None]]
 
 
+_NAMESPACE_ENDS = "NamespaceTerminating"
+
+
 class ApiError(JoineryError):
     """The API server rejected a call, or gave no answer (`code` 0). `reason` is the API server's, such as
-    AlreadyExists."""
+    AlreadyExists, and `causes` are the reasons of its details."""
 
-    def __init__(self, call: str, code: int, reason: str, message: str) -> None:
-        self.code, self.reason, self.message = code, reason, message
+    def __init__(self, call: str, code: int, reason: str, message: str, causes: frozenset[str] = frozenset()) -> None:
+        self.code, self.reason, self.message, self.causes = code, reason, message, causes
         is_forbidden = code == 403 and "cannot" in message
         todo = "Give the operator's role that permission (chart value rbac)" if is_forbidden else ""
         super().__init__(call, facts=f"{code or 'no answer'} {reason}: {message}", todo=todo)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (ApiError, (self.summary, self.code, self.reason, self.message))
+        return (ApiError, (self.summary, self.code, self.reason, self.message, self.causes))
 
 
 class NotFound(ApiError):
@@ -98,6 +101,16 @@ class Api:
 
     async def create(self, resource: ApiResource, namespace: str, manifest: Manifest) -> Manifest:
         return await self._call("POST", resource, resource.path(namespace), manifest)
+
+    async def namespace_ends(self, namespace: str) -> bool:
+        """Whether the namespace is being deleted, so that nothing can be created in it any more. A dry run says so to
+        an operator that may not read namespaces."""
+        manifest = {"apiVersion": "v1", "kind": CONFIG_MAP.kind, "metadata": {"name": "joinery-dry-run"}}
+        try:
+            await self._call("POST", CONFIG_MAP, CONFIG_MAP.path(namespace), manifest, query={"dryRun": "All"})
+        except ApiError as error:
+            return _NAMESPACE_ENDS in error.causes
+        return False
 
     async def patch(self, resource: ApiResource, namespace: str, name: str, body: Manifest) -> Manifest:
         """Applies a merge patch."""
@@ -181,7 +194,9 @@ class Api:
             if pause is None or not retriable:
                 error = {404: NotFound, 409: Conflict}.get(answer.status, ApiError)
                 details = answer.body if isinstance(answer.body, Mapping) else {}
-                raise error(call, answer.status, details.get("reason", ""), details.get("message", ""))
+                causes = (details.get("details") or {}).get("causes") or ()
+                reasons = frozenset(str(cause.get("reason")) for cause in causes)
+                raise error(call, answer.status, details.get("reason", ""), details.get("message", ""), reasons)
             retry_after = answer.retry_after
             await self._sleep(
                 min(max(pause, float(retry_after) if retry_after and retry_after.isdigit() else 0.0), _LONGEST_PAUSE)

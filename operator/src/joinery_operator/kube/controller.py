@@ -72,7 +72,12 @@ class Controller:
         self.health = Health(self.feed.queue.running, clock)
         observer = Observer(settings, api, self.cache, PodTemplateCache(api, clock), self.poller, now)
         self._reconciler = JobReconciler(
-            reconcile, observer, Applier(api, self.cache), EventRecorder(api, instance, now), self.cache, metrics
+            reconcile,
+            observer,
+            Applier(api, self.cache),
+            EventRecorder(api, instance, now, settings.pod),
+            self.cache,
+            metrics,
         )
         self.auditor = Auditor(api, settings, self.cache, self._enqueue, self._reconciler.report_end, metrics, watched)
 

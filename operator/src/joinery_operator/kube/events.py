@@ -15,7 +15,7 @@ import structlog
 from joinery_operator.decision import Event, Manifest
 from joinery_operator.kube.api import Api, ApiError, NotFound
 from joinery_operator.kube.cache import uid_of
-from joinery_operator.kube.resources import EVENT
+from joinery_operator.kube.resources import EVENT, POD
 
 COMPONENT = "joinery-operator"
 _REMEMBERED = 2_000
@@ -42,9 +42,11 @@ class _Allowance:
 
 
 class EventRecorder:
-    """Writes Events. `instance` is this operator's name (its pod); `now` returns the time in UTC."""
+    """Writes Events. `instance` is this operator's name (its pod); `now` returns the time in UTC. `pod` is the
+    operator's own pod (namespace/name/uid), for Events that outlive a namespace; "": such Events are only logged."""
 
-    def __init__(self, api: Api, instance: str, now: Callable[[], datetime]) -> None:
+    def __init__(self, api: Api, instance: str, now: Callable[[], datetime], pod: str = "") -> None:
+        self._pod = _pod_reference(pod) if pod else None
         self._api = api
         self._instance = instance
         self._now = now
@@ -54,6 +56,10 @@ class EventRecorder:
     async def record(self, job: Manifest, event: Event) -> None:
         """Writes an Event, unless its object has used up its allowance. Never raises ApiError: a failure to write an
         Event must not stop a job."""
+        if event.outlives_namespace:
+            if self._pod is None:
+                return
+            job = self._pod
         if not self._take_allowance(uid_of(job)):
             return
         try:
@@ -125,3 +131,9 @@ class EventRecorder:
 
     def _time(self) -> str:
         return self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _pod_reference(pod: str) -> Manifest:
+    namespace, name, uid = pod.split("/")
+    metadata = {"namespace": namespace, "name": name, "uid": uid, "resourceVersion": ""}
+    return {"apiVersion": POD.api_version, "kind": POD.kind, "metadata": metadata}

@@ -47,6 +47,7 @@ _CACHED = 500
 _SOON_SECONDS = 0.5
 _TEMPLATES_SECONDS = 60.0
 """How often a job with pod templates is reconciled at least: no watch reports that its author has edited one."""
+_OUR_FINALIZERS = "joinery.dev/"
 _TOLD = (ApiError, NameTaken, ResourceChanged)
 
 
@@ -133,6 +134,7 @@ class Observer:
             return None
         job_ref = savepoint["spec"]["job"]
         job = await self._observe_job(ObjectKey(job_ref["kind"], key.namespace, job_ref["name"]), applier)
+        namespace_ends = await self._ends_with_namespace(savepoint)
         savepoint = self._cache.get(key) or savepoint
         return ObservedSavepoint(
             resource=savepoint,
@@ -142,6 +144,7 @@ class Observer:
             settings=self._settings,
             create_refused=applier.create_refused(savepoint),
             delete_refused=applier.delete_refused(savepoint),
+            namespace_ends=namespace_ends,
         )
 
     async def _observe_job(self, key: ObjectKey, applier: Applier) -> Observed | None:
@@ -154,6 +157,7 @@ class Observer:
             # No watch reports executors' pods: there may be thousands.
             answer = await self._api.list(POD, job["metadata"]["namespace"], selector(labels(job, "executor")))
             executors = {pod["metadata"]["name"]: pod for pod in answer["items"]}
+        namespace_ends = await self._ends_with_namespace(job)
         # Nothing is awaited between here and the decision, so that all observations are from one moment.
         job = self._cache.get(key) or job
         return Observed(
@@ -170,7 +174,16 @@ class Observer:
             delete_refused=applier.delete_refused(job),
             name_conflicts=self._cached_objects(name_conflicts(key, self._cache)),
             page_conflicts=self._cached_objects(page_conflicts(key, self._cache, self._settings)),
+            namespace_ends=namespace_ends,
         )
+
+    async def _ends_with_namespace(self, resource: Manifest) -> bool:
+        """Whether a resource is being deleted, waits for a pod of ours, and its namespace takes no pods any more."""
+        metadata = resource["metadata"]
+        waits = any(finalizer.startswith(_OUR_FINALIZERS) for finalizer in metadata.get("finalizers") or ())
+        if not metadata.get("deletionTimestamp") or not waits:
+            return False
+        return await self._api.namespace_ends(metadata["namespace"])
 
     def _cached_objects(self, keys: Iterable[ObjectKey]) -> tuple[Manifest, ...]:
         return tuple(manifest for key in keys if (manifest := self._cache.get(key)))
@@ -266,6 +279,8 @@ class JobReconciler:
                 _log.info("done", job=str(key), action=type(action).__name__, what=_action_text(action))
         # They are about the status, which is written: the next reconcile does not tell them again.
         for event in decision.events:
+            if event.outlives_namespace:
+                _log.warning("a namespace ends", job=str(key), reason=event.reason, what=event.message)
             await self._recorder.record(job, event)
         if failure is not None:
             raise failure

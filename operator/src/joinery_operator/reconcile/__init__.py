@@ -34,6 +34,7 @@ from joinery_runtime.job.crd import SAVEPOINT, Status
 __all__ = ["FINALIZER", "reconcile"]
 
 _SOONEST_SECONDS = 0.5
+_NAMESPACE_SECONDS = 60.0
 
 
 def reconcile(observed: Observed | ObservedSavepoint | ObservedEnd) -> Decision:
@@ -81,7 +82,9 @@ def _reconcile_deleted(ctx: ReconcileContext) -> Decision:
     fault = deleted.fault or deletion_fault(deleted.actions, ctx.observed.delete_refused)
     status = with_conditions(ctx, deleted.status, deletion_phase(fault, deletion.WAY_OUT))
     decision = _decision(ctx, status, deleted.actions)
-    return replace(decision, events=(*decision.events, *deleted.events))
+    # No watch reports the end of the namespace, which may let the resource go.
+    again_after = _NAMESPACE_SECONDS if fault and decision.again_after is None else decision.again_after
+    return replace(decision, events=(*decision.events, *deleted.events), again_after=again_after)
 
 
 def _with_target_revision(ctx: ReconcileContext, status: Status) -> Status:

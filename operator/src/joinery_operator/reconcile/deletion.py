@@ -56,7 +56,7 @@ def finalizer_actions(ctx: ReconcileContext) -> Iterator[Action]:
 def left_behind_events(resource: Manifest) -> Iterator[Event]:
     """Says of a job that is gone that its state stays, against what it asked for: it was deleted before the operator
     had set its finalizer. A job that the operator lets go is `Deleting` before."""
-    status, metadata = read_status(resource), resource["metadata"]
+    status = read_status(resource)
     deletes_state = (resource.get("spec") or {}).get("cleanup") == "deleteState"
     if (
         not deletes_state
@@ -65,14 +65,24 @@ def left_behind_events(resource: Manifest) -> Iterator[Event]:
         or status.state_place in _GONE_WITH_ITS_POD
     ):
         return
+    yield _left_behind(
+        resource,
+        status,
+        f"the job was deleted before it had the finalizer {FINALIZER}, without which cleanup: deleteState deletes "
+        "nothing",
+    )
+
+
+def _left_behind(resource: Manifest, status: Status, reason: str) -> Event:
+    metadata = resource["metadata"]
     location = cut(status.state_place or "the place that spec.stateStore names", _PLACE)
-    yield Event(
+    return Event(
         "Warning",
         "StateLeftBehind",
-        f"the state of {resource['kind']} {metadata['namespace']}/{metadata['name']} stays in {location}: the job was "
-        f"deleted before it had the finalizer {FINALIZER}, without which cleanup: deleteState deletes nothing. A job "
-        "of this name continues with that state. To delete it, run `joinery state delete JOB.yaml --yes` where "
-        f"Postgres can be reached, with metadata.namespace: {metadata['namespace']} in the file",
+        f"the state of {resource['kind']} {metadata['namespace']}/{metadata['name']} stays in {location}: {reason}. A "
+        "job of this name continues with that state. To delete it, run `joinery state delete JOB.yaml --yes` where "
+        f"Postgres can be reached, with metadata.namespace: {metadata['namespace']} in the file; `joinery state "
+        "orphans` lists such states",
     )
 
 
@@ -102,6 +112,14 @@ def _job_pods(ctx: ReconcileContext) -> list[PodObservation]:
 def _run_pod(ctx: ReconcileContext, status: Status, pod: PodObservation | None) -> DeletionStep:
     tries = status.deletion or Deletion()
     waits = tries.not_before is not None and ctx.now < tries.not_before
+    if ctx.observed.namespace_ends and (pod is None or (pod.ended_at is not None and not pod.succeeded)):
+        left = _left_behind(
+            ctx.observed.resource,
+            status,
+            f"namespace {ctx.metadata['namespace']} is being deleted, so no pod can delete it",
+        )
+        left = replace(left, outlives_namespace=True)
+        return DeletionStep(status, (_set_finalizer(ctx, keep=False),), events=(left,))
     if pod is None:
         if waits:
             return DeletionStep(status)

@@ -7,6 +7,7 @@ A pod with the job's own image and secrets pins the state, beside a running driv
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 
 from pydantic import ValidationError
@@ -59,20 +60,29 @@ def reconcile_savepoint(observed: ObservedSavepoint) -> Decision:
 def left_behind_events(resource: Manifest) -> Iterator[Event]:
     """Says of a Savepoint that is gone that the state store still has its savepoint, against what it asked for: it was
     deleted before the operator had set its finalizer. One that the operator lets go is `Deleting` before."""
-    status, metadata, job_ref = _read(resource), resource["metadata"], resource["spec"]["job"]
+    status = _read(resource)
     reason = next((condition.reason for condition in status.conditions if condition.type == "Ready"), _NOT_STARTED)
     if _cleanup(resource) == "retain" or status.phase == "Deleting" or reason in _NOTHING_MADE:
         return
+    yield _left_behind(
+        resource,
+        status,
+        f"the Savepoint was deleted before it had the finalizer {FINALIZER}, without which cleanup: delete deletes "
+        "nothing",
+    )
+
+
+def _left_behind(resource: Manifest, status: SavepointState, reason: str) -> Event:
+    metadata, job_ref = resource["metadata"], resource["spec"]["job"]
     stays = "stays" if status.epoch is not None else "stays, if its pod has made it,"
     name, job = metadata["name"], job_ref["name"]
-    yield Event(
+    return Event(
         "Warning",
         "SavepointLeftBehind",
-        f"savepoint {name} of {job_ref['kind']} {metadata['namespace']}/{job} {stays} in the state store: the "
-        f"Savepoint was deleted before it had the finalizer {FINALIZER}, without which cleanup: delete deletes "
-        f"nothing. To delete it, run `kubectl joinery state {job} savepoint {name} --delete`, or without the job "
-        f"`joinery state savepoint JOB.yaml {name} --delete` where Postgres can be reached, with "
-        f"metadata.namespace: {metadata['namespace']} in the file",
+        f"savepoint {name} of {job_ref['kind']} {metadata['namespace']}/{job} {stays} in the state store: {reason}. To "
+        f"delete it, run `kubectl joinery state {job} savepoint {name} --delete`, or without the job `joinery state "
+        f"savepoint JOB.yaml {name} --delete` where Postgres can be reached, with metadata.namespace: "
+        f"{metadata['namespace']} in the file",
     )
 
 
@@ -122,6 +132,14 @@ def _reconcile_deleted(observed: ObservedSavepoint, status: SavepointState) -> D
     done = _pods(observed).get(_name(observed, delete=True))
     if done is not None and done.succeeded:
         return Decision(None, (release,))
+    if observed.namespace_ends and (done is None or done.ended_at is not None):
+        namespace = observed.resource["metadata"]["namespace"]
+        left = _left_behind(
+            observed.resource, status, f"namespace {namespace} is being deleted, so no pod can delete it"
+        )
+        # As above, the phase says that the operator has let it go.
+        released = status.model_copy(update={"phase": "Deleting"})
+        return Decision(released, (release,), (replace(left, outlives_namespace=True),))
     return _run_pod(observed, status, delete=True)
 
 
