@@ -16,7 +16,7 @@ from joinery_runtime.formats.avro.decoder import read_record
 from joinery_runtime.formats.foreign import FRAME, is_framed
 from joinery_runtime.formats.records import BadRecord, ByValue, Decoded, is_json, json_text, with_bad
 from joinery_runtime.formats.registry.schemas import Schemas, UnknownSchema, schema_number
-from joinery_runtime.formats.row_decoder import RefusedRecord
+from joinery_runtime.formats.row_decoder import RejectedRecord
 from joinery_runtime.job.model.inputs import Input
 
 
@@ -36,7 +36,7 @@ class FramedKeys:
         return _Unframed(decoder, self._text)
 
     def _json(self, key: bytes) -> bytes:
-        """A framed key as JSON. Raises RefusedRecord."""
+        """A framed key as JSON. Raises RejectedRecord."""
         value = key[FRAME:]
         if value.startswith(b"{") and is_json(value):
             return value
@@ -48,9 +48,9 @@ class FramedKeys:
                 text = json_text(read_record(key, FRAME, self._schemas.avro(number)))
                 return text.encode("utf-8", "surrogatepass")
         except UnknownSchema as unknown:
-            raise RefusedRecord(str(unknown)) from unknown
+            raise RejectedRecord(str(unknown)) from unknown
         if kind != "JSON":
-            raise RefusedRecord(f"schema {number} is of {kind}, in which keys are not read")
+            raise RejectedRecord(f"schema {number} is of {kind}, in which keys are not read")
         return value
 
     def _text(self, key: bytes) -> bytes:
@@ -60,7 +60,7 @@ class FramedKeys:
         try:
             return str(json.loads(text)).encode("utf-8", "surrogatepass")
         except ValueError as error:
-            raise RefusedRecord(f"not JSON: {error}") from error
+            raise RejectedRecord(f"not JSON: {error}") from error
 
 
 class _Unframed(ByValue):
@@ -78,7 +78,7 @@ class _Unframed(ByValue):
         for position in positions:
             try:
                 keys[position] = self._read(keys[position])
-            except RefusedRecord as refused:
-                bad.append(BadRecord(position, str(refused)))
+            except RejectedRecord as rejected:
+                bad.append(BadRecord(position, str(rejected)))
         fine = np.setdiff1d(np.arange(len(keys)), [record.index for record in bad])
         return with_bad(self._decoder.decode(pa.array(keys, pa.binary()).take(pa.array(fine))).at(fine), bad)

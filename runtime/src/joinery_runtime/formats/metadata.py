@@ -75,9 +75,9 @@ def _of_keys(decoder: ByValue, keys: pa.BinaryArray) -> tuple[pa.Table, list[Fau
 
 def _whole_key(raw: RawBatch, index: IntArray, field: pa.Field, framed: FramedKeys) -> tuple[pa.Array, list[Fault]]:
     assert raw.keys is not None, "the reader gives keys where a column comes from them"
-    texts, refused = _of_keys(framed.text(_Bytes()), raw.keys.take(pa.array(index)))
+    texts, rejected = _of_keys(framed.text(_Bytes()), raw.keys.take(pa.array(index)))
     column, faults = _text(field, texts["key"].combine_chunks())
-    return column, [*refused, *faults]
+    return column, [*rejected, *faults]
 
 
 class _Bytes(ByValue):

@@ -310,5 +310,5 @@ def without_bom(values: pa.BinaryArray) -> pa.BinaryArray:
     return pc.replace_substring_regex(values, r"\A\xEF\xBB\xBF", "") if may_contain(values, BOM) else values
 
 
-class RefusedError(Exception):
+class RejectedBatch(Exception):
     """A parser rejects at least one record of a batch. The text is the parser's."""

@@ -57,7 +57,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class RefusedRecord(Exception):
+class RejectedRecord(Exception):
     """A record cannot be read. The text is the reason."""
 
 
@@ -70,7 +70,7 @@ class RowDecoder(ByValue, FormatDecoder):
 
     @abstractmethod
     def values_of(self, record: bytes) -> Mapping[str, Any]:
-        """Read the record's values by column, as `json_text` takes them. Raises RefusedRecord."""
+        """Read the record's values by column, as `json_text` takes them. Raises RejectedRecord."""
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
         positions, rows, bad = _each_alone(self._values_of, values.to_pylist())
@@ -78,7 +78,7 @@ class RowDecoder(ByValue, FormatDecoder):
 
     def _values_of(self, record: bytes | None) -> Mapping[str, Any]:
         if record is None:
-            raise RefusedRecord(NULL_VALUE)
+            raise RejectedRecord(NULL_VALUE)
         return self.values_of(record)
 
 
@@ -121,8 +121,8 @@ def _each_alone(read: Callable[[T], R], records: Sequence[T]) -> tuple[IntArray,
                 value = read(record)
             except MemoryError:  # perhaps of another thread's doing
                 value = read(record)
-        except RefusedRecord as refused:
-            bad.append(BadRecord(position, str(refused)))
+        except RejectedRecord as rejected:
+            bad.append(BadRecord(position, str(rejected)))
         except (JoineryError, OSError):  # of a registry that does not answer, or of the machine
             raise
         except Exception as error:  # whatever a record does to a library, it concerns this record only
@@ -140,7 +140,7 @@ class _UnusualError(Exception):
 @dataclass(frozen=True, slots=True)
 class _ColumnRule:
     """How Arrow gets the values of one column type. `array` makes a column of values of the types `taken` and of nulls,
-    if all are usual. `convert` makes what Arrow takes of a single value. Both raise one of _REFUSALS otherwise."""
+    if all are usual. `convert` makes what Arrow takes of a single value. Both raise one of _REJECTIONS otherwise."""
 
     taken: frozenset[type]
     array: Callable[[list[Any]], pa.Array]
@@ -154,13 +154,13 @@ def _column(field: pa.Field, values: list[Any]) -> tuple[pa.Array, BoolArray]:
         return _with_texts(field, values)
     rule, unusual = _rule(field.type), np.zeros(len(values), np.bool_)
     if types <= rule.taken:
-        with suppress(*_REFUSALS):
+        with suppress(*_REJECTIONS):
             return rule.array(values), unusual
     converted = [None] * len(values)
     for row, value in enumerate(values):
         try:
             converted[row] = None if value is None else rule.convert(value)
-        except _REFUSALS:
+        except _REJECTIONS:
             unusual[row] = True
     return pa.array(converted, field.type), unusual
 
@@ -278,7 +278,7 @@ def _from_datetimes(values: list[Any]) -> pa.Array:
 
 
 _NO_TYPES: frozenset[type] = frozenset()
-_REFUSALS = (_UnusualError, ValueError, OverflowError, RecursionError, TypeError, AttributeError, pa.ArrowException)
+_REJECTIONS = (_UnusualError, ValueError, OverflowError, RecursionError, TypeError, AttributeError, pa.ArrowException)
 _STRICT_JSON = json.JSONEncoder(default=text_in_json, ensure_ascii=False, allow_nan=False)
 _TIMESTAMP = pa.timestamp("ms", tz="UTC")
 _READ_AS_TEXT = {pa.date32(), _TIMESTAMP, pa.binary()}

@@ -133,8 +133,8 @@ class TableDecoder:
         reason = f"{_TOMBSTONE}: the record has no timestamp, which would be its event time"
         untimed: Fault = (missing, [reason] * int(missing.sum()))
         usable = drop_rows(rows, decoded.index, [*self._incomplete(decoded, keys), untimed])
-        refused = [BadRecord(bad.index, self._refusal(keys[bad.index], bad.reason)) for bad in decoded.bad]
-        return replace(with_bad(usable, [*keyless, *refused]), deleted=np.ones(len(usable.index), dtype=np.bool_))
+        rejected = [BadRecord(bad.index, self._rejection_reason(keys[bad.index], bad.reason)) for bad in decoded.bad]
+        return replace(with_bad(usable, [*keyless, *rejected]), deleted=np.ones(len(usable.index), dtype=np.bool_))
 
     def _rows(self, keys: pa.Table, times: IntArray) -> pa.Table:
         schema = self._changelog.schema
@@ -149,10 +149,10 @@ class TableDecoder:
         faults: list[Fault] = []
         for name in decoded.rows.column_names:
             missing, reason = decoded.rows[name].is_null().to_numpy(), f"column {name} is missing or null"
-            faults.append((missing, [self._refusal(keys[i], reason) for i in decoded.index[missing].tolist()]))
+            faults.append((missing, [self._rejection_reason(keys[i], reason) for i in decoded.index[missing].tolist()]))
         return faults
 
-    def _refusal(self, key: pa.BinaryScalar, reason: str) -> str:
+    def _rejection_reason(self, key: pa.BinaryScalar, reason: str) -> str:
         text = key.as_py().decode(errors="replace")
         return f"{_TOMBSTONE} by record key {shown(text)}: {reason} (keyFormat {self._changelog.key_format})"
 

@@ -32,7 +32,7 @@ from joinery_runtime.formats.connect_types import (
 from joinery_runtime.formats.foreign import FRAME
 from joinery_runtime.formats.registry.avro_bounds import Nanos, OutOfBounds, check, schema_document
 from joinery_runtime.formats.registry.schemas import AvroSchema, Schemas, UnknownSchema, schema_number
-from joinery_runtime.formats.row_decoder import RefusedRecord, RowDecoder, inside
+from joinery_runtime.formats.row_decoder import RejectedRecord, RowDecoder, inside
 from joinery_runtime.job.model.inputs import Column, Input
 from joinery_runtime.job.model.paths import Path
 from joinery_runtime.job.model.times import ISO, is_pattern, needs_zone
@@ -109,24 +109,24 @@ class AvroDecoder(RowDecoder):
         try:
             return self._written.avro(schema_number(record)), FRAME
         except UnknownSchema as unknown:
-            raise RefusedRecord(str(unknown)) from unknown
+            raise RejectedRecord(str(unknown)) from unknown
 
 
 def read_record(record: bytes, start: int, written: AvroSchema) -> Any:
-    """Reads a record's content, which begins at byte `start`. Raises RefusedRecord."""
+    """Reads a record's content, which begins at byte `start`. Raises RejectedRecord."""
     source = io.BytesIO(record)
     source.seek(start)
     try:
         check(record, start, written)
         value = fastavro.schemaless_reader(source, written, None)
     except OutOfBounds as error:
-        raise RefusedRecord(f"not Avro of this schema: {error}") from error
+        raise RejectedRecord(f"not Avro of this schema: {error}") from error
     except (MemoryError, OSError):  # which may be the machine's
         raise
     except Exception as error:  # bytes that are not Avro can raise any error
-        raise RefusedRecord(f"not Avro of this schema: {type(error).__name__}: {error}"[:200]) from error
+        raise RejectedRecord(f"not Avro of this schema: {type(error).__name__}: {error}"[:200]) from error
     if source.tell() != len(record):
-        raise RefusedRecord(f"not Avro of this schema: {len(record) - source.tell()} bytes are left over")
+        raise RejectedRecord(f"not Avro of this schema: {len(record) - source.tell()} bytes are left over")
     return value
 
 

@@ -33,7 +33,7 @@ from joinery_runtime.formats.records import (
     Fault,
     FormatDecoder,
     IntArray,
-    RefusedError,
+    RejectedBatch,
     all_bad,
     drop_rows,
     in_pieces,
@@ -128,9 +128,9 @@ class CsvDecoder(ByValue, FormatDecoder):
             return Decoded(self._schema.empty_table(), index, [])
         try:
             text, misshapen = self._read(values)
-        except RefusedError as refusal:
+        except RejectedBatch as rejection:
             if len(values) == 1:
-                return Decoded(self._schema.empty_table(), index[:0], all_bad(index, str(refusal)))
+                return Decoded(self._schema.empty_table(), index[:0], all_bad(index, str(rejection)))
             return in_pieces(self._decode, values, index, -(-len(values) // _PARTS))
         bad = [BadRecord(int(index[row]), reason) for row, reason in misshapen.items()]
         return with_bad(self._typed(text, np.delete(index, list(misshapen))), bad)
@@ -143,7 +143,7 @@ class CsvDecoder(ByValue, FormatDecoder):
         try:
             values.cast(pa.string())
         except pa.ArrowInvalid as error:
-            raise RefusedError("not UTF-8") from error
+            raise RejectedBatch("not UTF-8") from error
         lines = joined(values)
         misshapen: dict[int, str] = {}
 
@@ -163,9 +163,9 @@ class CsvDecoder(ByValue, FormatDecoder):
                 convert_options=self._convert,
             )
         except pa.ArrowInvalid as error:
-            raise RefusedError(f"{_NO_CSV}: {error}") from error
+            raise RejectedBatch(f"{_NO_CSV}: {error}") from error
         if text.num_rows + len(misshapen) != len(values):
-            raise RefusedError(f"{_NO_CSV}: not one row")
+            raise RejectedBatch(f"{_NO_CSV}: not one row")
         return text, misshapen
 
     def _typed(self, text: pa.Table, index: IntArray) -> Decoded:

@@ -70,8 +70,8 @@ def _number(text: str) -> int:
     return 0
 
 
-def _refuse(name: str) -> int:
+def _reject(name: str) -> int:
     raise ValueError(f"{name} is not a JSON number")
 
 
-_DECODER = json.JSONDecoder(parse_float=_number, parse_int=_number, parse_constant=_refuse)
+_DECODER = json.JSONDecoder(parse_float=_number, parse_int=_number, parse_constant=_reject)

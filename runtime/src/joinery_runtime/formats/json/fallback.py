@@ -37,7 +37,7 @@ from joinery_runtime.formats.records import (
     Decoded,
     Fault,
     IntArray,
-    RefusedError,
+    RejectedBatch,
     all_bad,
     drop_rows,
     in_pieces,
@@ -99,7 +99,7 @@ class JsonFallbackDecoder(ByValue):
             return Decoded(self._schema.empty_table(), index, [])
         try:
             return self._read(values, index)
-        except RefusedError:
+        except RejectedBatch:
             if len(values) > _PIECE:
                 return in_pieces(self._decode, values, index, _PIECE)
             return self._decode_explained(values, index)
@@ -117,9 +117,9 @@ class JsonFallbackDecoder(ByValue):
             return Decoded(self._schema.empty_table(), index, [])
         try:
             return self._rows(values, *self._parsed(values, joined(values)), index)
-        except RefusedError as refusal:
+        except RejectedBatch as rejection:
             if len(values) == 1:
-                return Decoded(self._schema.empty_table(), index[:0], all_bad(index, str(refusal)))
+                return Decoded(self._schema.empty_table(), index[:0], all_bad(index, str(rejection)))
             return in_pieces(self._decode_selected, values, index, (len(values) + 1) // 2)
 
     def _read(self, values: pa.BinaryArray, index: IntArray) -> Decoded:
@@ -134,10 +134,10 @@ class JsonFallbackDecoder(ByValue):
         return self._rows(values, frame, decimals, index)
 
     def _parsed(self, values: pa.BinaryArray, lines: bytes) -> tuple[pl.DataFrame, dict[str, pa.ChunkedArray]]:
-        """The columns of both parsers, one row per record. Raises RefusedError."""
+        """The columns of both parsers, one row per record. Raises RejectedBatch."""
         frame = self._frame(lines)
         if frame.height != len(values):
-            raise RefusedError("empty record")
+            raise RejectedBatch("empty record")
         return frame, _read_decimals(lines, self._decimals)
 
     def _rows(
@@ -161,7 +161,7 @@ class JsonFallbackDecoder(ByValue):
         if self._try_integers:
             try:
                 return _read_ndjson(lines, {**self._wire, **self._integer_times})
-            except RefusedError:
+            except RejectedBatch:
                 frame = _read_ndjson(lines, self._wire)
                 self._try_integers = False
                 return frame
@@ -263,11 +263,11 @@ def _lone_surrogates(values: pa.BinaryArray) -> pa.BooleanArray:
 
 def _read_ndjson(lines: bytes, schema: dict[str, type[pl.DataType]]) -> pl.DataFrame:
     if lines.startswith(_COMPRESSED):
-        raise RefusedError("not readable as JSON: no object begins so")
+        raise RejectedBatch("not readable as JSON: no object begins so")
     try:
         return pl.read_ndjson(lines, schema=schema)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-        raise RefusedError(f"not readable as JSON: {str(error).splitlines()[0]}") from error
+        raise RejectedBatch(f"not readable as JSON: {str(error).splitlines()[0]}") from error
 
 
 def _read_decimals(lines: bytes, fields: list[pa.Field]) -> dict[str, pa.ChunkedArray]:
@@ -284,7 +284,7 @@ def _read_decimals(lines: bytes, fields: list[pa.Field]) -> dict[str, pa.Chunked
         )
         return {field.name: table[field.name].cast(field.type) for field in fields}
     except pa.ArrowInvalid as error:
-        raise RefusedError(f"not readable as JSON with decimals: {error}") from error
+        raise RejectedBatch(f"not readable as JSON with decimals: {error}") from error
 
 
 def _typed(field: pa.Field, column: pl.Series) -> tuple[pa.Array, list[Fault]]:

@@ -68,11 +68,11 @@ class _ConstantError(Exception):
     pass
 
 
-def _refuse_constant(name: str) -> NoReturn:
+def _reject_constant(name: str) -> NoReturn:
     raise _ConstantError(f"{name} is not a JSON number")
 
 
-_DECODER = json.JSONDecoder(parse_float=Decimal, parse_constant=_refuse_constant)
+_DECODER = json.JSONDecoder(parse_float=Decimal, parse_constant=_reject_constant)
 
 
 def _check(target: pa.DataType) -> Callable[[Any], bool] | None:

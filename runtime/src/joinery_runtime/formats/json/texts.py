@@ -172,13 +172,13 @@ def _take_items(text: str, at: int, node: WantedValue, texts_by_column: dict[int
         at, position = _space(text, at + 1), position + 1
 
 
-def _refuse(name: str) -> NoReturn:
+def _reject(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
 
 # Numbers are not converted, so none is too long to be skipped.
 _SCANNER: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder(
-    parse_float=str, parse_int=str, parse_constant=_refuse, strict=False
+    parse_float=str, parse_int=str, parse_constant=_reject, strict=False
 ).scan_once  # type: ignore[attr-defined]
 
 

@@ -22,7 +22,7 @@ from joinery_runtime.formats.foreign import FRAME
 from joinery_runtime.formats.records import varint
 from joinery_runtime.formats.registry.protobuf_schemas import InvalidSchema, compile_schema
 from joinery_runtime.formats.registry.schemas import Schemas, UnknownSchema, schema_number
-from joinery_runtime.formats.row_decoder import RefusedRecord, RowDecoder, inside
+from joinery_runtime.formats.row_decoder import RejectedRecord, RowDecoder, inside
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.paths import Path
 
@@ -62,9 +62,9 @@ class ProtobufDecoder(RowDecoder):
             if begins not in self._readers:
                 self._readers[begins] = _Reader(self._schemas.protobuf(number).message_at(indexes), self._columns)
         except (UnknownSchema, ValueError) as unknown:
-            raise RefusedRecord(str(unknown)) from unknown
+            raise RejectedRecord(str(unknown)) from unknown
         except LookupError as missing:
-            raise RefusedRecord(f"schema {number}: {missing.args[0]}") from missing
+            raise RejectedRecord(f"schema {number}: {missing.args[0]}") from missing
         return self._readers[begins], start
 
 
@@ -77,14 +77,14 @@ class _Reader:
         self._columns = [(name, _getter(descriptor, path)) for name, path in columns]
 
     def read(self, record: bytes) -> dict[str, Any]:
-        """Reads a record's values by column. Raises RefusedRecord."""
+        """Reads a record's values by column. Raises RejectedRecord."""
         try:
             message = self._parse(record)
         except (MemoryError, OSError):  # which may be the machine's
             raise
         except Exception as error:  # each implementation of the library has its own error
             looks = "; it looks like JSON" if record[:1] == b"{" else ""
-            raise RefusedRecord(f"not Protobuf of message {self._name}: {error}{looks}"[:300]) from error
+            raise RejectedRecord(f"not Protobuf of message {self._name}: {error}{looks}"[:300]) from error
         values = {}
         for name, get in self._columns:
             try:
@@ -92,7 +92,7 @@ class _Reader:
             except (MemoryError, OSError):
                 raise
             except Exception as error:  # a Timestamp of the year 10000, an Any of an unknown message
-                raise RefusedRecord(f"column {name}: {error}"[:300]) from error
+                raise RejectedRecord(f"column {name}: {error}"[:300]) from error
         return values
 
 

@@ -53,9 +53,9 @@ class SchemaOutput(ABC):
         if key not in _REGISTERED:
             try:
                 _REGISTERED[key] = self._register()
-            except SchemaRejected as refused:
+            except SchemaRejected as rejected:
                 todo = "Leave columns' types as they were, write another topic, or change the subject's compatibility"
-                raise self.problem("the registry refuses the schema of its rows", str(refused), todo) from refused
+                raise self.problem("the registry refuses the schema of its rows", str(rejected), todo) from rejected
         return _REGISTERED[key]
 
     @abstractmethod
