@@ -21,7 +21,7 @@ from job.resources import edited
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_runtime.connectors import content
 from joinery_runtime.connectors.files.sink import write_parquet
-from joinery_runtime.connectors.outputs import output_topic
+from joinery_runtime.connectors.outputs import Outputs
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.job import StreamJoin, load_job
 from joinery_runtime.state.postgres import PostgresStore
@@ -160,7 +160,7 @@ def test_rows_in_a_topic(
         path.write_text(edited((OUTPUT, kafka + encoding + stored_in)))
         job = load_job(path)
         assert job.spec.output.kafka is not None
-        target = output_topic(job, job.spec.output.kafka)
+        target = Outputs.of(job).topic()
         table = pa.Table.from_pylist(
             [{"orders_order_id": f"o{i}"} for i in range(count)], compile_job(job).output_schema()
         )

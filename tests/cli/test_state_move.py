@@ -12,7 +12,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from cli.commands import Joinery
 from cli.stored_state import commit_rows
 from job.resources import edited
-from joinery_runtime.connectors.outputs import sink_for
+from joinery_runtime.connectors.outputs import Outputs
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.job import load_job
 from joinery_runtime.job.crd.driver import StateCheck
@@ -96,7 +96,7 @@ def test_what_was_left_behind_is_deleted_and_the_moved_job_keeps_what_it_has_sta
     kafka = "kafka: {bootstrapServers: 'kafka:9092', topic: joined}"
     job_file.write_text(job_file.read_text().replace(kafka, f'postgres: {{table: joined, dsn: "{output}"}}'))
     job = load_job(job_file)
-    with closing(PostgresStore(postgres_dsn, schema)) as store, closing(sink_for(job, store)) as sink:
+    with closing(PostgresStore(postgres_dsn, schema)) as store, closing(Outputs.of(job).sink(store)) as sink:
         sink.prepare(compile_job(job).output_schema())
     staged = "SELECT relname FROM pg_class WHERE relname LIKE 'out_apart_%' AND relkind = 'r'"
     with psycopg.connect(output) as connection:

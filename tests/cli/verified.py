@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 
-from joinery_runtime.connectors.outputs import StoreDatabase, dead_letter_sink, sink_for
+from joinery_runtime.connectors.outputs import Outputs, StoreDatabase
 from joinery_runtime.connectors.sink import Attempt, AttemptId, Receipt, Sink
 from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
 from joinery_runtime.engine.plan import EpochPlan
@@ -117,7 +117,7 @@ class Written:
         return epoch
 
     def publish(self, last: int | None = None) -> None:
-        output, dead = sink_for(self.job, self.database), dead_letter_sink(self.job)
+        output, dead = Outputs.of(self.job).sink(self.database), Outputs.of(self.job).dead_letter_sink()
         self._publish(output, self.rows, last)
         if dead is not None:
             self._publish(dead, self.dead, last)

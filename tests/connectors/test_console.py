@@ -7,7 +7,7 @@ import pytest
 
 from connectors.rows import attempt
 from joinery_runtime.connectors.console import ConsoleSink
-from joinery_runtime.connectors.outputs import sink_for
+from joinery_runtime.connectors.outputs import Outputs
 from joinery_runtime.job import parse_job
 from traces.corpus import resource
 
@@ -37,4 +37,4 @@ def test_a_job_names_it() -> None:
         ),
         "job.yaml",
     )
-    assert sink_for(job, None) == ConsoleSink(5)
+    assert Outputs.of(job).sink(None) == ConsoleSink(5)

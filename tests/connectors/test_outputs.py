@@ -14,7 +14,7 @@ from connectors.rows import INCARNATION, attempt
 from joinery_runtime.connectors.files.sink import FileSink
 from joinery_runtime.connectors.kafka.sink import KafkaSink, KafkaWriter
 from joinery_runtime.connectors.kafka.transactions import KafkaTransactionsSink, KafkaTransactionsWriter
-from joinery_runtime.connectors.outputs import dead_letter_sink, forget_output, sink_for
+from joinery_runtime.connectors.outputs import Outputs, forget_output
 from joinery_runtime.connectors.postgres.external import ExternalPostgresSink
 from joinery_runtime.connectors.postgres.sink import PostgresSink
 from joinery_runtime.connectors.postgres.table import TargetTable
@@ -62,7 +62,7 @@ def test_rows_in_avro_are_for_the_registry_that_the_output_names() -> None:
     named = {"url": "http://r", "properties": {"basic.auth.user.info": "me:secret"}}
     output = {"kafka": {"bootstrapServers": "here:1", "topic": "out"}, "format": "avro", "schemaRegistry": named}
     for delivery in ("exactlyOnce", "atLeastOnce"):
-        writer = sink_for(job(output=output, delivery=delivery), None).writer()
+        writer = Outputs.of(job(output=output, delivery=delivery)).sink(None).writer()
         assert isinstance(writer, KafkaWriter | KafkaTransactionsWriter)
         avro = writer.target.schema_output
         assert isinstance(avro, AvroOutput)
@@ -73,15 +73,19 @@ def test_rows_in_avro_are_for_the_registry_that_the_output_names() -> None:
 
 def test_rows_in_protobuf_are_for_it_too() -> None:
     output = {"kafka": {"bootstrapServers": "here:1", "topic": "out"}, "format": "protobuf"}
-    made = sink_for(job(output={**output, "schemaRegistry": {"url": "http://r"}}), None).writer()
+    made = Outputs.of(job(output={**output, "schemaRegistry": {"url": "http://r"}})).sink(None).writer()
     assert isinstance(made, KafkaTransactionsWriter)
     protobuf = made.target.schema_output
     assert isinstance(protobuf, ProtobufOutput)
     assert "  optional string a_k = 1;" in protobuf.schema({}, 0)
 
 
+def forget(job: StreamJoin | SessionWindow, store: Store, incarnation: str | None) -> str | None:
+    return forget_output(job.name, job.spec.output, job.spec.dead_letter, store, incarnation)
+
+
 def table_of(job: StreamJoin | SessionWindow) -> TargetTable:
-    sink = sink_for(job, Store())
+    sink = Outputs.of(job).sink(Store())
     assert isinstance(sink, PostgresSink)
     return sink.target
 
@@ -91,36 +95,40 @@ def test_the_jobs_form_of_timestamps_reaches_what_writes_them(target: str) -> No
     outputs: dict[str, Any] = {
         "kafka": {"bootstrapServers": "127.0.0.1:1", "topic": "out"}, "file": {"path": "out"}, "console": {}
     }  # fmt: skip
-    writer: Any = sink_for(job(output={target: outputs[target], "timestamps": "rfc3339"}), None).writer()
+    writer: Any = Outputs.of(job(output={target: outputs[target], "timestamps": "rfc3339"})).sink(None).writer()
     assert (writer.target if target == "kafka" else writer).style.timestamps == "rfc3339"
 
 
 def test_one_sink_per_kind_of_output() -> None:
     kafka = {"kafka": {"bootstrapServers": "here:1", "topic": "out"}}
-    assert isinstance(sink_for(job(output=kafka, delivery="atLeastOnce"), None), KafkaSink)
-    assert isinstance(sink_for(job(output=kafka), None), KafkaTransactionsSink)
-    assert isinstance(sink_for(job(output={"file": {"path": "out"}}), None), FileSink)
-    assert isinstance(sink_for(job(output={"postgres": {"table": "out"}}), Store()), PostgresSink)
+    assert isinstance(Outputs.of(job(output=kafka, delivery="atLeastOnce")).sink(None), KafkaSink)
+    assert isinstance(Outputs.of(job(output=kafka)).sink(None), KafkaTransactionsSink)
+    assert isinstance(Outputs.of(job(output={"file": {"path": "out"}})).sink(None), FileSink)
+    assert isinstance(Outputs.of(job(output={"postgres": {"table": "out"}})).sink(Store()), PostgresSink)
 
 
 def test_claims_and_marks_name_job_and_shard() -> None:
     named = job(output={"kafka": {"bootstrapServers": "here:1", "topic": "out"}}, deadLetter={"kafka": {"topic": "d"}})
-    assert sink_for(named, None).writer().names.of(3, "1f-2e") == "j-1f2e-3"
-    assert dead_letter_sink(named).writer().names.of(3, "1f-2e") == "j-1f2e-dead"
+    assert Outputs.of(named).sink(None).writer().names.of(3, "1f-2e") == "j-1f2e-3"
+    assert Outputs.of(named).dead_letter_sink().writer().names.of(3, "1f-2e") == "j-1f2e-dead"
 
 
 def test_a_table_needs_the_state_beside_it() -> None:
     with pytest.raises(SinkError, match="output table out needs the state in Postgres too"):
-        sink_for(job(output={"postgres": {"table": "out"}}), None)
+        Outputs.of(job(output={"postgres": {"table": "out"}})).sink(None)
 
 
 def test_dead_letters() -> None:
     output = {"file": {"path": "out"}}
-    assert dead_letter_sink(job(output=output)) is None
-    assert isinstance(dead_letter_sink(job(output=output, deadLetter={"file": {"path": "dead"}})), FileSink)
+    assert Outputs.of(job(output=output)).dead_letter_sink() is None
+    assert isinstance(
+        Outputs.of(job(output=output, deadLetter={"file": {"path": "dead"}})).dead_letter_sink(), FileSink
+    )
     dead = {"kafka": {"topic": "dead"}}
-    assert isinstance(dead_letter_sink(job(output=output, deadLetter=dead)), KafkaTransactionsSink)
-    assert isinstance(dead_letter_sink(job(output=output, deadLetter=dead, delivery="atLeastOnce")), KafkaSink)
+    assert isinstance(Outputs.of(job(output=output, deadLetter=dead)).dead_letter_sink(), KafkaTransactionsSink)
+    assert isinstance(
+        Outputs.of(job(output=output, deadLetter=dead, delivery="atLeastOnce")).dead_letter_sink(), KafkaSink
+    )
 
 
 class QueueOutput(Output):
@@ -138,9 +146,9 @@ def test_an_output_that_no_sink_writes_to_is_an_error_and_never_a_file() -> None
     spec = known.spec.model_copy(update={"output": QueueOutput(queue="q"), "dead_letter": QueueDeadLetter(queue="d")})
     unknown = known.model_copy(update={"spec": spec})
     with pytest.raises(SinkError, match="No sink writes to output: queue"):
-        sink_for(unknown, Store())
+        Outputs.of(unknown).sink(Store())
     with pytest.raises(SinkError, match="No sink writes to deadLetter: queue"):
-        dead_letter_sink(unknown)
+        Outputs.of(unknown).dead_letter_sink()
 
 
 def test_a_table_of_joined_rows_is_appended_to_unless_a_key_is_named() -> None:
@@ -163,36 +171,32 @@ def test_sessions_replace_each_other_in_a_table() -> None:
 )
 def test_a_table_in_another_database_than_the_state_s(dsn: str | None, kind: type) -> None:
     spec = {"postgres": {"dsn": "dbname=x"}}
-    made = sink_for(job(output={"postgres": {"table": "t", "dsn": dsn}}, stateStore=spec), Store())
+    made = Outputs.of(job(output={"postgres": {"table": "t", "dsn": dsn}}, stateStore=spec)).sink(Store())
     assert type(made) is kind
 
 
 @pytest.mark.services
 def test_a_database_that_has_gone_keeps_no_job_from_being_deleted(postgres_dsn: str) -> None:
     gone = job(output={"postgres": {"table": "t", "dsn": "host=127.0.0.1 port=1"}})
-    left = forget_output(gone, Store(postgres_dsn), None)
+    left = forget(gone, Store(postgres_dsn), None)
     assert left is not None
     assert "are left in the database of output.postgres: " in left
-    assert (
-        forget_output(job(output={"postgres": {"table": "t", "dsn": postgres_dsn}}), Store(postgres_dsn), None) is None
-    )
+    assert forget(job(output={"postgres": {"table": "t", "dsn": postgres_dsn}}), Store(postgres_dsn), None) is None
 
 
 @pytest.mark.services
 def test_rows_that_were_held_are_named_when_the_job_is_deleted(postgres_dsn: str, tmp_path: Path) -> None:
     made = job(output={"file": {"path": str(tmp_path), "rollInterval": "1m"}})
-    assert forget_output(made, Store(postgres_dsn), INCARNATION) is None
-    sink = sink_for(made, None, INCARNATION)
+    assert forget(made, Store(postgres_dsn), INCARNATION) is None
+    sink = Outputs.of(made).sink(None, INCARNATION)
     sink.prepare(pa.schema({"a": pa.int64()}))
     sink.publish(1, [sink.writer().write(attempt(), pa.table({"a": [1, 2]}))])
-    left = forget_output(made, Store(postgres_dsn), INCARNATION)
+    left = forget(made, Store(postgres_dsn), INCARNATION)
     assert left == (
         f"2 rows are left that nobody has seen yet: remove {tmp_path / '.held'}/*-of-{life_of(INCARNATION)}.*"
     )
-    assert forget_output(made, Store(postgres_dsn), "another-life") is None, "rows of a job that lives"
+    assert forget(made, Store(postgres_dsn), "another-life") is None, "rows of a job that lives"
     apart = {"postgres": {"table": "t", "dsn": "host=127.0.0.1 port=1"}}
-    both = forget_output(
-        job(output=apart, deadLetter={"file": {"path": str(tmp_path)}}), Store(postgres_dsn), INCARNATION
-    )
+    both = forget(job(output=apart, deadLetter={"file": {"path": str(tmp_path)}}), Store(postgres_dsn), INCARNATION)
     assert both is not None
     assert both.startswith(f"{left}; Staging tables of job j are left in the database of output.postgres: ")

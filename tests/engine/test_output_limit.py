@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from joinery_runtime.connectors.kafka.target import KafkaTarget, RecordLimit
-from joinery_runtime.connectors.outputs import row_limit
+from joinery_runtime.connectors.outputs import Outputs
 from joinery_runtime.job import parse_job
 
 ROWS = pa.record_batch({"id": ["a", "b", "c"], "text": ["x", "é" * 600, '"' * 600]})
@@ -52,4 +52,5 @@ def test_rows_that_cannot_be_too_large_are_not_encoded(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("output", ["file: {path: out}", "console: {}", "postgres: {table: t}"])
 def test_other_outputs_take_any_row(output: str) -> None:
     text = (Path(__file__).parents[2] / "examples" / "first.yaml").read_text().replace("console: {}", output)
-    assert row_limit(parse_job(text.replace("stateStore: {memory: {}}", "shards: 1"), "job.yaml")) is None
+    job = parse_job(text.replace("stateStore: {memory: {}}", "shards: 1"), "job.yaml")
+    assert Outputs.of(job).row_limit() is None

@@ -20,15 +20,12 @@ from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import EnvironmentProblem, JoineryError, RecordError, Superseded
 from joinery_runtime.hosts import worker_builder
 from joinery_runtime.hosts.background_call import BackgroundCall
-from joinery_runtime.hosts.driver_epochs import (
-    WAIT_FOR_SPARK,
-    DriverEpochs,
-    cores_of,
-    local_host,
-    may_run_in_driver,
-)
+from joinery_runtime.hosts.driver_epochs import DriverEpochs, local_host
 from joinery_runtime.hosts.java_process import JavaStart
+from joinery_runtime.hosts.placement import WAIT_FOR_SPARK, Placement
 from joinery_runtime.hosts.run import run_job
+from joinery_runtime.hosts.spark_master import ALONE
+from joinery_runtime.hosts.worker_builder import TaskWiring
 from joinery_runtime.job import parse_job
 from joinery_runtime.state.memory import MemoryStore
 
@@ -169,8 +166,8 @@ def test_without_spark_what_another_attempt_took_over_is_tried_again_here(scene:
     ("master", "cores"), [("local", 1), ("local[3]", 3), ("local[2,4]", 2), ("local-cluster[2,3,1024]", 6)]
 )
 def test_the_driver_has_as_many_threads_as_its_spark_has_cores(master: str, cores: int) -> None:
-    assert cores_of(master) == cores
-    assert cores_of("local[*,4]") == cores_of("local[*]") >= 1
+    assert Placement.of({}, master).cores == cores
+    assert Placement.of({}, "local[*,4]").cores == Placement.of({}, "local[*]").cores >= 1
 
 
 @pytest.mark.parametrize(
@@ -181,9 +178,15 @@ def test_only_a_spark_on_this_machine_is_started_meanwhile(
     master: str, here: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(WAIT_FOR_SPARK, raising=False)
-    assert may_run_in_driver(master) is here
+    assert Placement.of({}, master) == Placement(master, begins_in_driver=here, uses_spark=True)
     monkeypatch.setenv(WAIT_FOR_SPARK, "1")
-    assert not may_run_in_driver(master)
+    assert not Placement.of({}, master).begins_in_driver
+    assert Placement.of({}, master, local=True) == Placement(ALONE, begins_in_driver=True, uses_spark=False)
+
+
+def test_all_epochs_run_on_a_spark_that_has_started() -> None:
+    started = Placement.of({"spark.master": "local[2]"}, None, started_on="local[3]")
+    assert started == Placement("local[3]", begins_in_driver=False, uses_spark=True)
 
 
 class Closing:
@@ -200,10 +203,11 @@ def test_the_driver_lets_go_of_readers_and_producers(tmp_path: Path, monkeypatch
     closed: list[str] = []
     target = KafkaTarget("out", "broker:9092")
     monkeypatch.setattr(worker_builder, "reader_for", lambda _: Closing(closed, "reader"))
-    with worker_builder.local_worker(parse_job(JOB, "job.yaml"), MemoryStore(), None, tmp_path) as worker:
+    tasks = TaskWiring.of(parse_job(JOB, "job.yaml"))
+    with worker_builder.local_worker(tasks, MemoryStore(), None, tmp_path) as worker:
         worker._parts.inputs.reader("clicks", 0)
     assert closed == ["reader"]
-    with local_host(parse_job(JOB, "job.yaml"), MemoryStore(), None, 2):
+    with local_host(tasks, MemoryStore(), None, 2):
         PRODUCERS.put(target, "visits", cast(OwningProducer, Closing(closed, "producer")))
     assert closed == ["reader", "producer"]
     assert PRODUCERS.take(target, "visits") is None

@@ -5,23 +5,20 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 import pytest
 from pyspark.serializers import CloudPickleSerializer
 
-from joinery_runtime.engine.loop import JobListener, Outages
 from joinery_runtime.errors import EnvironmentProblem, JobError
 from joinery_runtime.hosts.own_secrets import WITHHELD, lacks_secrets, private_copy, with_own_secrets, without_secrets
-from joinery_runtime.hosts.run import _Caller, _JobRun
+from joinery_runtime.hosts.run_spark import RunSpark
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.spark_tasks import WorkerSetup
 from joinery_runtime.hosts.stores import OpenStore, PostgresStoreAddress
 from joinery_runtime.hosts.worker_builder import WorkerBuilder
-from joinery_runtime.job import Job, StreamJoin, load_job, load_own_job, parse_job
+from joinery_runtime.job import StreamJoin, load_job, load_own_job, parse_job
 from joinery_runtime.job.model.inputs import SchemaRegistry
 from joinery_runtime.state.memory import MemoryStore
 
@@ -72,29 +69,14 @@ def secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOINERY_SECRETS", str(tmp_path))
 
 
-@dataclass
-class Context:
-    master: str
-
-
-class Driver(_JobRun):
-    """What is sent to the workers of a job."""
-
-    def sent(self, of: Job, master: str, stack: ExitStack) -> WorkerBuilder:
-        context: Any = Context(master)
-        return self._builder(of, context, stack)
-
-
 @pytest.fixture
 def stack() -> Iterator[ExitStack]:
     with ExitStack() as stack:
         yield stack
 
 
-def driver(stack: ExitStack, address: PostgresStoreAddress | None) -> Driver:
-    listener, stop = JobListener(print, print, print), Event()
-    caller = _Caller(listener, stop, Outages(listener, stop), print, None)
-    return Driver(OpenStore(MemoryStore(), address), stack, None, caller)
+def spark(stack: ExitStack, address: PostgresStoreAddress | None) -> RunSpark:
+    return RunSpark(OpenStore(MemoryStore(), address), stack, None, Event(), print, None)
 
 
 def pickled(build: WorkerBuilder) -> bytes:
@@ -104,7 +86,7 @@ def pickled(build: WorkerBuilder) -> bytes:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_secret_travels_and_a_worker_has_all_of_them(stack: ExitStack, kind: str) -> None:
-    build = driver(stack, PostgresStoreAddress(DSN, "joinery")).sent(job(kind), "local[2]", stack)
+    build = spark(stack, PostgresStoreAddress(DSN, "joinery")).worker_builder(job(kind), "local[2]", stack)
     assert b"hush" not in pickled(build)
     assert b"hush" not in build.digest.encode() + repr(build).encode()
     there: WorkerBuilder = pickle.loads(pickle.dumps(build))
@@ -117,7 +99,7 @@ def test_no_secret_travels_and_a_worker_has_all_of_them(stack: ExitStack, kind: 
 
 
 def test_what_is_no_secret_travels_so_that_workers_anywhere_need_no_file(stack: ExitStack) -> None:
-    build = driver(stack, PostgresStoreAddress(DSN, "s")).sent(job("referred to"), "spark://there:7077", stack)
+    build = spark(stack, PostgresStoreAddress(DSN, "s")).worker_builder(job("referred to"), "spark://there:7077", stack)
     assert build.job_file is None
     plain = parse_job(JOB.format(client="properties: {client.id: me}", store='dsn: "dbname=state user=me"'), "job.yaml")
     assert not lacks_secrets(without_secrets(plain))
@@ -129,14 +111,15 @@ def test_what_is_no_secret_travels_so_that_workers_anywhere_need_no_file(stack: 
 def test_the_embedded_postgres_has_no_password_and_is_named_to_workers(stack: ExitStack) -> None:
     text = JOB.format(client="properties: {}", store="").replace("  stateStore: {postgres: {}}\n", "")
     embedded = "postgresql://postgres:@/postgres?host=/home/me/.joinery/postgres/data"
-    build = driver(stack, PostgresStoreAddress(embedded, "joinery")).sent(parse_job(text, "j"), "local[2]", stack)
+    address = PostgresStoreAddress(embedded, "joinery")
+    build = spark(stack, address).worker_builder(parse_job(text, "j"), "local[2]", stack)
     assert build.job_file is None
     assert build.job.spec.state_store.postgres is not None
     assert build.job.spec.state_store.postgres.dsn == embedded
 
 
 def test_in_a_pod_workers_read_the_file_that_is_mounted_there(stack: ExitStack) -> None:
-    build = driver(stack, PostgresStoreAddress(DSN, "s")).sent(job("own"), "k8s://https://there", stack)
+    build = spark(stack, PostgresStoreAddress(DSN, "s")).worker_builder(job("own"), "k8s://https://there", stack)
     assert build.job_file == Path("/etc/joinery/job.yaml")
 
 

@@ -63,7 +63,7 @@ def no_topics(monkeypatch: pytest.MonkeyPatch) -> None:
     def planner_for(*_: Any, **__: Any) -> None:
         raise AssertionError("topics were asked for")
 
-    monkeypatch.setattr("joinery_runtime.hosts.run.planner_for", planner_for)
+    monkeypatch.setattr("joinery_runtime.hosts.wiring.planner_for", planner_for)
 
 
 def job_with(url: str, folder: Path) -> Job:

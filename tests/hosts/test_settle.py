@@ -7,13 +7,14 @@ from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 
 from hosts.visits import JOB
 from joinery_runtime.connectors.files.sink import FileSink
+from joinery_runtime.connectors.outputs import Outputs
 from joinery_runtime.connectors.sink import RecoveryContext
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.engine.assembly import identity
@@ -27,8 +28,11 @@ from joinery_runtime.errors import (
     SinkError,
 )
 from joinery_runtime.hosts.edits import EarlierDefinition
+from joinery_runtime.hosts.placement import Placement
 from joinery_runtime.hosts.run import _Caller, _JobRun
+from joinery_runtime.hosts.run_spark import RunSpark
 from joinery_runtime.hosts.stores import OpenStore, PostgresStoreAddress
+from joinery_runtime.hosts.wiring import Wiring
 from joinery_runtime.inspect.admin.reset import drop_plan_command
 from joinery_runtime.job import Job, parse_job
 from joinery_runtime.job.definition import definition
@@ -39,7 +43,7 @@ from joinery_runtime.state.store import EpochCommit, OwnershipToken
 @pytest.mark.parametrize("kind", [AggregateError, ExpressionError, RecordError])
 def test_it_names_the_way_out_and_whether_trying_again_helps(kind: type[JoineryError]) -> None:
     class Failing(_JobRun):
-        def run_epochs(self, referring: Job, *, settle: bool) -> None:
+        def run_epochs(self, wiring: Wiring, *, settle: bool) -> None:
             assert settle
             raise kind("An aggregate of a session has no value", facts="sum(amount)")
 
@@ -64,20 +68,15 @@ def test_a_host_of_an_earlier_definition_tries_no_task(monkeypatch: pytest.Monke
     """Its workers would show nothing of the job's own."""
     trials = list[Any]()
 
-    class OnSpark(_JobRun):
-        def _spark(self, *_: object) -> Any:
-            self._watch = SimpleNamespace(begin_trial=trials.append)  # type: ignore[assignment]
-            return SimpleNamespace(master="spark://there:7077")
-
     host = SimpleNamespace(try_task=print)
     monkeypatch.setattr("joinery_runtime.hosts.spark.SparkHost", lambda *_: host)
-    listener, stop = JobListener(print, print, print), Event()
-    caller = _Caller(listener, stop, Outages(listener, stop), print, None)
-    job = parse_job(JOB, "visits.yaml")
+    master, context = "spark://there:7077", cast(Any, SimpleNamespace(master="spark://there:7077"))
+    wiring = Wiring.of(parse_job(JOB, "visits.yaml"), print)
     with ExitStack() as stack:
         opened = OpenStore(MemoryStore(), PostgresStoreAddress("dbname=state", "joinery"))
-        run = OnSpark(opened, stack, "spark://there:7077", caller)
-        assert run._host(job, job, compile_job(job), stack, settle=settle) is host
+        spark = RunSpark(opened, stack, master, Event(), print, None, context)
+        spark._watch = cast(Any, SimpleNamespace(begin_trial=trials.append))
+        assert spark.open_host(wiring, Placement.of({}, master), stack, settle=settle) is host
     assert trials == [None if settle else print]
 
 
@@ -85,7 +84,7 @@ def _edited(store: MemoryStore, said: list[str]) -> tuple[_JobRun, list[bool]]:
     went: list[bool] = []
 
     class Going(_JobRun):
-        def run_epochs(self, referring: Job, *, settle: bool) -> None:
+        def run_epochs(self, wiring: Wiring, *, settle: bool) -> None:
             went.append(settle)
 
     listener, stop = JobListener(print, print, print), Event()
@@ -171,7 +170,7 @@ def test_a_first_plan_stays_when_rows_of_an_attempt_may_be_visible(
         return found
 
     sink = SimpleNamespace(recover=recover, close=lambda: None)
-    monkeypatch.setattr("joinery_runtime.hosts.edits.sink_for", lambda *_: sink)
+    monkeypatch.setattr(Outputs, "sink", lambda *_: sink)
     store, said = MemoryStore(), list[str]()
     generation = store.acquire("visits").generation
     before = definition(parse_job(JOB.replace("gap: 30s", "gap: 1m"), "visits.yaml"))
@@ -197,13 +196,13 @@ def test_a_first_plan_of_which_one_shard_is_visible_is_given_up_by_the_command_t
     went: list[bool] = []
 
     class Failing(_JobRun):
-        def run_epochs(self, referring: Job, *, settle: bool) -> None:
+        def run_epochs(self, wiring: Wiring, *, settle: bool) -> None:
             went.append(settle)
             if settle:
                 raise RecordError("A record cannot be used")
 
     sink = SimpleNamespace(recover=lambda _: True, close=lambda: None)
-    monkeypatch.setattr("joinery_runtime.hosts.edits.sink_for", lambda *_: sink)
+    monkeypatch.setattr(Outputs, "sink", lambda *_: sink)
     store = MemoryStore()
     generation = store.acquire("visits").generation
     before = definition(parse_job(JOB.replace("gap: 30s", "gap: 1m"), "visits.yaml"))

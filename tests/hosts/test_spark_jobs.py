@@ -22,8 +22,9 @@ from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.hosts.spark import SparkHost, start_context
-from joinery_runtime.hosts.spark_jobs import JobNames, collect_rdd, restore_names, step_names
+from joinery_runtime.hosts.spark_jobs import JobNames, collect_rdd, restore_names
 from joinery_runtime.hosts.spark_tasks import WorkerSetup
+from joinery_runtime.hosts.wiring import step_titles
 from joinery_runtime.job import job_from
 
 
@@ -47,14 +48,14 @@ def stage_names(context: SparkContext, group: str) -> list[str]:
 
 
 def test_the_steps_of_a_job_in_words() -> None:
-    assert step_names(job_from(JOB)) == ("inner interval join",)
+    assert step_titles(job_from(JOB)) == ("inner interval join",)
     two = copy.deepcopy(JOB)
     two["spec"]["inputs"].append({**two["spec"]["inputs"][0], "name": "rates"})
     interval = {"of": "orders", "lower": "-10ms", "upper": "10ms"}
     two["spec"]["joins"].append(
         {"right": "rates", "type": "left", "keys": {"orders.k": "rates.k"}, "interval": interval}
     )
-    assert step_names(job_from(two)) == ("step 1, inner interval join", "step 2, left interval join")
+    assert step_titles(job_from(two)) == ("step 1, inner interval join", "step 2, left interval join")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hosts.test_status_board import report
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.engine.loop import CommittedEpoch, JobListener
 from joinery_runtime.hosts import spark_internals
-from joinery_runtime.hosts.spark_progress import QueryEvents, spark_listener
+from joinery_runtime.hosts.spark_progress import QueryEvents, QueryNames, spark_listener
 from joinery_runtime.job import job_from
 
 _SCHEMA = [{"name": name, "type": "string"} for name in ("k", "v")] + [{"name": "ts", "type": "timestamp"}]
@@ -45,7 +45,7 @@ NONE_YET = {"watermark": "1970-01-01T00:00:00.000Z"}  # as Structured Streaming 
 
 
 def events() -> QueryEvents:
-    return QueryEvents(job_from(JOB), "a store", uuid.UUID(int=7))
+    return QueryEvents(QueryNames.of(job_from(JOB)), "a store", uuid.UUID(int=7))
 
 
 def progress(epoch: CommittedEpoch = EPOCH) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def test_the_watermark_is_the_lowest_one(watermarks: dict[str, int | None], show
 
 def test_a_query_keeps_its_id_over_starts_and_another_store_has_another_one() -> None:
     ids = [
-        json.loads(QueryEvents(job_from(JOB), store).started_event(NOW))
+        json.loads(QueryEvents(QueryNames.of(job_from(JOB)), store).started_event(NOW))
         for store in ("a store", "a store", "another store")
     ]
     assert ids[0]["id"] == ids[1]["id"] != ids[2]["id"]
@@ -136,7 +136,7 @@ class Spark:
     def run(self, epochs: Callable[[JobListener], None], context: object = "a context") -> None:
         listener = JobListener(lambda _: None, self.passed_on.append, lambda *_: None)
         with spark_listener(
-            job_from(JOB), "a store", lambda: context, listener, self.warned.append, lambda: NOW
+            QueryNames.of(job_from(JOB)), "a store", lambda: context, listener, self.warned.append, lambda: NOW
         ) as posting:
             epochs(posting)
 

@@ -30,14 +30,14 @@ from psycopg.conninfo import make_conninfo
 
 from joinery_runtime.connectors.dead_letters import DEAD_LETTER_SCHEMA
 from joinery_runtime.connectors.inputs import planner_for
-from joinery_runtime.connectors.outputs import dead_letter_sink, sink_for
+from joinery_runtime.connectors.outputs import Outputs
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.engine.assembly import identity, idle_clock, input_clocks, plan_settings
 from joinery_runtime.engine.driver import Driver, DriverParts
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.hosts.local import LocalHost
 from joinery_runtime.hosts.stores import PostgresStoreAddress
-from joinery_runtime.hosts.worker_builder import worker_of
+from joinery_runtime.hosts.worker_builder import TaskWiring, worker_of
 from joinery_runtime.job import Job, parse_job
 from joinery_runtime.state.embedded import embedded_postgres
 from joinery_runtime.state.postgres import PostgresStore
@@ -237,13 +237,14 @@ def running(name: str, dsn: str, cache: Path) -> Iterator[Run]:
         stack.callback(store.close)
         sources = {side.name: planner_for(side, job.name, store.identity()) for side in job.inputs}
         planner = Planner(plan_settings(job, who), sources, input_clocks(job), idle_clock(job))
-        output, dead = sink_for(job, address), dead_letter_sink(job)
+        output, dead = Outputs.of(job).sink(address), Outputs.of(job).dead_letter_sink()
         stack.callback(output.close)
         output.prepare(pipeline.output_schema())
         if dead is not None:
             dead.prepare(DEAD_LETTER_SCHEMA)
         clock = itertools.count(step=20_000)  # a checkpoint every few epochs
-        parts = DriverParts(store, planner, LocalHost(worker_of(job, store, address, cache)), output, dead)
+        worker = worker_of(TaskWiring.of(job), store, address, cache)
+        parts = DriverParts(store, planner, LocalHost(worker), output, dead)
         driver = Driver(who, pipeline, parts, lambda: next(clock), lambda: None)
         driver.recover()
         yield Run(driver, store, job)

@@ -22,7 +22,7 @@ from joinery_devkit.processes import deadline_after
 from joinery_devkit.topics import ordered_producer
 from joinery_runtime.connectors.dead_letters import DEAD_LETTER_SCHEMA
 from joinery_runtime.connectors.inputs import planner_for, reader_for
-from joinery_runtime.connectors.outputs import dead_letter_sink, sink_for
+from joinery_runtime.connectors.outputs import Outputs
 from joinery_runtime.connectors.sink import Sink
 from joinery_runtime.connectors.source import Range, StoredOffsets
 from joinery_runtime.errors import JoineryError, SinkError, SourceError
@@ -144,10 +144,10 @@ def test_inputs_with_secrets_by_reference(secure, topic, secret, nothing_leaks) 
 
 
 def sinks_of(job: StreamJoin) -> list[tuple[Sink, pa.Table]]:
-    dead = dead_letter_sink(job)
+    dead = Outputs.of(job).dead_letter_sink()
     assert dead is not None
     letters = pa.Table.from_pylist([{"reason": "bad"}], schema=DEAD_LETTER_SCHEMA)
-    return [(sink_for(job, None), ROWS), (dead, letters)]
+    return [(Outputs.of(job).sink(None), ROWS), (dead, letters)]
 
 
 @pytest.mark.parametrize("delivery", ["exactlyOnce", "atLeastOnce"])
@@ -178,7 +178,7 @@ def test_no_text_form_of_a_job_or_of_what_runs_it_has_a_value(secure, topic, sec
     job = with_secrets(referring(secure.secure_access, topic))
     assert job.spec.state_store.postgres is not None
     assert job.spec.state_store.postgres.dsn == DSN
-    writer = sink_for(job, None).writer()
+    writer = Outputs.of(job).sink(None).writer()
     nothing_leaks(repr(job), str(job), str(explain(job)), repr(explain(job)), repr(writer))
 
 
@@ -230,6 +230,6 @@ def test_settings_that_are_not_what_they_should_be(secure, topic, secret, name, 
     for what, kind in [
         (lambda: planned(job), SourceError),
         (lambda: list(reader_for(job.spec.inputs[0]).read(Range(PartitionRef("l", topic, 0), 0, 1))), SourceError),
-        (lambda: sink_for(job, None).prepare(ROWS.schema), SinkError),
+        (lambda: Outputs.of(job).sink(None).prepare(ROWS.schema), SinkError),
     ]:
         assert "kafka.properties are not valid" in refused(what, nothing_leaks, kind)

@@ -24,7 +24,7 @@ from joinery_runtime.connectors.lake import sink as lake_module
 from joinery_runtime.connectors.lake.delta import DeltaLakeTable
 from joinery_runtime.connectors.lake.iceberg import IcebergTable
 from joinery_runtime.connectors.lake.sink import LakeSink
-from joinery_runtime.connectors.outputs import sink_for
+from joinery_runtime.connectors.outputs import Outputs
 from joinery_runtime.connectors.sink import life_of
 from joinery_runtime.errors import EnvironmentProblem, OutputUnavailable, SinkError
 
@@ -358,11 +358,13 @@ def test_missing_libraries_name_the_extra(output, module: str, monkeypatch: pyte
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.delitem(sys.modules, f"joinery_runtime.connectors.lake.{kind}")
     with pytest.raises(EnvironmentProblem, match=r"joinery-runtime\[engine,lakehouse\]"):
-        sink_for(job(output=output), None)
+        Outputs.of(job(output=output)).sink(None)
 
 
 def test_what_a_job_names_is_what_its_sink_opens(tmp_path: Path) -> None:
-    made: Callable = sink_for(job(output={"delta": {"path": "s3://b/t", "properties": {"AWS_REGION": "x"}}}), None)
+    made: Callable = Outputs.of(job(output={"delta": {"path": "s3://b/t", "properties": {"AWS_REGION": "x"}}})).sink(
+        None
+    )
     assert made.table.storage().location == "s3://b/t"
     assert dict(made.table.storage().options) == {"AWS_REGION": "x"}
     assert "x" not in repr(made.table.storage()).replace("s3://b/t", "")

@@ -398,7 +398,7 @@ def where_rows_are(job: Job) -> str:
             command += f" --property schema.registry.url={output.schema_registry.url}"
         return f"rows are in the topic {kafka.topic}: {command} --from-beginning"
     if output.iceberg is not None or output.delta is not None:
-        return f"rows are in the {lake_table(job).name}: {_ASK}"
+        return f"rows are in the {lake_table(output).name}: {_ASK}"
     if output.console is not None:
         return "the first rows of each epoch were printed here; none are kept"
     assert output.postgres is not None, "an output has one of these kinds"

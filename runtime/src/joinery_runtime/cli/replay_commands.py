@@ -57,7 +57,7 @@ def verify_command(job: Job, epochs: str | None) -> Verdict:
 def _reading(job: Job) -> Iterator[tuple[Job, OpenStore, JobInputs]]:
     """The job with its secrets, its store and its inputs. Raises JoineryError if there is no state of the job."""
     job = durable(job)
-    with open_store(job, lambda _: None) as opened, closing(JobInputs(job)) as inputs:
+    with open_store(job, lambda _: None) as opened, closing(JobInputs(job.inputs)) as inputs:
         if not (record := record_of(job, opened.store)).epoch:
             raise without_epochs(record)
         yield with_stored_names(job, record.definition), opened, inputs

@@ -356,9 +356,9 @@ def delete(job_file: JobFile, *, yes: Switch = False, as_json: AsJson = False) -
             require_own_state(store, job.name)
         if yes:
             store.delete_job(job.name)
-            if not moved and (
-                remaining := forget_output(job, store, record.incarnation if record is not None else None)
-            ):
+            incarnation = record.incarnation if record is not None else None
+            outputs = (job.spec.output, job.spec.dead_letter)
+            if not moved and (remaining := forget_output(job.name, *outputs, store, incarnation)):
                 print(f"joinery: {remaining}", file=sys.stderr)  # noqa: T201 - an answer may be JSON
         if text is None:
             answer({"job": job.name, "deleted": False}, [f"there is no state of job {job.name}"], as_json=as_json)

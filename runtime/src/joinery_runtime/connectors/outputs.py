@@ -1,10 +1,13 @@
-"""Makes the sinks that a job needs."""
+"""Makes the sinks that a job needs, from what the job says of its outputs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
+
+import pyarrow as pa
 
 from joinery_runtime.connectors.console import ConsoleSink
 from joinery_runtime.connectors.files.rolling import Rolling, held_names, held_parts
@@ -49,70 +52,182 @@ class StoreDatabase(Protocol):
     def schema(self) -> str: ...
 
 
-def sink_for(job: Job, store: StoreDatabase | None, incarnation: str = "") -> Sink:
-    """The sink of the job's output. `store` None: the state is not in Postgres. `incarnation` lets `buffered_rows`
-    answer before `recover`, which sets it."""
-    match job.spec.output:
-        case Output(kafka=KafkaOutput() as kafka):
-            return _kafka(job, output_topic(job, kafka), PartNames(job.name))
-        case Output(postgres=PostgresOutput() as postgres):
-            return _postgres(postgres, job, store)
-        case Output(file=FileOutput() as file):
-            assert job.spec.output.format in ("json", "parquet"), "the job's validation sees to it"
-            options = (job.spec.output.format, JsonStyle.of(job), _rolling(file))
-            return FileSink(file.path, *options, life=life_of(incarnation))
-        case Output(iceberg=IcebergOutput()) | Output(delta=DeltaOutput()):
-            return LakeSink(lake_table(job), job.name, compile_job(job).output_schema())
-        case Output(console=ConsoleOutput() as console):
-            return ConsoleSink(console.rows, JsonStyle.of(job))
-        case unknown:
-            raise _no_sink("output", unknown)
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Where the rows and the dead letters of the job named `job` go, and how they are written. `schema` is that of the
+    rows. A table holds one row per `upsert_key`; `retracted` is the column that says whether a row takes one back."""
 
+    job: str
+    output: Output
+    dead_letter: DeadLetter | None
+    dead_letter_kafka: DeadLetterKafka | None
+    exactly_once: bool
+    schema: pa.Schema
+    style: JsonStyle
+    upsert_key: tuple[str, ...]
+    retracted: str | None
 
-def _rolling(file: FileOutput) -> Rolling | None:
-    return Rolling(*file.rolling) if file.rolling is not None else None
+    @classmethod
+    def of(cls, job: Job, schema: pa.Schema | None = None) -> Self:
+        """Return the outputs of a job whose secrets are filled in. Without the `schema`, compiles the job."""
+        return cls(
+            job=job.name,
+            output=job.spec.output,
+            dead_letter=job.spec.dead_letter,
+            dead_letter_kafka=job.dead_letter_kafka,
+            exactly_once=job.spec.delivery == "exactlyOnce",
+            schema=compile_job(job).output_schema() if schema is None else schema,
+            style=JsonStyle.of(job),
+            upsert_key=job.upsert_key,
+            retracted=job.retracted,
+        )
 
+    # --- sinks ------------------------------------------------------------------------------------------------------
 
-def output_topic(job: Job, kafka: KafkaOutput) -> KafkaTarget:
-    """The topic of the job's output."""
-    connection = (kafka.topic, kafka.bootstrap_servers, kafka.key, kafka.properties, kafka.headers)
-    return KafkaTarget(*connection, JsonStyle.of(job), _schema_output(job, kafka))
+    def sink(self, store: StoreDatabase | None, incarnation: str = "") -> Sink:
+        """Return the sink of the output. `store` None: the state is not in Postgres. `incarnation` lets `buffered_rows`
+        answer before `recover`, which sets it."""
+        match self.output:
+            case Output(kafka=KafkaOutput()):
+                return self._kafka(self.topic(), PartNames(self.job))
+            case Output(postgres=PostgresOutput() as postgres):
+                return self._postgres(postgres, store)
+            case Output(file=FileOutput() as file):
+                assert self.output.format in ("json", "parquet"), "the job's validation sees to it"
+                options = (self.output.format, self.style, _rolling(file))
+                return FileSink(file.path, *options, life=life_of(incarnation))
+            case Output(iceberg=IcebergOutput()) | Output(delta=DeltaOutput()):
+                return LakeSink(lake_table(self.output), self.job, self.schema)
+            case Output(console=ConsoleOutput() as console):
+                return ConsoleSink(console.rows, self.style)
+            case unknown:
+                raise _no_sink("output", unknown)
 
+    def dead_letter_sink(self, incarnation: str = "") -> Sink | None:
+        """Return the sink of the dead letters, whose rows have `DEAD_LETTER_SCHEMA`. None if the job names none."""
+        match self.dead_letter:
+            case None:
+                return None
+            case DeadLetter(kafka=DeadLetterKafka()):
+                return self._kafka(self._dead_letter_topic(), PartNames(self.job, dead_letters=True))
+            case DeadLetter(file=FileOutput() as file):
+                return FileSink(file.path, rolling=_rolling(file), life=life_of(incarnation))
+            case unknown:
+                raise _no_sink("deadLetter", unknown)
 
-def row_limit(job: Job) -> RowLimit | None:
-    """How large a row of the output may be. None: of any size."""
-    kafka = job.spec.output.kafka
-    return None if kafka is None else RecordLimit(output_topic(job, kafka))
+    def _kafka(self, target: KafkaTarget, names: PartNames) -> Sink:
+        return KafkaTransactionsSink(target, names) if self.exactly_once else KafkaSink(target)
 
+    def _postgres(self, output: PostgresOutput, store: StoreDatabase | None) -> Sink:
+        if store is None:
+            raise SinkError(
+                f"The output table {output.table} needs the state in Postgres too",
+                facts="a job that has lost its state would write rows again",
+                todo="Set stateStore.postgres, or remove stateStore for the embedded Postgres",
+            )
+        table = self._table(output)
+        if output.dsn is None or output.dsn == store.dsn:
+            return PostgresSink(store.dsn, table, Staging.of(store.schema, self.job, table.name))
+        staging = Staging.of(store.schema, self.job, table.name, apart=True)
+        return ExternalPostgresSink(output.dsn, table, staging, self.schema)
 
-def topic_row_limit(job: Job) -> int | None:
-    """How large a row the output's topic takes now, if that is less than the client takes. None too where rows have no
-    dead letters to go to, are compressed, or where this user may not read the topic's settings."""
-    kafka = job.spec.output.kafka
-    if kafka is None or job.spec.dead_letter is None:
-        return None
-    target = output_topic(job, kafka)
-    limit = None if target.compresses else target.topic_limit()
-    return limit if limit is not None and limit < target.client_limit else None
+    # --- targets ----------------------------------------------------------------------------------------------------
 
+    def topic(self) -> KafkaTarget:
+        """Return the topic of an output that goes to Kafka."""
+        kafka = self.output.kafka
+        assert kafka is not None, "the output is a topic"
+        connection = (kafka.topic, kafka.bootstrap_servers, kafka.key, kafka.properties, kafka.headers)
+        return KafkaTarget(*connection, self.style, self._schema_output(kafka))
 
-def _schema_output(job: Job, kafka: KafkaOutput) -> SchemaOutput | None:
-    kind: type[SchemaOutput]
-    match job.spec.output.format:
-        case "avro":
-            from joinery_runtime.formats.avro.encode import AvroOutput as kind  # noqa: PLC0415, N813
-        case "protobuf":
-            from joinery_runtime.formats.protobuf.encode import ProtobufOutput as kind  # noqa: PLC0415, N813
-        case _:
+    def _schema_output(self, kafka: KafkaOutput) -> SchemaOutput | None:
+        kind: type[SchemaOutput]
+        match self.output.format:
+            case "avro":
+                from joinery_runtime.formats.avro.encode import AvroOutput as kind  # noqa: PLC0415, N813
+            case "protobuf":
+                from joinery_runtime.formats.protobuf.encode import ProtobufOutput as kind  # noqa: PLC0415, N813
+            case _:
+                return None
+        registry = self.output.schema_registry
+        assert registry is not None, "the job's validation sees to it"
+        return kind(kafka.topic, self.schema, registry.url, registry.properties)
+
+    def _dead_letter_topic(self) -> DeadLetterTarget:
+        kafka = self.dead_letter_kafka
+        assert kafka is not None, "the dead letters name Kafka"
+        assert kafka.bootstrap_servers is not None, "the job's validation sees to it"
+        return DeadLetterTarget.of(kafka.topic, kafka.bootstrap_servers, kafka.properties or {})
+
+    def _table(self, output: PostgresOutput) -> TargetTable:
+        allowed = output.table_owner, output.allow_triggers
+        nested = self.style.nested
+        return TargetTable(output.table, self.upsert_key, self.retracted, nested, *allowed, ordered=self.replaces_rows)
+
+    # --- what tasks need to know of them ----------------------------------------------------------------------------
+
+    @property
+    def replaces_rows(self) -> bool:
+        """Whether the output has one row per key, for which the writer needs the rows' order. Sessions have a key of
+        their own, which one shard has, and so have rows that take each other back."""
+        postgres = self.output.postgres
+        return postgres is not None and bool(postgres.upsert_key) and self.retracted is None
+
+    def row_limit(self) -> RowLimit | None:
+        """Say how large a row of the output may be. None: of any size."""
+        return None if self.output.kafka is None else RecordLimit(self.topic())
+
+    def topic_row_limit(self) -> int | None:
+        """Ask how large a row the output's topic takes now, if that is less than the client takes. None too where rows
+        have no dead letters to go to, are compressed, or where this user may not read the topic's settings."""
+        if self.output.kafka is None or self.dead_letter is None:
             return None
-    registry = job.spec.output.schema_registry
-    assert registry is not None, "the job's validation sees to it"
-    return kind(kafka.topic, compile_job(job).output_schema(), registry.url, registry.properties)
+        target = self.topic()
+        limit = None if target.compresses else target.topic_limit()
+        return limit if limit is not None and limit < target.client_limit else None
+
+    # --- what is in them --------------------------------------------------------------------------------------------
+
+    def content(
+        self, store: StoreDatabase | None, incarnation: str, committed: Callable[[], int], certain: int
+    ) -> Content | None:
+        """Return the present content of the output. None for files, which say to which epoch a row belongs. `committed`
+        gives the last epoch that the state store has committed; rows up to `certain` have been published. Raises
+        SinkError or Unavailable."""
+        # Imported here: no worker needs these, and imports delay its start.
+        from joinery_runtime.connectors.content import KafkaContent  # noqa: PLC0415
+        from joinery_runtime.connectors.table_content import LakeContent, PostgresContent  # noqa: PLC0415
+
+        output = self.output
+        if output.kafka is not None:
+            return KafkaContent(self.topic(), committed())
+        if output.postgres is not None:
+            assert store is not None, "the job's validation sees to it"
+            table = self._table(output.postgres)
+            if output.postgres.dsn in (None, store.dsn):
+                return PostgresContent(store.dsn, table, self.schema, committed, None)
+            assert output.postgres.dsn is not None, "the line above"
+            target = (store.schema, self.job, incarnation, table.name)
+            return PostgresContent(
+                output.postgres.dsn,
+                table,
+                self.schema,
+                committed,
+                lambda snapshot: max(published_epoch(snapshot, *target), certain),
+            )
+        if output.iceberg is not None or output.delta is not None:
+            return LakeContent(lake_table(output), self.job, incarnation, self.schema, certain)
+        return None
+
+    def dead_letter_content(self, committed: Callable[[], int]) -> Content | None:
+        """Return the present content of the dead letters. None if they go to files or nowhere."""
+        from joinery_runtime.connectors.content import DeadLetterContent  # noqa: PLC0415
+
+        return None if self.dead_letter_kafka is None else DeadLetterContent(self._dead_letter_topic(), committed())
 
 
-def lake_table(job: Job) -> LakeTable:
-    """The Iceberg or Delta table of the job's output. Raises EnvironmentProblem if its library is not installed."""
-    output = job.spec.output
+def lake_table(output: Output) -> LakeTable:
+    """Return the Iceberg or Delta table of an output. Raises EnvironmentProblem if its library is not installed."""
     try:
         if output.iceberg is not None:
             from joinery_runtime.connectors.lake.iceberg import IcebergTable  # noqa: PLC0415 - an extra
@@ -130,42 +245,16 @@ def lake_table(job: Job) -> LakeTable:
         ) from error
 
 
-def _postgres(output: PostgresOutput, job: Job, store: StoreDatabase | None) -> Sink:
-    if store is None:
-        raise SinkError(
-            f"The output table {output.table} needs the state in Postgres too",
-            facts="a job that has lost its state would write rows again",
-            todo="Set stateStore.postgres, or remove stateStore for the embedded Postgres",
-        )
-    table = _table(output, job)
-    if output.dsn is None or output.dsn == store.dsn:
-        return PostgresSink(store.dsn, table, Staging.of(store.schema, job.name, table.name))
-    staging = Staging.of(store.schema, job.name, table.name, apart=True)
-    return ExternalPostgresSink(output.dsn, table, staging, compile_job(job).output_schema())
-
-
-def replaces_rows(job: Job) -> bool:
-    """Whether the output has one row per key, for which the writer needs the rows' order. Sessions have a key of their
-    own, which one shard has, and so have rows that take each other back."""
-    output = job.spec.output.postgres
-    return output is not None and bool(output.upsert_key) and job.retracted is None
-
-
-def _table(output: PostgresOutput, job: Job) -> TargetTable:
-    key, nested = job.upsert_key, job.nested_columns
-    allowed = output.table_owner, output.allow_triggers
-    return TargetTable(output.table, key, job.retracted, nested, *allowed, ordered=replaces_rows(job))
-
-
-def forget_output(job: Job, store: StoreDatabase, incarnation: str | None) -> str | None:
+def forget_output(
+    job: str, output: Output, dead: DeadLetter | None, store: StoreDatabase, incarnation: str | None
+) -> str | None:
     """Drops the staged output, and its marks, of a job whose state has been deleted. Returns in words what remains:
     rows in files that nobody has seen yet, of this life of the job (`incarnation` None: it had no state), and what
     could not be dropped, because an unavailable database must not prevent the deletion of a job. In another
     database than the state's, drops nothing for a job that had no state: if its state is elsewhere, it stages rows
     under the same names. Raises SinkError and StoreUnavailable for the state's own database."""
-    drop_staging(store.dsn, store.schema, job.name)
+    drop_staging(store.dsn, store.schema, job)
     remaining = []
-    output, dead = job.spec.output, job.spec.dead_letter
     for file in (output.file, dead.file if dead is not None else None):
         if (
             file is not None
@@ -175,84 +264,24 @@ def forget_output(job: Job, store: StoreDatabase, incarnation: str | None) -> st
             rows, names = sum(part.rows for part in parts), held_names(Path(file.path), [life_of(incarnation)])
             remaining.append(f"{counted(rows, 'row', 'are')} left that nobody has seen yet: remove {names}")
     if output.postgres is not None and output.postgres.dsn not in (None, store.dsn):
-        database = (output.postgres.dsn, store.schema, job.name)
+        database = (output.postgres.dsn, store.schema, job)
         try:
             if incarnation is not None:
                 drop_staging(*database, apart=True)
                 drop_marks(*database)
             elif tables := staging_apart(*database):
                 remaining.append(
-                    f"Staging tables of job {job.name} are left in the database of output.postgres: no state of the "
+                    f"Staging tables of job {job} are left in the database of output.postgres: no state of the "
                     "job was here, and it may go on elsewhere (joinery state move). If it does not, run there: "
                     f"DROP TABLE {', '.join(tables)}"
                 )
         except SinkError as error:
-            remaining.append(f"Staging tables of job {job.name} are left in the database of output.postgres: {error}")
+            remaining.append(f"Staging tables of job {job} are left in the database of output.postgres: {error}")
     return "; ".join(remaining) or None
 
 
-def dead_letter_sink(job: Job, incarnation: str = "") -> Sink | None:
-    """The sink of the job's dead letters, whose rows have `DEAD_LETTER_SCHEMA`. None if the job names none."""
-    match job.spec.dead_letter:
-        case None:
-            return None
-        case DeadLetter(kafka=DeadLetterKafka()):
-            return _kafka(job, _dead_letter_topic(job), PartNames(job.name, dead_letters=True))
-        case DeadLetter(file=FileOutput() as file):
-            return FileSink(file.path, rolling=_rolling(file), life=life_of(incarnation))
-        case unknown:
-            raise _no_sink("deadLetter", unknown)
-
-
-def _dead_letter_topic(job: Job) -> DeadLetterTarget:
-    kafka = job.dead_letter_kafka
-    assert kafka is not None, "the dead letters name Kafka"
-    assert kafka.bootstrap_servers is not None, "the job's validation sees to it"
-    return DeadLetterTarget.of(kafka.topic, kafka.bootstrap_servers, kafka.properties or {})
-
-
-def output_content(
-    job: Job, store: StoreDatabase | None, incarnation: str, committed: Callable[[], int], certain: int
-) -> Content | None:
-    """The present content of the job's output. None for files, which say to which epoch a row belongs. `committed`
-    gives the last epoch that the state store has committed; rows up to `certain` have been published. Raises SinkError
-    or Unavailable."""
-    # Imported here: no worker needs these, and imports delay its start.
-    from joinery_runtime.connectors.content import KafkaContent  # noqa: PLC0415
-    from joinery_runtime.connectors.table_content import LakeContent, PostgresContent  # noqa: PLC0415
-
-    output, schema = job.spec.output, compile_job(job).output_schema()
-    if output.kafka is not None:
-        return KafkaContent(output_topic(job, output.kafka), committed())
-    if output.postgres is not None:
-        assert store is not None, "the job's validation sees to it"
-        table = _table(output.postgres, job)
-        if output.postgres.dsn in (None, store.dsn):
-            return PostgresContent(store.dsn, table, schema, committed, None)
-        assert output.postgres.dsn is not None, "the line above"
-        target = (store.schema, job.name, incarnation, table.name)
-        return PostgresContent(
-            output.postgres.dsn,
-            table,
-            schema,
-            committed,
-            lambda snapshot: max(published_epoch(snapshot, *target), certain),
-        )
-    if output.iceberg is not None or output.delta is not None:
-        return LakeContent(lake_table(job), job.name, incarnation, schema, certain)
-    return None
-
-
-def dead_letter_content(job: Job, committed: Callable[[], int]) -> Content | None:
-    """The present content of the job's dead letters. None if they go to files or nowhere."""
-    from joinery_runtime.connectors.content import DeadLetterContent  # noqa: PLC0415
-
-    dead = job.spec.dead_letter
-    return None if dead is None or dead.kafka is None else DeadLetterContent(_dead_letter_topic(job), committed())
-
-
-def _kafka(job: Job, target: KafkaTarget, ids: PartNames) -> Sink:
-    return KafkaTransactionsSink(target, ids) if job.spec.delivery == "exactlyOnce" else KafkaSink(target)
+def _rolling(file: FileOutput) -> Rolling | None:
+    return Rolling(*file.rolling) if file.rolling is not None else None
 
 
 def _no_sink(field: str, target: Output | DeadLetter) -> SinkError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow as pa
 
 from joinery_runtime.formats.foreign import FRAME
-from joinery_runtime.job import Job
 from joinery_runtime.job.model.inputs import Input
 
 MOST_PATHS = 50
@@ -30,9 +29,10 @@ def record_paths(model: Input, record: bytes) -> tuple[str, ...]:
     return tuple(islice(_paths(value, ""), MOST_PATHS)) if isinstance(value, dict) else ()
 
 
-def paths_of(job: Job) -> Callable[[str, bytes], tuple[str, ...]]:
+def paths_of(inputs: Iterable[Input]) -> Callable[[str, bytes], tuple[str, ...]]:
     """Return a function that gives the paths in a record of the input with a name."""
-    return lambda name, record: record_paths(job.input(name), record)
+    by_name = {model.name: model for model in inputs}
+    return lambda name, record: record_paths(by_name[name], record)
 
 
 def _value(model: Input, record: bytes) -> Any:

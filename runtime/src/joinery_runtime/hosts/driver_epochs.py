@@ -2,50 +2,62 @@
 
 The commit protocol is the same: such an epoch stages and claims what a task would, under an attempt's name of its own.
 Spark's start begins with the job. Spark takes over between two epochs, once its processes have built their workers, and
-runs all further epochs (docs/decisions/0064). Spark on other machines runs every epoch, because the driver may lack
-what its executors have, above all memory.
+runs all further epochs (docs/decisions/0064). `hosts.placement` decides which epochs run here.
 """
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from threading import Event
+from typing import TYPE_CHECKING
 
 from joinery_runtime.connectors.kafka.producers import PRODUCERS
 from joinery_runtime.engine.driver import Host
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork
-from joinery_runtime.errors import JoineryError, Superseded
+from joinery_runtime.errors import JoineryError, Superseded, Unavailable
 from joinery_runtime.hosts.background_call import BackgroundCall
+from joinery_runtime.hosts.java_process import JavaStart
 from joinery_runtime.hosts.local import LocalHost
 from joinery_runtime.hosts.scratch import scratch_folder
-from joinery_runtime.hosts.spark_security import is_on_this_machine
 from joinery_runtime.hosts.stores import PostgresStoreAddress
-from joinery_runtime.hosts.worker_builder import local_worker
-from joinery_runtime.job import Job
+from joinery_runtime.hosts.worker_builder import TaskWiring, local_worker
 from joinery_runtime.state.store import StateStore
 
-WAIT_FOR_SPARK = "JOINERY_WAIT_FOR_SPARK"
-"""The environment variable that makes every epoch run on Spark when it is set: for tests and measurements."""
+if TYPE_CHECKING:
+    from joinery_runtime.hosts.spark import SparkHost
 
 _TRIES = 4  # of an epoch that other attempts take over, as ALONE says for a task of Spark
 
 
-def may_run_in_driver(master: str) -> bool:
-    """Whether epochs may run in the driver with this Spark master."""
-    return is_on_this_machine(master) and not os.environ.get(WAIT_FOR_SPARK)
+class SparkStart:
+    """Spark's start, which another thread makes while the driver runs epochs. What is open here has to stay open until
+    that thread has ended, so the stack of what is open calls `end`."""
 
+    def __init__(
+        self, open_host: Callable[[JavaStart], SparkHost], cancel_jobs: Callable[[], None], *, settle: bool
+    ) -> None:
+        self._open_host, self._cancel_jobs, self._settle = open_host, cancel_jobs, settle
+        self._java, self._is_over = JavaStart(), Event()
+        self.call: BackgroundCall[Host] = BackgroundCall(self._open, "joinery-spark-start")
 
-def cores_of(master: str) -> int:
-    """How many tasks a master on this machine runs at a time."""
-    machine_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if local_cluster := re.match(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)", master):
-        return int(local_cluster[1]) * int(local_cluster[2])
-    local = re.match(r"local\[\s*(\d+|\*)", master)
-    if local is None:
-        return 1
-    return machine_cores if local[1] == "*" else int(local[1])
+    def _open(self) -> Host:
+        host = self._open_host(self._java)
+        if not self._is_over.is_set():
+            host.warm()
+        return host
+
+    def end(self, kind: type[BaseException] | None, *_: object) -> None:
+        """End the start, but for a job that continues on this Spark: after an edit was settled, or an outage."""
+        self._is_over.set()
+        continues = self._settle or (kind is not None and issubclass(kind, Unavailable))
+        if not self.call.done and not continues:
+            self._java.give_up()
+            self.call.join()
+            self._java.forget()
+            return
+        self._cancel_jobs()
+        self.call.join()
 
 
 class DriverEpochs:
@@ -102,8 +114,10 @@ class DriverEpochs:
 
 
 @contextmanager
-def local_host(job: Job, store: StateStore, address: PostgresStoreAddress | None, threads: int) -> Iterator[Host]:
-    """Yields a host in this process for a job with its secrets filled in. Without an `address`, `store` is the driver's
+def local_host(
+    tasks: TaskWiring, store: StateStore, address: PostgresStoreAddress | None, threads: int
+) -> Iterator[Host]:
+    """Yields a host in this process. Without an `address`, `store` is the driver's
     own, in memory."""
     with ExitStack() as stack:
         stack.callback(PRODUCERS.close_idle)
@@ -111,6 +125,6 @@ def local_host(job: Job, store: StateStore, address: PostgresStoreAddress | None
             store = address.connect()
             stack.callback(store.close)
         cache = stack.enter_context(scratch_folder("segments"))
-        host = LocalHost(stack.enter_context(local_worker(job, store, address, cache)), threads)
+        host = LocalHost(stack.enter_context(local_worker(tasks, store, address, cache)), threads)
         stack.callback(host.close)
         yield host

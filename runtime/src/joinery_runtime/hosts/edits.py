@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from joinery_runtime.connectors.outputs import dead_letter_sink, sink_for
+from joinery_runtime.connectors.outputs import Outputs
 from joinery_runtime.connectors.sink import BufferedSink, Sink
 from joinery_runtime.engine.driver import takeover_of
 from joinery_runtime.engine.protocol import Action, next_action
@@ -85,8 +85,11 @@ class EarlierDefinition:
 @contextmanager
 def _sinks(referring: Job, address: PostgresStoreAddress | None, incarnation: str) -> Iterator[Mapping[str, Sink]]:
     """The outputs of a job, by what an epoch's result calls them."""
-    job = with_secrets(referring)
-    optional_sinks = {"output": sink_for(job, address, incarnation), "dead_letters": dead_letter_sink(job, incarnation)}
+    outputs = Outputs.of(with_secrets(referring))
+    optional_sinks = {
+        "output": outputs.sink(address, incarnation),
+        "dead_letters": outputs.dead_letter_sink(incarnation),
+    }
     sinks = {kind: sink for kind, sink in optional_sinks.items() if sink is not None}
     try:
         yield sinks

@@ -1,72 +1,46 @@
-"""Runs one job: opens store, sources and sinks, starts a Spark context unless all epochs run here, runs the epoch loop.
-
-PySpark is imported where Spark starts. Many jobs end before that, and each restart of a driver would wait for it."""
+"""Runs one job: opens its store, sources, sinks and host, finishes what an earlier definition began, runs epochs."""
 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from threading import Event
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
-from py4j.protocol import Py4JError
 
 from joinery_runtime.connectors.dead_letters import DEAD_LETTER_SCHEMA
-from joinery_runtime.connectors.inputs import check_registry, planner_for
-from joinery_runtime.connectors.outputs import dead_letter_sink, sink_for, topic_row_limit
 from joinery_runtime.connectors.sink import Sink
-from joinery_runtime.core.compile import compile_job
-from joinery_runtime.core.pipeline.spec import Pipeline
-from joinery_runtime.engine.assembly import identity, idle_clock, input_clocks, plan_settings
-from joinery_runtime.engine.driver import Driver, DriverParts, Host
+from joinery_runtime.engine.driver import DriverParts
 from joinery_runtime.engine.idleness import IdleClock
 from joinery_runtime.engine.job_state import compare_with_state
 from joinery_runtime.engine.loop import JobListener, Outages, run_until_stopped
 from joinery_runtime.engine.plan import input_states
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.protocol import Action, next_action
-from joinery_runtime.engine.tasks import MAX_THREADS
-from joinery_runtime.errors import (
-    EnvironmentProblem,
-    IncompatibleState,
-    JoineryError,
-    Unavailable,
-)
+from joinery_runtime.errors import EnvironmentProblem, IncompatibleState, JoineryError
 from joinery_runtime.hosts.background_call import BackgroundCall
-from joinery_runtime.hosts.driver_epochs import (
-    DriverEpochs,
-    cores_of,
-    local_host,
-    may_run_in_driver,
-)
 from joinery_runtime.hosts.edits import EarlierDefinition, attribute_errors_to_edit, input_change_warnings
-from joinery_runtime.hosts.java_process import JavaStart
-from joinery_runtime.hosts.own_secrets import IN_A_POD, lacks_secrets, private_copy, without_secrets
+from joinery_runtime.hosts.placement import Placement
+from joinery_runtime.hosts.run_spark import RunSpark
 from joinery_runtime.hosts.scale import Rescaler
 from joinery_runtime.hosts.secrets import with_secrets
-from joinery_runtime.hosts.shared_memory import MemoryStoreAddress, check_memory_store, serve
-from joinery_runtime.hosts.spark_master import ALONE, master_of, require_java
+from joinery_runtime.hosts.shared_memory import check_memory_store
 from joinery_runtime.hosts.spark_progress import spark_listener
 from joinery_runtime.hosts.status import Board
 from joinery_runtime.hosts.status.history import JobDescription
-from joinery_runtime.hosts.stores import OpenStore, PostgresStoreAddress, candidate_of, open_store
-from joinery_runtime.hosts.worker_builder import WorkerBuilder, load_kernels
-from joinery_runtime.job import Job, PostgresStoreSpec, under_definition, with_stored_names
-from joinery_runtime.job.model.inputs import Input
+from joinery_runtime.hosts.stores import OpenStore, candidate_of, open_store
+from joinery_runtime.hosts.wiring import Wiring
+from joinery_runtime.hosts.worker_builder import load_kernels
+from joinery_runtime.job import Job, under_definition, with_stored_names
 from joinery_runtime.job.model.owner import OwnerCandidate, check_candidate
 from joinery_runtime.state.decisions import is_new
-from joinery_runtime.state.memory import MemoryStore
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
-
-    from joinery_runtime.hosts.spark import SparkHost
-    from joinery_runtime.hosts.status.executors import SparkWatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +95,13 @@ def run_job(
                 facts="there can be one",
                 todo="Have the job run on it, with run(job, spark=session), or stop it",
             )
-        spark_master = master_of(filled.spec.spark.conf, master)
-        if not local:
-            check_memory_store(filled, spark_master if context is None else context.master)
-        if local or (context is None and may_run_in_driver(spark_master)):
+        started_on = None if context is None else context.master
+        placement = Placement.of(filled.spec.spark.conf, master, local=local, started_on=started_on)
+        if placement.uses_spark:
+            check_memory_store(filled, placement.master)
+        if placement.begins_in_driver:
             # Loads the kernels while a Postgres starts, rather than in the first epoch.
-            stack.callback(BackgroundCall(lambda: load_kernels(filled), "joinery-kernels").join)
+            stack.callback(BackgroundCall(lambda: load_kernels(filled.inputs), "joinery-kernels").join)
         if not patient:
             return _JobRun(stack.enter_context(open_store(filled, warn)), stack, master, caller, context).start(job)
         opened = caller.outages.retry_until_available(lambda: stack.enter_context(open_store(filled, warn)))
@@ -149,10 +124,8 @@ class _JobRun:
     ) -> None:
         """`context` belongs to the caller, who stops it."""
         self.store = opened.store
-        self._address, self._stack, self._master, self._caller = opened.address, stack, master, caller
-        self._context = context
-        self._memory: MemoryStoreAddress | None = None
-        self._watch: SparkWatch | None = None
+        self._address, self._master, self._caller = opened.address, master, caller
+        self._spark = RunSpark(opened, stack, master, caller.stop, caller.warn, caller.board, context)
 
     def start(self, job: Job) -> Job:
         """Finishes what an earlier definition of the job began, then runs the job, and returns it with the names that
@@ -164,27 +137,27 @@ class _JobRun:
         begins = begin is not None and (record is None or is_new(record))
         if begin is not None and begins:
             record = self.store.start_from(job.name, job.name_beside(begin.job), begin.savepoint)
-        if record is not None:
-            # Compares before touching anything of a driver that may be running.
-            try:
-                job = with_stored_names(job, record.definition)
-                job_identity = identity(job, compile_job(job), self._caller.warn)
-                compare_with_state(job_identity, record)
-            except IncompatibleState:
-                if begins:
-                    self.store.delete_job(job.name)
-                raise
-            if record.definition is not None and not job_identity.defines(record):
-                before = under_definition(job, record.definition)
-                earlier = EarlierDefinition(before, record, self.store, self._address, self._caller.warn)
-                if not earlier.drop_first_plan():
-                    for words in input_change_warnings(before, job):
-                        self._caller.warn(words)
-                    self.settle(earlier)
+        # Compares before touching anything of a driver that may be running.
+        try:
+            job = job if record is None else with_stored_names(job, record.definition)
+            wiring = Wiring.of(job, self._caller.warn, self._caller.candidate)
+            if record is not None:
+                compare_with_state(wiring.identity, record)
+        except IncompatibleState:
+            if begins:
+                self.store.delete_job(job.name)
+            raise
+        if record is not None and record.definition is not None and not wiring.identity.defines(record):
+            before = under_definition(job, record.definition)
+            earlier = EarlierDefinition(before, record, self.store, self._address, self._caller.warn)
+            if not earlier.drop_first_plan():
+                for words in input_change_warnings(before, job):
+                    self._caller.warn(words)
+                self.settle(earlier)
         if self._caller.board is not None:
             self._caller.board.description = JobDescription.of(job)
         if not self._caller.stop.is_set():
-            self.run_epochs(job, settle=False)
+            self.run_epochs(wiring, settle=False)
         return job
 
     def settle(self, earlier: EarlierDefinition) -> None:
@@ -192,58 +165,41 @@ class _JobRun:
         the output of the newest one. Raises JoineryError."""
         with attribute_errors_to_edit(earlier.job):
             if next_action(earlier.record) is Action.REPLAY or earlier.publish_newest():
-                self.run_epochs(earlier.job, settle=True)
+                wiring = Wiring.of(earlier.job, self._caller.warn, self._caller.candidate)
+                self.run_epochs(wiring, settle=True)
 
-    def run_epochs(self, referring: Job, *, settle: bool) -> None:
-        """Runs the epochs of a job that refers to its secrets; with `settle` only those that are already planned. After
-        a stop, begins nothing."""
-        job, stop = with_secrets(referring), self._caller.stop
-        pipeline = compile_job(job)
-        job_identity = identity(job, pipeline, self._caller.warn, self._caller.candidate)
-        for side in job.inputs:
-            check_registry(side)
+    def run_epochs(self, wiring: Wiring, *, settle: bool) -> None:
+        """Runs the epochs of one definition of the job; with `settle` only those that are already planned. After a
+        stop, begins nothing."""
+        caller, spark = self._caller, self._spark
+        wiring.check_registries()
         with ExitStack() as stack:
-            once = self._caller.once and not settle
-            inputs = [_without_latest_stop(side) for side in job.inputs] if once else job.inputs
+            once = caller.once and not settle
             store = self.store.identity()
-            sources = {side.name: planner_for(side, job.name, store, once=once) for side in inputs}
+            sources = wiring.sources(store, once=once)
             for source in sources.values():
                 stack.callback(source.close)
-            idle = idle_clock(job)
-            planner = Planner(plan_settings(job, job_identity), sources, input_clocks(job), idle, once=once)
-            planner.check_sources(input_states(sources, self.store.record(job.name)))
-            output = self._prepare_sink(
-                stack, referring, "output", sink_for(job, self._address), pipeline.output_schema()
-            )
-            dead_sink = dead_letter_sink(job)
-            dead = (
-                None
-                if dead_sink is None
-                else self._prepare_sink(stack, referring, "deadLetter", dead_sink, DEAD_LETTER_SCHEMA)
-            )
-            host = self._host(referring, job, pipeline, stack, settle=settle)
-            savepoints = job.spec.state_store.savepoints
-            parts = DriverParts(self.store, planner, host, output, dead, savepoints, topic_row_limit(job))
-            if stop.is_set():
+            idle = IdleClock(wiring.idle_timeouts)
+            planner = Planner(wiring.plan_settings, sources, wiring.clocks, idle, once=once)
+            planner.check_sources(input_states(sources, self.store.record(wiring.name)))
+            outputs, job = wiring.tasks.outputs, wiring.referring
+            output = self._prepare_sink(stack, job, "output", outputs.sink(self._address), outputs.schema)
+            dead = outputs.dead_letter_sink()
+            if dead is not None:
+                self._prepare_sink(stack, job, "deadLetter", dead, DEAD_LETTER_SCHEMA)
+            started_on = None if spark.context is None else spark.context.master
+            placement = Placement.of(wiring.spec.spark.conf, self._master, local=caller.local, started_on=started_on)
+            host = spark.open_host(wiring, placement, stack, settle=settle)
+            savepoints = wiring.spec.state_store.savepoints
+            parts = DriverParts(self.store, planner, host, output, dead, savepoints, outputs.topic_row_limit())
+            if caller.stop.is_set():
                 return
-            listener = self._recording_listener(job.name, idle, settle=settle)
+            listener = self._recording_listener(wiring.name, idle, settle=settle)
             if not settle:
-                listener = Rescaler(job.spec, planner, lambda: self._context, listener).as_listener()
-            posting = spark_listener(job, store.id, lambda: self._context, listener, self._caller.warn)
+                listener = Rescaler(wiring.spec, planner, lambda: spark.context, listener).as_listener()
+            posting = spark_listener(wiring.query, store.id, lambda: spark.context, listener, caller.warn)
             with self._ignore_cancelled_epoch(), posting as listener:
-                run_until_stopped(
-                    lambda: Driver(
-                        job_identity,
-                        pipeline,
-                        parts,
-                        now_ms=lambda: time.monotonic_ns() // 1_000_000,
-                        wall_ms=lambda: time.time_ns() // 1_000_000,
-                    ),
-                    stop,
-                    listener,
-                    self._caller.outages,
-                    settle=settle,
-                )
+                run_until_stopped(lambda: wiring.driver(parts), caller.stop, listener, caller.outages, settle=settle)
 
     def _prepare_sink(
         self, stack: ExitStack, job: Job, part: Literal["output", "deadLetter"], sink: Sink, schema: pa.Schema
@@ -262,76 +218,6 @@ class _JobRun:
                 )
         return sink
 
-    def _host(self, referring: Job, job: Job, pipeline: Pipeline, stack: ExitStack, *, settle: bool) -> Host:
-        master = ALONE if self._caller.local else master_of(job.spec.spark.conf, self._master)
-        threads = min(cores_of(master), MAX_THREADS)
-
-        def open_local_host() -> AbstractContextManager[Host]:
-            return local_host(_with_store(job, self._address), self.store, self._address, threads)
-
-        if self._caller.local:
-            epochs = DriverEpochs(open_local_host, None, cores_of(master))
-            stack.callback(epochs.close)
-            return epochs
-        java = JavaStart()
-
-        def open_spark_host() -> SparkHost:
-            from joinery_runtime.hosts.spark import SparkHost  # noqa: PLC0415
-            from joinery_runtime.hosts.spark_jobs import step_names  # noqa: PLC0415
-            from joinery_runtime.hosts.spark_tasks import WorkerSetup  # noqa: PLC0415
-
-            context = self._spark(job, java)
-            build = self._builder(referring, context, stack)
-            setup = WorkerSetup(build.digest, build, len(pipeline.steps), pipeline.finds_late_records)
-            host = SparkHost(context, setup, job.name, self._caller.warn, step_names(job))
-            if self._watch is not None:
-                self._watch.begin_trial(None if settle else host.try_task)
-            return host
-
-        def open_warm_spark_host() -> Host:
-            host = open_spark_host()
-            if not start_is_over.is_set():
-                host.warm()
-            return host
-
-        def end_start(kind: type[BaseException] | None, *_: object) -> None:
-            start_is_over.set()
-            # After both, the job continues on this Spark.
-            continues = settle or (kind is not None and issubclass(kind, Unavailable))
-            if not spark.done and not continues:
-                java.give_up()
-                spark.join()
-                java.forget()
-                return
-            if self._context is not None:
-                with suppress(Py4JError, ConnectionError):
-                    self._context.cancelAllJobs()
-            spark.join()
-
-        if self._context is not None or not may_run_in_driver(master):
-            return open_spark_host()
-        require_java()  # before the first epoch, so that nothing is committed without it
-        start_is_over = Event()
-        # The start runs in another thread. What is open here has to stay open until that thread has ended.
-        spark = BackgroundCall(open_warm_spark_host, "joinery-spark-start")
-        stack.push(end_start)
-        epochs = DriverEpochs(open_local_host, spark, cores_of(master))
-        stack.callback(epochs.close)
-        return epochs
-
-    def _builder(self, job: Job, context: SparkContext, stack: ExitStack) -> WorkerBuilder:
-        """The worker builder that is sent to workers. It has no secrets, only the places where they are."""
-        if self._address is None and self._memory is None:
-            check_memory_store(job, context.master)  # of spark-submit, which is known from here on
-            serving = serve(cast(MemoryStore, self.store))
-            self._memory = self._stack.enter_context(serving)
-        job = _with_store(job, self._address)
-        sent = without_secrets(job)
-        if not lacks_secrets(sent):
-            return WorkerBuilder(sent, None, self._memory)
-        in_pods = context.master.startswith("k8s://")
-        return WorkerBuilder(sent, IN_A_POD if in_pods else stack.enter_context(private_copy(job)), self._memory)
-
     def _recording_listener(self, name: str, idle: IdleClock, *, settle: bool) -> JobListener:
         board, listener = self._caller.board, self._caller.listener
         if board is None:
@@ -347,21 +233,8 @@ class _JobRun:
         try:
             yield
         except JoineryError:
-            if self._watch is None or not self._watch.gave_up:
+            if not self._spark.gave_up:
                 raise
-
-    def _spark(self, job: Job, java: JavaStart) -> SparkContext:
-        if self._context is None:
-            from joinery_runtime.hosts.spark import start_context, stop_context  # noqa: PLC0415
-            from joinery_runtime.hosts.status.executors import SparkWatch, run_watch  # noqa: PLC0415
-
-            conf, warn = dict(job.spec.spark.conf), self._caller.warn
-            self._context = start_context(f"joinery {job.name}", conf, self._master, java, warn)
-            self._stack.callback(stop_context, self._context)
-            if self._caller.board is not None:
-                self._watch = SparkWatch(self._context, self._caller.board, self._caller.stop, self._caller.warn)
-                self._stack.enter_context(run_watch(self._watch))
-        return self._context
 
 
 def _another_context_runs() -> bool:
@@ -370,20 +243,3 @@ def _another_context_runs() -> bool:
     from joinery_runtime.hosts.spark_internals import context_is_active  # noqa: PLC0415
 
     return context_is_active()
-
-
-def _without_latest_stop(side: Input) -> Input:
-    """The input without `stopAt: latest`: the first run that sees such a stop stores its offsets, and all later runs
-    would end there."""
-    if side.kafka is None or side.kafka.stop_at != "latest":
-        return side
-    return side.model_copy(update={"kafka": side.kafka.model_copy(update={"stop_at": None})})
-
-
-def _with_store(job: Job, address: PostgresStoreAddress | None) -> Job:
-    """The job with the address of its store, even if that is the embedded one."""
-    store = job.spec.state_store
-    if address is None or store.postgres is not None:
-        return job
-    named = store.model_copy(update={"postgres": PostgresStoreSpec(dsn=address.dsn, schema_name=address.schema)})
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"state_store": named})})

@@ -22,7 +22,6 @@ from py4j.protocol import Py4JError
 from pyspark import RDD, SparkContext
 
 from joinery_runtime.hosts.spark_internals import is_stopped, thread_connection_is_idle
-from joinery_runtime.job import Job, explain
 
 CALL_SITE = "callSite.short"
 LONG_CALL_SITE = "callSite.long"
@@ -32,14 +31,6 @@ DESCRIPTION = "spark.job.description"
 _DETAILS = "Records, bytes and rates of each epoch are on the page Structured Streaming"
 
 _NAMES = (DESCRIPTION, GROUP, "spark.job.interruptOnCancel", CALL_SITE, LONG_CALL_SITE, "spark.scheduler.pool")
-
-
-def step_names(job: Job) -> tuple[str, ...]:
-    """Return the words for a job's steps: `inner interval join`, and in a chain `step 1, inner interval join`."""
-    titles = [step.title for step in explain(job).steps]
-    if len(titles) == 1:
-        return (titles[0],)
-    return tuple(f"step {number}, {title}" for number, title in enumerate(titles, 1))
 
 
 class JobNames:

@@ -14,10 +14,10 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any
+from typing import Any, Self
 
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.engine.loop import CommittedEpoch, JobListener
@@ -33,21 +33,33 @@ GetContext = Callable[[], Any]
 """Returns the job's SparkContext; None before there is one. PySpark is imported only if there is one."""
 
 
+@dataclass(frozen=True, slots=True)
+class QueryNames:
+    """What Spark's page calls a job, its inputs (by name), and its output."""
+
+    job: str
+    sources: Mapping[str, str]
+    sink: str
+
+    @classmethod
+    def of(cls, job: Job) -> Self:
+        sources = {side.name: f"{side.name}: {side.source_name}" for side in job.inputs}
+        return cls(job.name, sources, output_place(job.spec.output))
+
+
 class QueryEvents:
     """Writes the events of one start of a job as Spark's event log does. `store` tells jobs of one name apart."""
 
-    def __init__(self, job: Job, store: str, run: uuid.UUID | None = None) -> None:
-        self._name = job.name
-        self._sources = {side.name: f"{side.name}: {side.source_name}" for side in job.inputs}
-        self._sink = output_place(job.spec.output)
+    def __init__(self, names: QueryNames, store: str, run: uuid.UUID | None = None) -> None:
+        self._names = names
         self._ids = {
-            "id": str(uuid.uuid5(uuid.NAMESPACE_URL, f"joinery:{store}:{job.name}")),
+            "id": str(uuid.uuid5(uuid.NAMESPACE_URL, f"joinery:{store}:{names.job}")),
             "runId": str(run or uuid.uuid4()),
         }
         self._committed_at: float | None = None
 
     def started_event(self, now: float) -> str:
-        return _event("Started", {**self._ids, "name": self._name, "timestamp": _time(now * 1000), "jobTags": []})
+        return _event("Started", {**self._ids, "name": self._names.job, "timestamp": _time(now * 1000), "jobTags": []})
 
     def progress_event(self, epoch: CommittedEpoch, now: float) -> str:
         """The event of an epoch that was committed `now` (seconds since 1970)."""
@@ -56,7 +68,7 @@ class QueryEvents:
         self._committed_at = now
         return _event("Progress", {"progress": {
             **self._ids,
-            "name": self._name,
+            "name": self._names.job,
             "timestamp": _time((now - epoch.seconds) * 1000),
             "batchId": report.epoch,
             "batchDuration": round(1000 * epoch.seconds),
@@ -64,7 +76,7 @@ class QueryEvents:
             "eventTime": _event_time(report),
             "stateOperators": [_state(report)],
             "sources": [self._source(name, report, seconds, since_last) for name in report.rows_in],
-            "sink": {"description": self._sink, "numOutputRows": report.rows_out, "metrics": {}},
+            "sink": {"description": self._names.sink, "numOutputRows": report.rows_out, "metrics": {}},
             "observedMetrics": {},
         }})  # fmt: skip
 
@@ -80,7 +92,7 @@ class QueryEvents:
             "deadLetters": report.dead.get(name, 0),
         }
         return {
-            "description": self._sources.get(name, name),
+            "description": self._names.sources.get(name, name),
             "startOffset": None,
             "endOffset": None,
             "latestOffset": None,
@@ -178,7 +190,7 @@ class EventPoster:
 
 @contextmanager
 def spark_listener(
-    job: Job,
+    names: QueryNames,
     store: str,
     context: GetContext,
     listener: JobListener,
@@ -187,7 +199,7 @@ def spark_listener(
 ) -> Iterator[JobListener]:
     """Yields a listener that posts committed epochs to Spark once there is a context, and passes everything on. When
     the block ends, so does the query that Spark shows."""
-    events, poster = QueryEvents(job, store), EventPoster(warn)
+    events, poster = QueryEvents(names, store), EventPoster(warn)
     started = False
 
     def committed(epoch: CommittedEpoch) -> None:

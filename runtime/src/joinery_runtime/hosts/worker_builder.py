@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from joinery_runtime.connectors.inputs import decoder_for, guarded, reader_for
-from joinery_runtime.connectors.outputs import dead_letter_sink, replaces_rows, row_limit, sink_for
+from joinery_runtime.connectors.outputs import Outputs
 from joinery_runtime.connectors.source import SourceReader
 from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.table.keyhash import key_hash
 from joinery_runtime.engine.cache import DEFAULT_MAX_BYTES
 from joinery_runtime.engine.worker import Worker, WorkerParts
@@ -25,11 +27,28 @@ from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.shared_memory import MemoryStoreAddress
 from joinery_runtime.hosts.stores import PostgresStoreAddress, store_address
 from joinery_runtime.job import Job
+from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.quantity import parse_bytes
 from joinery_runtime.state.store import TaskStore
 
 CACHE_BYTES = "JOINERY_CACHE_BYTES"
 """The environment variable for the size limit of a segment cache, as `20Gi` or in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskWiring:
+    """A job, by its name, as the values that its workers are built from, here and on Spark."""
+
+    job: str
+    pipeline: Pipeline
+    inputs: tuple[Input, ...]
+    outputs: Outputs
+
+    @classmethod
+    def of(cls, job: Job) -> Self:
+        """Return the values of a job whose secrets are filled in."""
+        pipeline = compile_job(job)
+        return cls(job.name, pipeline, job.inputs, Outputs.of(job, pipeline.output_schema()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,44 +70,57 @@ class WorkerBuilder:
     def __call__(self, cache: Path) -> Worker:
         """Builds the worker. Raises EnvironmentProblem if a secret cannot be read."""
         job = with_secrets(self.job if self.job_file is None else with_own_secrets(self.job, self.job_file))
-        load_kernels(job)  # here, which the first epoch on Spark does not wait for if another one runs meanwhile
+        load_kernels(job.inputs)  # here, which the first epoch on Spark does not wait for if another one runs meanwhile
         if self.memory is not None:
-            return worker_of(job, self.memory.connect(), None, cache)
+            return worker_of(TaskWiring.of(job), self.memory.connect(), None, cache)
         address = store_address(job)
-        return worker_of(job, address.connect(), address, cache)
+        return worker_of(TaskWiring.of(job), address.connect(), address, cache)
 
 
 @contextmanager
-def local_worker(job: Job, store: TaskStore, tables: PostgresStoreAddress | None, cache: Path) -> Iterator[Worker]:
+def local_worker(
+    tasks: TaskWiring, store: TaskStore, tables: PostgresStoreAddress | None, cache: Path
+) -> Iterator[Worker]:
     """Yields a worker as `worker_of` makes it, and closes its readers at the end."""
-    inputs = JobInputs(job)
+    inputs = JobInputs(tasks.inputs)
     try:
-        yield worker_of(job, store, tables, cache, inputs)
+        yield worker_of(tasks, store, tables, cache, inputs)
     finally:
         inputs.close()
 
 
 def worker_of(
-    job: Job,
+    tasks: TaskWiring,
     store: TaskStore,
     tables: PostgresStoreAddress | None,
     cache: Path,
     inputs: JobInputs | None = None,
 ) -> Worker:
-    """A worker of a job with its secrets filled in. `tables` is where output tables are; None: there can be none."""
-    output, dead_letters = sink_for(job, tables), dead_letter_sink(job)
-    dead_writer = None if dead_letters is None else dead_letters.writer()
-    access = inputs or JobInputs(job)
+    """A worker of a job. `tables` is where output tables are; None: there can be none."""
+    outputs, dead_letters = tasks.outputs, tasks.outputs.dead_letter_sink()
     # A worker that reads from Kafka loads kernels anyway; others would lose more time by loading than they save.
-    hasher = compiled_key_hash() if any(side.kafka is not None for side in job.inputs) else key_hash
-    parts = WorkerParts(job.name, compile_job(job), access, store, output.writer(), dead_writer, cache, hasher=hasher)
-    parts = replace(parts, cache_bytes=cache_bytes(), row_limit=row_limit(job))
-    return Worker(replace(parts, ordered=replaces_rows(job), paths_of=paths_of(job)))
+    hasher = compiled_key_hash() if any(side.kafka is not None for side in tasks.inputs) else key_hash
+    return Worker(
+        WorkerParts(
+            job=tasks.job,
+            pipeline=tasks.pipeline,
+            inputs=inputs or JobInputs(tasks.inputs),
+            store=store,
+            output=outputs.sink(tables).writer(),
+            dead_letters=None if dead_letters is None else dead_letters.writer(),
+            cache=cache,
+            cache_bytes=cache_bytes(),
+            hasher=hasher,
+            row_limit=outputs.row_limit(),
+            ordered=outputs.replaces_rows,
+            paths_of=paths_of(tasks.inputs),
+        )
+    )
 
 
-def load_kernels(job: Job) -> None:
-    """Loads the compiled kernels that readers and decoders of the job need."""
-    formats = {side.format for side in job.inputs if side.kafka is not None}
+def load_kernels(inputs: Iterable[Input]) -> None:
+    """Loads the compiled kernels that readers and decoders of these inputs need."""
+    formats = {side.format for side in inputs if side.kafka is not None}
     if formats:
         kernels("messages")
         kernels("xxh3")
@@ -112,8 +144,8 @@ def cache_bytes() -> int:
 class JobInputs:
     """A worker's readers and decoders, by input and lane, opened at first use."""
 
-    def __init__(self, job: Job) -> None:
-        self._sides = {side.name: side for side in job.inputs}
+    def __init__(self, inputs: Iterable[Input]) -> None:
+        self._sides = {model.name: model for model in inputs}
         self._readers: dict[tuple[str, int], SourceReader] = {}
         self._decoders: dict[tuple[str, int], Decoder] = {}
 

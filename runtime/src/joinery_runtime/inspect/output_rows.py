@@ -23,7 +23,7 @@ from sqlglot import exp
 from joinery_runtime.connectors.content import KafkaRecords
 from joinery_runtime.connectors.kafka.target import KafkaTarget
 from joinery_runtime.connectors.lake.sink import LakeTable
-from joinery_runtime.connectors.outputs import lake_table, output_topic
+from joinery_runtime.connectors.outputs import Outputs, lake_table
 from joinery_runtime.connectors.postgres.client import connect, is_away
 from joinery_runtime.connectors.postgres.table import TargetTable
 from joinery_runtime.core.compile import compile_job
@@ -56,9 +56,9 @@ def output_rows(
     if output.postgres is not None:
         return _whole_table(TargetTable(output.postgres.table), output.postgres.dsn or dsn).lazy()
     if output.iceberg is not None or output.delta is not None:
-        return _lake(stack.enter_context(closing(lake_table(job))))
+        return _lake(stack.enter_context(closing(lake_table(output))))
     if output.kafka is not None:
-        return _topic(output_topic(job, output.kafka), _json_types(job), notes)
+        return _topic(Outputs.of(job).topic(), _json_types(job), notes)
     if output.file is None:
         raise JoineryError(
             f"The output of job {job.name} cannot be queried",

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from joinery_runtime.connectors.outputs import row_limit
+from joinery_runtime.connectors.outputs import Outputs
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline import times
 from joinery_runtime.core.pipeline.spec import Pipeline
@@ -154,7 +154,7 @@ class Replay:
             self._dead,
             self._cache,
             ordered=True,
-            row_limit=row_limit(job),
+            row_limit=Outputs.of(job).row_limit(),
         )
         return LocalHost(Worker(parts))
 

@@ -131,6 +131,6 @@ class _LocalEnvironment:
             dead,
             self.cache,
             ordered=True,
-            paths_of=paths_of(job),
+            paths_of=paths_of(job.inputs),
         )
         return LocalHost(Worker(parts))

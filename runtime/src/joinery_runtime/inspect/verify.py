@@ -19,7 +19,7 @@ from typing import Any
 
 from joinery_runtime.connectors.content import Content
 from joinery_runtime.connectors.files.sink import published
-from joinery_runtime.connectors.outputs import StoreDatabase, dead_letter_content, output_content
+from joinery_runtime.connectors.outputs import Outputs, StoreDatabase
 from joinery_runtime.connectors.sink import Receipt, life_of
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.engine.late_rows import LateCounts, LateInput
@@ -164,8 +164,9 @@ def _contents(
         latest = store.newest_epoch(job.name)
         return 0 if latest is None else latest.epoch
 
-    output = output_content(job, database, record.incarnation, now, certain)
-    dead = dead_letter_content(job, now)
+    outputs = Outputs.of(job)
+    output = outputs.content(database, record.incarnation, now, certain)
+    dead = outputs.dead_letter_content(now)
     return [(name, content) for name, content in (("output", output), ("dead letters", dead)) if content is not None]
 
 

@@ -61,7 +61,7 @@ def check_job(job: Job, clock: Clock = _CLOCK) -> StateCheck:
 
 
 def _beside_the_running_job(job: Job, store: StateReader, check: StateCheck, clock: Clock) -> StateCheck:
-    seen = shadow(job, store, JobInputs, clock)
+    seen = shadow(job, store, lambda version: JobInputs(version.inputs), clock)
     text = seen.text(format_duration(job.spec.upgrade.shadow.within))[:MESSAGE_BYTES]
     if seen.is_equal:
         return check.model_copy(update={"warnings": (*check.warnings, text)})

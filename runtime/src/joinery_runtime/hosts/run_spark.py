@@ -1,0 +1,127 @@
+"""The Spark of a run, and the host that runs the epochs of a job there, in the driver, or in both one after the other.
+
+PySpark is imported where Spark starts: many jobs end before that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from functools import partial
+from threading import Event
+from typing import TYPE_CHECKING, cast
+
+from py4j.protocol import Py4JError
+
+from joinery_runtime.engine.driver import Host
+from joinery_runtime.hosts.driver_epochs import DriverEpochs, SparkStart, local_host
+from joinery_runtime.hosts.java_process import JavaStart
+from joinery_runtime.hosts.own_secrets import IN_A_POD, lacks_secrets, private_copy, without_secrets
+from joinery_runtime.hosts.placement import Placement
+from joinery_runtime.hosts.shared_memory import MemoryStoreAddress, check_memory_store, serve
+from joinery_runtime.hosts.spark_master import require_java
+from joinery_runtime.hosts.status import Board
+from joinery_runtime.hosts.stores import OpenStore, PostgresStoreAddress
+from joinery_runtime.hosts.wiring import Wiring
+from joinery_runtime.hosts.worker_builder import WorkerBuilder
+from joinery_runtime.job import Job, PostgresStoreSpec
+from joinery_runtime.state.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+    from joinery_runtime.hosts.spark import SparkHost
+    from joinery_runtime.hosts.status.executors import SparkWatch
+
+
+class RunSpark:
+    """Starts Spark when epochs first need it, and keeps it over an edit of the job. `context` is None until then; one
+    that the caller gave is the caller's to stop. `stack` is the run's: it closes what is opened for all definitions."""
+
+    def __init__(
+        self,
+        opened: OpenStore,
+        stack: ExitStack,
+        master: str | None,
+        stop: Event,
+        warn: Callable[[str], None],
+        board: Board | None,
+        context: SparkContext | None = None,
+    ) -> None:
+        self._opened, self._stack, self._master, self._stop = opened, stack, master, stop
+        self._warn, self._board, self.context = warn, board, context
+        self._memory: MemoryStoreAddress | None = None
+        self._watch: SparkWatch | None = None
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether the running epoch was cancelled, because the job had no executors when it was stopped."""
+        return self._watch is not None and self._watch.gave_up
+
+    def open_host(self, wiring: Wiring, placement: Placement, stack: ExitStack, *, settle: bool) -> Host:
+        """Open what runs the epochs of one definition, until `stack` closes. With `settle` these are epochs that an
+        earlier definition of the job has planned."""
+        open_on_spark = partial(self._open_on_spark, wiring, stack, settle=settle)
+        if not placement.begins_in_driver:
+            return open_on_spark(JavaStart())
+        start = None
+        if placement.uses_spark:
+            require_java()  # before the first epoch, so that nothing is committed without it
+            start = SparkStart(open_on_spark, self._cancel_jobs, settle=settle)
+            stack.push(start.end)
+        open_here = partial(local_host, wiring.tasks, self._opened.store, self._opened.address, placement.threads)
+        epochs = DriverEpochs(open_here, None if start is None else start.call, placement.cores)
+        stack.callback(epochs.close)
+        return epochs
+
+    def _open_on_spark(self, wiring: Wiring, stack: ExitStack, java: JavaStart, *, settle: bool) -> SparkHost:
+        from joinery_runtime.hosts.spark import SparkHost  # noqa: PLC0415
+        from joinery_runtime.hosts.spark_tasks import WorkerSetup  # noqa: PLC0415
+
+        context = self._started_context(wiring, java)
+        build = self.worker_builder(wiring.referring, context.master, stack)
+        setup = WorkerSetup(build.digest, build, len(wiring.pipeline.steps), wiring.pipeline.finds_late_records)
+        host = SparkHost(context, setup, wiring.name, self._warn, wiring.step_titles)
+        if self._watch is not None:
+            self._watch.begin_trial(None if settle else host.try_task)
+        return host
+
+    def worker_builder(self, job: Job, master: str, stack: ExitStack) -> WorkerBuilder:
+        """Return the worker builder that is sent to workers. It has no secrets, only the places where they are."""
+        address = self._opened.address
+        if address is None and self._memory is None:
+            check_memory_store(job, master)  # of spark-submit, which is known from here on
+            serving = serve(cast(MemoryStore, self._opened.store))
+            self._memory = self._stack.enter_context(serving)
+        job = _with_store(job, address)
+        sent = without_secrets(job)
+        if not lacks_secrets(sent):
+            return WorkerBuilder(sent, None, self._memory)
+        in_pods = master.startswith("k8s://")
+        return WorkerBuilder(sent, IN_A_POD if in_pods else stack.enter_context(private_copy(job)), self._memory)
+
+    def _started_context(self, wiring: Wiring, java: JavaStart) -> SparkContext:
+        if self.context is None:
+            from joinery_runtime.hosts.spark import start_context, stop_context  # noqa: PLC0415
+            from joinery_runtime.hosts.status.executors import SparkWatch, run_watch  # noqa: PLC0415
+
+            conf = dict(wiring.spec.spark.conf)
+            self.context = start_context(f"joinery {wiring.name}", conf, self._master, java, self._warn)
+            self._stack.callback(stop_context, self.context)
+            if self._board is not None:
+                self._watch = SparkWatch(self.context, self._board, self._stop, self._warn)
+                self._stack.enter_context(run_watch(self._watch))
+        return self.context
+
+    def _cancel_jobs(self) -> None:
+        if self.context is not None:
+            with suppress(Py4JError, ConnectionError):
+                self.context.cancelAllJobs()
+
+
+def _with_store(job: Job, address: PostgresStoreAddress | None) -> Job:
+    """The job with the address of its store, even if that is the embedded one."""
+    store = job.spec.state_store
+    if address is None or store.postgres is not None:
+        return job
+    named = store.model_copy(update={"postgres": PostgresStoreSpec(dsn=address.dsn, schema_name=address.schema)})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"state_store": named})})
