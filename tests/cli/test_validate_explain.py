@@ -240,7 +240,7 @@ def test_sessions_are_valid_and_explained(joinery: Joinery, tmp_path: Path) -> N
     assert joinery("validate", job_file).out == f"{job_file}: valid\n"
     ended = joinery("explain", job_file)
     assert (ended.code, ended.err) == (0, "")
-    for words in ("clicks: sessions of clicks", "groups: user_id", "goes out: each session once", "expected state"):
+    for words in ("clicks: sessions of clicks", "groups: user_id", "emitted: each session once", "expected state"):
         assert words in ended.out
 
 

@@ -202,7 +202,7 @@ def test_a_chain_tells_each_step_and_all_parts():
     lines = plan.render().splitlines()
     assert lines[0] == "chain: a chain of 2 joins"
     assert "  step 2: inner interval join of orders + payments with items" in lines
-    assert "    unmatched: orders rows go out padded with nulls, each once, when evicted without a match" in lines
+    assert "    unmatched: orders rows are emitted padded with nulls, each once, when evicted without a match" in lines
     assert "    bound: items.ts in [payments.ts - 1m, payments.ts + 1h], both ends included" in lines
     late = "dropped and counted when ts < the input's own watermark - 5m [allowedLateness]"
     assert f"    late rows: of orders and payments, {late}" in lines
@@ -230,12 +230,12 @@ def test_a_time_that_the_chain_joined_before_trails_by_the_bounds_between():
         (
             {**chains.window(hopping={"size": "1h", "slide": "10m"}), "allowedLateness": "1s", "type": "full"},
             (3_611_000,) * 2,
-            "window: 1h long, one starts every 10m; a pair goes out once per window that holds both",
+            "window: 1h long, one starts every 10m; a pair is emitted once per window that holds both",
         ),
         (
             {**chains.window(tumbling="1h"), "type": "full"},
             (3_610_000,) * 2,
-            "unmatched: orders and payments rows go out padded with nulls, once per window without a partner",
+            "unmatched: orders and payments rows are emitted padded with nulls, once per window without a partner",
         ),
         (
             {**chains.window(session={"gap": "30s"}), "allowedLateness": "5s"},

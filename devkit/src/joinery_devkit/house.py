@@ -64,19 +64,19 @@ class Figures(NamedTuple):
 
 
 BUDGETS: Mapping[str, Mapping[str, float]] = {
-    "runtime": {"vague": 2, "used_once": 25.2, "one_word": 55.6, "short_files": 83},
+    "runtime": {"vague": 2, "used_once": 25.2, "one_word": 55.8, "short_files": 83},
     "operator": {"vague": 2, "used_once": 34, "one_word": 44.6, "short_files": 10},
     "devkit": {"vague": 2},
     "bench": {"vague": 2},
 }
 """The highest figure allowed for each distribution."""
 WORD_BUDGETS: Mapping[str, int] = {
-    "anew": 37,
-    "away (not available)": 5,
-    "go on": 31,
-    "go out": 65,
-    "in force": 34,
-    "refuse": 79,
+    "anew": 32,
+    "away (not available)": 1,
+    "go on": 17,
+    "go out": 18,
+    "in force": 5,
+    "refuse": 37,
 }
 """How often each retired word may still occur."""
 SOURCES: Mapping[str, Path] = {

@@ -263,7 +263,7 @@ BAD_STEPS: list[tuple[list[Any], dict[str, Any], str, str]] = [
     ([as_of(asOf={})], {}, "joins[0].asOf.historyRetention", "is missing"),
     ([as_of(type="right")], {}, "joins[0].type", "write inner or left"),
     ([as_of(type="full")], {}, "joins[0].type", "write inner or left"),
-    ([as_of(lateData="reopen")], {}, "joins[0].lateData", "a row that has gone out stays as it is; write drop"),
+    ([as_of(lateData="reopen")], {}, "joins[0].lateData", "a row that was emitted stays as it is; write drop"),
     ([as_of(allowedLateness="1s")], {}, "joins[0].allowedLateness", "write asOf.grace instead"),
     (
         [as_of(), step()],

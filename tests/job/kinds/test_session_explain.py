@@ -34,7 +34,7 @@ def test_the_plan_of_sessions() -> None:
         "depends on where epochs end",
         "  aggregates: count() as events, count_distinct(page, exact up to 10,000) as count_distinct_, "
         "count_distinct(page, hll) as about",
-        "  goes out: each session once, when wm(clicks) > last + 30s [gap] + 1m [allowedLateness]",
+        "  emitted: each session once, when wm(clicks) > last + 30s [gap] + 1m [allowedLateness]",
         "  late rows: dropped and counted when ts < wm(clicks) - 1m [allowedLateness]",
         "  limits: the state holds at most 5 rows, else the job fails; "
         "a key with more than 100,000 rows is warned about",
@@ -52,11 +52,9 @@ def test_the_plan_of_sessions() -> None:
 
 def test_sessions_that_are_opened_again() -> None:
     told = lines(lateData="reopen", allowedLateness="1m")
-    assert told["goes out"].endswith(
-        "wm(clicks) > last + 30s [gap], and again, whole, after each epoch that changes it"
-    )
+    assert told["emitted"].endswith("wm(clicks) > last + 30s [gap], and again, whole, after each epoch that changes it")
     assert told["late rows"].endswith("dropped and counted when wm(clicks) > ts + 30s [gap] + 1m [allowedLateness]")
-    assert "retracted: true" in lines(lateData="reopen", emitRetractions=True)["goes out"]
+    assert "retracted: true" in lines(lateData="reopen", emitRetractions=True)["emitted"]
 
 
 def test_a_table_has_no_column_of_retractions() -> None:

@@ -96,7 +96,7 @@ BAD: list[tuple[list[Any], dict[str, Any], str, str]] = [
     ([of("count_distinct", "page", method="fm")], {}, "aggregates[0].method", "write exact or hll"),
     ([{"function": "count"}], {}, "aggregates[0].as", "is missing"),
     ([COUNT, COUNT], {}, "aggregates[1].as", "two aggregates are named 'events' (rule S6); rename one"),
-    ([of("count", **{"as": "user_id"})], {}, "aggregates[0].as", "is the name of a group column, which goes out too"),
+    ([of("count", **{"as": "user_id"})], {}, "aggregates[0].as", "is the name of a group column, which is emitted too"),
     ([of("count", **{"as": "session_id"})], {}, "aggregates[0].as", "sessions have a column 'session_id' of their own"),
     ([of("count", **{"as": "retracted"})], {}, "aggregates[0].as", "sessions have a column 'retracted' of their own"),
     ([of("count", **{"as": "$n"})], {}, "aggregates[0].as", "starts with `$`, which engine columns do"),

@@ -64,7 +64,7 @@ WARNS: list[tuple[Job, Job, str]] = [
         "maxDuration went from 2h to 1h: sessions that were formed before stay as they are",
     ),
     (load(), load(allowedLateness="1m"), "allowedLateness went from 0s to 1m: sessions that were evicted before stay"),
-    (load(lateData="reopen"), load(), "lateData went from reopen to drop: what has gone out goes out again only with"),
+    (load(lateData="reopen"), load(), "lateData went from reopen to drop: what was emitted is emitted again only with"),
 ]
 REFUSED: list[tuple[Job, Job, str]] = [
     (load(), load(groupBy=["page"]), "groupBy was user_id (string), it is now page (string)"),

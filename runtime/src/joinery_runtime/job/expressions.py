@@ -1,7 +1,7 @@
 """Finds wrong syntax and column names in a job's conditions and computed columns, without Arrow, so before a pod
 starts.
 
-The runtime refuses everything that is refused here, and more: types, and functions that it does not have
+The runtime rejects everything that is rejected here, and more: types, and functions that it does not have
 (core.pipeline.expression). The models check `select` and `sql` themselves."""
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ def _validated(data: Any, base: Path | None, rules: Mapping[str, bool] = Mapping
     model = _MODELS[data["kind"]]
     try:
         job = model.model_validate(data, by_alias=True, by_name=False, context={"base": base, **rules})
-        # What a person writes: jobs that are stored, perhaps under an earlier release, go on.
+        # What a person writes: jobs that are stored, perhaps under an earlier release, continue.
         unwise = [] if rules else list(job.unwise_settings())
         return unwise or job
     except ValidationError as error:

@@ -20,7 +20,7 @@ from joinery_runtime.job.model.resource import Job
 SIGNATURE_VERSION = 2
 NEWER_VERSION = 3
 """The version for a job with co-partitioned inputs, or an input with a history. Older releases, which would look for
-its rows elsewhere, or read the history's records from the topic again, refuse it. The layout is that of version 2."""
+its rows elsewhere, or read the history's records from the topic again, reject it. The layout is that of version 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def _times(step: JoinStep) -> dict[str, Any]:
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Comparison:
-    """Whether state written under `old`, of any version up to this release's, can go on under `new`."""
+    """Whether state written under `old`, of any version up to this release's, can continue under `new`."""
     if old.get("version") not in {1, SIGNATURE_VERSION, NEWER_VERSION}:
         facts = f"version {old.get('version')}, this release writes version {new['version']}"
         return Comparison((f"the state's signature has another layout: {facts}",), ())

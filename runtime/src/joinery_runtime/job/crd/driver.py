@@ -125,7 +125,7 @@ class Paused(Message):
 
 
 class Waiting(Message):
-    """An outside system that is away: Kafka of an input or an output, the state store, or Spark's executors."""
+    """An outside system that is unavailable: Kafka of an input or an output, the state store, or Spark's executors."""
 
     system: str
     """One of executors, input, output and store."""
@@ -196,7 +196,7 @@ class StateCheck(Message):
     fits: bool
     rows_differ: bool = False
     """`upgrade.mode: shadow`: it gives other rows than the job that runs. `fits` is false then: an earlier operator
-    refuses it too."""
+    rejects it too."""
     refused: tuple[Words, ...] = ()
     warnings: tuple[Words, ...] = ()
     epoch: Count | None = None

@@ -1,7 +1,7 @@
 """What pydantic's JSON schema does not know about a field: patterns behind Python validators, and sizes.
 
 Sizes bound what the API server stores and what CEL rules may cost; they are far above any real resource. A pattern may
-refuse less than its validator (the operator applies the models too), and more only for odd spellings.
+reject less than its validator (the operator applies the models too), and more only for odd spellings.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _DECIMAL = r"decimal\(\s*[0-9]{1,9}\s*,\s*[0-9]{1,9}\s*\)"
 
 
 def duration(minimum: int | None) -> Schema:
-    """The schema of a Go duration; a `minimum` of 0 or more also refuses negative text. Numbers have bounds too: a
+    """The schema of a Go duration; a `minimum` of 0 or more also rejects negative text. Numbers have bounds too: a
     stored resource may have one."""
     sign = "[+-]?" if minimum is None else r"\+?"
     return {
@@ -62,7 +62,7 @@ def scalar() -> Schema:
 
 
 def list_map(key: str) -> Schema:
-    """The schema of a list whose entries differ in `key`: the API server refuses duplicates, and merges by the key."""
+    """The schema of a list whose entries differ in `key`: the API server rejects duplicates, and merges by the key."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
 
 

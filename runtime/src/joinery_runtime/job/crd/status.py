@@ -138,7 +138,7 @@ class DriverAttempt(Model):
     pod_uid: Word | None = Field(default=None, examples=["0a4e6e5c-6a0f-4f5e-8f4d-4b1f0f5f2b7a"])
     """The pod's uid, once it was seen."""
     ready: datetime | None = Field(default=None, examples=["2026-01-15T10:00:00Z"])
-    """Since when; the back-off begins anew after a healthy time."""
+    """Since when; the back-off begins again after a healthy time."""
     outcome: Outcome | None = None
     """How it ended: Fatal would only fail again, Interrupted is no failure."""
     reason: Word | None = Field(default=None, examples=["OOMKilled"])
@@ -164,7 +164,7 @@ class DriverAttempt(Model):
 
 
 class RestoringRevision(Model):
-    """The revision whose image returns to a savepoint, where that in force cannot."""
+    """The revision whose image returns to a savepoint if the current one cannot."""
 
     revision: Word = Field(examples=["8d01b7c4"])
     """The revision that the resource asked for."""
@@ -198,13 +198,13 @@ class Rollout(Model):
     savepoint: Word | None = Field(default=None, examples=["rollout-8d01b7c4-3-5"])
     """What a rollback returns to."""
     restorer: RestoringRevision | None = None
-    """What returns to the savepoint, where the revision in force cannot."""
+    """What returns to the savepoint if the current revision cannot."""
     reason: Words = Field(default="", examples=["the image cannot be pulled"])
     """What keeps the stage from ending well."""
 
 
 class Refusal(Model):
-    """A revision that was refused or rolled back; it is not tried again in this mode."""
+    """A revision that was rejected or rolled back; it is not tried again in this mode."""
 
     revision: Word = Field(examples=["8d01b7c4"])
     """The revision."""
@@ -254,25 +254,25 @@ class Status(Model):
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16, json_schema_extra=list_map("type"))] = ()
     """Valid, Ready and more, as other Kubernetes resources have them."""
     revision: Word | None = Field(default=None, examples=["5f2c9a1e"])
-    """The revision of the job that is in force."""
+    """The current revision of the job."""
     image: Words | None = Field(default=None, examples=["joinery-runtime:0.1.0"])
-    """The image that is in force."""
+    """The current image."""
     proved: datetime | None = Field(default=None, examples=["2026-01-15T10:00:00Z"])
-    """When the revision in force was first ready; no rollout returns to others."""
+    """When the current revision was first ready; no rollout returns to others."""
     state_place: Words | None = Field(default=None, examples=["schema joinery of postgresql://state.db/joinery"])
-    """Where the revision in force keeps its state, without passwords: no deletion deletes state elsewhere."""
+    """Where the current revision keeps its state, without passwords: no deletion deletes state elsewhere."""
     target_revision: Word | None = Field(default=None, examples=["8d01b7c4"])
     """The revision that the resource asks for."""
     history: Annotated[tuple[PastRevision, ...], Field(max_length=10)] = ()
     """Earlier revisions that worked, oldest first; the ConfigMap of each is kept."""
     held: bool = False
-    """The revision in force starts no driver until the resource asks for it, or another one is in force."""
+    """The current revision starts no driver until the resource asks for it, or another revision becomes current."""
     driver: DriverAttempt | None = None
     """The driver pod."""
     rollout: Rollout | None = None
     """Another revision on its way."""
     refused: Refusal | None = None
-    """A revision that was refused or rolled back."""
+    """A revision that was rejected or rolled back."""
     deletion: Deletion | None = None
     """What the deletion of the job's state waits for."""
     reported: datetime | None = Field(default=None, examples=["2026-01-15T10:00:00Z"])
@@ -301,7 +301,7 @@ class Status(Model):
     """The keys with the most rows in the state."""
     last_savepoint: SavepointStatus | None = None
     """The newest savepoint."""
-    last_error: Words | None = Field(default=None, examples=["Kafka of input orders is away"])
+    last_error: Words | None = Field(default=None, examples=["Kafka of input orders is unavailable"])
     """The trouble that the driver waits out, or how it ended."""
     executors: Count | None = Field(default=None, examples=[4])
     """Executors that run."""

@@ -47,7 +47,7 @@ Models = Mapping[str, type[BaseModel]]
 
 
 def object_schema(model: type[BaseModel]) -> Schema:
-    """The model's fields by their YAML names. Unknown fields need no mention: the API server refuses or prunes them."""
+    """The model's fields by their YAML names. Unknown fields need no mention: the API server rejects or prunes them."""
     raw = model.model_json_schema(by_alias=True)
     models = {nested.__name__: nested for info in model.model_fields.values() for nested in _models(info.annotation)}
     docstrings = dict(_docstrings(model))
@@ -114,7 +114,7 @@ def _shape(field_key: Place, info: FieldInfo, raw: Schema, models: Models) -> Sc
     if _mentions(info.annotation, Setting):
         schema["additionalProperties"] = scalar()
         # A server-side apply treats the map as one value. If it merged by key, an owner that gives up the last key
-        # would leave a null, which is refused.
+        # would leave a null, which is rejected.
         schema["x-kubernetes-map-type"] = "atomic"
     if field_key in EMPTY_IS_UNSET:
         schema["anyOf"][0]["enum"].append({})

@@ -165,4 +165,4 @@ def _dropped_padding(was: Signed, now: Signed) -> Iterator[str]:
     if lost:
         facts = f"the join type went from {was['type']} to {now['type']}"
         sides = listed(f"{side} side" for side in sorted(lost))
-        yield f"{facts}: rows of the {sides} that wait without a match will not go out"
+        yield f"{facts}: rows of the {sides} that wait without a match will not be emitted"

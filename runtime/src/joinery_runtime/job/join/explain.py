@@ -51,7 +51,7 @@ class _StepExplainer:
             sides = listed(
                 label for label, preserved in zip(self._words.labels, step.preserved, strict=True) if preserved
             )
-            yield "unmatched", f"{sides} rows go out padded with nulls, {self._kind.padding}"
+            yield "unmatched", f"{sides} rows are emitted padded with nulls, {self._kind.padding}"
         yield "late rows", self._kind.late(self._words)
         if step.limits is not None:
             yield "limits", limits_text(step.limits, "a side")

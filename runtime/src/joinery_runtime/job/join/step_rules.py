@@ -196,7 +196,7 @@ def _one_way(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _unchainable_kinds(draft: JobDraft) -> Iterator[Finding]:
-    """Refuses kinds of step that cannot be part of a chain."""
+    """Reject kinds of step that cannot be part of a chain."""
     count = len(draft.steps)
     for step in draft.steps:
         for way, rule in {kind.field: kind.chain_rule for kind in STEP_KINDS if not kind.chains}.items():

@@ -1,4 +1,4 @@
-"""Models of `spec.joins[]` and `spec.select[]`: what matches, for how long rows wait, and what goes out."""
+"""Models of `spec.joins[]` and `spec.select[]`: what matches, for how long rows wait, and what is emitted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class JoinStep(Model):
     right: Text = Field(examples=["payments"])
     """The input to join with the first input, or with what the step before made."""
     type: JoinType = "inner"
-    """Which rows go out without a match too, padded with nulls: none, those of the left, of the right, or of both."""
+    """Which rows are emitted without a match too, padded with nulls: none, or those of the left, the right or both."""
     keys: dict[str, str] = Field(examples=[{"orders.order_id": "payments.order_id"}])
     """What must be equal: `<earlier input>.column` to `<right>.column`. Without entries rows match on time only."""
     interval: Interval | None = None
@@ -71,7 +71,7 @@ class JoinStep(Model):
 
     @property
     def preserved(self) -> tuple[bool, bool]:
-        """Whether rows of the left and of the right side go out without a match too, padded with nulls (O1)."""
+        """Whether rows of the left and of the right side are emitted without a match too, padded with nulls (O1)."""
         return self.type in {"left", "full"}, self.type in {"right", "full"}
 
 

@@ -66,7 +66,7 @@ class StreamJoinSpec(JobSpec):
     )
     """The steps. Each joins one more input."""
     select: Annotated[tuple[SelectItem, ...], Field(min_length=1)] | None = None
-    """What goes out: exactly these columns, in this order. If absent, every column, named as `prefixes` says."""
+    """What is emitted: exactly these columns, in this order. If absent, every column, named as `prefixes` says."""
     prefixes: Prefixes | None = None
     """How columns are named without `select`: if absent, as in the job's stored state, and without state as with
     `whenNeeded`. `whenNeeded`: columns that several inputs have get the prefix `<input>_`. `always`: all get `left_`,
@@ -204,7 +204,7 @@ class StreamJoin(Job):
 
     @property
     def output_columns(self) -> tuple[OutputField, ...]:
-        """What goes out, in order: the select list, else every column (rule J10), then the start and end of a window
+        """What is emitted, in order: the select list, else every column (rule J10), then the start and end of a window
         (rule W4)."""
         chosen = self.select
         if chosen:

@@ -51,7 +51,7 @@ def _table(step: StepDraft) -> Iterator[Finding]:
 
 
 def _tables_elsewhere(draft: JobDraft) -> Iterator[Finding]:
-    """Refuses a table outside of an as-of step: a table is read as versions, which only such a step understands."""
+    """Reject a table outside of an as-of step: a table is read as versions, which only such a step understands."""
     if not draft.steps or not all(step.sides_known for step in draft.steps):
         return
     looked_up = {step.data.get("right") for step in draft.steps if step.data.get("asOf") is not None}
@@ -66,7 +66,7 @@ class AsOf(Model, StepKind):
 
     field: ClassVar[str] = "asOf"
     never_late: ClassVar[str] = "no row of an asOf step is late (rule A3)"
-    what_is_final: ClassVar[str] = "a row that has gone out"
+    what_is_final: ClassVar[str] = "a row that was emitted"
     adds_lateness: ClassVar[bool] = False
     shorter: ClassVar[str] = "shorten historyRetention and grace"
     padding: ClassVar[str] = "where no version is valid"

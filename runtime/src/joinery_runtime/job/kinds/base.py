@@ -87,7 +87,7 @@ class StepKind(ABC):
     shorter: ClassVar[str] = "make the windows shorter"
     """What makes its state smaller."""
     padding: ClassVar[str]
-    """When unmatched rows go out padded."""
+    """When unmatched rows are emitted padded."""
 
     fixed: ClassVar[Mapping[str, str]] = {}
     """Of the signature's durations, with their names for people: those that no edit may change while there is state."""

@@ -117,7 +117,7 @@ class Hopping(Model, _Window):
     @property
     def text(self) -> str:
         size, slide = format_duration(self.size), format_duration(self.slide)
-        return f"{size} long, one starts every {slide}; a pair goes out once per window that holds both"
+        return f"{size} long, one starts every {slide}; a pair is emitted once per window that holds both"
 
 
 class Session(Model, _Window):

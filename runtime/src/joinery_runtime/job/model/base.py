@@ -1,6 +1,6 @@
-"""What all resource models share: configuration, scalar field types, and the refusal of what is not supported yet.
+"""What all resource models share: configuration, scalar field types, and the rejection of what is not supported yet.
 
-A value that the interface defines but this release does not support is declared with `not_yet`, so that it is refused
+A value that the interface defines but this release does not support is declared with `not_yet`, so that it is rejected
 at its own path. Building the feature means replacing that one declaration.
 """
 
@@ -33,7 +33,7 @@ from joinery_runtime.job.model.types import ColumnType, parse_type
 
 
 class Model(BaseModel):
-    """camelCase in YAML, snake_case in Python (either may be used to construct); frozen; unknown fields are refused.
+    """camelCase in YAML, snake_case in Python (either may be used to construct); frozen; unknown fields are rejected.
     The text under a field is its description, also in the CRDs."""
 
     model_config = ConfigDict(

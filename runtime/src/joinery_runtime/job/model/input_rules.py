@@ -205,7 +205,7 @@ def _offsets_of_one_topic(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _a_group_each(draft: JobDraft) -> Iterator[Finding]:
-    """Refuses a consumer group shared by two inputs: its members divide the partitions among them, so each input would
+    """Reject a consumer group shared by two inputs: its members divide the partitions among them, so each input would
     read only some partitions of its topic."""
     for name in ("group.id", "group.instance.id"):
         values = [dig(source.data, "kafka", "properties", name) for source in draft.inputs]

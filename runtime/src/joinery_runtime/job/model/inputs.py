@@ -135,7 +135,7 @@ class KafkaInput(Model):
     """Makes the input bounded: `latest` (the ends when the job first starts), `{timestamp: ...}` or `{offsets:
     {...}}`. Partitions that `offsets` does not name stop at their ends."""
     on_data_loss: Literal["fail", "continue"] = "fail"
-    """When records were deleted before they were read: `fail` stops the job, `continue` counts them and goes on."""
+    """When records were deleted before they were read: `fail` stops the job, `continue` counts them and continues."""
     properties: dict[str, Setting] = Field(default_factory=dict, repr=False, examples=[{"fetch.min.bytes": 65536}])
     """Settings of librdkafka by their names. Secret ones belong in `propertiesSecretRef`."""
     properties_secret_ref: SecretRef | None = None

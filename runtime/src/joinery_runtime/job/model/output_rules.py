@@ -37,7 +37,7 @@ def named_columns(data: object) -> Iterator[tuple[Loc, object]]:
 
 
 def late_without_dead_letters(draft: JobDraft, at: Loc) -> Iterator[Finding]:
-    """Refuses `lateData: dlq` without dead letters; `at` is the place of the `lateData`."""
+    """Reject `lateData: dlq` without dead letters; `at` is the path of the `lateData`."""
     if dig(draft.data, *at) == "dlq" and dig(draft.data, "spec", "deadLetter") is None:
         yield at, "dlq writes late records to the dead letters, and the job has none; name `deadLetter`, or write drop"
 
@@ -75,7 +75,7 @@ def _formats(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _rolled_apart(draft: JobDraft) -> Iterator[Finding]:
-    """Refuses rolling files of output and dead letters in one folder: each would merge what the other holds."""
+    """Reject rolling files of output and dead letters in one folder: each would merge what the other holds."""
     spec = dig(draft.data, "spec")
     output, dead = dig(spec, "output", "file"), dig(spec, "deadLetter", "file")
     if dig(output, "path") is None or dig(output, "path") != dig(dead, "path"):

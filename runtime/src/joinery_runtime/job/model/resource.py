@@ -43,8 +43,8 @@ class Trigger(Model):
     (docs/operations.md, "Memory")."""
 
     interval: PositiveDuration = Field(default=0, examples=["10s"])
-    """Minimum time between the starts of two epochs, a duration: fewer files, commits and transactions, but rows go out
-    later. With 0, and when as many records wait as one epoch may read, the next epoch starts at once."""
+    """Minimum time between the starts of two epochs, a duration: fewer files, commits and transactions, but rows are
+    emitted later. With 0, and when as many records wait as one epoch may read, the next epoch starts at once."""
     max_records_per_epoch: Annotated[Int, Field(ge=1)] = Field(default=500_000, examples=[2_000_000])
     """Maximum number of records that an epoch reads, all inputs together."""
     max_bytes_per_epoch: ByteCount = Field(default=64 * 2**20, examples=["256Mi"])
@@ -61,11 +61,11 @@ class ShadowComparison(Model):
 
 
 class Upgrade(Model):
-    """How another image or a changed job takes over: with the state, or anew without it."""
+    """How another image or a changed job takes over: with the state, or from the beginning without it."""
 
     mode: Literal["stateful", "shadow", "stateless"] = "stateful"
-    """`stateful` goes on with the state, `stateless` leaves it behind. `shadow` goes on with the state once the edited
-    job has given the same rows as the running one, epoch by epoch; a difference is a refusal."""
+    """`stateful` continues with the state, `stateless` leaves it behind. `shadow` continues with the state once the
+    edited job has given the same rows as the running one, epoch by epoch; a difference rejects the edit."""
     shadow: ShadowComparison = ShadowComparison()
     """How much is compared in mode `shadow`."""
     rollback: Literal["automatic", "manual", "disabled"] = "automatic"
@@ -174,7 +174,7 @@ class Job(Model):
     @property
     @abstractmethod
     def output_columns(self) -> tuple[OutputField, ...]:
-        """What goes out, in order."""
+        """What is emitted, in order."""
 
     @property
     def column_naming(self) -> str | None:
@@ -198,7 +198,7 @@ class Job(Model):
     @property
     @abstractmethod
     def has_expressions(self) -> bool:
-        """Whether SQL expressions say what matches or goes out, which only the core can check."""
+        """Whether SQL expressions say what matches or is emitted, which only the core can check."""
 
     @property
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Explains what a job of sessions does: groups, gap and cap, when sessions go out, and how long they stay."""
+"""Explains what a job of sessions does: groups, gap and cap, when sessions are emitted, and how long they stay."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _lines(job: SessionWindow) -> Iterator[tuple[str, str]]:
         "later rows are dropped and counted as closed, rows on time too; how many depends on where epochs end",
     )
     yield "aggregates", ", ".join(_aggregate(aggregate) for aggregate in sessions.aggregates) or "none"
-    yield "goes out", _goes_out(job)
+    yield "emitted", _goes_out(job)
     yield "late rows", _late(job)
     if spec.limits is not None:
         yield "limits", limits_text(spec.limits, "the state")
@@ -65,7 +65,7 @@ def _goes_out(job: SessionWindow) -> str:
         return f"each session once, when wm({name}) > last + {gap} [gap] + {late} [allowedLateness]"
     repetition = "again, whole, after each epoch that changes it"
     if job.spec.emit_retractions:
-        repetition += "; an id that this replaces goes out before with retracted: true"
+        repetition += "; an id that this replaces is emitted before with retracted: true"
     return f"each session when wm({name}) > last + {gap} [gap], and {repetition}"
 
 
@@ -108,5 +108,5 @@ def session_warnings(job: SessionWindow) -> Iterator[str]:
     if where is not None and job.spec.late_data == "reopen" and not job.spec.emit_retractions:
         yield (
             f"OLD SESSION IDS STAY in the {where}: lateData is reopen, so a session that merges with another or starts "
-            "earlier goes out under a new session_id, and nothing takes its old row back. Set emitRetractions: true"
+            "earlier is emitted under a new session_id, and nothing takes its old row back. Set emitRetractions: true"
         )

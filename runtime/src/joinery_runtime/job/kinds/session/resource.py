@@ -62,7 +62,7 @@ class SessionWindowSpec(JobSpec):
     aggregates: tuple[Aggregate, ...] = ()
     """What is computed of each session."""
     select: Annotated[tuple[SessionColumn, ...], Field(min_length=1)] | None = None
-    """What goes out: exactly these columns, in this order. If absent, groups, session_id, window_start,
+    """What is emitted: exactly these columns, in this order. If absent, groups, session_id, window_start,
     window_end and aggregates."""
     sql: Text | None = Field(
         default=None,
@@ -71,12 +71,12 @@ class SessionWindowSpec(JobSpec):
     """A SELECT with `GROUP BY ..., SESSION(...)`, instead of `groupBy`, `gap`, `compute`, `where`, `aggregates` and
     `select`."""
     late_data: Literal["drop", "reopen", "dlq"] = "drop"
-    """What happens to late rows: `drop` counts them, `reopen` changes sessions that have gone out, `dlq` writes them
+    """What happens to late rows: `drop` counts them, `reopen` changes sessions that were emitted, `dlq` writes them
     to the dead letters."""
     allowed_lateness: PositiveDuration = Field(default=0, examples=["1m"])
     """How much longer sessions are kept for rows behind the watermark, a duration."""
     emit_retractions: Bool = False
-    """With `reopen`: a row that takes back the old session goes out before the changed one."""
+    """With `reopen`: a row that takes back the old session is emitted before the changed one."""
     limits: Limits | None = None
     """Caps on the sessions that are kept."""
 

@@ -107,7 +107,7 @@ def _computed(draft: JobDraft) -> Iterator[Finding]:
                 yield at, f"input {source.name!r} has a column {name!r} already; choose another name"
 
 
-# --- what goes out ------------------------------------------------------------------------------------------------
+# --- what is emitted ------------------------------------------------------------------------------------------------
 
 
 def _names(draft: JobDraft) -> Iterator[Finding]:
@@ -124,7 +124,7 @@ def _names(draft: JobDraft) -> Iterator[Finding]:
         if name in _ENGINE:
             yield at, f"{_reserved_name(name)}; choose another name"
         elif name in groups:
-            yield at, f"{name!r} is the name of a group column, which goes out too (rule S6); choose another name"
+            yield at, f"{name!r} is the name of a group column, which is emitted too (rule S6); choose another name"
         elif name in names[:i]:
             yield at, f"two aggregates are named {name!r} (rule S6); rename one"
         elif name.startswith("$"):
@@ -262,7 +262,7 @@ def _options(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _one_limit(draft: JobDraft) -> Iterator[Finding]:
-    """Refuses different limits for exact counts of one column, which share a set of values in the state."""
+    """Reject different limits for exact counts of one column, which share a set of values in the state."""
     limits: dict[str, Any] = {}
     for i, aggregate in enumerate(items(draft.data, "spec", "aggregates")):
         column, limit = dig(aggregate, "column"), dig(aggregate, "limit") or EXACT_LIMIT

@@ -75,7 +75,7 @@ class SessionColumn(Model):
 
 class Sessions(Model):
     """What the sessions of a job are: as its fields say, or as its SQL does. `gap` is milliseconds of event time;
-    `where` keeps the input's rows for which it is true; `select` is what goes out, None for every column."""
+    `where` keeps the input's rows for which it is true; `select` is what is emitted, None for every column."""
 
     group_by: tuple[Text, ...]
     gap: Length

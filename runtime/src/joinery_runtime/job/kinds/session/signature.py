@@ -54,7 +54,7 @@ def _tree(expression: str) -> exp.Expr:
     try:
         tree = parse_tree(expression)
     except SqlglotError:
-        return exp.Var(this=expression)  # the core refuses it, and says why
+        return exp.Var(this=expression)  # the core rejects it, and says why
     for column in tree.find_all(exp.Column):
         column.set("table", None)
     return tree
@@ -106,7 +106,7 @@ def session_warnings(old: Signed, new: Signed) -> Iterator[str]:
         )
     if old["lateData"] == "reopen" != new["lateData"]:
         went = f"lateData went from reopen to {new['lateData']}"
-        yield f"{went}: what has gone out goes out again only with a row that is not late"
+        yield f"{went}: what was emitted is emitted again only with a row that is not late"
 
 
 def _times(old: Signed, new: Signed, field: str) -> str:
