@@ -13,7 +13,7 @@ from cli.commands import Joinery
 from cli.verified import left_join
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.topics import ordered_producer
-from joinery_runtime.core.pipeline.disorder import behind_highest
+from joinery_runtime.core.pipeline.lateness import behind_highest
 from joinery_runtime.inspect.sample import Disorder
 
 _names = (f"sample-{number}" for number in count())

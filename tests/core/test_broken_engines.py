@@ -24,7 +24,7 @@ from joinery_runtime.core.kinds.session.kind import SessionAggregation
 from joinery_runtime.core.kinds.session_join import SessionWindowJoin
 from joinery_runtime.core.kinds.window import WindowJoin
 from joinery_runtime.core.pipeline import times
-from joinery_runtime.core.pipeline.future import FutureRows
+from joinery_runtime.core.pipeline.lateness import FutureRows
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT
 from joinery_runtime.core.pipeline.spec import StepOperator, StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, StepRun, StepWork

@@ -6,10 +6,12 @@ import re
 from pathlib import Path
 
 from joinery_runtime.core.kinds.base import Join
+from joinery_runtime.inspect.kinds.base import JoinDescription
 
 PAGE = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
 RECIPE = PAGE.partition("### Add a kind of join")[2].partition("\n### ")[0]
-HAS_TO, _, MAY = RECIPE.partition("It may write these")
+HAS_TO, _, MAY = RECIPE.partition("File 3 may write these")
+OF_CORE, _, OF_INSPECT = HAS_TO.partition("File 4 has to write these")
 
 
 def members(text: str) -> set[str]:
@@ -21,7 +23,11 @@ def members(text: str) -> set[str]:
 def test_it_names_all_that_a_kind_has_to_write() -> None:
     declared = {name for name in Join.__annotations__ if not hasattr(Join, name)}
     assert declared
-    assert members(HAS_TO) == declared | Join.__abstractmethods__
+    assert members(OF_CORE) == declared | Join.__abstractmethods__
+
+
+def test_it_names_all_that_a_description_has_to_write() -> None:
+    assert members(OF_INSPECT) == {"describes", "matches_by", "padded_by"} | JoinDescription.__abstractmethods__
 
 
 def test_what_a_kind_may_write_has_a_default() -> None:

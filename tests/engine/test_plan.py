@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joinery_runtime.connectors.source import Range
-from joinery_runtime.core.pipeline.future import FormerFutureRows, FutureRows
+from joinery_runtime.core.pipeline.lateness import FormerFutureRows, FutureRows
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.step import Horizon
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputClock, InputProgress, InputTime

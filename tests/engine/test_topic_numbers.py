@@ -7,8 +7,7 @@ from dataclasses import replace
 from joinery_runtime.connectors.source import Bounds, Range
 from joinery_runtime.core.pipeline.watermark import InputClock
 from joinery_runtime.core.table.columns import numbered_partition, split_partition
-from joinery_runtime.engine.plan import EpochPlan, InputState
-from joinery_runtime.engine.topic_numbers import TopicNumbers
+from joinery_runtime.engine.plan import EpochPlan, InputState, TopicNumbers
 from joinery_runtime.formats.batch import PartitionRef
 
 

@@ -1,7 +1,7 @@
-"""`make lint`: checks which modules name a kind of join. Only its own two modules may, and the few that list the kinds.
+"""`make lint`: checks which modules name a kind of join. Only its own modules may, and the few that list the kinds.
 
-Everything else asks `StepOperator` (core) or `StepKind` (job). Otherwise a new kind would need an edit in every module
-with a case per kind, and a forgotten one would fail in production.
+Everything else asks `StepOperator` (core), `StepDescription` (inspect) or `StepKind` (job). Otherwise a new kind would
+need an edit in every module with a case per kind, and a forgotten one would fail in production.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TypeGuard
 from joinery_runtime.job.join import steps
 
 RUNTIME = Path(__file__).parents[3] / "runtime" / "src" / "joinery_runtime"
-KINDS = (Path("core", "kinds"), Path("job", "kinds"))
-BASES = frozenset({"StepOperator", "Join", "StepKind"})
+KINDS = (Path("core", "kinds"), Path("inspect", "kinds"), Path("job", "kinds"))
+BASES = frozenset({"StepOperator", "Join", "StepDescription", "JoinDescription", "StepKind"})
 # The modules that list the kinds: the fields of a step, the resources, and what users import. SQL has its own syntax
 # for each kind of join, and translates it to fields of the resource.
 LISTS = (

@@ -122,7 +122,7 @@ def test_deadlines_and_lateness() -> None:
     pipeline = compiled(allowedLateness="2s")
     assert horizons(pipeline, o=None, p=100_000) == {"left": Horizon(None, 93_000), "right": Horizon()}
     assert horizons(pipeline, o=100_000, p=None) == {"left": Horizon(), "right": Horizon(None, 97_000)}
-    assert [pipeline.last.kind.kept_for_ms(side) for side in (LEFT, RIGHT)] == [7_000, 3_000]
+    assert [retention.kept_for_ms for retention in pipeline.last.kind.retention] == [7_000, 3_000]
     reach = 90_000 - 5_000 - 2_000
     assert accept_from(pipeline, {"o": 90_000, "p": 100_000}) == (reach, reach)
     assert accept_from(pipeline, {"o": None, "p": 100_000}) == (None, None)
@@ -139,7 +139,7 @@ def test_horizons_stay_in_64_bits_at_the_end_of_time_and_never_fall() -> None:
     pipeline = compiled(interval={"of": "o", "lower": "-9s", "upper": "-5s"})
     ended = horizons(pipeline, o=END_OF_TIME, p=END_OF_TIME)
     assert ended == {"left": Horizon(None, END_OF_TIME), "right": Horizon(None, END_OF_TIME)}
-    assert pipeline.last.kind.kept_for_ms(LEFT) == 0
+    assert pipeline.last.kind.retention[LEFT].kept_for_ms == 0
     later = times.horizons(pipeline, {"o": InputTime(5), "p": InputTime(5)}, {"left": 10_000, "right": -50_000})
     assert later == {"left": Horizon(10_000, 10_000), "right": Horizon(-50_000, 5 - 9_000)}
 

@@ -8,7 +8,6 @@ from core.kinds.window_steps import window_step
 from joinery_runtime.core.kinds.session_join import SessionWindowJoin
 from joinery_runtime.core.kinds.window import WindowJoin
 from joinery_runtime.core.pipeline import times
-from joinery_runtime.core.pipeline.sides import LEFT
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.step import Horizon
 from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME
@@ -42,7 +41,7 @@ def closes(kind: WindowJoin | SessionWindowJoin, ts_min: int, ts_max: int, horiz
     ],
 )
 def test_the_lowest_time_that_is_still_in_an_open_window(rule: WindowJoin, closed: int, expected: int) -> None:
-    assert rule.keep_from(LEFT, closed) == expected
+    assert rule.open_from(closed) == expected
 
 
 def windows_at(rule: WindowJoin, ts: int) -> list[tuple[int, int]]:
@@ -53,7 +52,7 @@ def windows_at(rule: WindowJoin, ts: int) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("rule", WINDOWS)
 def test_below_it_every_window_is_closed_and_from_it_one_is_open(rule: WindowJoin) -> None:
     for closed in range(-70, 71):
-        since = rule.keep_from(LEFT, closed)
+        since = rule.open_from(closed)
         assert max(end for _, end in windows_at(rule, since - 1)) <= closed
         assert max(end for _, end in windows_at(rule, since)) > closed
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joinery_devkit.oracle import too_far_ahead
-from joinery_runtime.core.pipeline.future import FormerFutureRows, FutureCheck, FutureRows
+from joinery_runtime.core.pipeline.lateness import FormerFutureRows, FutureCheck, FutureRows
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 
 MOST = 100

@@ -64,7 +64,7 @@ class ExceededQuota:
     def words(self, pipeline: Pipeline) -> str:
         unit = "rows" if self.limit == "maxRecords" else "bytes"
         step, side = pipeline.side(self.part)
-        return f"{step.kind.side_text(step, side)} has {self.amount:,} {unit}, {self.limit} is {self.cap:,}"
+        return f"{step.side_name(side)} has {self.amount:,} {unit}, {self.limit} is {self.cap:,}"
 
 
 # --- fail -------------------------------------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ class _Rewriting:
         times_of = Run.view(state_run.run.batch.filter(pa.array(half))).ts
         raise JoineryError(
             f"The watermark of job {self._job.name} cannot be brought down",
-            facts=f"{counted(int(half.sum()), 'row')} of {step.kind.side_text(step, side)} (event times "
+            facts=f"{counted(int(half.sum()), 'row')} of {step.side_name(side)} (event times "
             f"{format_time(int(times_of.min()))} to {format_time(int(times_of.max()))}) would go out again in windows "
             "that have gone out, beside windows that have not",
             todo="Restore a savepoint from before the watermark went ahead (joinery state restore), or start anew: "

@@ -14,7 +14,7 @@ import pyarrow as pa
 from joinery_runtime.connectors.dead_letters import dead_letter_rows
 from joinery_runtime.connectors.files.source import line_number
 from joinery_runtime.connectors.source import Range
-from joinery_runtime.core.pipeline.late import LateRows
+from joinery_runtime.core.pipeline.lateness import LateRows
 from joinery_runtime.core.pipeline.prepare import Prepared
 from joinery_runtime.core.pipeline.spec import InputSpec
 from joinery_runtime.core.table.columns import OFFSET, PARTITION, TS, UNAVAILABLE

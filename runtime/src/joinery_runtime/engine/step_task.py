@@ -217,14 +217,14 @@ class StepTask:
 
     def _lasting(self, side: int) -> bool:
         """Whether event time never expires the rows of this side."""
-        return self._step.kind.kept_for_ms(side) is None
+        return self._step.kind.retention[side].kept_for_ms is None
 
     def _decoded(self, side: int, group: Sequence[SegmentMeta]) -> list[int]:
         """How many bytes the rows of each segment have. Reads segments that were not read yet."""
         return [loaded.run.batch.nbytes for loaded in self._load_runs(side, group)]
 
     def _segments_to_merge(self, side: int, segments: Sequence[SegmentMeta], owned: HashRange) -> Groups:
-        kept_for = self._step.kind.kept_for_ms(side)
+        kept_for = self._step.kind.retention[side].kept_for_ms
         return compaction.choose(segments, owned, kept_for_ms=kept_for, checkpoint=self._compact_eagerly)
 
     def _rewritten(self, result: StepResult, rewrites: Sequence[_Rewrite]) -> Iterator[tuple[str, Run]]:

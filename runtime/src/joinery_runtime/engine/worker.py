@@ -22,8 +22,7 @@ from joinery_runtime.connectors.decoder_trial import carefully
 from joinery_runtime.connectors.parquet_trial import read_carefully
 from joinery_runtime.connectors.sink import Attempt, AttemptId, RowLimit, SinkWriter
 from joinery_runtime.connectors.source import Range, SourceReader
-from joinery_runtime.core.pipeline.future import FutureCheck, Timestamps
-from joinery_runtime.core.pipeline.late import LateRows
+from joinery_runtime.core.pipeline.lateness import FutureCheck, LateRows, Timestamps
 from joinery_runtime.core.pipeline.prepare import DecodedRecords, RecordChecks, cut_by_shard, prepare, prepare_joined
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, Placement
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec

@@ -248,7 +248,7 @@ def _files(job: Job, output: FileOutput, buffered_note: str | None, *, typed: bo
         )
     types = _json_types(job)
     frames = [
-        *(_json(paths, types, typed=typed) for paths in _alike(lines, _names_of if typed else _one_each).values()),
+        *(_json(paths, types, typed=typed) for paths in _alike(lines, _names_of if typed else Path).values()),
         *(pl.scan_parquet(paths) for paths in _alike(columns, _parquet_types).values()),
     ]
     try:
@@ -289,10 +289,6 @@ def _names_of(path: Path) -> tuple[str, ...]:
     if not isinstance(row, dict):
         raise ValueError("its first line is no object")
     return tuple(row)
-
-
-def _one_each(path: Path) -> Path:
-    return path
 
 
 def _parquet_types(path: Path) -> tuple[tuple[str, pa.DataType], ...]:

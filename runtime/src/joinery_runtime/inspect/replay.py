@@ -251,7 +251,9 @@ def replayable(
     signature as it is counts as if it had always been there. Raises JoineryError, which says why an epoch cannot be
     computed again, and what would help."""
     log = list(_log(job.name, store))
-    own = _without_copied_entry(log)
+    # The first entry may be a copy from the job that this job started from: this job wrote nothing of that epoch. The
+    # copy does not say what the epoch wrote, which tells it apart.
+    own = log[1:] if log and "output" not in log[0].result else log
     entries = [entry for entry in own if last is None or entry.epoch <= last]
     if not entries or (first is not None and first > entries[-1].epoch):
         newest = f"the newest one is {entries[-1].epoch}" if entries else "the log is empty"
@@ -276,12 +278,6 @@ def replayable(
                 raise _replayable_later(job, course, plans[start.at].epoch, start.savepoint)
             return Replayable(entries[start.at :], start.savepoint, record, jobs)
     raise _not_replayable(job, plans, course)
-
-
-def _without_copied_entry(entries: list[EpochRecord]) -> list[EpochRecord]:
-    """The entries without the one that was copied from the job that this job started from: it wrote nothing of that
-    epoch itself. The copy does not say what the epoch wrote, which tells it apart."""
-    return entries[1:] if entries and "output" not in entries[0].result else entries
 
 
 def _log(job: str, store: JobReader) -> Iterator[EpochRecord]:

@@ -15,8 +15,7 @@ from joinery_runtime.connectors.kafka.planner import newest_ranges
 from joinery_runtime.connectors.source import Range, StoredOffsets
 from joinery_runtime.connectors.store_identity import StoreIdentity
 from joinery_runtime.core.compile import compile_job
-from joinery_runtime.core.pipeline.disorder import behind_highest
-from joinery_runtime.core.pipeline.future import FutureRows, Timestamps
+from joinery_runtime.core.pipeline.lateness import FutureRows, Timestamps, behind_highest
 from joinery_runtime.core.pipeline.prepare import usable_times
 from joinery_runtime.core.pipeline.sides import Intake
 from joinery_runtime.engine.late_rows import format_percent

@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline import times
-from joinery_runtime.core.pipeline.describe import Summary
 from joinery_runtime.core.pipeline.sides import LEFT, SESSIONS, SideSpec
 from joinery_runtime.core.pipeline.watermark import Watermark
 from joinery_runtime.core.table.columns import FLAG, ROW, SEGMENT
@@ -19,6 +18,7 @@ from joinery_runtime.engine.assembly import state_limits
 from joinery_runtime.engine.job_state import live_segments
 from joinery_runtime.engine.limits import StateQuota
 from joinery_runtime.engine.report import PartTotals, StateSize, Totals
+from joinery_runtime.inspect.kinds.base import Summary, describe
 from joinery_runtime.inspect.stored_state import NextEpoch, record_of, savepoint_document, savepoint_line
 from joinery_runtime.job import Job, format_time, time_value
 from joinery_runtime.job.model.wording import counted, size_text
@@ -66,7 +66,7 @@ def _side(after: NextEpoch, part: str, live: Sequence[SegmentMeta], totals: Part
     spec, horizon = step.sides[side], after.horizon(part)
     size = StateSize.by_part(live, after.pipeline.parts())[part]
     rows = [meta for meta in live if meta.part == part]
-    keep_from = None if horizon is None else step.kind.may_go_before(side, horizon)
+    keep_from = None if horizon is None else step.kind.retention[side].may_leave_before(horizon)
     expired_segments = [meta for meta in rows if times.expired(after.pipeline, meta, after.horizons)]
     expiring_segments = [
         meta for meta in rows if meta not in expired_segments and keep_from is not None and meta.ts_min < keep_from
@@ -84,7 +84,7 @@ def _side(after: NextEpoch, part: str, live: Sequence[SegmentMeta], totals: Part
         keep_from=keep_from,
         expired=sum(s.rows for s in expired_segments),
         expiring=sum(s.rows for s in expiring_segments),
-        goes="keeps all rows" if horizon is None else step.kind.next_epoch_text(step, side, after.horizons),
+        goes="keeps all rows" if horizon is None else describe(step).next_epoch_text(side, after.horizons),
         totals=totals,
         over=tuple(f"{name} is {most:,}, it has {current:,}" for name, current, most in cap.over(size)),
     )
@@ -161,8 +161,8 @@ def _side_lines(side: SideStats) -> Iterator[str]:
 
 def stats(job: Job, store: StateStore) -> Stats:
     pipeline, record = compile_job(job), record_of(job, store)
-    step = pipeline.last
-    record, rows = _unflagged_rows(store, record, step.sides[LEFT], step.kind.summary_columns)
+    description = describe(pipeline.last)
+    record, rows = _unflagged_rows(store, record, pipeline.last.sides[LEFT], description.summary_columns)
     newest = store.newest_epoch(job.name)
     after = NextEpoch.of(pipeline, record)
     totals = Totals.of(newest.result if newest is not None else {})
@@ -170,7 +170,7 @@ def stats(job: Job, store: StateStore) -> Stats:
         (store.location, store.schema_version()) if isinstance(store, PostgresStore) else ("memory", None)
     )
     sides = side_stats(after, record, totals, state_limits(job).caps)
-    summary = None if rows is None else step.kind.summary(step, rows, after.epoch_times)
+    summary = None if rows is None else description.summary(rows, after.epoch_times)
     pins = store.savepoints(job.name)
     return Stats(record, after.watermarks, sides, pins, location, version, summary, totals.after_eviction)
 

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from joinery_runtime.core.pipeline import times
-from joinery_runtime.core.pipeline.describe import EpochTimes
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.step import Horizon
 from joinery_runtime.core.pipeline.watermark import InputTime, Watermark
@@ -24,6 +23,7 @@ from joinery_runtime.hosts.stores import (
     open_store,
     store_address,
 )
+from joinery_runtime.inspect.kinds.base import EpochTimes
 from joinery_runtime.job import Job, format_time, time_value
 from joinery_runtime.job.model.wording import counted, size_text
 from joinery_runtime.state.embedded import embedded_directory, embedded_postgres

@@ -114,9 +114,12 @@ class _Trace:
         assert first is not None, "a plan is made always"
         reports = [self._driver.commit(first, self._driver.run(first), last=True)]
         # T3: the watermarks that this epoch's rows imply apply from the next epoch on, which a trace runs in this step.
-        while (plan := self._driver.plan(always=self._watermarks() != self._committed_watermarks())) is not None:
+        while True:
+            committed = {name: state.progress.watermark for name, state in self._driver.state.inputs.items()}
+            plan = self._driver.plan(always=self._watermarks() != committed)
+            if plan is None:
+                return reports
             reports.append(self._driver.commit(plan, self._driver.run(plan), last=True))
-        return reports
 
     def _apply_input(self, step: Step) -> None:
         if "end" in step:
@@ -153,9 +156,6 @@ class _Trace:
         parts = DriverParts(self._store, self._planner, host, self._environment.output, dead)
         self._driver = Driver(job_identity, self._pipeline, parts, now_ms=lambda: 0, wall_ms=lambda: self._clock)
         self._driver.recover()
-
-    def _committed_watermarks(self) -> dict[str, int | None]:
-        return {name: state.progress.watermark for name, state in self._driver.state.inputs.items()}
 
     def _watermarks(self) -> dict[str, int | None]:
         ended = tuple(name for name, log in self._logs.items() if log.final)

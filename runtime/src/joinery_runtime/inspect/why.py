@@ -20,9 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.core.compile import compile_job
-from joinery_runtime.core.kinds.base import Join
-from joinery_runtime.core.pipeline.describe import EpochTimes, Span
-from joinery_runtime.core.pipeline.spec import Pipeline, StepOperator
+from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.step import CLOSING, FIRST_TIME, LAST_TIME, ORDER_COLUMNS, PARTNER, PHASE, Horizon
 from joinery_runtime.core.pipeline.watermark import Watermark
 from joinery_runtime.core.table.columns import HASH, OFFSET, PARTITION, TS
@@ -32,6 +30,7 @@ from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.formats.json.encode import rows_to_json
+from joinery_runtime.inspect.kinds.base import EpochTimes, JoinDescription, Span, describe
 from joinery_runtime.inspect.replay import Replay, Replayable, ReplayedEpoch, StoredState, check_records, replayable
 from joinery_runtime.inspect.state_key import StepKey, keys_of
 from joinery_runtime.inspect.state_show import KeyView, entries_of_key, may_have, show
@@ -383,7 +382,9 @@ class _Comparison:
         for number, epoch in self._with.items():
             if number >= record.epoch:
                 holding = [
-                    table.filter(pa.array(_holds(table, step.kind, spec.side, record, numbered)))
+                    table.filter(
+                        pa.array(_holds(table, record, spec.side, numbered, merged=describe(step).merges_rows))
+                    )
                     for table in epoch.rows
                 ]
                 rows_by_epoch[number] = Counter(
@@ -392,10 +393,10 @@ class _Comparison:
         return rows_by_epoch
 
     def _padded(self, produced: Rows) -> Padded:
-        kind = self._pipeline.last.kind
-        if not isinstance(kind, Join):
+        description = describe(self._pipeline.last)
+        if not isinstance(description, JoinDescription):
             return {}
-        return {epoch: _without_partner(self._with[epoch], kind.padded_by) for epoch in produced}
+        return {epoch: _without_partner(self._with[epoch], description.padded_by) for epoch in produced}
 
     def _without(self, position: RecordPosition) -> tuple[dict[int, ReplayedEpoch], _JoinedRows]:
         return self._run(replace(self._chosen, without=self._chosen.without | {position}))
@@ -418,14 +419,15 @@ class _Comparison:
         self.handed_on.note(replay.live_runs)
         for key in self._keys:
             step = self._pipeline.steps[key.step]
-            if step.kind.merges_rows:
+            description = describe(step)
+            if description.merges_rows:
                 floors = replay.floors
                 closed = {
                     part: Horizon(floors.get(part), floors.get(part)) for part in horizons_of(self._pipeline, plan)
                 }
                 segments = replay.live_runs(partial(may_have, step, key))
-                shown = entries_of_key(step, key, segments, EpochTimes(plan.watermarks, closed))
-                self.spans[plan.epoch] = step.kind.spans(shown)
+                entries = entries_of_key(step, key, segments, EpochTimes(plan.watermarks, closed))
+                self.spans[plan.epoch] = description.spans_of(entries)
 
     def _dropped(
         self, position: RecordPosition, epoch: int, without: Mapping[int, ReplayedEpoch]
@@ -497,10 +499,10 @@ def _without_partner(epoch: ReplayedEpoch, rules: tuple[str, str]) -> dict[str, 
     return rules_by_row
 
 
-def _holds(table: pa.Table, kind: StepOperator, side: int, record: FoundRecord, numbered: int) -> np.ndarray:
+def _holds(table: pa.Table, record: FoundRecord, side: int, numbered: int, *, merged: bool) -> np.ndarray:
     """bool[n]: which rows the record of a side is part of. `numbered` is PARTITION of the record."""
     order = {name: table[name].to_numpy() for name in ORDER_COLUMNS}
-    if kind.merges_rows:
+    if merged:
         assert record.ts is not None, "the caller has looked"
         is_new = order["$partner_partition"] == 1  # a retraction takes back what was there before
         return np.asarray(is_new & (order[FIRST_TIME] <= record.ts) & (record.ts <= order[LAST_TIME]))

@@ -1,6 +1,6 @@
 """What `joinery why` says about a record that was taken: whether the state still has it, and which record of another
-input came nearest to meeting it. Each kind of step answers by its own rules (`StepOperator.is_evicted`,
-`Join.misses`)."""
+input came nearest to meeting it. Each kind of step answers by its own rules (`StepOperator.retention`,
+`JoinDescription.ms_out_of_reach`)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pyarrow as pa
 from joinery_runtime.core.kinds.base import Join
 from joinery_runtime.core.kinds.rows import PairFailures, Pairs, Selection, residual
 from joinery_runtime.core.pipeline import times
-from joinery_runtime.core.pipeline.describe import AcceptedRow, EpochTimes, Span
 from joinery_runtime.core.pipeline.expression import ColumnRef
 from joinery_runtime.core.pipeline.prepare import DecodedRecords, prepare
+from joinery_runtime.core.pipeline.retention import AcceptedRow
 from joinery_runtime.core.pipeline.sides import FLAGS, LEFT, SideSpec, stored_rows
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
 from joinery_runtime.core.pipeline.step import Horizons
@@ -35,6 +35,7 @@ from joinery_runtime.engine.job_state import stored_floors
 from joinery_runtime.engine.plan import EpochPlan, InputState, input_states
 from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.formats.batch import PartitionRef, RawBatch
+from joinery_runtime.inspect.kinds.base import EpochTimes, JoinDescription, Span, describe
 from joinery_runtime.inspect.replay import StoredState
 from joinery_runtime.inspect.why_records import FoundRecord, RecordPosition
 from joinery_runtime.job import format_time
@@ -72,7 +73,7 @@ def epoch_times_of(pipeline: Pipeline, plan: EpochPlan) -> EpochTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Retention:
+class RetentionReport:
     """How long a record stays in the state. `evicted_in` is the epoch in which it was gone (None: it is kept). `words`
     say why it goes."""
 
@@ -142,7 +143,7 @@ class Nearest:
 class RecordOutcome:
     """What became of a record that was taken. If there is no `nearest` record, `no_nearest_reason` says why not."""
 
-    retention: Retention
+    retention: RetentionReport
     nearest: Nearest | None = None
     no_nearest_reason: str = ""
 
@@ -255,7 +256,7 @@ class InitialState:
 
 def still_there(step: StepSpec, side: int, rows: pa.RecordBatch, floor: int | None) -> pa.RecordBatch:
     """The rows of a segment that are still kept when its part of the state is closed up to `floor`."""
-    since = None if floor is None else step.kind.keep_from(side, floor)
+    since = None if floor is None else step.kind.retention[side].keep_from(floor)
     return rows if since is None else rows.filter(pa.array(rows.column(TS).to_numpy() >= since))
 
 
@@ -303,41 +304,42 @@ class RecordOutcomes:
         if rows is None or at is None:
             return None
         step, own = self._pipeline.steps[spec.step], Selection(rows.batch, np.array([at]))
-        retention = (self._merged_retention if step.kind.merges_rows else self._retention)(
+        description = describe(step)
+        retention = (self._merged_retention if description.merges_rows else self._retention)(
             step, spec.side, record.epoch, own
         )
         nearest, no_nearest_reason = None, ""
-        if isinstance(step.kind, Join):
-            nearest, no_nearest_reason = self._nearest(step, step.kind, spec.side, own, record.epoch, retention)
+        if isinstance(description, JoinDescription):
+            nearest, no_nearest_reason = self._nearest(description, spec.side, own, record.epoch, retention)
         return RecordOutcome(retention, nearest, no_nearest_reason)
 
     # --- the state ----------------------------------------------------------------------------------------------------
 
-    def _retention(self, step: StepSpec, side: int, epoch: int, own: Selection) -> Retention:
+    def _retention(self, step: StepSpec, side: int, epoch: int, own: Selection) -> RetentionReport:
         """How long the one row `own` stays, which arrived in this epoch (0: before the first one)."""
-        kind = step.kind
-        rule = kind.leaves_by(side)
-        near = self._of_key(step, own)
+        description, near = describe(step), self._of_key(step, own)
         for plan in self._plans:
             if plan.epoch < epoch:
                 continue
             row = _accepted_row(side, own, near, max(plan.epoch, epoch + 1))
             epoch_times = epoch_times_of(self._pipeline, plan)
-            if kind.is_evicted(step, row, epoch_times):
-                return Retention(plan.epoch, kind.leaves_when(step, row, epoch_times), rule)
+            if description.is_evicted(row, epoch_times):
+                words = description.eviction_condition(row, epoch_times)
+                return RetentionReport(plan.epoch, words, step.kind.retention[side].rule)
         return self._still_kept(step, side, _accepted_row(side, own, near, self._plans[-1].epoch + 1))
 
-    def _merged_retention(self, step: StepSpec, side: int, epoch: int, own: Selection) -> Retention:
+    def _merged_retention(self, step: StepSpec, side: int, epoch: int, own: Selection) -> RetentionReport:
         """How long a row stays that was merged into another one, such as a session: it leaves with that."""
         (ts,) = own.numbers(TS).tolist()
-        kind, last = step.kind, ts
+        description, last = describe(step), ts
         for plan in self._plans:
             if plan.epoch < epoch:
                 continue
             epoch_times = epoch_times_of(self._pipeline, plan)
             row = AcceptedRow(side, last, np.array([last]))
-            retention = Retention(plan.epoch, kind.leaves_when(step, row, epoch_times), kind.leaves_by(side))
-            if plan.epoch > epoch and kind.is_evicted(step, row, epoch_times):
+            words = description.eviction_condition(row, epoch_times)
+            retention = RetentionReport(plan.epoch, words, step.kind.retention[side].rule)
+            if plan.epoch > epoch and description.is_evicted(row, epoch_times):
                 return retention
             if plan.epoch in self._spans:
                 having = [span for span in self._spans[plan.epoch] if span.start <= ts <= span.last]
@@ -345,7 +347,7 @@ class RecordOutcomes:
                 if span is None:
                     return retention
                 if span.ended:
-                    return Retention(plan.epoch, span.ended, span.ended_by)
+                    return RetentionReport(plan.epoch, span.ended, span.ended_by)
                 last = span.last
         return self._still_kept(step, side, AcceptedRow(side, last, np.array([last])))
 
@@ -358,12 +360,13 @@ class RecordOutcomes:
             waiting_rows.append(WaitingRows(step.number + 1, len(times_of), retention.words, retention.rule))
         return waiting_rows
 
-    def _still_kept(self, step: StepSpec, side: int, row: AcceptedRow) -> Retention:
+    def _still_kept(self, step: StepSpec, side: int, row: AcceptedRow) -> RetentionReport:
         """How long a row stays that is in the state after the last plan."""
-        words = step.kind.leaves_when(step, row, self._epoch_times)
-        if step.kind.is_evicted(step, row, self._epoch_times):
+        description = describe(step)
+        words = description.eviction_condition(row, self._epoch_times)
+        if description.is_evicted(row, self._epoch_times):
             words = f"the next epoch: {words}"
-        return Retention(None, words, step.kind.leaves_by(side))
+        return RetentionReport(None, words, step.kind.retention[side].rule)
 
     def _of_key(self, step: StepSpec, own: Selection) -> Sequence[tuple[int, _Rows, np.ndarray]]:
         """For each input that the step reads itself: its side, its rows, and which of them have the row's key and were
@@ -386,8 +389,9 @@ class RecordOutcomes:
     # --- the other side -----------------------------------------------------------------------------------------------
 
     def _nearest(
-        self, step: StepSpec, kind: Join, side: int, own: Selection, epoch: int, retention: Retention
+        self, description: JoinDescription[Join], side: int, own: Selection, epoch: int, retention: RetentionReport
     ) -> tuple[Nearest | None, str]:
+        step, kind = description.step, description.kind
         other, chained = step.sides[1 - side], step.sides[1 - side].intake.chained
         rows = self._joined.rows(other.part) if chained else self._rows(other.time)
         candidates = _numbers_of_key(step, own, rows) if rows is not None else np.zeros(0, dtype=np.int64)
@@ -400,7 +404,7 @@ class RecordOutcomes:
             return None, f"no record of {other.time}{with_key} was read{or_kept} that can match"
         other_rows = Selection(rows.batch, candidates)
         own_times, other_times = np.repeat(own.numbers(TS), len(candidates)), other_rows.numbers(TS)
-        misses = kind.misses(*((own_times, other_times) if side == LEFT else (other_times, own_times)))
+        misses = description.ms_out_of_reach(*((own_times, other_times) if side == LEFT else (other_times, own_times)))
         pairs = Pairs.of(side, Selection(own.batch, np.repeat(own.index, len(candidates))), other_rows)
         true, accepted = residual(step, pairs, PairFailures()), self._taken_in(rows, candidates)
         if not (accepted | (misses == 0)).any():
@@ -414,28 +418,35 @@ class RecordOutcomes:
         )
         best = int(order[0])
         at = int(candidates[best])
-        miss, ts, rule = int(misses[best]), int(other_times[best]), kind.matches_by
+        miss, ts, rule = int(misses[best]), int(other_times[best]), description.matches_by
         position = self._joined_of(other, rows, at) if chained else rows.positions[at]
         if miss:
-            words = f"{format_duration(miss)} outside {kind.reach_text}"
+            words = f"{format_duration(miss)} outside {description.reach_text}"
         else:
-            words, rule = self._in_the_way(step, 1 - side, rows, at, epoch, retention, true=bool(true[best]))
+            words, rule = self._in_the_way(description, 1 - side, rows, at, epoch, retention, true=bool(true[best]))
         return Nearest(other.time, position, ts, miss, words, rule), ""
 
     def _in_the_way(
-        self, step: StepSpec, side: int, rows: _Rows, at: int, epoch: int, retention: Retention, *, true: bool
+        self,
+        description: JoinDescription[Join],
+        side: int,
+        rows: _Rows,
+        at: int,
+        epoch: int,
+        retention: RetentionReport,
+        *,
+        true: bool,
     ) -> tuple[str, str]:
         """What, other than the event times, prevented the row `at` of a side from matching the record, which arrived in
         `epoch`, and by which rule. Asks in the engine's order (T3): a row that was dropped or is gone meets nothing."""
-        came, kind = int(rows.epochs[at]), step.kind
-        assert isinstance(kind, Join), "only those have a row nearest"
+        came, rule = int(rows.epochs[at]), description.matches_by
         reason = self._reason(rows, at)
         if reason is not None:
             return f"within reach, but it was dropped: {reason}", RULES[reason]
         if retention.evicted_in is not None and came >= retention.evicted_in and came > epoch:
             return f"within reach, but it came in epoch {came}, when the record was gone", retention.rule
         if came < epoch:
-            other_retention = self._retention(step, side, came, Selection(rows.batch, np.array([at])))
+            other_retention = self._retention(description.step, side, came, Selection(rows.batch, np.array([at])))
             if other_retention.evicted_in is not None and other_retention.evicted_in <= epoch:
                 eviction_text = (
                     "it was never kept"
@@ -447,12 +458,12 @@ class RecordOutcomes:
                     other_retention.rule,
                 )
         if DELETED in rows.batch.schema.names and rows.batch.column(DELETED)[at].as_py():
-            return "within reach, and it deletes the key", kind.matches_by
+            return "within reach, and it deletes the key", rule
         if not true:
-            return "within reach, but `where` is not true for the two", kind.matches_by
+            return "within reach, but `where` is not true for the two", rule
         if len(self._pipeline.steps) > 1:
-            return "they meet; the steps that follow have put out nothing of it so far", kind.matches_by
-        return "within reach; nothing of the two has gone out so far", kind.matches_by
+            return "they meet; the steps that follow have put out nothing of it so far", rule
+        return "within reach; nothing of the two has gone out so far", rule
 
     def _joined_of(self, side: SideSpec, rows: _Rows, at: int) -> RecordPosition | None:
         """The record of a joined row whose time the bound counts from: of those of that time, the one that has most of

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from joinery_runtime.connectors.history import HistoryDecoder
 from joinery_runtime.connectors.source import Range
-from joinery_runtime.core.pipeline.future import FutureCheck
+from joinery_runtime.core.pipeline.lateness import FutureCheck
 from joinery_runtime.core.pipeline.prepare import too_far_ahead
 from joinery_runtime.core.pipeline.sides import Intake
 from joinery_runtime.core.pipeline.spec import Pipeline

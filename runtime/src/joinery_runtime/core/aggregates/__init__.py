@@ -1,6 +1,42 @@
-"""The aggregates of sessions (S7): mergeable, durable, vectorised over groups of rows."""
+"""The aggregates of sessions (S7): mergeable, durable, vectorised over groups of rows.
 
-from joinery_runtime.core.aggregates.base import Accumulator, AggregateCall, GroupError, Groups, States
-from joinery_runtime.core.aggregates.registry import accumulator
+Each module lists its functions in `FUNCTIONS`.
+"""
+
+from __future__ import annotations
+
+from joinery_runtime.core.aggregates import averages, extremes, sums
+from joinery_runtime.core.aggregates.base import Accumulator, AggregateCall, GroupError, Groups, Make, States
+from joinery_runtime.core.aggregates.distinct import Distinct
+from joinery_runtime.errors import EnvironmentProblem
 
 __all__ = ["Accumulator", "AggregateCall", "GroupError", "Groups", "States", "accumulator"]
+
+
+def _distinct(name: str, call: AggregateCall) -> Accumulator:
+    if call.limit is not None:
+        return Distinct(f"{name}.values", call.type, call.limit)
+    try:
+        # Imported here only: its library does not exist for every version of Python.
+        from joinery_runtime.core.aggregates.sketch import Sketch  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise EnvironmentProblem(
+            f"count_distinct of {call.column} with method: hll needs the Python package {error.name}",
+            facts="it is not installed; there is none for Python 3.14",
+            todo="Run the job on Python 3.11 to 3.13 with joinery-runtime[engine], or write method: exact",
+        ) from error
+    return Sketch(f"{name}.sketch")
+
+
+_MAKERS: dict[str, Make] = {
+    **sums.FUNCTIONS,
+    **averages.FUNCTIONS,
+    **extremes.FUNCTIONS,
+    "count_distinct": _distinct,
+}
+
+
+def accumulator(call: AggregateCall) -> Accumulator:
+    """The accumulator of an aggregate. Raises KeyError for an unknown function, and EnvironmentProblem if its library
+    is not installed."""
+    return _MAKERS[call.function](f"${call.function}({call.column})", call)

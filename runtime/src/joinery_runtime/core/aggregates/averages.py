@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from joinery_runtime.core.aggregates.base import Accumulator, AggregateCall, GroupError, Groups, Make, States
-from joinery_runtime.core.aggregates.counts import Count
-from joinery_runtime.core.aggregates.sums import TODO, DoubleSum, WholeSum
+from joinery_runtime.core.aggregates.sums import TODO, Count, DoubleSum, WholeSum
 from joinery_runtime.core.aggregates.wide import Wide
 
 _EXACT = 2**53  # doubles hold whole numbers up to this one exactly

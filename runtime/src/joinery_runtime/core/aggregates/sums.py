@@ -1,4 +1,4 @@
-"""Sums: exact for whole numbers, compensated for doubles.
+"""Counts of rows and of values, and sums: exact for whole numbers, compensated for doubles.
 
 A compensated sum keeps what each addition rounds off: it is two doubles, `sum + rest`, good for about 100 bits. Pairs
 of neighbours are added in rounds (log2 of the longest group), each addition by Knuth's two-sum. An infinite or NaN sum
@@ -24,6 +24,34 @@ from joinery_runtime.core.aggregates.base import (
     States,
     ValueAccumulator,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """`count` counts all rows; `count_col` counts the rows in which a column has a value."""
+
+    name: str
+
+    @property
+    def fields(self) -> tuple[pa.Field, ...]:
+        return (pa.field(self.name, pa.int64()),)
+
+    @property
+    def result_type(self) -> pa.DataType:
+        return pa.int64()
+
+    def fold(self, values: pa.Array | None, times: np.ndarray, groups: Groups) -> States:
+        if values is None or not values.null_count:
+            return (pa.array(groups.sizes),)
+        valid = values.is_valid().to_numpy(zero_copy_only=False)
+        return (pa.array(np.add.reduceat(valid, groups.starts, dtype=np.int64)),)
+
+    def merge(self, states: States, groups: Groups) -> States:
+        return (pa.array(np.add.reduceat(states[0].to_numpy(), groups.starts)),)
+
+    def result(self, states: States) -> pa.Array:
+        return states[0]
+
 
 _Doubles = tuple[np.ndarray, np.ndarray]  # sums, rests
 
@@ -132,4 +160,8 @@ def _sum(name: str, call: AggregateCall) -> Accumulator:
     return WholeSum(name, pa.decimal128(38, kind.scale) if pa.types.is_decimal(kind) else pa.int64())
 
 
-FUNCTIONS: Mapping[str, Make] = {"sum": _sum}
+FUNCTIONS: Mapping[str, Make] = {
+    "count": lambda name, _: Count(name),
+    "count_col": lambda name, _: Count(name),
+    "sum": _sum,
+}

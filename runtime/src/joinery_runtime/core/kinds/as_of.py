@@ -10,7 +10,7 @@ No I/O, no clock, no randomness: the same work gives the same rows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import ClassVar, Self, cast
 
@@ -30,10 +30,10 @@ from joinery_runtime.core.kinds.rows import (
     rows_at_once,
     same_keys,
 )
-from joinery_runtime.core.pipeline.describe import AcceptedRow, EpochTimes, RowStatus, StoredRow
+from joinery_runtime.core.pipeline.retention import AcceptedRow, EventTime, Retention, RowTime
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SideSpec
 from joinery_runtime.core.pipeline.spec import StepSpec
-from joinery_runtime.core.pipeline.step import Horizon, Horizons, StateRun, StepResult, StepRun, StepWork
+from joinery_runtime.core.pipeline.step import Horizon, StateRun, StepResult, StepRun, StepWork
 from joinery_runtime.core.pipeline.watermark import (
     BEGIN_OF_TIME,
     END_OF_TIME,
@@ -43,12 +43,23 @@ from joinery_runtime.core.pipeline.watermark import (
     earlier,
 )
 from joinery_runtime.core.table.columns import DELETED, HASH, JOINABLE, OFFSET, PARTITION, TS, UNAVAILABLE
-from joinery_runtime.core.table.forward_fill import sources_of
 from joinery_runtime.core.table.segment import Run, SegmentMeta, concat
 from joinery_runtime.core.table.sort import find_ranges, sort_order
 from joinery_runtime.job import AsOf, JoinStep
 from joinery_runtime.job.kinds.base import StepKind
-from joinery_runtime.job.model.duration import format_time
+
+
+@dataclass(frozen=True, slots=True)
+class NextVersion(RowTime):
+    """The event time of the version that supersedes the row decides."""
+
+    by_event_time: ClassVar[bool] = False
+
+    def of(self, row: AcceptedRow) -> int | None:
+        return row.newer
+
+    def event_time_at(self, time: int) -> int:
+        return time - 1  # a version is older than the one that supersedes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +68,14 @@ class AsOfJoin(Join):
 
     written_as: ClassVar[tuple[type[StepKind], ...]] = (AsOf,)
     right_is_table: ClassVar[bool] = True
-    matches_by: ClassVar[str] = "a1"
-    padded_by: ClassVar[tuple[str, str]] = ("a4", "a4")
 
     history_retention: int
     grace: int = 0
+    retention: tuple[Retention, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        waiting = Retention(EventTime(), "a3", kept_for_ms=self.grace, inclusive=True)
+        object.__setattr__(self, "retention", (waiting, Retention(NextVersion(), "a2", inclusive=True)))
 
     @classmethod
     def of(cls, step: JoinStep, _only: bool, /) -> Self:
@@ -133,12 +147,6 @@ class AsOfJoin(Join):
         earliest_lookup = _lowest(table.highest, table.reached, stream.reached)
         return {left.part: _lowest(waited, table.reached), right.part: earlier(earliest_lookup, self.history_retention)}
 
-    def keep_from(self, side: int, horizon: int) -> int | None:
-        return horizon + 1 if side == LEFT else None  # a version stays until a later one supersedes it
-
-    def kept_for_ms(self, side: int) -> int | None:
-        return self.grace if side == LEFT else None
-
     def closes(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
         assert horizon.current is not None, "asked when a horizon moves"
         return side == LEFT and meta.ts_min <= horizon.current and self.needs(step, side, meta, horizon)
@@ -159,80 +167,6 @@ class AsOfJoin(Join):
         if side == RIGHT:
             return {table}
         return {stream, table} if self.grace else {table}
-
-    # --- for people ---------------------------------------------------------------------------------------------------
-
-    def may_go_before(self, side: int, horizon: int) -> int | None:
-        return horizon + 1 if side == LEFT else horizon
-
-    def next_epoch_text(self, step: StepSpec, side: int, horizons: Horizons) -> str:
-        until = format_time(horizons[step.sides[side].part].current)
-        if side == LEFT:
-            return f"joins waiting rows up to {until} and lets them go"
-        return f"needs no version that was superseded at {until} or before"
-
-    @property
-    def reach_text(self) -> str:
-        return "the time of the stream's row (a version may not be newer)"
-
-    def misses(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        return np.asarray(np.maximum(right - left, 0))
-
-    def leaves_by(self, side: int) -> str:
-        return "a3" if side == LEFT else "a2"
-
-    def is_evicted(self, step: StepSpec, row: AcceptedRow, epoch_times: EpochTimes) -> bool:
-        horizon = epoch_times.horizon(step.sides[row.side].part)
-        if row.side == LEFT:
-            at_once = self.grace == 0 and row.ts <= epoch_times.reached.get(step.sides[RIGHT].time, END_OF_TIME)
-            return at_once or (horizon is not None and row.ts <= horizon)
-        return horizon is not None and row.newer is not None and row.newer <= horizon
-
-    def leaves_when(self, step: StepSpec, row: AcceptedRow, epoch_times: EpochTimes) -> str:
-        stream, table = (side.time for side in step.sides)
-        if row.side == LEFT:
-            reached = epoch_times.reached.get(table, END_OF_TIME)
-            waits_for_table = f"{table} is read up to {format_time(row.ts)}"
-            if self.grace == 0:
-                return "a row of the stream is joined when it comes" if row.ts <= reached else waits_for_table
-            waited = f"the highest event time of {stream} is {format_time(row.ts + self.grace)} or above"
-            return waited if row.ts <= reached else f"{waited}, and {waits_for_table}"
-        if row.newer is None:
-            return f"a newer version of its key comes (of {table})"
-        until = format_time(row.newer + self.history_retention)
-        return f"the highest event time of {table} is {until} or above (superseded at {format_time(row.newer)})"
-
-    def statuses(self, step: StepSpec, rows: Sequence[StoredRow], epoch_times: EpochTimes) -> Sequence[RowStatus]:
-        return [
-            self._waiting_status(step, row) if row.side == LEFT else _version_status(step, rows, row, epoch_times)
-            for row in rows
-        ]
-
-    def _waiting_status(self, step: StepSpec, row: StoredRow) -> RowStatus:
-        until, (stream, table) = row.ts + self.grace, (side.time for side in step.sides)
-        words = f"waits until {table} is read up to {format_time(row.ts)}"
-        if self.grace:
-            words = f"waits until the highest event time of {stream} is {format_time(until)}"
-        return RowStatus(words, {"until_input": stream, "until": until})
-
-
-def _version_status(step: StepSpec, rows: Sequence[StoredRow], row: StoredRow, epoch_times: EpochTimes) -> RowStatus:
-    """The status of a version. It is valid until its key's next version; at equal times the higher offset counts
-    (A1)."""
-    versions = sorted((r for r in rows if r.side == row.side), key=lambda r: (r.ts, r.offset, r.partition))
-    newer = [
-        other for other in versions if (other.ts, other.offset, other.partition) > (row.ts, row.offset, row.partition)
-    ]
-    until = newer[0].ts if newer else None
-    version_kind = "deletion" if row.deleted else "version"
-    fields = {"deleted": row.deleted, "valid_until": until}
-    if until is None:
-        return RowStatus(f"{version_kind}, the newest one: stays", fields)
-    superseded = f"{version_kind}, superseded at {format_time(until)}"
-    horizon = epoch_times.horizon(step.sides[row.side].part)
-    if horizon is not None and until <= horizon:
-        return RowStatus(f"{superseded}: needed no more, goes when its segment is merged", fields)
-    return RowStatus(f"{superseded}: stays for the history retention", fields)
 
 
 # --- what is emitted, what stays --------------------------------------------------------------------------------------
@@ -279,6 +213,24 @@ def _with_unavailable_values(step: StepSpec, work: StepWork) -> tuple[StepWork, 
         [rows.column(name).to_numpy().astype(np.int64) for name in (PARTITION, OFFSET)], axis=1
     )
     return replace(work, arrivals=(work.arrivals[LEFT], rows.filter(pa.array(~missing)))), partition_offsets[missing]
+
+
+def sources_of(
+    keys: np.ndarray, ranks: np.ndarray, deleted: np.ndarray, lacking: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """For each column the row (int64[n]) from which each of n rows has its value: the row itself, or the latest earlier
+    row of its key that has one; -1 where there is none, because the key was deleted since then or was never there.
+    Rows with equal `keys` belong together, in order of their `ranks`; `deleted` is bool[n], as `lacking` by column."""
+    order = np.lexsort((ranks, keys))
+    position = np.arange(len(keys))
+    first_of_key = np.maximum.accumulate(np.where(np.diff(keys[order], prepend=-1) != 0, position, 0))
+    sources = {}
+    for name, lacks in lacking.items():
+        latest = np.maximum.accumulate(np.where(lacks[order], -1, position))
+        usable = (latest >= first_of_key) & (~deleted[order][latest] | (latest == position))
+        sources[name] = np.empty(len(keys), np.int64)
+        sources[name][order] = np.where(usable, order[latest], -1)
+    return sources
 
 
 def _rows_with_hashes(run: Run, hashes: np.ndarray) -> pa.RecordBatch:

@@ -90,10 +90,3 @@ def _canonical(key: pa.Array) -> pa.Array:
     values = pc.fill_null(key.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False) + 0.0
     bits = np.where(np.isnan(values), np.nan, values).view(np.int64)
     return pa.array(bits, mask=key.is_null().to_numpy(zero_copy_only=False))
-
-
-def last_of_session(ts: int, times: np.ndarray, gap: int) -> int:
-    """The event time of the last row in the session of the row at `ts`, among `times` (int64[n], ascending)."""
-    after = times[np.searchsorted(times, ts) :]
-    ends = np.flatnonzero(np.diff(after) > gap)
-    return int(after[ends[0] if len(ends) else -1])

@@ -6,7 +6,7 @@ No I/O, no clock, no randomness: the same work gives the same rows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Self, cast
 
 import numpy as np
@@ -24,7 +24,7 @@ from joinery_runtime.core.kinds.rows import (
     project,
     split_joinable,
 )
-from joinery_runtime.core.pipeline.describe import AcceptedRow, EpochTimes, RowStatus, StoredRow
+from joinery_runtime.core.pipeline.retention import EventTime, Retention
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES, SideSpec
 from joinery_runtime.core.pipeline.spec import Distance, StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons, StateRun, StepResult, StepRun, StepWork
@@ -33,7 +33,6 @@ from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.core.table.sort import find_ranges, list_pairs
 from joinery_runtime.job import Interval, JoinStep
 from joinery_runtime.job.kinds.base import StepKind
-from joinery_runtime.job.model.duration import format_duration, format_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +44,6 @@ class IntervalJoin(Join):
     row of a preserved side is flagged once it has matched."""
 
     written_as: ClassVar[tuple[type[StepKind], ...]] = (Interval,)
-    matches_by: ClassVar[str] = "j1"
-    padded_by: ClassVar[tuple[str, str]] = ("o1", "o2")
 
     lower: int
     upper: int
@@ -54,6 +51,10 @@ class IntervalJoin(Join):
     drop_late: bool = True
     lenient: bool = True
     late_to_dead_letters: bool = False
+    retention: tuple[Retention, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "retention", (self._retention(LEFT), self._retention(RIGHT)))
 
     @classmethod
     def of(cls, step: JoinStep, only: bool, /) -> Self:
@@ -130,11 +131,9 @@ class IntervalJoin(Join):
                 out[name] = earlier(out[left.time], -distance(name, left.time))
         return {name: None if (low := lows[name]) is None or at is None else min(low, at) for name, at in out.items()}
 
-    def keep_from(self, side: int, horizon: int) -> int | None:
-        return horizon
-
-    def kept_for_ms(self, side: int) -> int | None:
-        return max(0, self.partner_bounds(side)[1] + self.allowed_lateness)
+    def _retention(self, side: int) -> Retention:
+        """J3: rows stay until their latest partner cannot come any more."""
+        return Retention(EventTime(), "j3", kept_for_ms=max(0, self.partner_bounds(side)[1] + self.allowed_lateness))
 
     def needs(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
         """Rows that are not preserved leave without output: no epoch has to read them for that."""
@@ -146,80 +145,6 @@ class IntervalJoin(Join):
 
     def released_by(self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark]) -> set[str]:
         return set(step.sides[1 - side].inputs)
-
-    # --- for people ---------------------------------------------------------------------------------------------------
-
-    def next_epoch_text(self, step: StepSpec, side: int, horizons: Horizons) -> str:
-        padded = (
-            ", unmatched rows older than that are emitted with nulls for the other side"
-            if step.sides[side].preserved
-            else ""
-        )
-        return f"keeps rows from {format_time(horizons[step.sides[side].part].current)}{padded}"
-
-    @property
-    def reach_text(self) -> str:
-        return f"the bound (right - left from {format_duration(self.lower)} to {format_duration(self.upper)})"
-
-    def misses(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        distance = right - left
-        return np.asarray(np.maximum(np.maximum(self.lower - distance, distance - self.upper), 0))
-
-    def leaves_by(self, side: int) -> str:
-        return "j3"
-
-    def leaves_when(self, step: StepSpec, row: AcceptedRow, epoch_times: EpochTimes) -> str:
-        return self._eviction_condition(step, row.side, row.ts, epoch_times)
-
-    def _last_partner(self, step: StepSpec, side: int, ts: int) -> tuple[int, int]:
-        """The latest event time of partners of a row at `ts`, and by how much (ms) they may be late."""
-        late = 0 if step.sides[1 - side].intake.chained else self.allowed_lateness
-        return ts + self.partner_bounds(side)[1], late
-
-    def _eviction_condition(self, step: StepSpec, side: int, ts: int, epoch_times: EpochTimes) -> str:
-        other, until = step.sides[1 - side], sum(self._last_partner(step, side, ts))
-        upstream = f"what step {step.number} hands on of " if other.intake.chained else ""
-        now = "" if other.intake.chained else f" ({format_time(epoch_times.watermarks[other.time])})"
-        return f"{upstream}the watermark of {other.time}{now} is above {format_time(until)}"
-
-    def statuses(self, step: StepSpec, rows: Sequence[StoredRow], epoch_times: EpochTimes) -> Sequence[RowStatus]:
-        return [self._status(step, row, epoch_times) for row in rows]
-
-    def _status(self, step: StepSpec, row: StoredRow, epoch_times: EpochTimes) -> RowStatus:
-        other = step.sides[1 - row.side]
-        last_partner, late = self._last_partner(step, row.side, row.ts)
-        horizon = epoch_times.horizon(step.sides[row.side].part)
-        watermark = epoch_times.watermarks[other.time]
-        if horizon is not None and row.ts < horizon:
-            may_match = "no"
-        else:
-            may_match = "on time" if watermark is None or last_partner >= watermark else "late"
-        fields = {
-            "until_input": other.time,
-            "until": last_partner + late,
-            "may_match": may_match,
-            **({"matched": row.flagged} if row.flagged is not None else {}),
-        }
-        goes = f"goes when {self._eviction_condition(step, row.side, row.ts, epoch_times)}"
-        return RowStatus(f"{goes}; {_MATCHES[may_match]}{_match_text(step, row, epoch_times)}", fields)
-
-
-_MATCHES = {"on time": "may still match", "late": "may match late rows only", "no": "matches nothing any more"}
-
-
-def _match_text(step: StepSpec, row: StoredRow, epoch_times: EpochTimes) -> str:
-    """Says whether a preserved row has matched. One that never does is emitted padded when an epoch closes it
-    (O1)."""
-    spec = step.sides[row.side]
-    if row.flagged is None or not spec.preserved:
-        return ""
-    if row.flagged:
-        return "; has matched"
-    horizon = epoch_times.horizons[spec.part]
-    if horizon.previous is not None and row.ts < horizon.previous:
-        return "; has not matched and was emitted padded"
-    closed = horizon.current is not None and row.ts < horizon.current
-    return f"; has not matched: is emitted padded {'with the next epoch' if closed else 'unless it still does'}"
 
 
 def _may_go_out(side: SideSpec, horizons: Horizons) -> Watermark:

@@ -8,24 +8,23 @@ looked at. No I/O, no clock, no randomness: the same work gives the same rows.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Self, cast
 
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.kinds.base import Join, lower_of_both, slower_watermark
+from joinery_runtime.core.kinds.base import Join, lower_of_both
 from joinery_runtime.core.kinds.cells import Members, Sides, WindowOutput, concat_selections, cut_by_hash
 from joinery_runtime.core.kinds.grouping import (
     changes,
     distinguish_keys,
     expand_ranges,
     gaps,
-    last_of_session,
     number_groups,
 )
 from joinery_runtime.core.kinds.rows import Selection, gather, run_to_add, split_joinable
-from joinery_runtime.core.pipeline.describe import AcceptedRow, EpochTimes, RowStatus, StoredRow
+from joinery_runtime.core.pipeline.retention import AcceptedRow, Retention, RowTime
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES
 from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons, StateRun, StepResult, StepRun, StepWork
@@ -35,9 +34,29 @@ from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.core.table.sort import sort_order
 from joinery_runtime.job import JoinStep, Session
 from joinery_runtime.job.kinds.base import StepKind
-from joinery_runtime.job.model.duration import format_duration, format_time
 
 Accepted = tuple[Run | None, Mapping[str, int]]  # what is kept, and how many rows were dropped by reason
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnd(RowTime):
+    """The end of the session decides: the last row and the gap. The session may grow for ever."""
+
+    by_event_time: ClassVar[bool] = False
+
+    gap: int
+
+    def of(self, row: AcceptedRow) -> int | None:
+        return self.last_row(row) + self.gap
+
+    def last_row(self, row: AcceptedRow) -> int:
+        """Return the event time of the last row in the session of the row."""
+        after = row.times[np.searchsorted(row.times, row.ts) :]
+        ends = np.flatnonzero(np.diff(after) > self.gap)
+        return int(after[ends[0] if len(ends) else -1])
+
+    def event_time_at(self, time: int) -> int:
+        return cast(int, earlier(time, self.gap))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +67,6 @@ class SessionWindowJoin(Join):
     A row is flagged once it is emitted."""
 
     written_as: ClassVar[tuple[type[StepKind], ...]] = (Session,)
-    matches_by: ClassVar[str] = "w1"
-    padded_by: ClassVar[tuple[str, str]] = ("w3", "w3")
     flagged_rows_leave: ClassVar[bool] = True
     judges_late_records: ClassVar[bool] = True
     late_rule: ClassVar[str] = "sessions that end before {} are closed"
@@ -57,6 +74,10 @@ class SessionWindowJoin(Join):
     gap: int
     allowed_lateness: int = 0
     late_to_dead_letters: bool = False
+    retention: tuple[Retention, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "retention", (Retention(SessionEnd(self.gap), "w2"),) * 2)
 
     @classmethod
     def of(cls, step: JoinStep, _only: bool, /) -> Self:
@@ -102,62 +123,8 @@ class SessionWindowJoin(Join):
         """The event time before which a session's last row means that it is closed. None: no session is."""
         return earlier(horizon, self.gap)
 
-    def keep_from(self, side: int, horizon: int) -> int | None:
-        return None  # a session may grow for ever
-
-    def kept_for_ms(self, side: int) -> int | None:
-        return None
-
     def closes(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
         return meta.ts_min < cast(int, self.open_from(horizon.current))
-
-    # --- for people ---------------------------------------------------------------------------------------------------
-
-    def may_go_before(self, side: int, horizon: int) -> int | None:
-        return self.open_from(horizon)
-
-    def next_epoch_text(self, step: StepSpec, side: int, horizons: Horizons) -> str:
-        before = self.open_from(horizons[step.sides[side].part].current)
-        return f"closes sessions whose last row is before {format_time(before)}"
-
-    @property
-    def reach_text(self) -> str:
-        return f"the session gap ({format_duration(self.gap)})"
-
-    def misses(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """A pair within the gap always shares a session. One beyond it may too, if rows in between bridge the gap."""
-        return np.asarray(np.maximum(np.abs(right - left) - self.gap, 0))
-
-    def leaves_by(self, side: int) -> str:
-        return "w2"
-
-    def is_evicted(self, step: StepSpec, row: AcceptedRow, epoch_times: EpochTimes) -> bool:
-        open_from = self.open_from(epoch_times.horizon(step.sides[row.side].part))
-        return open_from is not None and last_of_session(row.ts, row.times, self.gap) < open_from
-
-    def leaves_when(self, step: StepSpec, row: AcceptedRow, epoch_times: EpochTimes) -> str:
-        above = format_time(last_of_session(row.ts, row.times, self.gap) + self.gap)
-        slower = slower_watermark(step, self.allowed_lateness, epoch_times)
-        return f"{slower} is above {above}, the last row of its session + {format_duration(self.gap)}"
-
-    def statuses(self, step: StepSpec, rows: Sequence[StoredRow], epoch_times: EpochTimes) -> Sequence[RowStatus]:
-        times = np.sort(np.array([row.ts for row in rows], dtype=np.int64))
-        sessions = np.split(times, np.flatnonzero(gaps(times, self.gap)))
-        spans = [(int(session[0]), int(session[-1])) for session in sessions if len(session)]
-        return [
-            self._status(step, row, next(span for span in spans if span[0] <= row.ts <= span[1]), epoch_times)
-            for row in rows
-        ]
-
-    def _status(self, step: StepSpec, row: StoredRow, span: tuple[int, int], epoch_times: EpochTimes) -> RowStatus:
-        open_from = self.open_from(epoch_times.horizon(step.sides[row.side].part))
-        fields = {"session": list(span), "closed": bool(row.flagged) or (open_from is not None and span[1] < open_from)}
-        words = f"in the session {format_time(span[0])} to {format_time(span[1])}"
-        if fields["closed"]:
-            return RowStatus(f"{words}, which is closed", fields)
-        slower = slower_watermark(step, self.allowed_lateness)
-        above = format_time(span[1] + self.gap)
-        return RowStatus(f"{words}; goes when {slower} is above {above}, unless it grows", fields)
 
 
 # --- the join of one shard in one epoch -------------------------------------------------------------------------------

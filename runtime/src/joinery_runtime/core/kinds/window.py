@@ -7,17 +7,17 @@ arriving row belongs to its open windows only. No I/O, no clock, no randomness: 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Self, cast
 
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.kinds.base import Join, lower_of_both, slower_watermark
+from joinery_runtime.core.kinds.base import Join, lower_of_both
 from joinery_runtime.core.kinds.cells import Members, Sides, WindowOutput, concat_selections, cut_by_hash
 from joinery_runtime.core.kinds.grouping import changes, expand_ranges, number_groups
 from joinery_runtime.core.kinds.rows import PROJECTED_ROWS, Selection, run_to_add, split_joinable
-from joinery_runtime.core.pipeline.describe import AcceptedRow, EpochTimes, RowStatus, StoredRow
+from joinery_runtime.core.pipeline.retention import AcceptedRow, Retention, RowTime
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES
 from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons, StepResult, StepRun, StepWork
@@ -35,10 +35,23 @@ from joinery_runtime.core.table.sort import list_pairs, sort_order
 from joinery_runtime.job import Hopping, JoinStep
 from joinery_runtime.job.kinds.base import StepKind
 from joinery_runtime.job.kinds.window import Tumbling
-from joinery_runtime.job.model.duration import format_duration, format_time
 
 Numbers = tuple[int, int]  # windows are numbered by n; first and last, both included
 Bounds = tuple[np.ndarray, np.ndarray]  # int64[n] each: the first and the last window of each row
+
+
+@dataclass(frozen=True, slots=True)
+class LastWindowEnd(RowTime):
+    """The end of the last window that holds the row decides."""
+
+    size: int
+    slide: int
+
+    def of(self, row: AcceptedRow) -> int | None:
+        return row.ts // self.slide * self.slide + self.size
+
+    def event_time_at(self, time: int) -> int:
+        return END_OF_TIME if time > END_OF_TIME else clamp(((time - 1 - self.size) // self.slide + 1) * self.slide)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +62,18 @@ class WindowJoin(Join):
     Bounds are Python ints, because arithmetic at the ends of int64 must not wrap around."""
 
     written_as: ClassVar[tuple[type[StepKind], ...]] = (Tumbling, Hopping)
-    matches_by: ClassVar[str] = "w1"
-    padded_by: ClassVar[tuple[str, str]] = ("w3", "w3")
 
     size: int
     slide: int
     allowed_lateness: int = 0
     late_to_dead_letters: bool = False
+    retention: tuple[Retention, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        retention = Retention(
+            LastWindowEnd(self.size, self.slide), "w2", kept_for_ms=self.size + self.allowed_lateness, inclusive=True
+        )
+        object.__setattr__(self, "retention", (retention, retention))
 
     @classmethod
     def of(cls, step: JoinStep, _only: bool, /) -> Self:
@@ -93,19 +111,16 @@ class WindowJoin(Join):
     ) -> int | None:
         """See W2."""
         closed = horizons[step.sides[side].part].current
-        return None if closed is None else self.keep_from(side, closed)
+        return None if closed is None else self.open_from(closed)
 
-    def keep_from(self, side: int, horizon: int) -> int:
+    def open_from(self, horizon: int) -> int:
         """The lowest event time of a row that is still in an open window."""
-        return END_OF_TIME if horizon == END_OF_TIME else clamp((self.last_closed(horizon) + 1) * self.slide)
-
-    def kept_for_ms(self, side: int) -> int | None:
-        return self.size + self.allowed_lateness
+        return self.retention[LEFT].may_leave_before(horizon)
 
     def half_closed(self, side: int, ts: np.ndarray, horizon: int) -> np.ndarray:
         """bool[n]: the rows that are in a closed hopping window and in an open one."""
         end = clamp(self.last_closed(horizon) * self.slide + self.size)
-        return np.asarray((ts >= self.keep_from(side, horizon)) & (ts < end))
+        return np.asarray((ts >= self.open_from(horizon)) & (ts < end))
 
     def closes(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
         span = self.closing(horizon)
@@ -129,42 +144,6 @@ class WindowJoin(Join):
     def windows_of(self, ts: np.ndarray) -> Bounds:
         """The first and the last window that hold each row, by its `ts` (int64[n])."""
         return (ts - self.size) // self.slide + 1, ts // self.slide
-
-    # --- for people ---------------------------------------------------------------------------------------------------
-
-    def next_epoch_text(self, step: StepSpec, side: int, horizons: Horizons) -> str:
-        return f"closes windows that end at {format_time(horizons[step.sides[side].part].current)} or before"
-
-    @property
-    def reach_text(self) -> str:
-        return f"one window ({format_duration(self.size)} long, every {format_duration(self.slide)})"
-
-    def misses(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """How far (ms) the later row is past the end of the earlier row's last window."""
-        earlier_one, later_one = np.minimum(left, right), np.maximum(left, right)
-        end = self.windows_of(earlier_one)[1] * self.slide + self.size
-        return np.asarray(np.maximum(later_one - end + 1, 0))
-
-    def leaves_by(self, side: int) -> str:
-        return "w2"
-
-    def leaves_when(self, step: StepSpec, row: AcceptedRow, epoch_times: EpochTimes) -> str:
-        end = row.ts // self.slide * self.slide + self.size
-        slower = slower_watermark(step, self.allowed_lateness, epoch_times)
-        return f"{slower} is at {format_time(end)}, the end of its last window, or above"
-
-    def statuses(self, step: StepSpec, rows: Sequence[StoredRow], epoch_times: EpochTimes) -> Sequence[RowStatus]:
-        return [self._status(step, row, epoch_times) for row in rows]
-
-    def _status(self, step: StepSpec, row: StoredRow, epoch_times: EpochTimes) -> RowStatus:
-        first, last = (int(n[0]) for n in self.windows_of(np.array([row.ts])))
-        spans = [(n * self.slide, n * self.slide + self.size) for n in range(first, last + 1)]
-        closed_to = epoch_times.horizon(step.sides[row.side].part)
-        open_ = [span for span in spans if closed_to is None or span[1] > closed_to]
-        named = ", ".join(f"{format_time(start)} to {format_time(end)}" for start, end in open_)
-        slower = slower_watermark(step, self.allowed_lateness)
-        words = f"in the windows {named}; goes when {slower} is at the end of the last one"
-        return RowStatus(words if open_ else "its windows are closed", {"windows": [list(span) for span in open_]})
 
 
 # --- closing ----------------------------------------------------------------------------------------------------------
@@ -248,18 +227,18 @@ def _arrive(
     rows, spec, closed = work.arrivals[side], step.sides[side], work.horizons[LEFT].current
     if rows is None:
         return None, {}
-    late = _late(kind, side, rows, closed)
+    late = _late(kind, rows, closed)
     joinable, unjoinable = split_joinable(spec, rows.filter(pa.array(~late)))
     yield from _pad(kind, side, unjoinable, closed, out)
     return run_to_add(spec, joinable), {"late": int(late.sum())} if late.any() else {}
 
 
-def _late(kind: WindowJoin, side: int, rows: pa.RecordBatch, closed: int | None) -> np.ndarray:
+def _late(kind: WindowJoin, rows: pa.RecordBatch, closed: int | None) -> np.ndarray:
     """bool[n]: the rows whose windows are all closed (W2)."""
     ts = rows.column(TS).to_numpy()
     if closed is None:
         return np.zeros(len(ts), dtype=bool)
-    return np.asarray(ts < kind.keep_from(side, closed))
+    return np.asarray(ts < kind.open_from(closed))
 
 
 def _pad(

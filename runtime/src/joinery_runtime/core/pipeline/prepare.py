@@ -17,10 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.pipeline.disorder import behind_highest
 from joinery_runtime.core.pipeline.expression import Evaluated, Expression
-from joinery_runtime.core.pipeline.future import FutureCheck, Timestamps
-from joinery_runtime.core.pipeline.late import LateRows
+from joinery_runtime.core.pipeline.lateness import FutureCheck, LateRows, Timestamps, behind_highest
 from joinery_runtime.core.pipeline.operators import EVENT_TIME_MAX, EVENT_TIME_MIN
 from joinery_runtime.core.pipeline.sides import Intake, Placement
 from joinery_runtime.core.table.columns import HASH, partitions_of

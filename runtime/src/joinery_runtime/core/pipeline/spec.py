@@ -1,8 +1,8 @@
 """A job as the engine runs it: a `Pipeline` of steps, compiled once from the resource by `core.compile`.
 
-`StepOperator` is everything that the engine and the command line ask of a kind of step; `core.kinds` has a module for
-each. Nothing else may know which kinds exist. docs/architecture.md gives an overview. Durations and times are
-milliseconds.
+`StepOperator` is everything that the engine asks of a kind of step; `core.kinds` has a module for each, and
+`inspect.kinds` has what people read about it. Nothing else may know which kinds exist. docs/architecture.md gives an
+overview. Durations and times are milliseconds.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.pipeline.describe import AcceptedRow, EntryView, EpochTimes, Span, StoredRows, Summary, ToJson
 from joinery_runtime.core.pipeline.expression import ColumnRef, Expression
-from joinery_runtime.core.pipeline.sides import FLAGS, LEFT, RIGHT, Intake, OutputColumn, SideSpec
+from joinery_runtime.core.pipeline.retention import Retention
+from joinery_runtime.core.pipeline.sides import FLAGS, LEFT, RIGHT, SESSIONS, Intake, OutputColumn, SideSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons, StateRun, StepRun, StepWork
 from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Watermark, earlier
 from joinery_runtime.core.table.segment import SegmentMeta
-from joinery_runtime.job.model.wording import counted
 
 Distance = Callable[[str, str], int]
 """Gives the c of `name.ts >= other.ts + c` for the inputs `name` and `other` of a joined row (N2)."""
@@ -34,8 +33,6 @@ class StepOperator(ABC):
 
     flagged_rows_leave: ClassVar[bool] = False
     """Whether a flagged row has left the state. If False, a flag says that the row has matched; the row stays."""
-    summary_columns: ClassVar[tuple[str, ...]] = ()
-    """The columns of all stored rows that `summary` reads; empty: there is no summary."""
     judges_late_records: ClassVar[bool] = False
     """Whether only `run` can tell which records below `late_below` are late, because other rows decide too."""
     late_rule: ClassVar[str] = "rows are taken from {} on"
@@ -107,13 +104,10 @@ class StepOperator(ABC):
 
     # --- how long rows are kept ---------------------------------------------------------------------------------------
 
+    @property
     @abstractmethod
-    def keep_from(self, side: int, horizon: int) -> int | None:
-        """The event time before which rows leave under the horizon; None: event time does not decide."""
-
-    @abstractmethod
-    def kept_for_ms(self, side: int) -> int | None:
-        """For how long in event time a row is kept, watermark delays aside; None: event time does not decide."""
+    def retention(self) -> tuple[Retention, ...]:
+        """Per side, when its rows leave the state."""
 
     @abstractmethod
     def closes(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
@@ -125,13 +119,13 @@ class StepOperator(ABC):
 
     def expires(self, side: int, meta: SegmentMeta, horizon: int | None) -> bool:
         """Whether no row of the segment is kept under the horizon."""
-        since = None if horizon is None else self.keep_from(side, horizon)
+        since = None if horizon is None else self.retention[side].keep_from(horizon)
         return since is not None and meta.ts_max < since
 
     def survivors(self, step: StepSpec, side: int, runs: Sequence[StateRun], horizon: Horizon) -> Sequence[StateRun]:
         """The rows that a compaction of one side's runs keeps under the current horizon: one run for each, in the same
         order, with its `flagged`."""
-        since = None if horizon.current is None else self.keep_from(side, horizon.current)
+        since = None if horizon.current is None else self.retention[side].keep_from(horizon.current)
         return [state_run.where(self._live_mask(state_run, since)) for state_run in runs]
 
     def live_rows(
@@ -159,57 +153,6 @@ class StepOperator(ABC):
         lowest = min(input_watermarks.values(), key=lambda at: (at is not None, at))
         return {name for name, at in input_watermarks.items() if at == lowest}
 
-    # --- for people ---------------------------------------------------------------------------------------------------
-
-    merges_rows: ClassVar[bool] = False
-    """Whether the state holds `spans`, each made of several rows, instead of single rows."""
-
-    def spans(self, shown: Sequence[EntryView]) -> Sequence[Span]:
-        """The spans among everything stored of one key."""
-        return ()
-
-    def side_text(self, step: StepSpec, side: int) -> str:
-        """The side in words: `step 2, left side (orders, payments)`."""
-        name = "left" if side == LEFT else "right"
-        return f"step {step.number + 1}, {name} side ({', '.join(step.sides[side].inputs)})"
-
-    def may_go_before(self, side: int, horizon: int) -> int | None:
-        """The event time before which rows may leave; None: none may."""
-        return self.keep_from(side, horizon)
-
-    @abstractmethod
-    def next_epoch_text(self, step: StepSpec, side: int, horizons: Horizons) -> str:
-        """What an epoch with these horizons closes on a side that has a horizon: `closes windows that end at ...`."""
-
-    @abstractmethod
-    def shown(
-        self, step: StepSpec, stored: Sequence[StoredRows], epoch_times: EpochTimes, to_json: ToJson
-    ) -> Sequence[EntryView]:
-        """Everything stored of one key, each entry with what will happen to it."""
-
-    @abstractmethod
-    def leaves_by(self, side: int) -> str:
-        """The id of the rule in docs/semantics.md that says when a row of the side leaves the state."""
-
-    def is_evicted(self, step: StepSpec, row: AcceptedRow, epoch_times: EpochTimes) -> bool:
-        """Whether the row is gone from the state in an epoch with these epoch times; by default, whether `keep_from` is
-        above it."""
-        horizon = epoch_times.horizon(step.sides[row.side].part)
-        since = None if horizon is None else self.keep_from(row.side, horizon)
-        return since is not None and row.ts < since
-
-    @abstractmethod
-    def leaves_when(self, step: StepSpec, row: AcceptedRow, epoch_times: EpochTimes) -> str:
-        """The condition on which the row leaves: `the watermark of payments (...) is above ...`."""
-
-    def count_text(self, shown: Sequence[EntryView]) -> str:
-        """How much is stored of a key: `3 rows`."""
-        return counted(len(shown), "row")
-
-    def summary(self, step: StepSpec, rows: pa.Table, epoch_times: EpochTimes) -> Summary | None:
-        """Summarises the state. `rows` holds `summary_columns` of all rows that are in the state."""
-        return None
-
 
 @dataclass(frozen=True, slots=True)
 class StepSpec:
@@ -231,6 +174,13 @@ class StepSpec:
         """The side that holds an input's column, and the column's name in that side's batches."""
         side = RIGHT if ref.input in self.sides[RIGHT].inputs else LEFT
         return side, self.sides[side].intake.name_of(ref)
+
+    def side_name(self, side: int) -> str:
+        """The name of a side in messages: `step 2, left side (orders, payments)`."""
+        if self.sides[side].part == SESSIONS:
+            return f"the sessions of {self.sides[side].time}"
+        name = "left" if side == LEFT else "right"
+        return f"step {self.number + 1}, {name} side ({', '.join(self.sides[side].inputs)})"
 
     @property
     def broadcast(self) -> bool:

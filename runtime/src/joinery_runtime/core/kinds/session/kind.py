@@ -14,12 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.kinds.grouping import expand_ranges, last_of_session
+from joinery_runtime.core.kinds.grouping import expand_ranges
 from joinery_runtime.core.kinds.rows import rows_at_once
 from joinery_runtime.core.kinds.session.change import Folding, change, rows_to_add
 from joinery_runtime.core.kinds.session.form import SessionParameters, accept_arrivals
-from joinery_runtime.core.kinds.session.report import SessionCounts, SessionView, shown_sessions
-from joinery_runtime.core.pipeline.describe import AcceptedRow, EntryView, EpochTimes, Span, StoredRows, ToJson
+from joinery_runtime.core.pipeline.retention import EventTime, Retention
 from joinery_runtime.core.pipeline.spec import StepOperator, StepSpec
 from joinery_runtime.core.pipeline.step import (
     ARRIVAL,
@@ -36,9 +35,7 @@ from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Wat
 from joinery_runtime.core.table.columns import EMITTED, FORCED, HASH, OFFSET, PARTITION, START, TS
 from joinery_runtime.core.table.keyhash import key_hash
 from joinery_runtime.core.table.segment import Run, SegmentMeta, concat
-from joinery_runtime.job.model.duration import format_time
 from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS
-from joinery_runtime.job.model.wording import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +46,6 @@ class SessionAggregation(SessionParameters, StepOperator):
     A session is emitted when its last row is before COMPLETE, and leaves when it is before the part's own horizon."""
 
     flagged_rows_leave: ClassVar[bool] = True
-    summary_columns: ClassVar[tuple[str, ...]] = SessionCounts.COLUMNS
 
     def run(self, step: StepSpec, work: StepWork) -> StepRun:
         epoch = _SessionEpoch(self, step, work)
@@ -80,11 +76,11 @@ class SessionAggregation(SessionParameters, StepOperator):
         evicted = earlier(complete, self.allowed_lateness)
         return {side.part: evicted, side.complete: evicted if self.drop_late else complete}
 
-    def keep_from(self, side: int, horizon: int) -> int | None:
-        return horizon
-
-    def kept_for_ms(self, side: int) -> int | None:
-        return None  # rows leave when they are replaced, which does not depend on event time
+    @property
+    def retention(self) -> tuple[Retention, ...]:
+        """The event time of a stored session is that of its last row. Rows also leave when they are replaced, which
+        does not depend on event time."""
+        return _WITHOUT_LATE if self.drop_late else _WITH_LATE
 
     def closes(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
         """A segment of sessions that all ended before the last epoch's horizon closes nothing: they have been emitted,
@@ -104,48 +100,8 @@ class SessionAggregation(SessionParameters, StepOperator):
         out = pa.array(_bools(batch, EMITTED) | (live_run.run.ts < complete), pa.bool_())
         return replace(live_run, run=Run.view(batch.set_column(at, batch.schema.field(at), out)))
 
-    # --- for people ---------------------------------------------------------------------------------------------------
 
-    def side_text(self, step: StepSpec, side: int) -> str:
-        return f"the sessions of {step.sides[side].time}"
-
-    def next_epoch_text(self, step: StepSpec, side: int, horizons: Horizons) -> str:
-        eviction = f"forgets sessions whose last row is before {format_time(horizons[step.sides[side].part].current)}"
-        if self.drop_late:
-            return eviction
-        complete = format_time(horizons[step.sides[side].complete].current)
-        return f"emits those whose last row is before {complete}, {eviction}"
-
-    def shown(
-        self, step: StepSpec, stored: Sequence[StoredRows], epoch_times: EpochTimes, to_json: ToJson
-    ) -> Sequence[SessionView]:
-        return shown_sessions(self, step, stored, epoch_times, to_json)
-
-    merges_rows: ClassVar[bool] = True
-
-    def spans(self, shown: Sequence[EntryView]) -> Sequence[Span]:
-        return [session.span for session in shown if isinstance(session, SessionView)]
-
-    def leaves_by(self, side: int) -> str:
-        return "s4" if self.drop_late else "s5"
-
-    def is_evicted(self, step: StepSpec, row: AcceptedRow, epoch_times: EpochTimes) -> bool:
-        horizon = epoch_times.horizon(step.sides[row.side].part)
-        return horizon is not None and last_of_session(row.ts, row.times, self.gap) < horizon
-
-    def leaves_when(self, step: StepSpec, row: AcceptedRow, epoch_times: EpochTimes) -> str:
-        (side,) = step.sides
-        until = last_of_session(row.ts, row.times, self.gap) + self.gap + self.allowed_lateness
-        now = format_time(epoch_times.watermarks[side.time])
-        return f"the watermark of {side.time} ({now}) is above {format_time(until)}: then its session leaves"
-
-    def count_text(self, shown: Sequence[EntryView]) -> str:
-        capped = sum(isinstance(session, SessionView) and session.capped for session in shown)
-        sessions = counted(len(shown) - capped, "session")
-        return f"{sessions} and {counted(capped, 'mark')} of capped ones" if capped else sessions
-
-    def summary(self, step: StepSpec, rows: pa.Table, epoch_times: EpochTimes) -> SessionCounts:
-        return SessionCounts.of(self, step, rows, epoch_times)
+_WITHOUT_LATE, _WITH_LATE = (Retention(EventTime(), "s4"),), (Retention(EventTime(), "s5"),)
 
 
 class _SessionEpoch:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joinery_runtime.core.table.forward_fill import sources_of
+from joinery_runtime.core.kinds.as_of import sources_of
 
 Row = tuple[int, bool, bool, bool]  # key, deleted, and which of two columns it lacks
 

@@ -1,17 +1,24 @@
-"""Finds rows whose event time is implausibly far ahead (rule T11). A corrupt event time would move the watermark past
-every row that is still to come, for ever.
+"""Judges event times: those that are implausibly far ahead (T11), late ones that go to the dead letters (`lateData:
+dlq`, rules J6, W2, S4), and how far records are out of order.
 
-The judgement uses only the record and the plan, never a clock of its own, so a replay finds the same rows.
+A corrupt event time far ahead would move the watermark past every row that is still to come, for ever.
+
+Where event times and the plan alone decide, late records are judged as they are read. Where other rows of the key also
+decide, the reader only finds the few records that may be late. These go with the rows to the shard, whose step decides.
+
+Each judgement uses only the record and the plan, never a clock of its own, so a replay finds the same records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
+from joinery_runtime.core.pipeline.spec import Pipeline
+from joinery_runtime.core.pipeline.step import Horizons
 from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME, Watermark, clamp
 from joinery_runtime.job.model.duration import format_duration, format_time
 
@@ -110,3 +117,41 @@ def _reason(event_time: str, ts: int, most: int, reference: str, ahead_of: int) 
         f"future: event time {event_time!r} is {format_time(ts)}, more than watermark.maxFuture "
         f"({format_duration(most)}) ahead of {reference}, {format_time(ahead_of)}"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class LateRows:
+    """Judges rows of an input: those with event times below `accept_from` (ms) are late or, unless `certain`, may be.
+    `watermarks` are the current ones of the inputs that the step joins. `rule` is the kind's `late_rule`."""
+
+    accept_from: int
+    watermarks: Mapping[str, Watermark]
+    rule: str
+    certain: bool
+
+    @classmethod
+    def of(
+        cls, pipeline: Pipeline, name: str, watermarks: Mapping[str, Watermark], horizons: Horizons
+    ) -> LateRows | None:
+        """The judge of an input's rows. None: none of its rows is late, or late rows do not go to the dead letters."""
+        input_spec = pipeline.input(name)
+        step = pipeline.steps[input_spec.step]
+        if not step.kind.late_to_dead_letters:
+            return None
+        lowest = step.kind.late_below(step, input_spec.side, watermarks, horizons)
+        joined = {side.time: watermarks[side.time] for side in step.sides}
+        return None if lowest is None else cls(lowest, joined, step.kind.late_rule, not step.kind.judges_late_records)
+
+    def reason(self, event_time: str, ts: int) -> str:
+        """The reason in the dead letter of a row at `ts`. `event_time` names its column."""
+        watermarks = ", ".join(f"{name} {format_time(at)}" for name, at in self.watermarks.items())
+        return (
+            f"late: event time {event_time!r} is {format_time(ts)}, {self.rule.format(format_time(self.accept_from))} "
+            f"(watermark: {watermarks})"
+        )
+
+
+def behind_highest(times: np.ndarray) -> np.ndarray:
+    """Return how far each event time is behind the highest one up to it (int64[n], not negative), in order of arrival:
+    by as much `watermark.delay` none of the records would be late."""
+    return np.asarray(np.maximum.accumulate(times) - times)

@@ -1,4 +1,4 @@
-"""What `joinery state` reports about sessions: those of one group, and the numbers of all of them."""
+"""What is said about sessions (rules S1-S7): those of one group, and the numbers of all of them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,59 @@ import pyarrow.compute as pc
 
 from joinery_runtime.core.kinds.session.change import Folding
 from joinery_runtime.core.kinds.session.form import SessionParameters
-from joinery_runtime.core.pipeline.describe import EpochTimes, Span, StoredRows, ToJson
+from joinery_runtime.core.kinds.session.kind import SessionAggregation
+from joinery_runtime.core.pipeline.retention import AcceptedRow
 from joinery_runtime.core.pipeline.spec import StepSpec
+from joinery_runtime.core.pipeline.step import Horizons
 from joinery_runtime.core.table.columns import EMITTED, FORCED, START, TS
 from joinery_runtime.core.table.keyhash import key_hash
 from joinery_runtime.core.table.segment import concat
+from joinery_runtime.inspect.kinds.base import EntryView, EpochTimes, Span, StepDescription, StoredRows, ToJson
 from joinery_runtime.job.model.duration import format_time
+from joinery_runtime.job.model.wording import counted
+
+
+class SessionsDescription(StepDescription[SessionAggregation]):
+    """See S4 and S5: a row leaves with the session into which it was merged."""
+
+    __slots__ = ()
+
+    describes: ClassVar[type[SessionAggregation]] = SessionAggregation
+    merges_rows: ClassVar[bool] = True
+    summary_columns: ClassVar[tuple[str, ...]] = (TS, EMITTED, FORCED)
+
+    def entries(self, stored: Sequence[StoredRows], epoch_times: EpochTimes, to_json: ToJson) -> Sequence[SessionView]:
+        """List the sessions that no later row has replaced, by start."""
+        if not stored:
+            return []
+        rows = concat(segment_rows.rows.filter(pa.array(~segment_rows.flagged)) for segment_rows in stored)
+        timers, last = SessionTimers(self.kind, self.step, epoch_times), rows.column(TS).to_numpy()
+        rows = rows.filter(pa.array(timers.is_kept(last)))
+        rows = rows.take(pc.sort_indices(pa.table([rows.column(START)], names=[START]), [(START, "ascending")]))
+        return list(_sessions(timers, rows, to_json))
+
+    def count_text(self, entries: Sequence[EntryView]) -> str:
+        capped = sum(isinstance(session, SessionView) and session.capped for session in entries)
+        sessions = counted(len(entries) - capped, "session")
+        return f"{sessions} and {counted(capped, 'mark')} of capped ones" if capped else sessions
+
+    def spans_of(self, entries: Sequence[EntryView]) -> Sequence[Span]:
+        return [session.span for session in entries if isinstance(session, SessionView)]
+
+    def summary(self, rows: pa.Table, epoch_times: EpochTimes) -> SessionCounts:
+        return SessionCounts.of(SessionTimers(self.kind, self.step, epoch_times), rows)
+
+    def next_epoch_text(self, side: int, horizons: Horizons) -> str:
+        spec = self.step.sides[side]
+        eviction = f"forgets sessions whose last row is before {format_time(horizons[spec.part].current)}"
+        if self.kind.drop_late:
+            return eviction
+        complete = format_time(horizons[spec.complete].current)
+        return f"emits those whose last row is before {complete}, {eviction}"
+
+    def eviction_condition(self, row: AcceptedRow, epoch_times: EpochTimes) -> str:
+        timers = SessionTimers(self.kind, self.step, epoch_times)
+        return f"{timers.above(timers.forgotten_above(row.ts))}: then its session leaves"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +86,11 @@ class SessionTimers:
 
     def forgotten_above(self, last: int) -> int:
         return last + self.sessions.gap + self.sessions.allowed_lateness
+
+    def above(self, ts: int) -> str:
+        """Say when the input's watermark is above `ts`: `the watermark of clicks (...) is above ...`."""
+        now = self.epoch_times.watermarks[self.input]
+        return f"the watermark of {self.input} ({format_time(now)}) is above {format_time(ts)}"
 
     def is_kept(self, last: np.ndarray) -> np.ndarray:
         """Whether no committed epoch has forgotten the session. Its row may stay stored for longer, with its
@@ -100,7 +152,7 @@ class SessionView:
     def line(self) -> str:
         bounds = f"{format_time(self.start)} to {format_time(self.last)}, id {self.session_id}"
         if self.capped:
-            until = f"rows inside it are dropped until {self._above(self.timers.forgotten_above(self.last))}"
+            until = f"rows inside it are dropped until {self.timers.above(self.timers.forgotten_above(self.last))}"
             rest = "forgotten with the next epoch" if self.goes else until
             return f"mark of a session that reached maxDuration, {bounds}: it was emitted; {rest}"
         values = ", ".join(f"{name} {json.dumps(value)}" for name, value in self.aggregates.items())
@@ -108,35 +160,14 @@ class SessionView:
 
     def _coming_text(self) -> str:
         out, forgotten = self.timers.goes_out_above(self.last), self.timers.forgotten_above(self.last)
-        eviction = "forgotten with the next epoch" if self.goes else f"forgotten when {self._above(forgotten)}"
+        eviction = "forgotten with the next epoch" if self.goes else f"forgotten when {self.timers.above(forgotten)}"
         if self.emitted:
             return f"has been emitted; {eviction}"
         if self.due:
             return f"is emitted with the next epoch; {eviction}"
         if out == forgotten:
-            return f"is emitted, and forgotten, when {self._above(out)}, unless it grows"
-        return f"is emitted when {self._above(out)}, unless it grows; {eviction}"
-
-    def _above(self, ts: int) -> str:
-        now = self.timers.epoch_times.watermarks[self.timers.input]
-        return f"the watermark of {self.timers.input} ({format_time(now)}) is above {format_time(ts)}"
-
-
-def shown_sessions(
-    parameters: SessionParameters,
-    step: StepSpec,
-    stored: Sequence[StoredRows],
-    epoch_times: EpochTimes,
-    to_json: ToJson,
-) -> list[SessionView]:
-    """The sessions that no later row has replaced, by start."""
-    if not stored:
-        return []
-    rows = concat(segment_rows.rows.filter(pa.array(~segment_rows.flagged)) for segment_rows in stored)
-    timers, last = SessionTimers(parameters, step, epoch_times), rows.column(TS).to_numpy()
-    rows = rows.filter(pa.array(timers.is_kept(last)))
-    rows = rows.take(pc.sort_indices(pa.table([rows.column(START)], names=[START]), [(START, "ascending")]))
-    return list(_sessions(timers, rows, to_json))
+            return f"is emitted, and forgotten, when {self.timers.above(out)}, unless it grows"
+        return f"is emitted when {self.timers.above(out)}, unless it grows; {eviction}"
 
 
 def _sessions(timers: SessionTimers, rows: pa.RecordBatch, to_json: ToJson) -> Iterator[SessionView]:
@@ -183,8 +214,6 @@ class SessionCounts:
     which still take late rows; `capped` ones, which reached the cap. `until` is the watermark (ms) of `until_input`
     above which the first session that is not due is emitted, unless it grows (None: there is no such session)."""
 
-    COLUMNS: ClassVar[tuple[str, ...]] = (TS, EMITTED, FORCED)
-
     open: int
     due: int
     gone_out: int
@@ -193,10 +222,9 @@ class SessionCounts:
     until: int | None
 
     @classmethod
-    def of(cls, sessions: SessionParameters, step: StepSpec, rows: pa.Table, epoch_times: EpochTimes) -> SessionCounts:
-        """Counts the sessions. `rows` holds COLUMNS of all rows that no later one has replaced."""
-        timers = SessionTimers(sessions, step, epoch_times)
-        last, emitted, forced = (rows.column(name).to_numpy() for name in cls.COLUMNS)
+    def of(cls, timers: SessionTimers, rows: pa.Table) -> SessionCounts:
+        """Count the sessions. `rows` are all rows that no later one has replaced."""
+        last, emitted, forced = (rows.column(name).to_numpy() for name in SessionsDescription.summary_columns)
         live = timers.is_kept(last)
         emitted_before = timers.has_gone_out(last, emitted)
         open_ = live & ~forced & ~emitted_before

@@ -1,0 +1,94 @@
+"""What is said about an interval join (rules J1-J7, O1-O2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from joinery_runtime.core.kinds.interval import IntervalJoin
+from joinery_runtime.core.pipeline.retention import AcceptedRow
+from joinery_runtime.core.pipeline.sides import SideSpec
+from joinery_runtime.core.pipeline.step import Horizons
+from joinery_runtime.inspect.kinds.base import EpochTimes, JoinDescription, RowStatus, StoredRow
+from joinery_runtime.job.model.duration import format_duration, format_time
+
+
+class IntervalDescription(JoinDescription[IntervalJoin]):
+    """See J3: the watermark of the other side decides when a row leaves."""
+
+    __slots__ = ()
+
+    describes: ClassVar[type[IntervalJoin]] = IntervalJoin
+    matches_by: ClassVar[str] = "j1"
+    padded_by: ClassVar[tuple[str, str]] = ("o1", "o2")
+
+    def next_epoch_text(self, side: int, horizons: Horizons) -> str:
+        padded = (
+            ", unmatched rows older than that are emitted with nulls for the other side"
+            if self.step.sides[side].preserved
+            else ""
+        )
+        return f"keeps rows from {format_time(horizons[self.step.sides[side].part].current)}{padded}"
+
+    @property
+    def reach_text(self) -> str:
+        return f"the bound (right - left from {format_duration(self.kind.lower)} to {format_duration(self.kind.upper)})"
+
+    def ms_out_of_reach(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        distance = right - left
+        return np.asarray(np.maximum(np.maximum(self.kind.lower - distance, distance - self.kind.upper), 0))
+
+    def eviction_condition(self, row: AcceptedRow, epoch_times: EpochTimes) -> str:
+        return self._watermark_text(row.side, row.ts, epoch_times)
+
+    def _last_partner(self, side: int, ts: int) -> tuple[int, int]:
+        """The latest event time of partners of a row at `ts`, and by how much (ms) they may be late."""
+        late = 0 if self.step.sides[1 - side].intake.chained else self.kind.allowed_lateness
+        return ts + self.kind.partner_bounds(side)[1], late
+
+    def _watermark_text(self, side: int, ts: int, epoch_times: EpochTimes) -> str:
+        other, until = self.step.sides[1 - side], sum(self._last_partner(side, ts))
+        upstream = f"what step {self.step.number} hands on of " if other.intake.chained else ""
+        now = "" if other.intake.chained else f" ({format_time(epoch_times.watermarks[other.time])})"
+        return f"{upstream}the watermark of {other.time}{now} is above {format_time(until)}"
+
+    def row_statuses(self, rows: Sequence[StoredRow], epoch_times: EpochTimes) -> Sequence[RowStatus]:
+        return [self._status(row, epoch_times) for row in rows]
+
+    def _status(self, row: StoredRow, epoch_times: EpochTimes) -> RowStatus:
+        other = self.step.sides[1 - row.side]
+        last_partner, late = self._last_partner(row.side, row.ts)
+        horizon = epoch_times.horizon(self.step.sides[row.side].part)
+        watermark = epoch_times.watermarks[other.time]
+        if horizon is not None and row.ts < horizon:
+            may_match = "no"
+        else:
+            may_match = "on time" if watermark is None or last_partner >= watermark else "late"
+        fields = {
+            "until_input": other.time,
+            "until": last_partner + late,
+            "may_match": may_match,
+            **({"matched": row.flagged} if row.flagged is not None else {}),
+        }
+        goes = f"goes when {self._watermark_text(row.side, row.ts, epoch_times)}"
+        return RowStatus(
+            f"{goes}; {_MATCHES[may_match]}{_match_text(self.step.sides[row.side], row, epoch_times)}", fields
+        )
+
+
+_MATCHES = {"on time": "may still match", "late": "may match late rows only", "no": "matches nothing any more"}
+
+
+def _match_text(side: SideSpec, row: StoredRow, epoch_times: EpochTimes) -> str:
+    """Say whether a preserved row has matched. One that never does is emitted padded when an epoch closes it (O1)."""
+    if row.flagged is None or not side.preserved:
+        return ""
+    if row.flagged:
+        return "; has matched"
+    horizon = epoch_times.horizons[side.part]
+    if horizon.previous is not None and row.ts < horizon.previous:
+        return "; has not matched and was emitted padded"
+    closed = horizon.current is not None and row.ts < horizon.current
+    return f"; has not matched: is emitted padded {'with the next epoch' if closed else 'unless it still does'}"
