@@ -11,7 +11,8 @@ import pytest
 from cli.trimmed import TrimmedStore
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.inspect.replay import Replay, check_records, replayable, wrong_counts
+from joinery_runtime.inspect.evidence import check_records, wrong_counts
+from joinery_runtime.inspect.replay import Replay, replayable
 from joinery_runtime.inspect.trace import run_trace
 from joinery_runtime.inspect.trace_environment import StepInputs, sorted_json_rows
 from joinery_runtime.inspect.trace_steps import StepLog, rows_by_input

@@ -16,13 +16,13 @@ import pyarrow as pa
 from joinery_runtime.connectors.content import SEPARATOR, Content
 from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
 from joinery_runtime.formats.json.encode import rows_to_json
-from joinery_runtime.inspect.row_differences import Difference, DifferenceKind, RowComparison, most_like, origin_text
+from joinery_runtime.inspect.evidence import ORIGIN_COLUMNS, RowOrigin
+from joinery_runtime.inspect.row_differences import Difference, DifferenceKind, RowComparison, most_like
 from joinery_runtime.job.model.wording import counted
 
 _MEMORY = "512MB"
 _PAIRED = 1000  # rows of each side that are searched for pairs that differ only in some columns
 _PIECE = 10_000  # rows
-_ORIGIN_COLUMNS = ("$order_side", "$order_partition", "$order_offset", "$partner_partition", "$partner_offset")
 _EPOCH = 1 << 32  # numbers count rows within an epoch
 
 _TABLES = """
@@ -113,7 +113,7 @@ class OutputDiff:
     def _expect(self, epoch: int, table: pa.Table, numbers: np.ndarray) -> None:
         origins = [
             table[name] if name in table.schema.names else pa.nulls(table.num_rows, pa.int64())
-            for name in _ORIGIN_COLUMNS
+            for name in ORIGIN_COLUMNS
         ]
         rows = table.drop_columns([name for name in ORDER_COLUMNS if name in table.schema.names])
         content, count = self.content, table.num_rows
@@ -297,8 +297,8 @@ class OutputDiff:
     def _made_of(self, row: dict[str, Any]) -> str:
         if row["side"] is None:
             return ""
-        partner = (row["partner_part"], row["partner_offset"])
-        return origin_text(self.sides, row["side"], (row["part"], row["offset"]), partner)
+        names = ("side", "part", "offset", "partner_part", "partner_offset")
+        return RowOrigin(*(row[name] for name in names)).text(self.sides)
 
     def close(self) -> None:
         self._db.close()

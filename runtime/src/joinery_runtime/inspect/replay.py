@@ -7,13 +7,9 @@ state of a savepoint. Nothing of the job is touched: no store, no output, no con
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
 
 from joinery_runtime.connectors.outputs import Outputs
 from joinery_runtime.core.compile import compile_job
@@ -31,44 +27,15 @@ from joinery_runtime.engine.worker import InputAccess, Worker, WorkerParts
 from joinery_runtime.errors import IncompatibleState, JoineryError, StateError, StoreUnavailable
 from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.hosts.local import LocalHost
+from joinery_runtime.inspect.evidence import ReplayedEpoch
 from joinery_runtime.inspect.trace_environment import LocalCapture
 from joinery_runtime.job import Job, definition, definition_hash, reads_alike, under_definition
-from joinery_runtime.job.model.wording import counted
 from joinery_runtime.state import migrations
 from joinery_runtime.state.live_segments import decode_run
 from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord, OwnershipToken, SegmentReader, StateReader
 from joinery_runtime.state.upgrade import outdated_segments
 
 _PAGE = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayedEpoch:
-    """What a replayed epoch yielded: its output `rows` with ORDER_COLUMNS, its dead letters (`dead`), and the `result`
-    document, computed again, that the epoch log has of it."""
-
-    plan: EpochPlan
-    rows: Sequence[pa.Table]
-    dead: Sequence[pa.Table]
-    result: Mapping[str, Any]
-    behind: Mapping[str, int]
-    """Per input with late rows, how far the latest of them was behind its watermark (ms)."""
-
-    @property
-    def late(self) -> dict[str, int]:
-        return {name: counts["late"] for name, counts in self.result["dropped"].items() if counts.get("late")}
-
-    @property
-    def read(self) -> Counter[str]:
-        """How many records were read of each input."""
-        records: Counter[str] = Counter()
-        for partition_name, count in self.result["rows_in"].items():
-            records[partition_name.partition(":")[0]] += count
-        return records
-
-    @property
-    def epoch(self) -> int:
-        return self.plan.epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,26 +408,3 @@ def _not_replayable(job: Job, plans: Sequence[EpochPlan], course: _EpochSequence
         "then be computed again, while the savepoint is kept and the log goes back to it. stateStore.savepoints makes "
         f"some from time to time, stateStore.postgres.epochLogRetention keeps the log longer{alternative}",
     )
-
-
-def wrong_counts(entry: EpochRecord, replayed: ReplayedEpoch) -> list[str]:
-    """The counts in which the log and the replayed epoch differ, in words."""
-    return [
-        f"epoch {entry.epoch}: the log has {name} {entry.result[name]}, computed were {replayed.result[name]}"
-        for name in ("rows_out", "dropped", "dead", "lost")
-        if name in entry.result and entry.result[name] != replayed.result[name]
-    ]
-
-
-def check_records(entry: EpochRecord, available: Mapping[str, int]) -> None:
-    """Raises JoineryError, naming the partition, unless the inputs still have all records that the epoch read.
-    `available` counts records by partition, named as in `rows_in` of the log."""
-    for partition_name, count in entry.result["rows_in"].items():
-        if available.get(partition_name, 0) != count:
-            raise JoineryError(
-                f"Epoch {entry.epoch} cannot be computed again",
-                facts=f"it read {counted(count, 'record')} of {partition_name}, of which "
-                f"{available.get(partition_name, 0)} are there: retention or compaction has deleted them, or the file "
-                "was changed",
-                todo="Keep topics for as long as their epochs are to be explained (retention.ms)",
-            )

@@ -9,21 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import pyarrow as pa
-
 from joinery_runtime.core.compile import compile_job
-from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
-from joinery_runtime.core.table.columns import split_partition
-from joinery_runtime.formats.json.encode import PLAIN, JsonStyle, rows_to_json
-from joinery_runtime.inspect.replay import ReplayedEpoch
+from joinery_runtime.formats.json.encode import PLAIN, JsonStyle
+from joinery_runtime.inspect.evidence import Lines, ReplayedEpoch
 from joinery_runtime.job import Job
 
 SHOWN = 20
 """How many differences are listed; all are counted."""
 
 DifferenceKind = Literal["missing", "extra", "different"]
-Rows = Counter[bytes]
-"""Lines of JSON, with how often each occurs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +72,20 @@ class RowComparison:
         self,
         job: Job,
         replayed: ReplayedEpoch,
-        actual: Rows,
+        actual: Lines,
         columns: Sequence[str] | None = None,
         style: JsonStyle = PLAIN,
     ) -> None:
         """Compares the output rows of the `replayed` epoch with those `actual`, which are written in this `style`.
         Compares only `columns`, if given."""
-        expected = output_rows(replayed, columns, style)
+        expected = replayed.output_lines(columns, style)
         self.rows += expected.total()
-        self._compare(replayed.epoch, "output", expected, actual, lambda: _row_origins(job, replayed, columns, style))
+        sides = [side.time for side in compile_job(job).last.sides]
+        self._compare(replayed.epoch, "output", expected, actual, lambda: replayed.origins(sides, columns, style))
 
-    def dead_letters(self, replayed: ReplayedEpoch, actual: Rows) -> None:
+    def dead_letters(self, replayed: ReplayedEpoch, actual: Lines) -> None:
         """Does the same for the epoch's dead letters."""
-        expected = json_lines(replayed.dead)
+        expected = replayed.dead_letter_lines()
         self.dead += expected.total()
         self._compare(replayed.epoch, "dead letters", expected, actual, dict)
 
@@ -109,7 +104,7 @@ class RowComparison:
         if self.counted.total() > len(self.differences):
             yield f"{self.counted.total() - len(self.differences):,} more"
 
-    def _compare(self, epoch: int, output: str, expected: Rows, actual: Rows, find_origins: Any) -> None:
+    def _compare(self, epoch: int, output: str, expected: Lines, actual: Lines, find_origins: Any) -> None:
         missing, extra = expected - actual, actual - expected
         if not missing and not extra:
             return
@@ -150,22 +145,9 @@ def _is_text_of(text: object, value: object) -> bool:
         return False
 
 
-def output_rows(replayed: ReplayedEpoch, columns: Sequence[str] | None = None, style: JsonStyle = PLAIN) -> Rows:
-    """The epoch's output rows as lines of JSON with these columns (None: all)."""
-    return json_lines([_visible(table, columns) for table in replayed.rows], style)
-
-
-def json_lines(tables: Sequence[pa.Table], style: JsonStyle = PLAIN) -> Rows:
-    return Counter(line for table in tables for line in rows_to_json(table, style))
-
-
-def _visible(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
-    return table.drop_columns(list(ORDER_COLUMNS)) if columns is None else table.select(list(columns))
-
-
-def _parsed(rows: Rows) -> Rows:
+def _parsed(rows: Lines) -> Lines:
     """Rows in one spelling of JSON, so that equal rows are equal bytes."""
-    normalized: Rows = Counter()
+    normalized: Lines = Counter()
     for line, count in rows.items():
         try:
             normalized[json.dumps(json.loads(line)).encode()] += count
@@ -186,30 +168,3 @@ def most_like(row: Mapping[str, Any], candidates: Sequence[Mapping[str, Any]]) -
 
 
 _NOTHING = object()
-
-
-def _row_origins(
-    job: Job, replayed: ReplayedEpoch, columns: Sequence[str] | None, style: JsonStyle
-) -> dict[bytes, str]:
-    """The records that make each output row, by row."""
-    sides = [side.time for side in compile_job(job).last.sides]
-    origins = {}
-    for table in replayed.rows:
-        rows = rows_to_json(_visible(table, columns), style)
-        for line, at in zip(rows, table.select(list(ORDER_COLUMNS)).to_pylist(), strict=True):
-            last = (at["$order_partition"], at["$order_offset"])
-            partner = (at["$partner_partition"], at["$partner_offset"])
-            origins[json.dumps(json.loads(line)).encode()] = origin_text(sides, at["$order_side"], last, partner)
-    return origins
-
-
-def origin_text(sides: Sequence[str], side: int, last: tuple[int, int], partner: tuple[int, int]) -> str:
-    """Where an output row comes from, in words: the record that arrived last (PARTITION, offset), and its partner,
-    which sessions do not have."""
-    last_record = f"{sides[side]} {split_partition(last[0])[1]}/{last[1]}"
-    with_partner = len(sides) > 1 and partner[1] >= 0
-    return (
-        f"{last_record} with {sides[1 - side]} {split_partition(partner[0])[1]}/{partner[1]}"
-        if with_partner
-        else last_record
-    )

@@ -19,8 +19,9 @@ from joinery_runtime.core.compile import compile_job
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.errors import StateError, StoreUnavailable
-from joinery_runtime.inspect.replay import Replay, StoredState, check_records, wrong_counts
-from joinery_runtime.inspect.row_differences import RowComparison, json_lines, output_rows
+from joinery_runtime.inspect.evidence import check_records, wrong_counts
+from joinery_runtime.inspect.replay import Replay, StoredState
+from joinery_runtime.inspect.row_differences import RowComparison
 from joinery_runtime.job import Job, under_definition, with_stored_names
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.state.store import EpochRecord, JobRecord, StateReader
@@ -107,8 +108,8 @@ def shadow(job: Job, store: StateReader, inputs_of: Callable[[Job], ClosableInpu
             check_records(entry, expected.result["rows_in"])
             comparison.release += wrong_counts(entry, expected)
             comparison.compared.epochs += 1
-            comparison.compared.output(running, expected, output_rows(edited, columns), columns)
-            comparison.compared.dead_letters(expected, json_lines(edited.dead))
+            comparison.compared.output(running, expected, edited.output_lines(columns), columns)
+            comparison.compared.dead_letters(expected, edited.dead_letter_lines())
     return comparison
 
 

@@ -27,15 +27,13 @@ from joinery_runtime.engine.plan import JUDGED_BY_CLOCK, EpochPlan
 from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.formats.json.encode import JsonStyle
+from joinery_runtime.inspect.evidence import ReplayedEpoch, check_records, wrong_counts
 from joinery_runtime.inspect.output_diff import OutputDiff
 from joinery_runtime.inspect.replay import (
     Replay,
     Replayable,
-    ReplayedEpoch,
-    check_records,
     fingerprint_of,
     replayable,
-    wrong_counts,
 )
 from joinery_runtime.inspect.row_differences import RowComparison
 from joinery_runtime.job import Job, StreamJoin, definition, is_same_definition

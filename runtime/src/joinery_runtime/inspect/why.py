@@ -16,12 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.spec import Pipeline
-from joinery_runtime.core.pipeline.step import CLOSING, FIRST_TIME, LAST_TIME, ORDER_COLUMNS, PARTNER, PHASE, Horizon
+from joinery_runtime.core.pipeline.step import Horizon
 from joinery_runtime.core.pipeline.watermark import Watermark
 from joinery_runtime.core.table.columns import HASH, OFFSET, PARTITION, TS
 from joinery_runtime.core.table.segment import SegmentMeta
@@ -29,13 +26,12 @@ from joinery_runtime.engine.job_state import stored_co_partitions
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.formats.json.encode import rows_to_json
+from joinery_runtime.inspect.evidence import ReplayedEpoch, check_records, in_order
 from joinery_runtime.inspect.kinds.base import EpochTimes, JoinDescription, Span, describe
-from joinery_runtime.inspect.replay import Replay, Replayable, ReplayedEpoch, StoredState, check_records, replayable
+from joinery_runtime.inspect.replay import Replay, Replayable, StoredState, replayable
 from joinery_runtime.inspect.state_key import StepKey, keys_of
 from joinery_runtime.inspect.state_show import KeyView, entries_of_key, may_have, show
 from joinery_runtime.inspect.stored_state import NextEpoch, record_of
-from joinery_runtime.inspect.trace_environment import sorted_json_rows
 from joinery_runtime.inspect.why_outcomes import (
     LATER_RULES,
     RULES,
@@ -361,7 +357,8 @@ class _Comparison:
             return "future"
         if position not in self._reasons:
             name, judged = position.partition.input, None
-            dropped = epoch in self._with and _counts(self._with[epoch]).keys() & {(name, rule) for rule in LATER_RULES}
+            counters = {(name, rule) for rule in LATER_RULES}
+            dropped = epoch in self._with and not counters.isdisjoint(self._with[epoch].drop_counts)
             if dropped and self._judged >= MAX_JUDGED:
                 self.unjudged += 1
             elif dropped:
@@ -376,27 +373,18 @@ class _Comparison:
         spec, step = self._pipeline.input(record.position.partition.input), self._pipeline.last
         if spec.step != step.number or record.ts is None:
             return {}
+        later = {number: epoch for number, epoch in self._with.items() if number >= record.epoch}
+        if describe(step).merges_rows:
+            return {number: epoch.sessions_around(record.ts) for number, epoch in later.items()}
         partition, read_in = record.position.partition, self._with.get(record.epoch)
         numbered = partition.partition if read_in is None else read_in.plan.numbered(partition)
-        rows_by_epoch: dict[int, Counter[str]] = {}
-        for number, epoch in self._with.items():
-            if number >= record.epoch:
-                holding = [
-                    table.filter(
-                        pa.array(_holds(table, record, spec.side, numbered, merged=describe(step).merges_rows))
-                    )
-                    for table in epoch.rows
-                ]
-                rows_by_epoch[number] = Counter(
-                    map(json.dumps, sorted_json_rows([table for table in holding if table.num_rows]))
-                )
-        return rows_by_epoch
+        return {number: epoch.rows_with(spec.side, numbered, record.position.offset) for number, epoch in later.items()}
 
     def _padded(self, produced: Rows) -> Padded:
         description = describe(self._pipeline.last)
         if not isinstance(description, JoinDescription):
             return {}
-        return {epoch: _without_partner(self._with[epoch], description.padded_by) for epoch in produced}
+        return {epoch: self._with[epoch].padded_rows(description.padded_by) for epoch in produced}
 
     def _without(self, position: RecordPosition) -> tuple[dict[int, ReplayedEpoch], _JoinedRows]:
         return self._run(replace(self._chosen, without=self._chosen.without | {position}))
@@ -435,7 +423,7 @@ class _Comparison:
         """Which counter of rule T10 the record has increased, and what its dead letter says."""
         letters = [row for table in self._with[epoch].dead for row in table.to_pylist()]
         detail = [row["reason"] for row in letters if _is_at(row, position)]
-        moved = _counts(self._with[epoch]) - (_counts(without[epoch]) if epoch in without else Counter())
+        moved = self._with[epoch].drop_counts - (without[epoch].drop_counts if epoch in without else Counter())
         name = position.partition.input
         reasons = sorted(reason for input_name, reason in moved if input_name == name)
         if not reasons and _failed(self._with, name) > _failed(without, name):
@@ -466,7 +454,7 @@ def _times_by_part(rows: _JoinedRows) -> Mapping[str, Sequence[int]]:
 
 
 def _failed(epochs: Mapping[int, ReplayedEpoch], name: str) -> int:
-    return sum(_counts(epoch)[name, "failed"] for epoch in epochs.values())
+    return sum(epoch.drop_counts[name, "failed"] for epoch in epochs.values())
 
 
 def _is_at(letter: Mapping[str, Any], position: RecordPosition) -> bool:
@@ -477,39 +465,8 @@ def _is_at(letter: Mapping[str, Any], position: RecordPosition) -> bool:
     )
 
 
-def _counts(epoch: ReplayedEpoch) -> Counter[tuple[str, str]]:
-    return Counter(
-        {(name, reason): n for name, counts in epoch.result["dropped"].items() for reason, n in counts.items()}
-    )
-
-
 def _rows(epochs: Mapping[int, ReplayedEpoch]) -> Rows:
-    return {number: Counter(map(json.dumps, sorted_json_rows(epoch.rows))) for number, epoch in epochs.items()}
-
-
-def _without_partner(epoch: ReplayedEpoch, rules: tuple[str, str]) -> dict[str, str]:
-    """The padded rows of the epoch, each with the rule of its phase."""
-    closing, arriving = rules
-    rules_by_row = dict[str, str]()
-    for table in epoch.rows:
-        texts = rows_to_json(table.drop_columns(list(ORDER_COLUMNS)))
-        for text, phase, partner in zip(texts, *(table[name].to_pylist() for name in (PHASE, PARTNER)), strict=True):
-            if partner == -1:
-                rules_by_row[json.dumps(json.loads(text))] = closing if phase == CLOSING else arriving
-    return rules_by_row
-
-
-def _holds(table: pa.Table, record: FoundRecord, side: int, numbered: int, *, merged: bool) -> np.ndarray:
-    """bool[n]: which rows the record of a side is part of. `numbered` is PARTITION of the record."""
-    order = {name: table[name].to_numpy() for name in ORDER_COLUMNS}
-    if merged:
-        assert record.ts is not None, "the caller has looked"
-        is_new = order["$partner_partition"] == 1  # a retraction takes back what was there before
-        return np.asarray(is_new & (order[FIRST_TIME] <= record.ts) & (record.ts <= order[LAST_TIME]))
-    position = numbered, record.position.offset
-    own = (order["$order_partition"] == position[0]) & (order["$order_offset"] == position[1])
-    partner = (order["$partner_partition"] == position[0]) & (order[PARTNER] == position[1])
-    return np.asarray(np.where(order["$order_side"] == side, own, partner))
+    return {number: in_order(epoch.rows) for number, epoch in epochs.items()}
 
 
 def _more(rows: Rows, than: Rows) -> Rows:
