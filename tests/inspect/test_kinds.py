@@ -1,0 +1,11 @@
+"""Each kind of step has a description, so that no command fails on a kind."""
+
+from __future__ import annotations
+
+from joinery_runtime.core.compile.joins import join_kinds
+from joinery_runtime.core.kinds.session.kind import SessionAggregation
+from joinery_runtime.inspect.kinds import base
+
+
+def test_each_kind_is_described() -> None:
+    assert set(base._descriptions()) == {*join_kinds(), SessionAggregation}
