@@ -16,7 +16,7 @@ from joinery_runtime.cli.replay_commands import why_command
 from joinery_runtime.connectors.source import Range
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME
-from joinery_runtime.engine import planner
+from joinery_runtime.engine import next_plan
 from joinery_runtime.engine.plan import NAMED_BY_LIFE, EpochPlan
 from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.inspect.state_show import show
@@ -390,7 +390,7 @@ def test_what_an_earlier_release_found_too_far_ahead_is_so_among_all_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a file, a record before it in the range had brought the time on: one of another key."""
-    monkeypatch.setattr(planner, "EpochPlan", partial(EpochPlan, format=NAMED_BY_LIFE))
+    monkeypatch.setattr(next_plan, "EpochPlan", partial(EpochPlan, format=NAMED_BY_LIFE))
     steps = [
         {"input": "r", "rows": [{"k": "a", "v": "x", "ts": 85}]},
         {"input": "r", "rows": [{"k": "b", "v": "y", "ts": 130}, {"k": "a", "v": "z", "ts": 170}]},

@@ -249,7 +249,12 @@ def _files(job: Job, output: FileOutput, buffered_note: str | None, *, typed: bo
     types = _json_types(job)
     frames = [
         *(_json(paths, types, typed=typed) for paths in _alike(lines, _names_of if typed else Path).values()),
-        *(pl.scan_parquet(paths) for paths in _alike(columns, _parquet_types).values()),
+        *(
+            pl.scan_parquet(paths)
+            for paths in _alike(
+                columns, lambda path: tuple((field.name, field.type) for field in pq.read_schema(path))
+            ).values()
+        ),
     ]
     try:
         frame = pl.concat(frames, how="diagonal_relaxed") if frames else pl.LazyFrame(schema=_types(job))
@@ -289,10 +294,6 @@ def _names_of(path: Path) -> tuple[str, ...]:
     if not isinstance(row, dict):
         raise ValueError("its first line is no object")
     return tuple(row)
-
-
-def _parquet_types(path: Path) -> tuple[tuple[str, pa.DataType], ...]:
-    return tuple((field.name, field.type) for field in pq.read_schema(path))
 
 
 def _json(paths: list[Path], types: Types, *, typed: bool) -> pl.LazyFrame:

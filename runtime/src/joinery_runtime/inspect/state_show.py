@@ -21,7 +21,7 @@ from joinery_runtime.core.table.keyhash import HashRange
 from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.engine.job_state import stored_co_partitions
 from joinery_runtime.formats.json.encode import rows_to_json
-from joinery_runtime.inspect.kinds.base import EntryView, EpochTimes, StoredRows, describe
+from joinery_runtime.inspect.kinds.base import EntryView, EpochTimes, StoredRows, description_of
 from joinery_runtime.inspect.state_key import StepKey, keys_of
 from joinery_runtime.inspect.stored_state import NextEpoch, record_of
 from joinery_runtime.job import Job, time_value
@@ -113,7 +113,7 @@ def may_have(step: StepSpec, key: StepKey, meta: SegmentMeta) -> bool:
 def _shown(after: NextEpoch, record: JobRecord, runs: Mapping[str, Run], step: StepSpec, key: StepKey) -> StepView:
     segments = [(meta, runs[meta.key]) for meta in record.segments if may_have(step, key, meta)]
     rows = entries_of_key(step, key, segments, after.epoch_times)
-    counted = describe(step).count_text([row for row in rows if not row.left])
+    counted = description_of(step).count_text([row for row in rows if not row.left])
     return StepView(step.number + 1, key.shown, key.hash, len(segments), counted, rows)
 
 
@@ -129,7 +129,7 @@ def entries_of_key(
                 numbers = _numbers(spec, key.values[side], run.rows_in(HashRange(key.hash, key.hash)), run.batch)
                 flagged = flagged_rows(run.batch, meta.key, flags)[numbers]
                 stored.append(StoredRows(side, stored_rows(spec, run.batch.take(pa.array(numbers))), flagged))
-    return describe(step).entries(stored, epoch_times, rows_to_json)
+    return description_of(step).entries(stored, epoch_times, rows_to_json)
 
 
 def _numbers(spec: SideSpec, values: Sequence[pa.Array], rows: slice, batch: pa.RecordBatch) -> np.ndarray:

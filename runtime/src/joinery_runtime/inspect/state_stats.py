@@ -18,7 +18,7 @@ from joinery_runtime.engine.assembly import state_limits
 from joinery_runtime.engine.job_state import live_segments
 from joinery_runtime.engine.limits import StateQuota
 from joinery_runtime.engine.report import PartTotals, StateSize, Totals
-from joinery_runtime.inspect.kinds.base import Summary, describe
+from joinery_runtime.inspect.kinds.base import Summary, description_of
 from joinery_runtime.inspect.stored_state import NextEpoch, record_of, savepoint_document, savepoint_line
 from joinery_runtime.job import Job, format_time, time_value
 from joinery_runtime.job.model.wording import counted, size_text
@@ -84,7 +84,7 @@ def _side(after: NextEpoch, part: str, live: Sequence[SegmentMeta], totals: Part
         keep_from=keep_from,
         expired=sum(s.rows for s in expired_segments),
         expiring=sum(s.rows for s in expiring_segments),
-        goes="keeps all rows" if horizon is None else describe(step).next_epoch_text(side, after.horizons),
+        goes="keeps all rows" if horizon is None else description_of(step).next_epoch_text(side, after.horizons),
         totals=totals,
         over=tuple(f"{name} is {most:,}, it has {current:,}" for name, current, most in cap.over(size)),
     )
@@ -161,7 +161,7 @@ def _side_lines(side: SideStats) -> Iterator[str]:
 
 def stats(job: Job, store: StateStore) -> Stats:
     pipeline, record = compile_job(job), record_of(job, store)
-    description = describe(pipeline.last)
+    description = description_of(pipeline.last)
     record, rows = _unflagged_rows(store, record, pipeline.last.sides[LEFT], description.summary_columns)
     newest = store.newest_epoch(job.name)
     after = NextEpoch.of(pipeline, record)

@@ -27,7 +27,7 @@ from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.inspect.evidence import ReplayedEpoch, check_records, in_order
-from joinery_runtime.inspect.kinds.base import EpochTimes, JoinDescription, Span, describe
+from joinery_runtime.inspect.kinds.base import EpochTimes, JoinDescription, Span, description_of
 from joinery_runtime.inspect.replay import Replay, Replayable, StoredState, replayable
 from joinery_runtime.inspect.state_key import StepKey, keys_of
 from joinery_runtime.inspect.state_show import KeyView, entries_of_key, may_have, show
@@ -374,14 +374,14 @@ class _Comparison:
         if spec.step != step.number or record.ts is None:
             return {}
         later = {number: epoch for number, epoch in self._with.items() if number >= record.epoch}
-        if describe(step).merges_rows:
+        if description_of(step).merges_rows:
             return {number: epoch.sessions_around(record.ts) for number, epoch in later.items()}
         partition, read_in = record.position.partition, self._with.get(record.epoch)
         numbered = partition.partition if read_in is None else read_in.plan.numbered(partition)
         return {number: epoch.rows_with(spec.side, numbered, record.position.offset) for number, epoch in later.items()}
 
     def _padded(self, produced: Rows) -> Padded:
-        description = describe(self._pipeline.last)
+        description = description_of(self._pipeline.last)
         if not isinstance(description, JoinDescription):
             return {}
         return {epoch: self._with[epoch].padded_rows(description.padded_by) for epoch in produced}
@@ -407,7 +407,7 @@ class _Comparison:
         self.handed_on.note(replay.live_runs)
         for key in self._keys:
             step = self._pipeline.steps[key.step]
-            description = describe(step)
+            description = description_of(step)
             if description.merges_rows:
                 floors = replay.floors
                 closed = {
@@ -422,7 +422,8 @@ class _Comparison:
     ) -> tuple[str | None, str]:
         """Which counter of rule T10 the record has increased, and what its dead letter says."""
         letters = [row for table in self._with[epoch].dead for row in table.to_pylist()]
-        detail = [row["reason"] for row in letters if _is_at(row, position)]
+        at = position.partition.topic, position.partition.partition, position.offset
+        detail = [row["reason"] for row in letters if (row["topic"], row["partition"], row["offset"]) == at]
         moved = self._with[epoch].drop_counts - (without[epoch].drop_counts if epoch in without else Counter())
         name = position.partition.input
         reasons = sorted(reason for input_name, reason in moved if input_name == name)
@@ -455,14 +456,6 @@ def _times_by_part(rows: _JoinedRows) -> Mapping[str, Sequence[int]]:
 
 def _failed(epochs: Mapping[int, ReplayedEpoch], name: str) -> int:
     return sum(epoch.drop_counts[name, "failed"] for epoch in epochs.values())
-
-
-def _is_at(letter: Mapping[str, Any], position: RecordPosition) -> bool:
-    partition = position.partition
-    return bool(
-        (letter["topic"], letter["partition"], letter["offset"])
-        == (partition.topic, partition.partition, position.offset)
-    )
 
 
 def _rows(epochs: Mapping[int, ReplayedEpoch]) -> Rows:

@@ -35,7 +35,7 @@ from joinery_runtime.engine.job_state import stored_floors
 from joinery_runtime.engine.plan import EpochPlan, InputState, input_states
 from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.formats.batch import PartitionRef, RawBatch
-from joinery_runtime.inspect.kinds.base import EpochTimes, JoinDescription, Span, describe
+from joinery_runtime.inspect.kinds.base import EpochTimes, JoinDescription, Span, description_of
 from joinery_runtime.inspect.replay import StoredState
 from joinery_runtime.inspect.why_records import FoundRecord, RecordPosition
 from joinery_runtime.job import format_time
@@ -304,7 +304,7 @@ class RecordOutcomes:
         if rows is None or at is None:
             return None
         step, own = self._pipeline.steps[spec.step], Selection(rows.batch, np.array([at]))
-        description = describe(step)
+        description = description_of(step)
         retention = (self._merged_retention if description.merges_rows else self._retention)(
             step, spec.side, record.epoch, own
         )
@@ -317,7 +317,7 @@ class RecordOutcomes:
 
     def _retention(self, step: StepSpec, side: int, epoch: int, own: Selection) -> RetentionReport:
         """How long the one row `own` stays, which arrived in this epoch (0: before the first one)."""
-        description, near = describe(step), self._of_key(step, own)
+        description, near = description_of(step), self._of_key(step, own)
         for plan in self._plans:
             if plan.epoch < epoch:
                 continue
@@ -331,7 +331,7 @@ class RecordOutcomes:
     def _merged_retention(self, step: StepSpec, side: int, epoch: int, own: Selection) -> RetentionReport:
         """How long a row stays that was merged into another one, such as a session: it leaves with that."""
         (ts,) = own.numbers(TS).tolist()
-        description, last = describe(step), ts
+        description, last = description_of(step), ts
         for plan in self._plans:
             if plan.epoch < epoch:
                 continue
@@ -362,7 +362,7 @@ class RecordOutcomes:
 
     def _still_kept(self, step: StepSpec, side: int, row: AcceptedRow) -> RetentionReport:
         """How long a row stays that is in the state after the last plan."""
-        description = describe(step)
+        description = description_of(step)
         words = description.eviction_condition(row, self._epoch_times)
         if description.is_evicted(row, self._epoch_times):
             words = f"the next epoch: {words}"

@@ -55,7 +55,7 @@ class NextVersion(RowTime):
 
     by_event_time: ClassVar[bool] = False
 
-    def of(self, row: AcceptedRow) -> int | None:
+    def time_of(self, row: AcceptedRow) -> int | None:
         return row.newer
 
     def event_time_at(self, time: int) -> int:

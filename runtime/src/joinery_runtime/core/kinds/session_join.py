@@ -46,7 +46,7 @@ class SessionEnd(RowTime):
 
     gap: int
 
-    def of(self, row: AcceptedRow) -> int | None:
+    def time_of(self, row: AcceptedRow) -> int | None:
         return self.last_row(row) + self.gap
 
     def last_row(self, row: AcceptedRow) -> int:

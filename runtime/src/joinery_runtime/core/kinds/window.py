@@ -47,7 +47,7 @@ class LastWindowEnd(RowTime):
     size: int
     slide: int
 
-    def of(self, row: AcceptedRow) -> int | None:
+    def time_of(self, row: AcceptedRow) -> int | None:
         return row.ts // self.slide * self.slide + self.size
 
     def event_time_at(self, time: int) -> int:

@@ -29,7 +29,7 @@ class RowTime(ABC):
     """Whether it follows from the row's event time alone, without other rows of the key."""
 
     @abstractmethod
-    def of(self, row: AcceptedRow) -> int | None:
+    def time_of(self, row: AcceptedRow) -> int | None:
         """Return this time of a row; None: not known yet."""
 
     @abstractmethod
@@ -41,7 +41,7 @@ class RowTime(ABC):
 class EventTime(RowTime):
     """The event time of a row decides."""
 
-    def of(self, row: AcceptedRow) -> int | None:
+    def time_of(self, row: AcceptedRow) -> int | None:
         return row.ts
 
     def event_time_at(self, time: int) -> int:
@@ -67,7 +67,7 @@ class Retention:
         """Return the event time before which rows may leave under the horizon."""
         return self.time.event_time_at(horizon + self.inclusive)
 
-    def ends(self, row: AcceptedRow, horizon: int | None) -> bool:
+    def has_ended(self, row: AcceptedRow, horizon: int | None) -> bool:
         """Tell whether the row leaves under the horizon."""
-        time = self.time.of(row)
+        time = self.time.time_of(row)
         return horizon is not None and time is not None and time < horizon + self.inclusive

@@ -170,11 +170,11 @@ class StepDescription(ABC, Generic[Operator]):
 
     def is_evicted(self, row: AcceptedRow, epoch_times: EpochTimes) -> bool:
         """Tell whether the row has left the state in an epoch with these epoch times."""
-        return self.kind.retention[row.side].ends(row, epoch_times.horizon(self.step.sides[row.side].part))
+        return self.kind.retention[row.side].has_ended(row, epoch_times.horizon(self.step.sides[row.side].part))
 
     def deciding_time(self, row: AcceptedRow) -> int | None:
         """Return the time of the row that decides when it leaves; None: not known yet."""
-        return self.kind.retention[row.side].time.of(row)
+        return self.kind.retention[row.side].time.time_of(row)
 
     @abstractmethod
     def eviction_condition(self, row: AcceptedRow, epoch_times: EpochTimes) -> str:
@@ -240,7 +240,7 @@ class JoinDescription(StepDescription[Operator]):
         return f"the lower watermark of {names}{late}"
 
 
-def describe(step: StepSpec) -> StepDescription[Any]:
+def description_of(step: StepSpec) -> StepDescription[Any]:
     """Return the description of a step, by the step's kind."""
     return _descriptions()[type(step.kind)](step, step.kind)
 
