@@ -68,7 +68,7 @@ def test_states_without_a_resource_are_named(joinery: Joinery, place: list[str],
         "jobs/west": "unknown",
         "jobs/laptop": "unknown",
         "jobs/old": "used",
-        "jobs/older": "orphan",
+        "jobs/older": "unknown",
     }
     assert verdicts(joinery, *place, "--resources", resources) == expected
     assert verdicts(joinery, *place, "--resources", resources, "--cluster", "east") == expected

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import psycopg
 import pytest
+from psycopg import sql
 
 from joinery_runtime.errors import StateTaken
 from joinery_runtime.job.model.owner import OwnerCandidate, StateOwner
+from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import StateStore
 from state.values import run_epoch
 
@@ -103,6 +106,21 @@ def test_joinery_run_is_an_owner_of_its_own(store: StateStore, job: str) -> None
     store.acquire(job, candidate(EAST, owner_id(store, job)))
     with pytest.raises(StateTaken, match=r"write joinery\.dev/replacesOwner: east/jobs/orders/u-1@3 into"):
         store.acquire(job, OwnerCandidate())
+
+
+@pytest.mark.services
+def test_a_state_that_an_earlier_release_has_deleted_has_no_owner(postgres: PostgresStore, dsn: str, job: str) -> None:
+    """That release does not know the column."""
+    before = postgres.acquire(job, candidate(EAST)).owner
+    assert before is not None
+    postgres.delete_job(job)
+    with psycopg.connect(dsn) as connection:
+        table = sql.Identifier("shared by tests", "jobs")
+        statement = sql.SQL("UPDATE {} SET owner = %s WHERE pipeline_name = %s").format(table)
+        connection.execute(statement, (before.model_dump_json(), job))
+    record = postgres.acquire(job, candidate(WEST))
+    assert record.owner is not None
+    assert record.owner.owner == WEST
 
 
 def test_a_deleted_state_has_no_owner(store: StateStore, job: str) -> None:

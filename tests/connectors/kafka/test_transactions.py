@@ -311,7 +311,7 @@ def test_a_kept_producer_whose_id_was_taken_over(output) -> None:
 CRASH = """
     import os, signal, sys
     import pyarrow as pa
-    from joinery_runtime.sinks import Attempt, AttemptId
+    from joinery_runtime.connectors.sink import Attempt, AttemptId
     from joinery_runtime.connectors.kafka.target import ANSWER_SECONDS, KafkaTarget
     from joinery_runtime.connectors.kafka.transactions import KafkaTransactionsWriter, PartNames
 

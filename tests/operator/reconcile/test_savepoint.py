@@ -161,6 +161,16 @@ def test_what_keeps_it_from_a_state_is_told_and_waited_for(job: dict[str, Any] |
         assert cluster.state.phase == "Completed"
 
 
+def test_a_pod_that_has_not_started_goes_with_its_job(cluster: SavepointCluster) -> None:
+    """It would wait for ever for the job's ConfigMap."""
+    cluster.step()
+    pod = cluster.pod()
+    cluster.job.resource = None
+    cluster.step()
+    assert cluster.ready() == ("False", "JobMissing")
+    assert pod not in cluster.pods or "deletionTimestamp" in cluster.pods[pod]["metadata"]
+
+
 def test_what_fails_is_told_and_tried_again_later(cluster: SavepointCluster) -> None:
     cluster.step()
     for failures, pause in ((1, 10.0), (2, 20.0)):

@@ -153,6 +153,10 @@ def _run_pod(observed: ObservedSavepoint, status: SavepointState, *, delete: boo
     if pod.ended_at is None:
         stuck = observed.settings.stuck_seconds
         actions = (_delete(pod, grace_seconds=0),) if pod.is_stuck(observed.now, stuck) else ()
+        revision = None if pod.started or pod.deletion_time else _current_revision(observed)
+        if isinstance(revision, Fault):
+            # A pod that has not started waits for ever for the ConfigMap that went with the job.
+            return _decision(observed, status, phase, revision.reason, revision.message, (_delete(pod),))
         fault = pod.fault or Fault("Running", "its pod starts or runs")
         again_after = stuck if pod.deletion_time and not actions else None
         return _decision(observed, status, phase, fault.reason, fault.message, actions, again_after=again_after)

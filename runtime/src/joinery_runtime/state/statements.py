@@ -18,7 +18,9 @@ STORE_ID = "SELECT store_id::text FROM {schema}.schema_version WHERE version = 1
 ACQUIRE = """
 INSERT INTO {schema}.jobs (pipeline_name, generation, epoch) VALUES (%(job)s, 1, 0)
 ON CONFLICT (pipeline_name) DO UPDATE
-    SET generation = jobs.generation + 1, deleted = FALSE, updated_at = pg_catalog.now()
+    SET generation = jobs.generation + 1, deleted = FALSE, updated_at = pg_catalog.now(),
+        -- An earlier release deletes a job and leaves its owner.
+        owner = CASE WHEN NOT jobs.deleted THEN jobs.owner END
 WHERE jobs.moved_to IS NULL
 """
 SET_OWNER = "UPDATE {schema}.jobs SET owner = %(owner)s::json WHERE pipeline_name = %(job)s"

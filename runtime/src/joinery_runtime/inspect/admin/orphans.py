@@ -44,7 +44,7 @@ class ClusterResources:
             if job in {name for _, name in names}:
                 return "used", "a resource has its name; no owner is on record"
             reason = "no resource has its name; no owner is on record, so another cluster or `joinery run` may use it"
-            return "orphan", reason
+            return "unknown", reason
         owner = recorded.owner
         if owner.uid and owner.uid in {resource.uid for resource in self.owners}:
             return "used", f"it belongs to {owner}"
