@@ -160,6 +160,18 @@ def test_executors_request_the_disk_that_they_usually_fill(job, cache, requested
     assert container["resources"]["requests"]["ephemeral-storage"] == "50Gi"
 
 
+@pytest.mark.parametrize("part", ["driver", "executor"])
+def test_a_template_that_limits_the_disk_gets_no_request_above_its_limit(job, part):
+    name = {"driver": "joinery", "executor": "spark-kubernetes-executor"}[part]
+    text = f"{{name: {name}, resources: {{limits: {{ephemeral-storage: 256Mi}}}}}}"
+    limited = job.with_template(f"{{kind: Pod, spec: {{containers: [{text}]}}}}", part=part)
+    pod = executor(limited) if part == "executor" else limited.driver()
+    resources = pod["spec"]["containers"][0]["resources"]
+    assert resources["limits"]["ephemeral-storage"] == "256Mi"
+    # The API server takes the limit for the request.
+    assert "ephemeral-storage" not in resources.get("requests", {})
+
+
 def test_nothing_of_one_attempt_and_no_master_is_in_a_revisions_file(job):
     assert not defaults(job).keys() & {"spark.master", "spark.kubernetes.driver.pod.name"}
 

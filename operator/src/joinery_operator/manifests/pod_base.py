@@ -199,8 +199,8 @@ def merged_pod(
     defaults: PodDefaults, template: Manifest, operator_pod: Manifest, *, storage: str, extra_containers: bool
 ) -> dict[str, Any]:
     """Lays the template over the defaults, and `operator_pod` over both. The pod requests `storage` on its node's disk,
-    unless the template says otherwise. The template's other containers come after the operator's; without
-    `extra_containers`, for a pod that must end by itself, they are omitted."""
+    unless the template has a request or a limit for it. The template's other containers come after the operator's;
+    without `extra_containers`, for a pod that must end by itself, they are omitted."""
     metadata, spec = template.get("metadata") or {}, _without_root(template.get("spec") or {})
     (operator_container,) = operator_pod["spec"]["containers"]
     main = operator_container["name"]
@@ -213,9 +213,10 @@ def merged_pod(
     template_container: Manifest = next((container for container in containers if container["name"] == main), {})
     extra = [container for container in containers if container["name"] != main] if extra_containers else []
     own_container = merged_container(default_container, template_container)
-    resources = own_container.get("resources") or {}
-    requests = {"ephemeral-storage": storage, **(resources.get("requests") or {})}
-    own_container["resources"] = {**resources, "requests": requests}
+    resources = dict(own_container.get("resources") or {})
+    if "ephemeral-storage" not in (resources.get("limits") or {}):  # a request above its limit is rejected
+        resources["requests"] = {"ephemeral-storage": storage, **(resources.get("requests") or {})}
+    own_container["resources"] = resources
     main_container = merged_container(own_container, operator_container)
     for section in (merged, main_container):  # a null in a template has removed a default
         security = section["securityContext"]
