@@ -56,6 +56,19 @@ def test_a_child_whose_owner_reference_was_taken_away_is_still_the_jobs(store):
     assert store.owner_of(robbed, "Pod") == JOB
 
 
+def test_a_job_that_left_the_selection_leaves_also_by_a_copy_of_the_cached_version():
+    """A watch shows it with its former labels and the new version."""
+    store = ObjectCache(lambda job: not job["metadata"].get("labels"))
+    store.put(manifest("orders", "j1", 5), "StreamJoin")
+    labelled = manifest("orders", "j1", 5)
+    labelled["metadata"]["labels"] = {"joinery.dev/class": "blue"}
+    assert store.put(labelled, "StreamJoin")
+    assert store.get(JOB) is None
+    store.put(manifest("orders", "j1", 7), "StreamJoin")
+    assert not store.put(labelled, "StreamJoin"), "an older copy takes nothing away"
+    assert store.get(JOB) is not None
+
+
 def test_objects_are_counted(store):
     store.put(manifest("second", "j2", 7), "StreamJoin")
     assert len(list(store.jobs())) == 2

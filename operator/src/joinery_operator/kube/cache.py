@@ -84,19 +84,22 @@ class ObjectCache:
         return self._keys_by_uid.get(uid) if uid else None
 
     def put(self, manifest: Manifest, kind: str) -> bool:
-        """Keeps the copy if it is newer than the cached one; returns whether it is."""
+        """Keeps the copy if it is newer than the cached one; returns whether this changed the cache."""
         key, uid = key_of(manifest, kind), uid_of(manifest)
         if uid in self._graves:
             return False
         old = self._objects.get(key)
-        if old is not None and version_of(old) >= version_of(manifest):
+        if old is not None and version_of(old) > version_of(manifest):
             return False
         if kind in OWNER_KINDS and not self._selects(manifest):
-            # Another operator's now. It is not deleted, and may come back.
+            # Another operator's now. It is not deleted, and may come back. A watch shows what left its selector with
+            # its former labels and the new version, so a copy of the same version counts too.
             if old is not None:
                 del self._objects[key]
                 self._unlink(key, old)
             return old is not None
+        if old is not None and version_of(old) == version_of(manifest):
+            return False
         owner = owner_uid(manifest)
         if old is not None:
             # A child whose owner reference others removed still belongs to its owner, which repairs it.
