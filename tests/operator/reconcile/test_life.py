@@ -164,6 +164,20 @@ def test_the_back_off_doubles_to_its_limit_and_begins_anew_after_a_healthy_time(
     assert len(cluster.pods) == 1
 
 
+def test_the_time_in_which_nobody_saw_that_a_driver_had_ended_is_not_healthy(running: SimulatedCluster) -> None:
+    running.end(FIRST, TRANSIENT)
+    running.step()
+    running.pass_time(10)
+    running.step()
+    running.started(2)
+    running.pass_time(30)
+    running.end("orders-driver-2", TRANSIENT)
+    running.pass_time(3600)  # the operator is away
+    running.step()
+    assert running.status.driver is not None
+    assert running.status.driver.failures == 2
+
+
 INTERRUPTED: list[tuple[str, Any]] = [
     ("deleted by others", lambda c: c.gone(FIRST)),
     ("evicted", lambda c: c.evict(FIRST)),

@@ -172,7 +172,7 @@ def _observe_running(ctx: ReconcileContext, attempt: DriverAttempt, pod: PodObse
     if ctx.has_committed(attempt):
         # A job that gets further between evictions is not one whose pods are all evicted.
         update["interruptions"] = 0
-    if ready is not None and ctx.has_elapsed(ready, ctx.settings.healthy_seconds):
+    if ready is not None and pod.ended_at is None and ctx.has_elapsed(ready, ctx.settings.healthy_seconds):
         update |= _HEALTHY
     return attempt.model_copy(update=update)
 
