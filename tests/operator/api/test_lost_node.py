@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -39,7 +39,8 @@ def test_a_lost_node_is_told_from_a_tainted_one(cluster: ApiServerClient) -> Non
         body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}}
         cluster.call("POST", "/api/v1/nodes", body)
         report_node(cluster, node)
-        run_driver(cluster, number, node)
+        run_driver(cluster, number, node, {"status": "True"})
+        run_driver(cluster, number + 2, node, {"status": "False", "reason": "ContainersNotReady"})
 
     def deleted(number: int) -> bool:
         report_node(cluster, ANSWERS)
@@ -51,15 +52,21 @@ def test_a_lost_node_is_told_from_a_tainted_one(cluster: ApiServerClient) -> Non
     assert lost.disruption.reason == NODE_UNREACHABLE
     assert lost.is_stuck(datetime.now(UTC), 300.0)
 
+    wait_until("the driver that starts on the lost node is deleted", lambda: deleted(3))
+    starting = pod_of(cluster, 3)
+    assert starting.disruption is not None
+    assert starting.disruption.reason == "DeletionByTaintManager"
+
     assert pod_of(cluster, 2).disruption is None
     taint = {"key": "maintenance", "effect": "NoExecute"}
     merge = "application/merge-patch+json"
     cluster.call("PATCH", f"/api/v1/nodes/{ANSWERS}", {"spec": {"taints": [taint]}}, merge)
-    wait_until("the driver on the tainted node is deleted", lambda: deleted(2))
-    tainted = pod_of(cluster, 2)
-    assert tainted.disruption is not None
-    assert tainted.disruption.reason == "DeletionByTaintManager"
-    assert not tainted.is_stuck(datetime.now(UTC), 300.0)
+    for number in (2, 4):
+        wait_until("a driver on the tainted node is deleted", lambda number=number: deleted(number))
+        tainted = pod_of(cluster, number)
+        assert tainted.disruption is not None
+        assert tainted.disruption.reason == "DeletionByTaintManager"
+        assert not tainted.is_stuck(datetime.now(UTC), 300.0)
 
 
 def report_node(cluster: ApiServerClient, node: str) -> None:
@@ -70,8 +77,8 @@ def report_node(cluster: ApiServerClient, node: str) -> None:
     cluster.call("PATCH", f"/api/v1/nodes/{node}/status", body, "application/merge-patch+json")
 
 
-def run_driver(cluster: ApiServerClient, number: int, node: str) -> None:
-    """A ready driver on that node, which stays on a lost one more briefly than in earnest."""
+def run_driver(cluster: ApiServerClient, number: int, node: str, readiness: Mapping[str, str]) -> None:
+    """A driver on that node, which stays on a lost one more briefly than in earnest. `readiness` is of a kubelet."""
     resource = resource_of(KINDS[0])
     resource["metadata"] |= {"namespace": "default", "uid": "uid-job"}
     job = KINDS[0].model.model_validate(resource, by_alias=True, by_name=False)
@@ -81,7 +88,7 @@ def run_driver(cluster: ApiServerClient, number: int, node: str) -> None:
         toleration["tolerationSeconds"] = TOLERATION_SECONDS
     created = cluster.create(pod, "default")
     now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-    ready = {"type": "Ready", "status": "True", "lastTransitionTime": now}
+    ready = {"type": "Ready", **readiness, "lastTransitionTime": now}
     status = {"phase": "Running", "conditions": [ready]}
     cluster.patch("Pod", "default", created["metadata"]["name"], {"status": status}, "status")
 

@@ -522,13 +522,30 @@ def test_a_driver_on_a_lost_node_is_replaced_within_90_seconds(running: Simulate
     assert quiescent(running)
 
 
-def test_a_driver_that_had_not_started_on_its_lost_node_is_replaced_as_soon(cluster: SimulatedCluster) -> None:
+@pytest.mark.parametrize("happens", ["lose_node", "taint_node"])
+def test_a_driver_that_was_never_ready_does_not_tell_whether_its_node_is_lost(
+    cluster: SimulatedCluster, happens: str
+) -> None:
+    """Its kubelet has said since it started that it is not ready: it may live, so it ends before the next begins."""
     cluster.step()
     cluster.run(FIRST)
     cluster.pods[FIRST]["status"]["conditions"] = [
-        {"type": "Ready", "status": "False", "lastTransitionTime": stamp(cluster.now)}
+        {
+            "type": "Ready",
+            "status": "False",
+            "reason": "ContainersNotReady",
+            "message": "containers with unready status: [joinery]",
+            "lastTransitionTime": stamp(cluster.now),
+        }
     ]
-    cluster.lose_node(FIRST)
+    cluster.pass_time(30)
+    cluster.dead.add(FIRST)
+    getattr(cluster, happens)(FIRST)
+    for expected in (120, 300):  # until it should have gone, and until it is stuck
+        decision = cluster.step()
+        assert decision.again_after == expected
+        assert list(cluster.pods) == [FIRST]
+        cluster.pass_time(decision.again_after)
     cluster.step()
     assert "orders-driver-2" in cluster.pods
 

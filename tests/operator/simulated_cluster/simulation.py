@@ -375,7 +375,7 @@ class SimulatedCluster:
         self.pass_time(NODE_MONITOR_GRACE_SECONDS)
         conditions = pod["status"].setdefault("conditions", [])
         ready = next((condition for condition in conditions if condition["type"] == "Ready"), None)
-        if ready is not None:
+        if ready is not None and ready["status"] == "True":
             ready |= {"status": "False", "lastTransitionTime": stamp(self.now)}
         self.pass_time(_tolerated_seconds(pod, "node.kubernetes.io/unreachable"))
         self._taint_manager_deletes(name)
