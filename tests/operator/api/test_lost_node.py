@@ -11,6 +11,7 @@ import pytest
 from joinery_devkit.kubernetes.api_server import ApiServer
 from joinery_devkit.kubernetes.kubectl import wait_until
 from joinery_operator.manifests import driver_pod
+from joinery_operator.pod_defaults import PodDefaults
 from joinery_operator.reconcile.pods import PodObservation, observe_pod
 from joinery_operator.reconcile.reasons import NODE_UNREACHABLE
 from joinery_operator.revision import JobRevision
@@ -82,7 +83,7 @@ def run_driver(cluster: ApiServerClient, number: int, node: str, readiness: Mapp
     resource = resource_of(KINDS[0])
     resource["metadata"] |= {"namespace": "default", "uid": "uid-job"}
     job = KINDS[0].model.model_validate(resource, by_alias=True, by_name=False)
-    pod: Any = driver_pod(JobRevision(job, resource, "abc", "joinery:1", Settings(), {}), number)
+    pod: Any = driver_pod(JobRevision(job, resource, "abc", "joinery:1", Settings(), {}, PodDefaults()), number)
     pod["spec"]["nodeName"] = node
     for toleration in pod["spec"]["tolerations"]:
         toleration["tolerationSeconds"] = TOLERATION_SECONDS
