@@ -32,6 +32,8 @@ WITHOUT_TEMPLATE: Manifest = {}
 NOT_FOR_DRIVERS = ("suspend", "cleanup", "upgrade")
 """Fields that only the operator reads."""
 _LENGTH = 10
+_LONGEST_OWNER = 4096
+"""As much as the status has room for; no owner's id is nearly as long."""
 
 
 class ManifestError(JoineryError):
@@ -77,7 +79,7 @@ class JobRevision:
 def replaced_owner(resource: Manifest) -> str | None:
     """The owner from which the resource may take its state, if it names one."""
     value = (resource["metadata"].get("annotations") or {}).get(REPLACES_OWNER)
-    return value or None
+    return value[:_LONGEST_OWNER] if value else None
 
 
 def revision_hash(

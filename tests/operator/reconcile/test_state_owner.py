@@ -113,6 +113,13 @@ def test_an_edit_that_the_check_rejects_for_its_owner_is_tried_with_the_annotati
     assert cluster.status.rollout is not None
 
 
+def test_an_annotation_longer_than_the_status_has_room_for_is_cut(cluster: SimulatedCluster) -> None:
+    annotate(cluster, "x" * 10_000)
+    cluster.step()
+    assert cluster.status.driver is not None
+    assert cluster.status.driver.replaces == candidate(cluster, FIRST).replaces == "x" * 4096
+
+
 def test_a_deletion_leaves_the_state_of_another_resource(cluster: SimulatedCluster) -> None:
     cluster.commit(cluster.started(1))
     cluster.delete()
