@@ -120,6 +120,48 @@ def test_an_annotation_longer_than_the_status_has_room_for_is_cut(cluster: Simul
     assert cluster.status.driver.replaces == candidate(cluster, FIRST).replaces == "x" * 4096
 
 
+def prune(cluster: SimulatedCluster, field: str) -> None:
+    """What the API server does while it has the definitions of an earlier release."""
+    assert cluster.resource is not None
+    cluster.resource["status"].get(field, {}).pop("replaces", None)
+
+
+def test_with_earlier_definitions_the_attempts_with_an_annotation_back_off(cluster: SimulatedCluster) -> None:
+    annotate(cluster, "misspelled")
+    cluster.step()
+    for number in range(1, 8):
+        name = cluster.driver(number)
+        cluster.run(name)
+        cluster.end(name, TAKEN)
+        cluster.step()
+        prune(cluster, "driver")
+        cluster.step()
+        attempt = cluster.status.driver
+        assert attempt is not None
+        assert (attempt.number, attempt.failures) == (number, number), "it waits"
+        assert attempt.not_before is not None
+        pause = (attempt.not_before - cluster.now).total_seconds()
+        assert pause == min(10 * 2 ** (number - 1), 300)
+        cluster.pass_time(pause)
+        cluster.step()
+        assert cluster.driver(number + 1) in cluster.pods
+        prune(cluster, "driver")
+
+
+def test_with_earlier_definitions_a_rejected_edit_is_not_checked_for_ever(cluster: SimulatedCluster) -> None:
+    cluster.commit(cluster.started(1))
+    annotate(cluster, "misspelled")
+    cluster.edit(delivery="atLeastOnce")
+    cluster.step()
+    (check,) = [name for name in cluster.pods if "-check-" in name]
+    cluster.run(check)
+    cluster.end(check, TAKEN)
+    cluster.step()
+    prune(cluster, "refused")
+    cluster.step()
+    assert (cluster.status.rollout, cluster.status.refused is None) == (None, False)
+
+
 def test_a_deletion_leaves_the_state_of_another_resource(cluster: SimulatedCluster) -> None:
     cluster.commit(cluster.started(1))
     cluster.delete()

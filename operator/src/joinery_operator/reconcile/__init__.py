@@ -97,7 +97,9 @@ def _with_target_revision(ctx: ReconcileContext, status: Status) -> Status:
     if changed or job.revision != status.target_revision:
         status = reset_failures(status)
     refused = status.refused if is_rejected(status, job, ctx.desired.mode) else None
-    if refused is not None and ctx.names_another_owner(refused.replaces):
+    # Without `replaces` it is unknown what was tried: an earlier release wrote the status, or the API server dropped the
+    # field because the definitions are of one. Only an edit tries such a revision again, or each reconcile would.
+    if refused is not None and refused.replaces is not None and ctx.names_another_owner(refused.replaces):
         refused = None
     return status.model_copy(update={"refused": refused, "target_revision": job.revision})
 

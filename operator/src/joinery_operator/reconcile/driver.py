@@ -134,9 +134,11 @@ def _is_due(ctx: ReconcileContext, attempt: DriverAttempt, plan: DriverPlan) -> 
         return False
     if not plan.fits(attempt):
         return True
-    if attempt.outcome in {"Finished", "Fatal"}:
-        taken = attempt.outcome == "Fatal" and attempt.reason == STATE_TAKEN
-        return attempt.again or (taken and ctx.names_another_owner(attempt.replaces))
+    if attempt.again:
+        return True
+    taken = attempt.outcome == "Fatal" and attempt.reason == STATE_TAKEN
+    if attempt.outcome in {"Finished", "Fatal"} and not (taken and ctx.names_another_owner(attempt.replaces)):
+        return False
     return not (attempt.not_before and ctx.now < attempt.not_before)
 
 
@@ -182,7 +184,7 @@ def _with_outcome(ctx: ReconcileContext, attempt: DriverAttempt, pod: PodObserva
     if ending is not None and ending.outcome == "finished":
         return attempt.model_copy(update={"outcome": "Finished", "reason": None})
     if ending is not None and ending.outcome == "failed" and not ending.retry:
-        return attempt.model_copy(update={"outcome": "Fatal", "reason": _word(pod.end_reason)})
+        return _as_fatal(ctx, attempt, pod)
     if not planned:
         return _as_stopped(attempt)
     stopped = ending is not None and ending.outcome == "stopped"
@@ -213,6 +215,17 @@ def _as_interrupted(ctx: ReconcileContext, attempt: DriverAttempt, reason: str) 
             "not_before": not_before if not_before > ctx.now else None,
         }
     )
+
+
+def _as_fatal(ctx: ReconcileContext, attempt: DriverAttempt, pod: PodObservation) -> DriverAttempt:
+    """The attempt after an end for good. If another resource owns the state, an annotation that was not tried starts one
+    more. With definitions of an earlier release, the API server drops `replaces` from the status, and each annotation
+    looks untried: the back-off keeps these attempts few."""
+    update: dict[str, object] = {"outcome": "Fatal", "reason": _word(pod.end_reason)}
+    if pod.end_reason == STATE_TAKEN and ctx.replaced_owner is not None:
+        failures = attempt.failures + 1
+        update |= {"failures": failures, "not_before": ctx.now + back_off(ctx.settings, failures)}
+    return attempt.model_copy(update=update)
 
 
 def _as_failed(ctx: ReconcileContext, attempt: DriverAttempt, pod: PodObservation) -> DriverAttempt:

@@ -453,7 +453,7 @@ class _Execution:
                 "mode": mode,
                 "reason": self.row.refused,
                 "message": message,
-                "replaces": self.ctx.replaced_owner,
+                "replaces": self.ctx.replaced_owner or "",
             }
         )
 

@@ -219,7 +219,7 @@ class Refusal(Model):
     )
     """Why, in words, and what to do."""
     replaces: Words | None = Field(default=None, examples=["0a4e6e5c/jobs/orders/4f5e8f4d@17"])
-    """The annotation joinery.dev/replacesOwner of that time."""
+    """The annotation joinery.dev/replacesOwner of that time; empty if there was none."""
 
 
 class PastRevision(Model):
