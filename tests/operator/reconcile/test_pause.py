@@ -91,12 +91,27 @@ def test_nothing_is_done_for_a_paused_job(cluster: SimulatedCluster, value: str)
     cluster.end(OLD, FATAL)
     assert cluster.step().actions == ()
     assert cluster.condition("Paused") == ("True", "Everything")
-    assert cluster.status.rollout == before.rollout
+    assert before.rollout is not None
+    assert cluster.status.rollout == before.rollout.model_copy(update={"progressed": None})
     assert cluster.status.observed_generation == before.observed_generation
     assert cluster.step().status is None
     pause(cluster, None)
     cluster.step()
     assert cluster.status.observed_generation == before.observed_generation + 1  # type: ignore[operator]
+
+
+def test_a_pause_does_not_count_towards_the_deadline_of_a_rollout(cluster: SimulatedCluster) -> None:
+    starting(cluster)
+    pause(cluster, "all")
+    cluster.step()
+    cluster.pass_time(86_400)
+    assert cluster.step().again_after is None
+    pause(cluster, None)
+    cluster.step()
+    assert stage(cluster) == "Starting", "the whole deadline is left"
+    cluster.pass_time(86_400)
+    cluster.step()
+    assert stage(cluster) == "RollingBack"
 
 
 def test_a_paused_job_can_be_deleted_with_its_state() -> None:

@@ -28,7 +28,14 @@ from joinery_operator.reconcile.figures import due_status, next_report, with_fig
 from joinery_operator.reconcile.phase import deletion_phase, job_phase
 from joinery_operator.reconcile.places import state_place_text
 from joinery_operator.reconcile.reasons import INCOMPLETE, NOT_ALLOWED
-from joinery_operator.reconcile.rollout import advance_rollout, deadline, is_rejected, record_hold, record_proof
+from joinery_operator.reconcile.rollout import (
+    advance_rollout,
+    deadline,
+    is_rejected,
+    record_hold,
+    record_proof,
+    without_deadline,
+)
 from joinery_runtime.job.crd import SAVEPOINT, Status
 
 __all__ = ["FINALIZER", "reconcile"]
@@ -52,7 +59,7 @@ def reconcile(observed: Observed | ObservedSavepoint | ObservedEnd) -> Decision:
         return _reconcile_deleted(ReconcileContext(deletion.without_lost_templates(observed), status))
     ctx = ReconcileContext(observed, status)
     if ctx.pause_scope == "everything":  # neither what the resource asks for nor its children count
-        return _decision(ctx, with_pause(ctx), ())
+        return _decision(ctx, with_pause(ctx, without_deadline(ctx.status)), ())
     return _reconcile_live(ctx)
 
 
@@ -97,8 +104,8 @@ def _with_target_revision(ctx: ReconcileContext, status: Status) -> Status:
     if changed or job.revision != status.target_revision:
         status = reset_failures(status)
     refused = status.refused if is_rejected(status, job, ctx.desired.mode) else None
-    # Without `replaces` it is unknown what was tried: an earlier release wrote the status, or the API server dropped the
-    # field because the definitions are of one. Only an edit tries such a revision again, or each reconcile would.
+    # Without `replaces` it is unknown what was tried: an earlier release wrote the status, or the API server dropped
+    # the field because the definitions are of one. Only an edit tries such a revision again, or each reconcile would.
     if refused is not None and refused.replaces is not None and ctx.names_another_owner(refused.replaces):
         refused = None
     return status.model_copy(update={"refused": refused, "target_revision": job.revision})

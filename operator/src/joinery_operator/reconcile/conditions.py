@@ -63,11 +63,11 @@ def with_conditions(ctx: ReconcileContext, status: Status, job: JobPhase) -> Sta
     return status.model_copy(update=update)
 
 
-def with_pause(ctx: ReconcileContext) -> Status:
-    """The status as it was, with the condition that says why the operator leaves it so."""
-    old = tuple(condition for condition in ctx.status.conditions if condition.type != PAUSED)
+def with_pause(ctx: ReconcileContext, status: Status) -> Status:
+    """The status with the condition that says why the operator leaves it so."""
+    old = tuple(condition for condition in status.conditions if condition.type != PAUSED)
     added = tuple(_condition(ctx, aspect) for aspect in _pause_aspect(ctx))
-    return ctx.status.model_copy(update={"conditions": (*old, *added)})
+    return status.model_copy(update={"conditions": (*old, *added)})
 
 
 def with_late_rows(ctx: ReconcileContext, status: Status) -> Status:

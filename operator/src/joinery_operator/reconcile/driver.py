@@ -218,9 +218,9 @@ def _as_interrupted(ctx: ReconcileContext, attempt: DriverAttempt, reason: str) 
 
 
 def _as_fatal(ctx: ReconcileContext, attempt: DriverAttempt, pod: PodObservation) -> DriverAttempt:
-    """The attempt after an end for good. If another resource owns the state, an annotation that was not tried starts one
-    more. With definitions of an earlier release, the API server drops `replaces` from the status, and each annotation
-    looks untried: the back-off keeps these attempts few."""
+    """The attempt after an end for good. If another resource owns the state, an annotation that was not tried starts
+    one more. With definitions of an earlier release, the API server drops `replaces` from the status, and each
+    annotation looks untried: the back-off keeps these attempts few."""
     update: dict[str, object] = {"outcome": "Fatal", "reason": _word(pod.end_reason)}
     if pod.end_reason == STATE_TAKEN and ctx.replaced_owner is not None:
         failures = attempt.failures + 1

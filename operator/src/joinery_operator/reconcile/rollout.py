@@ -83,6 +83,14 @@ def deadline(ctx: ReconcileContext, status: Status) -> datetime | None:
     return rollout.progressed + timedelta(seconds=ctx.deadline_seconds + _comparison_seconds(ctx, rollout))
 
 
+def without_deadline(status: Status) -> Status:
+    """The status while its rollout stands still: the deadline counts from the moment at which it continues."""
+    rollout = status.rollout
+    if rollout is None or rollout.progressed is None:
+        return status
+    return status.model_copy(update={"rollout": rollout.model_copy(update={"progressed": None})})
+
+
 def _comparison_seconds(ctx: ReconcileContext, rollout: Rollout) -> float:
     """How long the check may wait for epochs of the running job without making progress."""
     compares = rollout.stage == "Checking" and rollout.mode == "shadow"
@@ -134,11 +142,8 @@ def _with_progress(ctx: ReconcileContext, status: Status) -> Status:
     rollout = status.rollout
     if rollout is None:
         return status
-    stands_still = ctx.suspended or _waits_for_known_system(ctx, status, rollout)
-    if stands_still and rollout.progressed is None:
-        return status
-    if stands_still:
-        return status.model_copy(update={"rollout": rollout.model_copy(update={"progressed": None})})
+    if ctx.suspended or _waits_for_known_system(ctx, status, rollout):
+        return without_deadline(status)
     before = {name: getattr(rollout, name) for name in _NOTHING_DONE}
     best = {name: max(count, before[name]) for name, count in _progress(ctx, status, rollout).items()}
     if rollout.progressed is not None and best == before:

@@ -186,7 +186,7 @@ class Rollout(Model):
     since: datetime = Field(examples=["2026-01-15T10:00:00Z"])
     """When the stage began."""
     progressed: datetime | None = Field(default=None, examples=["2026-01-15T10:00:00Z"])
-    """When the stage last got further; missing while the job is suspended."""
+    """When the stage last got further; missing while the job is suspended or paused."""
     steps: Count = Field(default=0, examples=[2])
     """How far it got: steps of the stage's pod that are done."""
     segments: Count = Field(default=0, examples=[140])
