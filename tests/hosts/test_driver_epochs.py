@@ -22,7 +22,7 @@ from joinery_runtime.hosts import worker_builder
 from joinery_runtime.hosts.background_call import BackgroundCall
 from joinery_runtime.hosts.driver_epochs import DriverEpochs, local_host
 from joinery_runtime.hosts.java_process import JavaStart
-from joinery_runtime.hosts.placement import WAIT_FOR_SPARK, Placement
+from joinery_runtime.hosts.placement import WAIT_FOR_SPARK, EpochPlacement
 from joinery_runtime.hosts.run import run_job
 from joinery_runtime.hosts.spark_master import ALONE
 from joinery_runtime.hosts.worker_builder import TaskWiring
@@ -166,8 +166,8 @@ def test_without_spark_what_another_attempt_took_over_is_tried_again_here(scene:
     ("master", "cores"), [("local", 1), ("local[3]", 3), ("local[2,4]", 2), ("local-cluster[2,3,1024]", 6)]
 )
 def test_the_driver_has_as_many_threads_as_its_spark_has_cores(master: str, cores: int) -> None:
-    assert Placement.of({}, master).cores == cores
-    assert Placement.of({}, "local[*,4]").cores == Placement.of({}, "local[*]").cores >= 1
+    assert EpochPlacement.of({}, master).cores == cores
+    assert EpochPlacement.of({}, "local[*,4]").cores == EpochPlacement.of({}, "local[*]").cores >= 1
 
 
 @pytest.mark.parametrize(
@@ -178,15 +178,15 @@ def test_only_a_spark_on_this_machine_is_started_meanwhile(
     master: str, here: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(WAIT_FOR_SPARK, raising=False)
-    assert Placement.of({}, master) == Placement(master, begins_in_driver=here, uses_spark=True)
+    assert EpochPlacement.of({}, master) == EpochPlacement(master, begins_in_driver=here, uses_spark=True)
     monkeypatch.setenv(WAIT_FOR_SPARK, "1")
-    assert not Placement.of({}, master).begins_in_driver
-    assert Placement.of({}, master, local=True) == Placement(ALONE, begins_in_driver=True, uses_spark=False)
+    assert not EpochPlacement.of({}, master).begins_in_driver
+    assert EpochPlacement.of({}, master, local=True) == EpochPlacement(ALONE, begins_in_driver=True, uses_spark=False)
 
 
 def test_all_epochs_run_on_a_spark_that_has_started() -> None:
-    started = Placement.of({"spark.master": "local[2]"}, None, started_on="local[3]")
-    assert started == Placement("local[3]", begins_in_driver=False, uses_spark=True)
+    started = EpochPlacement.of({"spark.master": "local[2]"}, None, started_on="local[3]")
+    assert started == EpochPlacement("local[3]", begins_in_driver=False, uses_spark=True)
 
 
 class Closing:

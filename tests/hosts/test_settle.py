@@ -28,7 +28,7 @@ from joinery_runtime.errors import (
     SinkError,
 )
 from joinery_runtime.hosts.edits import EarlierDefinition
-from joinery_runtime.hosts.placement import Placement
+from joinery_runtime.hosts.placement import EpochPlacement
 from joinery_runtime.hosts.run import _Caller, _JobRun
 from joinery_runtime.hosts.run_spark import RunSpark
 from joinery_runtime.hosts.stores import OpenStore, PostgresStoreAddress
@@ -76,7 +76,7 @@ def test_a_host_of_an_earlier_definition_tries_no_task(monkeypatch: pytest.Monke
         opened = OpenStore(MemoryStore(), PostgresStoreAddress("dbname=state", "joinery"))
         spark = RunSpark(opened, stack, master, Event(), print, None, context)
         spark._watch = cast(Any, SimpleNamespace(begin_trial=trials.append))
-        assert spark.open_host(wiring, Placement.of({}, master), stack, settle=settle) is host
+        assert spark.open_host(wiring, EpochPlacement.of({}, master), stack, settle=settle) is host
     assert trials == [None if settle else print]
 
 

@@ -29,7 +29,7 @@ _HERE = KubectlTarget()
 _POLL = 1.0  # seconds
 
 
-class Verdict(IntEnum):
+class RolloutVerdict(IntEnum):
     """How far the job is from what its resource asks for: the exit code of `rollout status`."""
 
     UP_TO_DATE = 0
@@ -66,7 +66,7 @@ def status(job: JobName, /, *, wait: bool = True, timeout: str | None = None, ta
         if verdict is not None:
             return verdict
         if not wait or (deadline is not None and time.monotonic() >= deadline):
-            return Verdict.TIMED_OUT
+            return RolloutVerdict.TIMED_OUT
         time.sleep(_POLL)
 
 
@@ -145,13 +145,13 @@ def _set_annotation(target: KubectlTarget, job: str, annotation: str) -> int:
     return target.run("annotate", job_resource.reference, namespace_option, "--overwrite", annotation)
 
 
-def _rollout_verdict(job: JobResource) -> tuple[Verdict | None, str]:
+def _rollout_verdict(job: JobResource) -> tuple[RolloutVerdict | None, str]:
     """How the wait for a rollout ends; None: it does not yet. And why."""
     metadata, status = job.resource["metadata"], job.status
     conditions = {condition["type"]: condition for condition in status.get("conditions", ())}
     paused = conditions.get("Paused")
     if paused is not None and paused["reason"] == "Everything":
-        return Verdict.HELD_BACK, f"Paused: {paused['message']}"
+        return RolloutVerdict.HELD_BACK, f"Paused: {paused['message']}"
     if status.get("observedGeneration") != metadata.get("generation"):
         return None, "waiting for the operator to see the last change"
     up_to_date = conditions.get("UpToDate")
@@ -159,12 +159,12 @@ def _rollout_verdict(job: JobResource) -> tuple[Verdict | None, str]:
         return None, "waiting for an operator that reports the condition UpToDate"
     text = f"{up_to_date['reason']}: {up_to_date['message']}"
     if up_to_date["status"] == "True":
-        return Verdict.UP_TO_DATE, text
+        return RolloutVerdict.UP_TO_DATE, text
     # The pipeline's next step should find the old revision running.
     rolls_back = (status.get("rollout") or {}).get("stage") == "RollingBack" and status.get("phase") != "Failed"
     if conditions.get("Stalled", {}).get("status") == "True" and not rolls_back:
-        return Verdict.FAILED, text
-    return (Verdict.HELD_BACK if up_to_date["reason"] in {"RolloutsPaused", "Suspended"} else None), text
+        return RolloutVerdict.FAILED, text
+    return (RolloutVerdict.HELD_BACK if up_to_date["reason"] in {"RolloutsPaused", "Suspended"} else None), text
 
 
 def _earlier_spec(target: KubectlTarget, job: JobResource, to_revision: str | None) -> tuple[str, dict[str, Any]]:

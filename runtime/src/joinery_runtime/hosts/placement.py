@@ -26,7 +26,7 @@ WAIT_FOR_SPARK = "JOINERY_WAIT_FOR_SPARK"
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class EpochPlacement:
     """Where the epochs run. `master` is Spark's; "" while only spark-submit knows it."""
 
     master: str

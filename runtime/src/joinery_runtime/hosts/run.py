@@ -23,7 +23,7 @@ from joinery_runtime.engine.protocol import Action, next_action
 from joinery_runtime.errors import EnvironmentProblem, IncompatibleState, JoineryError
 from joinery_runtime.hosts.background_call import BackgroundCall
 from joinery_runtime.hosts.edits import EarlierDefinition, attribute_errors_to_edit, input_change_warnings
-from joinery_runtime.hosts.placement import Placement
+from joinery_runtime.hosts.placement import EpochPlacement
 from joinery_runtime.hosts.run_spark import RunSpark
 from joinery_runtime.hosts.scale import Rescaler
 from joinery_runtime.hosts.secrets import with_secrets
@@ -96,7 +96,7 @@ def run_job(
                 todo="Have the job run on it, with run(job, spark=session), or stop it",
             )
         started_on = None if context is None else context.master
-        placement = Placement.of(filled.spec.spark.conf, master, local=local, started_on=started_on)
+        placement = EpochPlacement.of(filled.spec.spark.conf, master, local=local, started_on=started_on)
         if placement.uses_spark:
             check_memory_store(filled, placement.master)
         if placement.begins_in_driver:
@@ -188,7 +188,9 @@ class _JobRun:
             if dead is not None:
                 self._prepare_sink(stack, job, "deadLetter", dead, DEAD_LETTER_SCHEMA)
             started_on = None if spark.context is None else spark.context.master
-            placement = Placement.of(wiring.spec.spark.conf, self._master, local=caller.local, started_on=started_on)
+            placement = EpochPlacement.of(
+                wiring.spec.spark.conf, self._master, local=caller.local, started_on=started_on
+            )
             host = spark.open_host(wiring, placement, stack, settle=settle)
             savepoints = wiring.spec.state_store.savepoints
             parts = DriverParts(self.store, planner, host, output, dead, savepoints, outputs.topic_row_limit())

@@ -16,7 +16,7 @@ from joinery_runtime.engine.driver import Host
 from joinery_runtime.hosts.driver_epochs import DriverEpochs, SparkStart, local_host
 from joinery_runtime.hosts.java_process import JavaStart
 from joinery_runtime.hosts.own_secrets import IN_A_POD, lacks_secrets, private_copy, without_secrets
-from joinery_runtime.hosts.placement import Placement
+from joinery_runtime.hosts.placement import EpochPlacement
 from joinery_runtime.hosts.shared_memory import MemoryStoreAddress, check_memory_store, serve
 from joinery_runtime.hosts.spark_master import require_java
 from joinery_runtime.hosts.status import Board
@@ -57,7 +57,7 @@ class RunSpark:
         """Whether the running epoch was cancelled, because the job had no executors when it was stopped."""
         return self._watch is not None and self._watch.gave_up
 
-    def open_host(self, wiring: Wiring, placement: Placement, stack: ExitStack, *, settle: bool) -> Host:
+    def open_host(self, wiring: Wiring, placement: EpochPlacement, stack: ExitStack, *, settle: bool) -> Host:
         """Open what runs the epochs of one definition, until `stack` closes. With `settle` these are epochs that an
         earlier definition of the job has planned."""
         open_on_spark = partial(self._open_on_spark, wiring, stack, settle=settle)

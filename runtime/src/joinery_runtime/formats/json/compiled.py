@@ -69,7 +69,7 @@ class JsonKernel:
         slots, valid = np.empty((width, count), np.int64), np.empty((width, count), np.uint8)
         accepted, rejected = np.empty(count, np.int64), np.empty(count, np.int64)
         looked_at, rows = kernel.decode(
-            offsets, missing, self._tables, memory, kernel.Rows(slots, valid), accepted, rejected
+            offsets, missing, self._tables, memory, kernel.KernelRows(slots, valid), accepted, rejected
         )
         columns = [
             _column(field.type, kernel, memory, slots[at, :rows], valid[at, :rows])

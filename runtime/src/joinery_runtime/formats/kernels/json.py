@@ -123,7 +123,7 @@ class Memory(NamedTuple):
     """The number of the last record that had this column or node; -1 at first."""
 
 
-class Rows(NamedTuple):
+class KernelRows(NamedTuple):
     """Columns x n values. A slot holds a column's value by kind: a number, the bits of a double, milliseconds or days
     since 1970, or the unscaled value of a decimal. For a text, bits 32 to 62 hold its place, counted from `Memory.data`
     or, if the slot is negative, from `Memory.arena`, and bits 0 to 31 hold its length."""
@@ -417,7 +417,9 @@ def _item(node: int, position: int, items: Words) -> int:
 
 
 @inlined
-def _record(at: int, end: int, scratch: int, tables: Tables, memory: Memory, rows: Rows, record: int, row: int) -> int:
+def _record(
+    at: int, end: int, scratch: int, tables: Tables, memory: Memory, rows: KernelRows, record: int, row: int
+) -> int:
     """Decodes the record with this number into a row. Returns the end of the used scratch memory, or GIVEN_UP."""
     arrays, limit, predicted, around, seen = tables.arrays, memory.limit, memory.predicted, memory.around, memory.seen
     slots, valid = rows.slots, rows.valid
@@ -530,7 +532,7 @@ _TABLE = types.int64[:, ::1]
 
 _TABLES = types.NamedTuple([types.int64, _TABLE, _WORDS, _TABLE, _WORDS, _TABLE, _WORDS, types.float64[::1]], Tables)
 _MEMORY = types.NamedTuple([types.int64, types.int64, types.int64, _TABLE, _WORDS, _WORDS], Memory)
-_ROWS = types.NamedTuple([_TABLE, types.uint8[:, ::1]], Rows)
+_ROWS = types.NamedTuple([_TABLE, types.uint8[:, ::1]], KernelRows)
 
 
 @kernel(_READ_ONLY_OFFSETS, _READ_ONLY_BYTES, _TABLES, _MEMORY, _ROWS, _WORDS, _WORDS)
@@ -539,7 +541,7 @@ def decode(
     missing: npt.NDArray[np.uint8],
     tables: Tables,
     memory: Memory,
-    rows: Rows,
+    rows: KernelRows,
     accepted: Words,
     rejected: Words,
 ) -> tuple[int, int]:
