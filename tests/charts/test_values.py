@@ -110,7 +110,8 @@ def test_the_operator_reads_what_the_chart_sets(chart: Chart) -> None:
     assert json.loads(settings.status_from), "what it says is looked at with the chart's manifests"
     assert allowed_by(settings.jobs_allow) == AllowedByInstallation()
     plain = Settings(runtime_image="mine/runtime:2", service_account="spark", namespaces=("a", "b"))
-    assert replace(settings, status_from="", jobs_allow="") == plain
+    assert settings.pod == "$(POD_NAMESPACE)/$(POD_NAME)/$(POD_UID)", "the kubelet fills it in"
+    assert replace(settings, status_from="", jobs_allow="", pod="") == plain
 
 
 def test_the_operator_gives_pods_of_jobs_what_the_chart_says(chart: Chart) -> None:
