@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path, PurePath
@@ -33,8 +32,6 @@ FOLDERS: Mapping[str, str] = {
 """The tests of files that are no modules, by folder."""
 EVERYTHING = ("pyproject.toml", "Makefile", "requirements", "tests/conftest.py")
 
-Importers = Mapping[str, set[str]]  # by module: the modules that import it directly
-
 
 def main(base: str) -> int:
     """Print the affected test files, one per line. `base` is the commit with which the work tree is compared."""
@@ -53,11 +50,11 @@ def affected_tests(changed: Iterable[str]) -> set[str]:
     files = list(changed)
     if any(file.startswith(EVERYTHING) for file in files):
         return {"tests"}
-    tests = modules_of_tests()
-    modules = {name for file in files if (name := module_name(PurePath(file))) is not None}
-    paths = {tests[name].as_posix() for name in _with_importers(modules, direct_importers()) if name in tests}
-    others = {test for file in files for folder, test in FOLDERS.items() if file.startswith(f"{folder}/")}
-    return {path for path in paths if PurePath(path).name.startswith("test_")} | others
+    graph, tests = import_graph(), modules_of_tests()
+    modules = {name for file in files if (name := module_name(PurePath(file))) in graph.modules}
+    affected = modules.union(*(graph.find_downstream_modules(module) for module in modules))
+    paths = {path.as_posix() for name, path in tests.items() if name in affected and path.name.startswith("test_")}
+    return paths | {test for file in files for folder, test in FOLDERS.items() if file.startswith(f"{folder}/")}
 
 
 def module_name(path: PurePath) -> str | None:
@@ -76,21 +73,17 @@ def modules_of_tests() -> dict[str, PurePath]:
 
 
 @cache
-def direct_importers() -> Importers:
-    """Return who imports each module of the distributions and of the tests."""
-    tests = modules_of_tests()
-    graph = grimp.build_graph(*DISTRIBUTIONS.values(), cache_dir=None)
-    importers: defaultdict[str, set[str]] = defaultdict(set)
-    for module in graph.modules:
-        for imported in graph.find_modules_directly_imported_by(module):
-            importers[imported].add(module)
-    known = graph.modules | tests.keys()
-    for test, path in tests.items():
-        for name in _imported_names((ROOT / path).read_text()):
-            module = name if name in known else name.rpartition(".")[0]
-            if module in known:
-                importers[module].add(test)
-    return importers
+def import_graph() -> grimp.ImportGraph:
+    """Return the imports of the distributions, and of the tests, which grimp takes for no package."""
+    graph, tests = grimp.build_graph(*DISTRIBUTIONS.values(), cache_dir=None), modules_of_tests()
+    for name in tests:
+        graph.add_module(name)
+    for name, path in tests.items():
+        for imported_name in _imported_names((ROOT / path).read_text()):
+            module = imported_name if imported_name in graph.modules else imported_name.rpartition(".")[0]
+            if module in graph.modules:
+                graph.add_import(importer=name, imported=module)
+    return graph
 
 
 def _imported_names(text: str) -> Iterator[str]:
@@ -99,15 +92,6 @@ def _imported_names(text: str) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-
-
-def _with_importers(modules: set[str], importers: Importers) -> set[str]:
-    reached, waiting = set(modules), deque(modules)
-    while waiting:
-        new = importers.get(waiting.popleft(), set()) - reached
-        reached |= new
-        waiting += new
-    return reached
 
 
 def _git(*arguments: str) -> str:
