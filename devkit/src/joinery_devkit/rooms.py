@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from graphlib import TopologicalSorter
 
 import grimp
 
@@ -47,7 +48,7 @@ class Room:
 
 @cache
 def rooms() -> tuple[Room, ...]:
-    """Return the rooms, each before those that it imports. Raises ValueError if rooms import each other in a circle."""
+    """Return the rooms, each before those that it imports. Raises CycleError if rooms import each other in a circle."""
     graph = grimp.build_graph(PACKAGE, cache_dir=None)
     imports: dict[str, set[str]] = {name: set() for name in PURPOSES}
     packages: dict[str, set[str]] = {name: set() for name in PURPOSES}
@@ -59,13 +60,8 @@ def rooms() -> tuple[Room, ...]:
             packages[room].add(inside[0])
         imported_rooms = {name.split(".")[1] for name in graph.find_modules_directly_imported_by(module)}
         imports[room] |= (imported_rooms & PURPOSES.keys()) - {room}
-    sorted_names: list[str] = []
-    while rest := imports.keys() - set(sorted_names):
-        free = sorted(name for name in rest if not any(name in imports[other] for other in rest))
-        if not free:
-            raise ValueError(f"These rooms import each other in a circle: {', '.join(sorted(rest))}")
-        sorted_names += free
-    return tuple(Room(name, tuple(sorted(packages[name])), frozenset(imports[name])) for name in sorted_names)
+    names = reversed([*TopologicalSorter({name: sorted(imports[name]) for name in sorted(imports)}).static_order()])
+    return tuple(Room(name, tuple(sorted(packages[name])), frozenset(imports[name])) for name in names)
 
 
 def picture() -> str:
