@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 from joinery_devkit.environment import cache_directory, locked
-from joinery_devkit.kubernetes.binaries import go_command
-from joinery_runtime.errors import EnvironmentProblem
-
-_ERROR_LENGTH = 2000
+from joinery_devkit.kubernetes.binaries import go_build, go_command
 
 
 def built_program(module: Path, package: str = ".") -> Path:
@@ -28,23 +23,8 @@ def built_program(module: Path, package: str = ".") -> Path:
 
 
 def _build(module: Path, package: str, program: Path) -> None:
+    go = go_command()
     print(f"joinery: building {program.name}, once (minutes)", file=sys.stderr, flush=True)
     partial = program.with_suffix(".partial")
-    # As in kubernetes.binaries, so that what both need is compiled once.
-    options = ["-mod=readonly", "-trimpath", "-gcflags=all=-dwarf=false", "-ldflags=-s -w"]
-    done = subprocess.run(
-        [go_command(), "build", *options, "-o", str(partial), f"./{package}"],
-        cwd=module,
-        env={**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false", "GOGC": "400", "GOWORK": "off"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise EnvironmentProblem(
-            f"{program.name} cannot be built",
-            facts=f"go build ended with {done.returncode}:\n{done.stderr[-_ERROR_LENGTH:]}",
-            todo="If it cannot download modules, check `go env GOPROXY` and the network",
-        )
+    go_build(go, module, str(partial), [f"./{package}"], what=program.name)
     partial.rename(program)

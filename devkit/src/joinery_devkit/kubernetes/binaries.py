@@ -98,23 +98,29 @@ def _compile(folder: Path, names: Sequence[str]) -> None:
     for partial in folder.glob("partial-*"):  # of a build that was killed: the running one holds the lock
         shutil.rmtree(partial)
     with tempfile.TemporaryDirectory(dir=folder, prefix="partial-") as work:
-        _go_build(go, f"{work}/", [PACKAGES[name] for name in names])
+        what = f"The programs of Kubernetes {KUBERNETES_VERSION}"
+        # In a folder, each program is named after the last part of its package.
+        go_build(go, MODULE, f"{work}/", [PACKAGES[name] for name in names], link_options=_version_stamp(), what=what)
         # The rename comes last, so a program with its final name is complete.
         for name in names:
             (Path(work) / name).rename(folder / name)
     print(f"joinery: built them in {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
 
 
-def _go_build(go: str, target: str, packages: Sequence[str]) -> None:
-    """Builds Go packages. `target` is a folder, in which each program is named after the last part of its package."""
+def _version_stamp() -> str:
+    """Return the linker's options that give the programs their version."""
     major, minor, _ = KUBERNETES_VERSION.split(".")
     stamped = {"gitVersion": f"v{KUBERNETES_VERSION}", "gitMajor": major, "gitMinor": minor}
-    linked = " ".join(["-s -w", *(f"-X {_STAMP}.{name}={value}" for name, value in stamped.items())])
+    return " ".join(f"-X {_STAMP}.{name}={value}" for name, value in stamped.items())
+
+
+def go_build(go: str, module: Path, target: str, packages: Sequence[str], *, link_options: str = "", what: str) -> None:
+    """Build packages of a Go module into `target`. `what` names them in an error. Raises EnvironmentProblem."""
     # A compiler that makes no debug information and rarely collects garbage takes 40 % less time.
-    options = ["-mod=readonly", "-trimpath", "-gcflags=all=-dwarf=false", f"-ldflags={linked}"]
+    options = ["-mod=readonly", "-trimpath", "-gcflags=all=-dwarf=false", f"-ldflags=-s -w {link_options}"]
     done = subprocess.run(
         [go, "build", *options, "-o", target, *packages],
-        cwd=MODULE,
+        cwd=module,
         env={**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false", "GOGC": "400", "GOWORK": "off"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -124,7 +130,7 @@ def _go_build(go: str, target: str, packages: Sequence[str]) -> None:
     if done.returncode != 0:
         last_words = "\n".join((done.stdout + done.stderr).splitlines()[-_ERROR_LINES:])
         raise EnvironmentProblem(
-            f"The programs of Kubernetes {KUBERNETES_VERSION} cannot be built",
+            f"{what} cannot be built",
             facts=f"go build ended with {done.returncode}:\n{last_words}",
             todo="If it cannot download modules, check `go env GOPROXY` and the network",
         )
