@@ -136,8 +136,8 @@ def _is_due(ctx: ReconcileContext, attempt: DriverAttempt, plan: DriverPlan) -> 
         return True
     if attempt.again:
         return True
-    taken = attempt.outcome == "Fatal" and attempt.reason == STATE_TAKEN
-    if attempt.outcome in {"Finished", "Fatal"} and not (taken and ctx.names_another_owner(attempt.replaces)):
+    is_taken = attempt.outcome == "Fatal" and attempt.reason == STATE_TAKEN
+    if attempt.outcome in {"Finished", "Fatal"} and not (is_taken and ctx.names_another_owner(attempt.replaces)):
         return False
     return not (attempt.not_before and ctx.now < attempt.not_before)
 
@@ -221,11 +221,9 @@ def _as_fatal(ctx: ReconcileContext, attempt: DriverAttempt, pod: PodObservation
     """The attempt after an end for good. If another resource owns the state, an annotation that was not tried starts
     one more. With definitions of an earlier release, the API server drops `replaces` from the status, and each
     annotation looks untried: the back-off keeps these attempts few."""
-    update: dict[str, object] = {"outcome": "Fatal", "reason": _word(pod.end_reason)}
     if pod.end_reason == STATE_TAKEN and ctx.replaced_owner is not None:
-        failures = attempt.failures + 1
-        update |= {"failures": failures, "not_before": ctx.now + back_off(ctx.settings, failures)}
-    return attempt.model_copy(update=update)
+        attempt = _as_failed(ctx, attempt, pod)
+    return attempt.model_copy(update={"outcome": "Fatal", "reason": _word(pod.end_reason)})
 
 
 def _as_failed(ctx: ReconcileContext, attempt: DriverAttempt, pod: PodObservation) -> DriverAttempt:
