@@ -171,7 +171,9 @@ async def _lease_of(settings: Settings, api: Api) -> OperatorLease | None:
         return None
     namespace, name = settings.lease.split("/")
     needed = {"create": "", "get": name, "update": name}  # no rule can name what does not exist yet
-    missing = [verb for verb, of in needed.items() if not await api.has_permission(LEASE, namespace, verb, name=of)]
+    missing = [
+        verb for verb, on_name in needed.items() if not await api.has_permission(LEASE, namespace, verb, name=on_name)
+    ]
     if missing:
         raise EnvironmentProblem(
             "The operator's service account lacks permissions",
@@ -364,15 +366,15 @@ async def cluster_uid(api: Api) -> str:
 
 
 def _wanted_page_kinds(settings: Settings) -> tuple[ApiResource, ...]:
-    wanted = {INGRESS: settings.page_ingress, HTTP_ROUTE: settings.page_route}
-    return tuple(kind for kind in PAGE_KINDS if wanted[kind])
+    setting_of_kind = {INGRESS: settings.page_ingress, HTTP_ROUTE: settings.page_route}
+    return tuple(kind for kind in PAGE_KINDS if setting_of_kind[kind])
 
 
 async def watched_page_kinds(api: Api, settings: Settings) -> tuple[ApiResource, ...]:
     """Returns which of the kinds that lead to jobs' pages are watched: those that the installation wants, and others if
     that is possible, so that objects of an earlier setting are deleted. Raises EnvironmentProblem."""
-    wanted = _wanted_page_kinds(settings)
-    return tuple([kind for kind in PAGE_KINDS if await _can_watch(api, settings, kind, required=kind in wanted)])
+    required = _wanted_page_kinds(settings)
+    return tuple([kind for kind in PAGE_KINDS if await _can_watch(api, settings, kind, required=kind in required)])
 
 
 async def _can_watch(api: Api, settings: Settings, kind: ApiResource, *, required: bool) -> bool:

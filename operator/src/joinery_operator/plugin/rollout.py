@@ -54,15 +54,15 @@ def status(job: JobName, /, *, wait: bool = True, timeout: str | None = None, ta
         deadline = None if timeout is None else time.monotonic() + parse_duration(timeout) / 1000
     except ValueError as error:
         raise JoineryError(f"--timeout {timeout}", facts=str(error)) from None
-    told = ""
+    last_text = ""
     while True:
         job_resource = find_job(target, job)
         verdict, reason = _rollout_verdict(job_resource)
         text = f"{job_resource.resource['kind']} {job_resource.name}: {reason}"
-        if text != told:
+        if text != last_text:
             sys.stdout.write(f"{text}\n")
             sys.stdout.flush()
-            told = text
+            last_text = text
         if verdict is not None:
             return verdict
         if not wait or (deadline is not None and time.monotonic() >= deadline):

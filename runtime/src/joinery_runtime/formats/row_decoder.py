@@ -139,10 +139,10 @@ class _UnusualError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _ColumnRule:
-    """How Arrow gets the values of one column type. `array` makes a column of values of the types `taken` and of nulls,
+    """How Arrow gets the values of one column type. `array` makes a column of values of the `usual_types` and of nulls,
     if all are usual. `convert` makes what Arrow takes of a single value. Both raise one of _REJECTIONS otherwise."""
 
-    taken: frozenset[type]
+    usual_types: frozenset[type]
     array: Callable[[list[Any]], pa.Array]
     convert: Callable[[Any], Any]
 
@@ -153,7 +153,7 @@ def _column(field: pa.Field, values: list[Any]) -> tuple[pa.Array, BoolArray]:
     if str in types and field.type in _READ_AS_TEXT:
         return _with_texts(field, values)
     rule, unusual = _rule(field.type), np.zeros(len(values), np.bool_)
-    if types <= rule.taken:
+    if types <= rule.usual_types:
         with suppress(*_REJECTIONS):
             return rule.array(values), unusual
     converted = [None] * len(values)
@@ -191,7 +191,7 @@ def _of_type(value: Any, kind: type) -> Any:
     return value
 
 
-def _whole(value: Any, bits: int) -> int:
+def _whole_number(value: Any, bits: int) -> int:
     if isinstance(value, int) and type(value) is not bool and -(1 << bits - 1) <= value < 1 << bits - 1:
         return int(value)
     raise _UnusualError
@@ -254,7 +254,7 @@ def _decimal(value: Any, target: pa.Decimal128Type) -> Decimal:
 def _milliseconds(value: Any) -> int:
     if isinstance(value, datetime) and value.tzinfo in (None, UTC):
         return (value.replace(tzinfo=UTC) - _EPOCH) // _MILLISECOND
-    number = _whole(value, 64)
+    number = _whole_number(value, 64)
     if not YEAR_1 <= number <= YEAR_9999_END or SECONDS_2000 <= number < SECONDS_2100:
         raise _UnusualError
     return number
@@ -284,8 +284,8 @@ _TIMESTAMP = pa.timestamp("ms", tz="UTC")
 _READ_AS_TEXT = {pa.date32(), _TIMESTAMP, pa.binary()}
 _RULES: dict[pa.DataType, _ColumnRule] = {
     pa.bool_(): _ColumnRule(frozenset({bool}), partial(pa.array, type=pa.bool_()), partial(_of_type, kind=bool)),
-    pa.int32(): _ColumnRule(frozenset({int}), partial(pa.array, type=pa.int32()), partial(_whole, bits=32)),
-    pa.int64(): _ColumnRule(frozenset({int}), partial(pa.array, type=pa.int64()), partial(_whole, bits=64)),
+    pa.int32(): _ColumnRule(frozenset({int}), partial(pa.array, type=pa.int32()), partial(_whole_number, bits=32)),
+    pa.int64(): _ColumnRule(frozenset({int}), partial(pa.array, type=pa.int64()), partial(_whole_number, bits=64)),
     pa.float32(): _ColumnRule(frozenset({float}), _singles, _single),
     pa.float64(): _ColumnRule(frozenset({float}), _doubles, _double),
     pa.string(): _ColumnRule(frozenset({str}), partial(pa.array, type=pa.string()), _text),
