@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.kinds.session.change import Folding
+from joinery_runtime.core.kinds.folding import Folding
 from joinery_runtime.core.kinds.session.form import SessionParameters
 from joinery_runtime.core.kinds.session.kind import SessionAggregation
 from joinery_runtime.core.pipeline.retention import AcceptedRow

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.aggregates import Accumulator, GroupError, Groups, States, accumulator
-from joinery_runtime.core.aggregates.base import AggregateCall
-from joinery_runtime.core.kinds.grouping import changes
+from joinery_runtime.core.aggregates import AggregateCall, GroupError
+from joinery_runtime.core.kinds.folding import Folding, groups_of
 from joinery_runtime.core.kinds.session.form import AcceptedArrivals, Formed, SessionParameters, concat_column, form
 from joinery_runtime.core.pipeline.sides import Intake, SideSpec
 from joinery_runtime.core.table.columns import (
@@ -141,14 +140,14 @@ class _StateRows:
         number = np.concatenate([kept_sessions, filled])
         order = np.argsort(number, kind="stable")  # kept states come first: their rows arrived earlier
         with self._naming(number[order]):
-            return self._folding.merge(concat([kept_states, folded]).take(pa.array(order)), _groups(number[order]))
+            return self._folding.merge(concat([kept_states, folded]).take(pa.array(order)), groups_of(number[order]))
 
     def _fold(self) -> tuple[pa.RecordBatch, np.ndarray]:
         """Returns the accumulators of the new rows, one state per session, and the sessions' numbers."""
         elements = self._arrived.elements
         at = np.flatnonzero(elements.row)
         number = self._sessions.session[at]
-        groups = _groups(number)
+        groups = groups_of(number)
         rows = self._arrived.rows.select(self._folding.columns)
         rows = rows.take(pa.array(elements.number[at] - self._arrived.state_rows.num_rows))
         with self._naming(number):
@@ -166,7 +165,7 @@ class _StateRows:
         try:
             yield
         except GroupError as error:
-            session = int(number[_groups(number).starts[error.group]])
+            session = int(number[groups_of(number).starts[error.group]])
             keys = self._arrived.keys(self._side, self._first[session : session + 1])
             names = zip(self._side.intake.keys, keys, strict=True)
             group = ", ".join(f"{name}={value[0].as_py()!r}" for name, value in names)
@@ -175,73 +174,9 @@ class _StateRows:
             raise AggregateError("An aggregate of a session has no value", facts=facts, todo=error.todo) from None
 
 
-def _groups(number: np.ndarray) -> Groups:
-    """One group for each distinct number; `number` is ascending."""
-    return Groups(np.flatnonzero(changes(number)), len(number))
-
-
 # --- the rows of the state --------------------------------------------------------------------------------------------
-
-Names = tuple[str, ...]
-_Named = tuple[AggregateCall, Accumulator]
 
 
 def state_schema(intake: Intake, aggregates: Sequence[AggregateCall]) -> pa.Schema:
     groups = [intake.schema.field(name) for name in intake.keys]
     return pa.schema([*ENGINE_FIELDS, FLAG_FIELD, *SESSION_FIELDS, *groups, *Folding(aggregates).fields])
-
-
-class Folding:
-    """All aggregates of a job; equal ones share their columns. Methods raise GroupError, whose facts name the
-    aggregate."""
-
-    def __init__(self, aggregates: Sequence[AggregateCall]) -> None:
-        self._calls = [(call, accumulator(call)) for call in aggregates]
-        self._columns: Mapping[Names, _Named] = {
-            _names(aggregate): (call, aggregate) for call, aggregate in self._calls
-        }
-
-    @property
-    def fields(self) -> list[pa.Field]:
-        return [field for _, aggregate in self._columns.values() for field in aggregate.fields]
-
-    @property
-    def columns(self) -> list[str]:
-        """The row columns that are aggregated."""
-        return sorted({call.column for call, _ in self._columns.values() if call.column})
-
-    def fold(self, rows: pa.RecordBatch, times: np.ndarray, groups: Groups) -> pa.RecordBatch:
-        """Accumulates groups of rows. `times` are their event times (int64[n])."""
-        folded: list[pa.Array] = []
-        for call, aggregate in self._columns.values():
-            with _naming(call):
-                folded += aggregate.fold(rows.column(call.column) if call.column else None, times, groups)
-        return pa.record_batch(folded, schema=pa.schema(self.fields))
-
-    def merge(self, states: pa.RecordBatch, groups: Groups) -> pa.RecordBatch:
-        merged: list[pa.Array] = []
-        for names, (call, aggregate) in self._columns.items():
-            with _naming(call):
-                merged += aggregate.merge(_states(states, names), groups)
-        return pa.record_batch(merged, schema=pa.schema(self.fields))
-
-    def results(self, states: pa.RecordBatch) -> list[pa.Array]:
-        """One result column per aggregate, in the job's order."""
-        return [aggregate.result(_states(states, _names(aggregate))) for _, aggregate in self._calls]
-
-
-@contextmanager
-def _naming(call: AggregateCall) -> Iterator[None]:
-    try:
-        yield
-    except GroupError as error:
-        text = f"{call.function}({call.column})" if call.column else call.function
-        raise GroupError(error.group, f"{text}, in the output as {call.name}: {error.facts}", error.todo) from None
-
-
-def _names(aggregate: Accumulator) -> Names:
-    return tuple(field.name for field in aggregate.fields)
-
-
-def _states(batch: pa.RecordBatch, names: Names) -> States:
-    return tuple(batch.column(name) for name in names)

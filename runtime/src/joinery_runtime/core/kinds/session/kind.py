@@ -6,7 +6,7 @@ form sessions together with the kept ones (T3). No I/O, no clock, no randomness:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -14,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.kinds.grouping import expand_ranges
+from joinery_runtime.core.kinds.folding import Folding
+from joinery_runtime.core.kinds.replaceable import ReplaceableRows
 from joinery_runtime.core.kinds.rows import rows_at_once
-from joinery_runtime.core.kinds.session.change import Folding, change, rows_to_add
+from joinery_runtime.core.kinds.session.change import change, rows_to_add
 from joinery_runtime.core.kinds.session.form import SessionParameters, accept_arrivals
 from joinery_runtime.core.pipeline.retention import EventTime, Retention
 from joinery_runtime.core.pipeline.spec import StepOperator, StepSpec
@@ -34,7 +35,7 @@ from joinery_runtime.core.pipeline.step import (
 from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Watermark, earlier
 from joinery_runtime.core.table.columns import EMITTED, FORCED, HASH, OFFSET, PARTITION, START, TS
 from joinery_runtime.core.table.keyhash import key_hash
-from joinery_runtime.core.table.segment import Run, SegmentMeta, concat
+from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS
 
 
@@ -113,7 +114,7 @@ class _SessionEpoch:
             work.arrivals,
         )
         self._work, self._kind, self._complete = work, kind, work.complete
-        self._stored = StoredSessions(state_runs, self._horizon.previous, self._side.segment_schema())
+        self._stored = ReplaceableRows(state_runs, self._horizon.previous, self._side.segment_schema())
         self._out = SessionOutput(kind, step, ordered=work.ordered)
         self._added: Run | None = None
         self._dropped: dict[str, int] = {}
@@ -164,85 +165,6 @@ class _SessionEpoch:
 
 def _bools(rows: pa.RecordBatch, name: str) -> np.ndarray:
     return np.asarray(rows.column(name).to_numpy(zero_copy_only=False))
-
-
-# --- what is stored ---------------------------------------------------------------------------------------------------
-
-# Looking hashes up in a run is cheaper than scanning its rows only if there are this many times fewer hashes.
-_RATHER_LOOK_UP = 16
-
-
-@dataclass(frozen=True, slots=True)
-class FoundSessions:
-    """n kept rows in one `batch`. `run` and `row` (int64[n] each) say where each is stored."""
-
-    batch: pa.RecordBatch
-    run: np.ndarray
-    row: np.ndarray
-
-
-class StoredSessions:
-    """The kept sessions of a shard. Those whose last row is before `since` were evicted in an earlier epoch (None: none
-    did)."""
-
-    def __init__(self, state_runs: Sequence[StateRun], since: int | None, schema: pa.Schema) -> None:
-        self._state_runs, self._schema = state_runs, schema
-        self._live = [~run.flags for run in state_runs]
-        self._removed = [np.zeros(len(run.flags), dtype=bool) for run in state_runs]
-        self.forget(since)
-
-    def forget(self, before: int | None) -> None:
-        """Drops the sessions whose last row is before this time."""
-        if before is not None:
-            self._live = [live & (run.run.ts >= before) for run, live in self._runs()]
-
-    def where(self, chosen: Callable[[pa.RecordBatch], np.ndarray]) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
-        """Yields batches of n rows with bool[n]: which of them are still there and chosen."""
-        for run, live in self._runs():
-            yield run.run.batch, live & chosen(run.run.batch)
-
-    def with_hashes(self, hashes: np.ndarray) -> FoundSessions:
-        """The sessions of keys with these hashes (uint64, sorted, distinct)."""
-        return self._gather([_rows_of(run, live, hashes) for run, live in self._runs()])
-
-    def remove(self, sessions: FoundSessions, chosen: np.ndarray) -> None:
-        """Removes the chosen ones (bool[n])."""
-        for number in range(len(self._state_runs)):
-            rows = sessions.row[chosen & (sessions.run == number)]
-            self._removed[number][rows] = True
-            self._live[number][rows] = False
-
-    def flags(self) -> dict[str, np.ndarray]:
-        """By segment, the numbers of the rows removed in this epoch."""
-        runs = zip(self._state_runs, self._removed, strict=True)
-        return {run.segment: run.first + np.flatnonzero(removed) for run, removed in runs if removed.any()}
-
-    def finished(self) -> frozenset[str]:
-        return frozenset(run.segment for run, live in self._runs() if not live.any())
-
-    def _runs(self) -> list[tuple[StateRun, np.ndarray]]:
-        return list(zip(self._state_runs, self._live, strict=True))
-
-    def _gather(self, rows: Sequence[np.ndarray]) -> FoundSessions:
-        batches = [
-            run.run.batch.take(pa.array(numbers))
-            for run, numbers in zip(self._state_runs, rows, strict=True)
-            if len(numbers)
-        ]
-        batch = concat(batches) if batches else pa.RecordBatch.from_pylist([], schema=self._schema)
-        run = np.repeat(np.arange(len(rows)), [len(numbers) for numbers in rows])
-        return FoundSessions(batch, run, np.concatenate([np.empty(0, dtype=np.int64), *rows]))
-
-
-def _rows_of(state_run: StateRun, live: np.ndarray, hashes: np.ndarray) -> np.ndarray:
-    run = state_run.run
-    if len(hashes) * _RATHER_LOOK_UP < len(run):
-        first, stop = (np.searchsorted(run.hash, hashes, side=side) for side in ("left", "right"))
-        rows = expand_ranges(first, stop)[1]
-        return np.asarray(rows[live[rows]])
-    rows = np.flatnonzero(live)
-    nearest = np.minimum(np.searchsorted(hashes, run.hash[rows]), len(hashes) - 1)
-    return np.asarray(rows[hashes[nearest] == run.hash[rows]])
 
 
 # --- what is emitted --------------------------------------------------------------------------------------------------

@@ -1,0 +1,76 @@
+"""All aggregates of a job together: their columns in the state, folded from rows and merged, group by group (S7)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import pyarrow as pa
+
+from joinery_runtime.core.aggregates import Accumulator, AggregateCall, GroupError, Groups, States, accumulator
+from joinery_runtime.core.kinds.grouping import changes
+
+Names = tuple[str, ...]
+_Named = tuple[AggregateCall, Accumulator]
+
+
+def groups_of(number: np.ndarray) -> Groups:
+    """One group for each distinct number; `number` is ascending."""
+    return Groups(np.flatnonzero(changes(number)), len(number))
+
+
+class Folding:
+    """All aggregates of a job; equal ones share their columns. Methods raise GroupError, whose facts name the
+    aggregate."""
+
+    def __init__(self, aggregates: Sequence[AggregateCall]) -> None:
+        self._calls = [(call, accumulator(call)) for call in aggregates]
+        self._columns: Mapping[Names, _Named] = {
+            _names(aggregate): (call, aggregate) for call, aggregate in self._calls
+        }
+
+    @property
+    def fields(self) -> list[pa.Field]:
+        return [field for _, aggregate in self._columns.values() for field in aggregate.fields]
+
+    @property
+    def columns(self) -> list[str]:
+        """The row columns that are aggregated."""
+        return sorted({call.column for call, _ in self._columns.values() if call.column})
+
+    def fold(self, rows: pa.RecordBatch, times: np.ndarray, groups: Groups) -> pa.RecordBatch:
+        """Accumulates groups of rows. `times` are their event times (int64[n])."""
+        folded: list[pa.Array] = []
+        for call, aggregate in self._columns.values():
+            with _naming(call):
+                folded += aggregate.fold(rows.column(call.column) if call.column else None, times, groups)
+        return pa.record_batch(folded, schema=pa.schema(self.fields))
+
+    def merge(self, states: pa.RecordBatch, groups: Groups) -> pa.RecordBatch:
+        merged: list[pa.Array] = []
+        for names, (call, aggregate) in self._columns.items():
+            with _naming(call):
+                merged += aggregate.merge(_states(states, names), groups)
+        return pa.record_batch(merged, schema=pa.schema(self.fields))
+
+    def results(self, states: pa.RecordBatch) -> list[pa.Array]:
+        """One result column per aggregate, in the job's order."""
+        return [aggregate.result(_states(states, _names(aggregate))) for _, aggregate in self._calls]
+
+
+@contextmanager
+def _naming(call: AggregateCall) -> Iterator[None]:
+    try:
+        yield
+    except GroupError as error:
+        text = f"{call.function}({call.column})" if call.column else call.function
+        raise GroupError(error.group, f"{text}, in the output as {call.name}: {error.facts}", error.todo) from None
+
+
+def _names(aggregate: Accumulator) -> Names:
+    return tuple(field.name for field in aggregate.fields)
+
+
+def _states(batch: pa.RecordBatch, names: Names) -> States:
+    return tuple(batch.column(name) for name in names)
