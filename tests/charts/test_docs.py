@@ -55,9 +55,8 @@ def test_values_that_are_named_exist() -> None:
 
 
 def test_files_that_are_named_exist() -> None:
-    named = set(
-        re.findall(r"(?<![\w/.-])((?:deploy|charts|examples|integrations|images|crds)/[\w./-]*)", OPERATIONS + GITOPS)
-    )
+    pages = OPERATIONS + GITOPS + "".join(page.read_text() for page in (ROOT / "docs/how-to").glob("*.md"))
+    named = set(re.findall(r"(?<![\w/.-])((?:deploy|charts|examples|integrations|images|crds)/[\w./-]*)", pages))
     assert len(named) > 8
     assert [each for each in named if not (ROOT / each.rstrip(".")).exists()] == []
 

@@ -21,7 +21,7 @@ from joinery_operator.kube.resources import JOBS as RESOURCES
 
 pytestmark = pytest.mark.services
 
-OPERATIONS = ROOT / "docs" / "operations.md"
+UPGRADE = ROOT / "docs/how-to/upgrade.md"
 EXAMPLES = ROOT / "examples" / "kubernetes"
 JOBS = [f"{job.plural}.{job.group}" for job in RESOURCES]
 
@@ -68,7 +68,7 @@ def test_helm_installs_and_kubernetes_takes_every_pod(release: Release) -> None:
     (listing,) = (each.strip() for each in notes.splitlines() if "kubectl get sj,sw,jsp" in each)
     release.kubectl.await_definitions()
     release.kubectl(*shlex.split(listing)[1:])
-    assert listing.replace("--all-namespaces", "-A") in OPERATIONS.read_text()
+    assert listing.replace("--all-namespaces", "-A") in UPGRADE.read_text()
     deployment = release.kubectl.get("deployment", release.operator, release.namespace)
     assert deployment is not None
     _dry_run_pod(release, deployment["spec"]["template"])

@@ -305,6 +305,7 @@ PROGRAMS = {
     "mkdir",
     "mv",
     "openssl",
+    "printf",
     "psql",
     "python3.11",
     "sed",
@@ -333,7 +334,7 @@ def check_joinery(words: list[str], whole: bool = True) -> None:
 def check_plugin(words: list[str], whole: bool = True) -> None:
     check_cli(plugin, words, whole)
     if words[0] == "state" and len(words) > 2:
-        job, command, *more = words[1:]
+        job, command, *more = words[1 : words.index("-n") if "-n" in words else None]  # kubectl's own flags come last
         check_cli(joinery, ["state", command, job, *more], whole)
 
 

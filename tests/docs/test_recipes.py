@@ -16,7 +16,7 @@ OF_CORE, _, OF_INSPECT = HAS_TO.partition("File 4 has to write these")
 
 def members(text: str) -> set[str]:
     """The names in the first column of the tables of members."""
-    rows = re.findall(r"^\| (`\w+`[^|]*) \|", text.partition("| member | says |")[2], re.MULTILINE)
+    rows = re.findall(r"^\| (`\w+`[^|]*) \|", text.partition("| member | meaning |")[2], re.MULTILINE)
     return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
 
 
