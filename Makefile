@@ -138,12 +138,13 @@ matrix: setup ## the wheels on several versions of Python, Spark and Postgres (m
 	@$(BIN)/python -m joinery_devkit.matrix $(ARGS)
 
 .PHONY: crds
-crds: setup ## write crds/ and docs/reference.md from the resource models, deploy/ from the chart, the operator's table, the picture of the rooms (tests fail while they differ)
+crds: setup ## write crds/ and docs/reference.md from the resource models, deploy/ from the chart, the operator's table, docs/kinds.md, pictures (tests fail while they differ)
 	@$(BIN)/joinery crds --folder crds
 	@$(BIN)/joinery crds --folder charts/joinery/files/crds
 	@page="$$($(BIN)/python -m joinery_devkit.reference)" && echo "$$page" > docs/reference.md # a failure leaves the page as it was
 	@page="$$($(BIN)/python -c 'from joinery_operator.reconcile.rollout_table import rendered; print(rendered())')" && echo "$$page" > docs/rollout-table.md
 	@picture="$$($(BIN)/python -m joinery_devkit.rooms)" && echo "$$picture" > docs/pictures/rooms.svg
+	@$(BIN)/python -m joinery_devkit.kinds_page
 	@PYTHONPATH=tests $(BIN)/python deploy/render.py --helm "$$($(BIN)/python -c 'from joinery_devkit.kubernetes.binaries import program; print(program("helm"))')"
 
 .PHONY: docs

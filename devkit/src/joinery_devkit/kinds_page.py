@@ -1,0 +1,139 @@
+"""Writes docs/kinds.md and its pictures from the golden traces in tests/traces/kinds: each kind with its YAML, rows in
+and rows out. `make crds` runs it, and tests/docs/test_kinds.py fails while the files differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from joinery_devkit.kind_pictures import KindTrace, picture, rows_of
+
+ROOT = Path(__file__).parents[3]
+TRACES = ROOT / "tests/traces/kinds"
+PAGE = Path("docs/kinds.md")
+PICTURES = Path("docs/pictures/kinds")
+
+
+class Kind(NamedTuple):
+    """A section of the page. `rules` is the anchor of its rules in the semantics page."""
+
+    title: str
+    trace: str
+    rules: str
+
+
+KINDS = (
+    Kind("Interval join", "interval", "interval-join"),
+    Kind("Left join", "left", "outer-join"),
+    Kind("Right join", "right", "outer-join"),
+    Kind("Full join", "full", "outer-join"),
+    Kind("Tumbling window join", "tumbling", "window-join"),
+    Kind("Hopping window join", "hopping", "window-join"),
+    Kind("Session window join", "session", "window-join"),
+    Kind("Chain", "chain", "chain"),
+    Kind("As-of join", "as-of", "as-of-join"),
+    Kind("Join on time only", "time-only", "j9"),
+    Kind("Sessions", "sessions", "session-window"),
+)
+"""The sections in their order. A new kind has a trace in tests/traces/kinds, and a line here."""
+_INTRODUCTION = """\
+# Kinds by example
+
+Each kind of join, and sessions, with its picture, its YAML, the rows that go in and the rows that come out. The rows
+are those of the golden traces in [tests/traces/kinds/](../tests/traces/kinds/), which every build runs, also with
+restarts and with other numbers of shards between the steps. [Joins](joins.md) and [Sessions](sessions.md) describe
+each kind; [Semantics](semantics.md) has the rules.
+
+Times are milliseconds. In the pictures, a line connects the rows that make one row of the output, a ring marks a row
+that is emitted with null for the other side, grey rows are in no row of the output, and a green dashed line is a
+watermark that makes the job emit rows. Shaded are the times that match. Each row that goes in is written as key, name
+and event time.
+"""
+
+
+def load(name: str) -> KindTrace:
+    """Read a trace of tests/traces/kinds."""
+    content = yaml.safe_load((TRACES / f"{name}.yaml").read_text())
+    return KindTrace(content["about"], content["job"], content["steps"])
+
+
+def files() -> Mapping[Path, str]:
+    """Return the page and the pictures, by their path from the repository's root."""
+    traces = {kind: load(kind.trace) for kind in KINDS}
+    pictures = {PICTURES / f"{kind.trace}.svg": picture(trace) for kind, trace in traces.items()}
+    sections = [_section(kind, trace) for kind, trace in traces.items()]
+    return {PAGE: "\n".join([_INTRODUCTION, *sections]), **pictures}
+
+
+def _section(kind: Kind, trace: KindTrace) -> str:
+    return "\n".join(
+        [
+            f"## {kind.title}\n",
+            f"{trace.about} [Rules](semantics.md#{kind.rules}).\n",
+            f"![{kind.title}: {trace.about}](pictures/kinds/{kind.trace}.svg)\n",
+            f"```yaml\n{yaml_of(trace)}```\n",
+            *_table(trace),
+            "",
+        ]
+    )
+
+
+def yaml_of(trace: KindTrace) -> str:
+    """Return the part of the job that makes it this kind."""
+    if "joins" in trace.job:
+        return "joins:\n" + "".join(_step_yaml(step) for step in trace.job["joins"])
+    parts = {name: value for name, value in trace.job.items() if name != "input"}
+    return "".join(f"{name}: {_in_line(value)}\n" for name, value in parts.items())
+
+
+def _step_yaml(step: Mapping[str, Any]) -> str:
+    lines = [f"{name}: {_in_line(value)}\n" for name, value in step.items()]
+    return "".join(f"  {'- ' if number == 0 else '  '}{line}" for number, line in enumerate(lines))
+
+
+def _in_line(value: object) -> str:
+    return yaml.safe_dump(value, default_flow_style=True, width=200, sort_keys=False).removesuffix("...\n").strip()
+
+
+def _table(trace: KindTrace) -> Iterator[str]:
+    columns = list(trace.outputs()[0])
+    yield f"| step | rows in: key, name, time | rows out: {', '.join(f'`{column}`' for column in columns)} |"
+    yield "|---|---|---|"
+    for number, step in enumerate(trace.steps, start=1):
+        rows_out = (
+            [", ".join(_text(row[column]) for column in columns) for row in step["expect"]["output"]]
+            if ("expect" in step)
+            else []
+        )
+        if rows_out or "end" not in step:
+            yield f"| {number} | {_step_text(step)} | {'; '.join(f'`{row}`' for row in rows_out) or 'none'} |"
+
+
+def _step_text(step: Mapping[str, Any]) -> str:
+    if "watermark" in step:
+        return "; ".join(f"watermark of {name}: {time}" for name, time in step["watermark"].items())
+    if "end" in step:
+        return "all inputs end"
+    texts = []
+    for name, rows in rows_of(step).items():
+        values = [list(row.values()) for row in rows]
+        texts.append(f"{name}: " + ", ".join(f"`{key} {row_name} {time}`" for key, row_name, time in values))
+    return "; ".join(texts)
+
+
+def _text(value: object) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def main() -> None:
+    for path, text in files().items():
+        (ROOT / path).parent.mkdir(exist_ok=True)
+        (ROOT / path).write_text(text)
+
+
+if __name__ == "__main__":
+    main()
