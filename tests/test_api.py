@@ -76,8 +76,8 @@ def test_a_dictionary_is_checked_as_a_file_is_without_lines(monkeypatch: pytest.
     monkeypatch.setenv("FOLDER", "/from/the/environment")
     assert "/from/the/environment" in explain(job(output={"file": {"path": "${FOLDER}"}})).output
     assert "/a/path" in explain(job(output={"file": {"path": Path("/a/path")}})).output
-    with pytest.raises(JobError, match=r"the dictionary: 1 problem\(s\): \n  spec\.outputs: ") as caught:
-        explain(job(outputs={}))
+    with pytest.raises(JobError, match=r"the dictionary: 1 problem\(s\): \n  spec\.shard: ") as caught:
+        explain(job(shard=1))
     assert caught.value.problems[0].line is None
     with pytest.raises(JobError, match="not Event; write numbers, text, paths"):
         explain(job(output={"file": {"path": Event()}}))

@@ -465,6 +465,7 @@ def test_the_command_that_shows_rows_of_parquet_works(tmp_path: Path) -> None:
     folder.mkdir()
     pq.write_table(pa.table({"id": ["o1", "o2"]}), folder / "epoch-1.parquet")
     output = ("postgres: {table: joined}", f'file: {{path: "{folder}"}}\n    format: parquet')
-    _, _, look = where_rows_are(job(output)).partition(": ")
+    (line,) = where_rows_are(job(output))
+    _, _, look = line.partition(": ")
     ran = subprocess.run(look.replace("python", sys.executable, 1), shell=True, check=True, capture_output=True)
     assert "o2" in ran.stdout.decode()

@@ -160,7 +160,7 @@ def test_rows_in_a_topic(
         path.write_text(edited((OUTPUT, kafka + encoding + stored_in)))
         job = load_job(path)
         assert job.spec.output.kafka is not None
-        target = Outputs.of(job).topic()
+        target = Outputs.of(job).targets[0].topic()
         table = pa.Table.from_pylist(
             [{"orders_order_id": f"o{i}"} for i in range(count)], compile_job(job).output_schema()
         )

@@ -81,7 +81,7 @@ def test_rows_in_protobuf_are_for_it_too() -> None:
 
 
 def forget(job: StreamJoin | SessionWindow, store: Store, incarnation: str | None) -> str | None:
-    return forget_output(job.name, job.spec.output, job.spec.dead_letter, store, incarnation)
+    return forget_output(job.name, job.outputs, job.spec.dead_letter, store, incarnation)
 
 
 def table_of(job: StreamJoin | SessionWindow) -> TargetTable:

@@ -154,6 +154,8 @@ def completed(fragment: Any) -> dict[str, Any]:
         assert fields <= spec_fields, f"fields of neither a job, an input nor the chart: {fields - spec_fields}"
         chosen = [f"orders.{name}" for name in ("order_id", "tenant", "source")] + ["payments.method"]
         spec |= {"select": [{"column": column} for column in chosen]} | fragment
+        if "outputs" in fields:
+            del spec["output"]
     return {"apiVersion": "joinery.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec}
 
 

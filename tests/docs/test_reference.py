@@ -80,6 +80,6 @@ def test_examples_are_values_of_their_fields() -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_the_examples_of_what_a_job_needs_are_a_job(kind: ResourceKind) -> None:
     spec = parts_of(kind)["spec"]
-    wanted = ["joins"] if kind.name == "StreamJoin" else ["groupBy", "gap", "aggregates"]
+    wanted = ["output", *(["joins"] if kind.name == "StreamJoin" else ["groupBy", "gap", "aggregates"])]
     fields = {name: example(spec["properties"][name]) for name in (*spec["required"], *wanted)}
     kind.model.model_validate({"kind": kind.name, "metadata": {"name": "shop"}, "spec": fields})

@@ -18,6 +18,7 @@ from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 from deltalake import DeltaTable
 from psycopg.rows import dict_row
+from psycopg.sql import SQL, Identifier
 from pyiceberg.catalog import load_catalog
 
 from e2e.driver_process import PATIENCE_S, Run
@@ -156,12 +157,12 @@ class Feeder:
 # --- what came out ----------------------------------------------------------------------------------------------------
 
 
-def output_to(target: str, folder: Path, dsn: str) -> dict[str, Any]:
-    """The `output` of a job, apart from topics: in a folder, or the table `killed` of the state's database ("table") or
+def output_to(target: str, folder: Path, dsn: str, table: str = "killed") -> dict[str, Any]:
+    """The `output` of a job, apart from topics: in a folder, or the `table` of the state's database ("table") or
     of the one at `dsn` ("apart"). "held" are files of several epochs."""
     outputs: dict[str, dict[str, Any]] = {
-        "table": {"postgres": {"table": "killed"}},
-        "apart": {"postgres": {"table": "killed", "dsn": dsn}},
+        "table": {"postgres": {"table": table}},
+        "apart": {"postgres": {"table": table, "dsn": dsn}},
         "json": {"file": {"path": str(folder)}},
         "parquet": {"file": {"path": str(folder)}, "format": "parquet"},
         "held": {"file": {"path": str(folder), "rollInterval": "500ms"}, "format": "parquet"},
@@ -175,7 +176,7 @@ def _catalog(folder: Path) -> dict[str, str]:
     return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}"}
 
 
-def written_to(target: str, folder: Path, dsn: str) -> list[dict[str, Any]]:
+def written_to(target: str, folder: Path, dsn: str, table: str = "killed") -> list[dict[str, Any]]:
     """All rows that a reader sees there; times are milliseconds."""
     match target:
         case "json":
@@ -188,7 +189,7 @@ def written_to(target: str, folder: Path, dsn: str) -> list[dict[str, Any]]:
             rows = load_catalog("default", **_catalog(folder)).load_table("db.out").scan().to_arrow().to_pylist()
         case _:
             with psycopg.connect(dsn, row_factory=dict_row) as connection:
-                rows = connection.execute("SELECT * FROM killed").fetchall()
+                rows = connection.execute(SQL("SELECT * FROM {}").format(Identifier(table))).fetchall()
     return [{k: milliseconds(v) if isinstance(v, datetime) else v for k, v in row.items()} for row in rows]
 
 

@@ -120,12 +120,16 @@ class Scene:
         return f"each-{self.source}-{self.target}"
 
     @property
+    def table(self) -> str:
+        return f"killed_{self.target}"
+
+    @property
     def bounded(self) -> bool:
         return self.source == "files"
 
     @property
     def points(self) -> tuple[str, ...]:
-        return CRASH_POINTS if self.target == "topic" else POINTS
+        return CRASH_POINTS if self.target in ("topic", "several") else POINTS
 
     def feed(self, epoch: int) -> None:
         """Makes a further part of the orders readable; what is bounded is all there from the start."""
@@ -182,7 +186,7 @@ class Scene:
                     }
                 ],
                 "select": [{"column": "orders.id"}, {"column": "orders.amount"}, {"column": "payments.paid"}],
-                "output": self.output(),
+                **self.outputs(),
                 "deadLetter": self.dead(),
                 "stateStore": {"postgres": {"dsn": self.dsn, "schema": self.name.replace("-", "_")}},
                 "trigger": {"maxRecordsPerEpoch": 2 * EACH},
@@ -190,11 +194,20 @@ class Scene:
             },
         }
 
-    def output(self) -> dict[str, Any]:
-        if self.target == "topic":
+    def outputs(self) -> dict[str, Any]:
+        if self.target != "several":
+            return {"output": self.output(self.target)}
+        thirds = [
+            {"name": f"in_{name}", "when": f"amount % 3 = {rest}", **self.output(name)}
+            for rest, name in enumerate(("topic", "table", "held"))
+        ]
+        return {"outputs": [*thirds, {"name": "every_row", **self.output("apart")}]}
+
+    def output(self, target: str) -> dict[str, Any]:
+        if target == "topic":
             assert self.kafka is not None
             return {"kafka": {"bootstrapServers": self.kafka.bootstrap, "topic": f"{self.name}.out"}}
-        return output_to(self.target, self.folder / "out", self.apart)
+        return output_to(target, self.folder / "out", self.apart, self.table)
 
     def dead(self) -> dict[str, Any]:
         if self.target == "topic":
@@ -212,13 +225,15 @@ class Scene:
                 assert code == -signal.SIGKILL, drivers.log.read_text()
                 self.deaths[point] += 1
 
-    def rows(self) -> list[tuple[Any, ...]]:
-        if self.target == "topic":
+    def rows(self, *targets: str) -> list[tuple[Any, ...]]:
+        """The rows in these targets together."""
+        return sorted((row["amount"], row["id"], row["paid"]) for target in targets for row in self._rows_in(target))
+
+    def _rows_in(self, target: str) -> list[dict[str, Any]]:
+        if target == "topic":
             assert self.kafka is not None
-            rows = topic_rows(self.kafka.bootstrap, f"{self.name}.out")
-        else:
-            rows = written_to(self.target, self.folder / "out", self.apart if self.target == "apart" else self.dsn)
-        return sorted((row["amount"], row["id"], row["paid"]) for row in rows)
+            return topic_rows(self.kafka.bootstrap, f"{self.name}.out")
+        return written_to(target, self.folder / "out", self.apart if target == "apart" else self.dsn, self.table)
 
     def dead_letters(self) -> list[str]:
         if self.target == "topic":
@@ -258,16 +273,22 @@ def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drivers]:
         ("watched", "iceberg"),
         ("topic", "apart"),
         ("history", "table"),
+        ("topic", "several"),
         pytest.param("history", "topic", marks=pytest.mark.slow),
     ],
 )
 def test_each_row_comes_once(
     source: str, target: str, postgres_dsn: str, apart: str, tmp_path: Path, drivers: Drivers, request: Any
 ) -> None:
-    needs_kafka = source in ("topic", "history") or target == "topic"
+    needs_kafka = source in ("topic", "history") or target in ("topic", "several")
     kafka = request.getfixturevalue("kafka_broker") if needs_kafka else None
     scene = Scene(source, target, tmp_path, postgres_dsn, apart, kafka)
     scene.drill(drivers)
     assert min(scene.deaths[point] for point in scene.points) >= PARTS, scene.deaths
-    assert scene.rows() == [(number, f"o{number}", 10 * number) for number in range(ORDERS)]
+    rows = [(number, f"o{number}", 10 * number) for number in range(ORDERS)]
+    if target == "several":
+        assert scene.rows("topic", "table", "held") == rows
+        assert scene.rows("apart") == rows
+    else:
+        assert scene.rows(target) == rows
     assert scene.dead_letters() == [f"{{broken {part}" for part in range(1, PARTS + 1)]

@@ -112,9 +112,10 @@ def test_an_output_of_which_no_row_has_to_be_there_is_not_verified(
     gone: Mapping[int, Sequence[bytes]] = {1: []}
     newest = max(written.rows)
     topics = topic_of(written.rows, gone if output else {}), topic_of(written.dead, gone if dead else {})
-    for name, topic in zip(("content", "dead_letter_content"), topics, strict=True):
+    methods = "OutputTarget.content", "Outputs.dead_letter_content"
+    for name, topic in zip(methods, topics, strict=True):
         topic.complete_to = newest
-        monkeypatch.setattr(f"joinery_runtime.inspect.verify.Outputs.{name}", lambda *_, topic=topic: topic)
+        monkeypatch.setattr(f"joinery_runtime.connectors.outputs.{name}", lambda *_, topic=topic: topic)
     verdict = written.verdict()
     assert (verdict.right, verdict.document()["verified"], dict(verdict.compared.counted)) == (right, right, {})
     first, *others = verdict.lines()

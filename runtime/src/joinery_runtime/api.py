@@ -117,15 +117,15 @@ class RunResult:
         """Where the output rows are, and how to look at some."""
         from joinery_runtime.cli.progress import where_rows_are  # noqa: PLC0415
 
-        return where_rows_are(self.job)
+        return "\n".join(where_rows_are(self.job))
 
-    def output(self) -> Rows:
+    def output(self, name: str | None = None) -> Rows:
         """Reads all rows of the output into memory, including those of earlier runs: from files, topics, or tables of
-        Postgres, Iceberg and Delta. Without a row, it is an empty table with the job's columns and types. Raises
-        JoineryError if the output cannot be read, as with the console."""
+        Postgres, Iceberg and Delta. Without a row, it is an empty table with the job's columns and types. `name` says
+        which of several outputs. Raises JoineryError if the output cannot be read, as with the console."""
         from joinery_runtime.inspect.sql import read_output  # noqa: PLC0415
 
-        return Rows(read_output(self.job).to_arrow())
+        return Rows(read_output(self.job, name).to_arrow())
 
     def __repr__(self) -> str:
         from joinery_runtime.cli.progress import WHY_ENDED  # noqa: PLC0415

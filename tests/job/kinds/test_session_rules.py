@@ -269,7 +269,7 @@ def test_constructing_a_job_applies_the_rules() -> None:
     ],
 )
 def test_rows_of_postgres_replace_each_other_by_group_and_id(output: Any, key: tuple[str, ...]) -> None:
-    assert load(output=output, groupBy=["user_id", "page"]).upsert_key == key
+    assert (made := load(output=output, groupBy=["user_id", "page"])).upsert_key(made.outputs[0]) == key
 
 
 def test_a_header_may_say_that_a_row_is_taken_back() -> None:
@@ -300,7 +300,7 @@ def test_values_of_json_columns_go_out_as_json() -> None:
         input=clicks,
         select=[*chosen, {"column": "first_", "as": "f"}],
     )
-    assert job.nested_columns == {"f", "last_", "more", "min_"}
+    assert job.nested_columns(job.outputs[0]) == {"f", "last_", "more", "min_"}
     output = {"kafka": {**KAFKA["kafka"], "key": ["first_"]}}
     assert "Take a part of it, by its path" in str(mistakes(first, input=clicks, output=output))
 

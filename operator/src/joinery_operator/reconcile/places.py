@@ -75,9 +75,10 @@ def _addresses(job: Job, system: str) -> Iterator[object]:
             for input_spec in job.inputs:
                 yield from (_brokers(input_spec.kafka), input_spec.schema_registry)
         case _:
-            output = job.spec.output
-            yield from (_brokers(output.kafka), output.schema_registry, _brokers(job.dead_letter_kafka))
-            yield from (output.postgres, output.file, output.iceberg, output.delta)
+            for output in job.outputs:
+                yield from (_brokers(output.kafka), output.schema_registry)
+                yield from (output.postgres, output.file, output.iceberg, output.delta)
+            yield _brokers(job.dead_letter_kafka)
 
 
 def _brokers(kafka: KafkaInput | KafkaOutput | DeadLetterKafka | None) -> object:

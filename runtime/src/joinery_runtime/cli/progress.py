@@ -29,6 +29,7 @@ from joinery_runtime.engine.messages import RunsOn
 from joinery_runtime.engine.report import EpochReport, Rates, Totals, furthest
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job, StreamJoin
+from joinery_runtime.job.model.outputs import NamedOutput
 from joinery_runtime.job.model.wording import counted
 
 RATE_WINDOW_S = 10.0
@@ -258,7 +259,8 @@ class TableProgress(RunProgress):
             self.warn(words)
         seconds, read = self._clock() - self._started_at, sum(self._rows_in.values())
         if self._rows_out:
-            self._say(escape(where_rows_are(self._job)))
+            for line in where_rows_are(self._job):
+                self._say(escape(line))
         rows = f"{counted(read, 'row')} in, {self._rows_out:,} out"
         if not read and by != "stopped":
             rows += f" ({nothing_new(by, self._ended_before, inputs_to_latest(self._job))})"
@@ -364,7 +366,6 @@ def _keys(report: EpochReport) -> Iterator[RenderableType]:
 
 _LOCATIONS: Mapping[RunsOn, str] = {"driver": "the driver", "spark": "Spark"}
 _OUT = "$out"  # no input has this name
-_ASK = "joinery sql JOB.yaml 'SELECT * FROM output LIMIT 10'"
 
 
 WHY_ENDED: Mapping[EndedBy, str] = {
@@ -379,9 +380,14 @@ def ended_inputs(driver: Driver) -> list[str]:
     return [name for name, state in driver.state.inputs.items() if state.progress.ended]
 
 
-def where_rows_are(job: Job) -> str:
-    """The place of the output, and a command that shows some of it: for a user's first run."""
-    output = job.spec.output
+def where_rows_are(job: Job) -> list[str]:
+    """Say where each output is, with a command that shows some of it: for a user's first run."""
+    if job.spec.outputs is None:
+        return [_where_rows_are(job, job.outputs[0])]
+    return [f"{output.name}: {_where_rows_are(job, output)}" for output in job.outputs]
+
+
+def _where_rows_are(job: Job, output: NamedOutput) -> str:
     if output.file is not None:
         folder = output.file.path
         command = f"head {shlex.quote(folder)}/*.jsonl"
@@ -398,16 +404,20 @@ def where_rows_are(job: Job) -> str:
             command += f" --property schema.registry.url={output.schema_registry.url}"
         return f"rows are in the topic {kafka.topic}: {command} --from-beginning"
     if output.iceberg is not None or output.delta is not None:
-        return f"rows are in the {lake_table(output).name}: {_ASK}"
+        return f"rows are in the {lake_table(output).name}: {_ask(output)}"
     if output.console is not None:
         return "the first rows of each epoch were printed here; none are kept"
     assert output.postgres is not None, "an output has one of these kinds"
     table = output.postgres.table
     if not output.postgres.is_external and job.spec.state_store.kind == "embedded":
         # The embedded Postgres stops with the job.
-        return f"rows are in the table {table} of the embedded Postgres: {_ASK}"
+        return f"rows are in the table {table} of the embedded Postgres: {_ask(output)}"
     database = "the database of output.postgres" if output.postgres.is_external else "the state store's database"
     return f"rows are in the table {table} of {database}: SELECT * FROM {table} LIMIT 10"
+
+
+def _ask(output: NamedOutput) -> str:
+    return f"joinery sql JOB.yaml 'SELECT * FROM {output.name} LIMIT 10'"
 
 
 def inputs_to_latest(job: Job) -> list[str]:

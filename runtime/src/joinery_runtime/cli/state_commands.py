@@ -340,7 +340,7 @@ def delete(job_file: JobFile, *, yes: Switch = False, as_json: AsJson = False) -
     from joinery_runtime.hosts.stores import require_own_state  # noqa: PLC0415
     from joinery_runtime.inspect.admin.savepoints import stored_text  # noqa: PLC0415
     from joinery_runtime.inspect.stored_state import durable, open_also_moved  # noqa: PLC0415
-    from joinery_runtime.job.explain import output_place  # noqa: PLC0415
+    from joinery_runtime.job.explain import outputs_place  # noqa: PLC0415
 
     job = load(job_file)
     if in_memory(job):
@@ -357,14 +357,14 @@ def delete(job_file: JobFile, *, yes: Switch = False, as_json: AsJson = False) -
         if yes:
             store.delete_job(job.name)
             incarnation = record.incarnation if record is not None else None
-            outputs = (job.spec.output, job.spec.dead_letter)
+            outputs = (job.outputs, job.spec.dead_letter)
             if not moved and (remaining := forget_output(job.name, *outputs, store, incarnation)):
                 print(f"joinery: {remaining}", file=sys.stderr)  # noqa: T201 - an answer may be JSON
         if text is None:
             answer({"job": job.name, "deleted": False}, [f"there is no state of job {job.name}"], as_json=as_json)
             return
-        output_name, lines = output_place(job.spec.output), [f"job {job.name}: {text}{' (deleted)' if yes else ''}"]
-        if yes and not moved and job.spec.output.console is None:
+        output_name, lines = outputs_place(job), [f"job {job.name}: {text}{' (deleted)' if yes else ''}"]
+        if yes and not moved and any(output.console is None for output in job.outputs):
             repeats = "the next start writes rows there a second time, unless the output is emptied before"
             lines.append(f"output stays: {output_name}; {repeats}")
         answer({"job": job.name, "deleted": yes, "state": text, "output": output_name}, lines, as_json=as_json)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
@@ -20,13 +20,17 @@ from joinery_runtime.connectors.lake.sink import LakeSink, LakeTable
 from joinery_runtime.connectors.postgres.external import ExternalPostgresSink, drop_marks, published_epoch
 from joinery_runtime.connectors.postgres.sink import PostgresSink, Staging, drop_staging, staging_apart
 from joinery_runtime.connectors.postgres.table import TargetTable
+from joinery_runtime.connectors.several_outputs import OutputPart, SeveralLimits, SeveralOutputs
 from joinery_runtime.connectors.sink import RowLimit, Sink, life_of
 from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.outputs import row_selections
+from joinery_runtime.core.pipeline.row_selection import RowSelection
 from joinery_runtime.errors import EnvironmentProblem, SinkError
 from joinery_runtime.formats.json.encode import JsonStyle
 from joinery_runtime.formats.registry.output import SchemaOutput
 from joinery_runtime.job import Job
 from joinery_runtime.job.model.outputs import (
+    ONLY_OUTPUT,
     ConsoleOutput,
     DeadLetter,
     DeadLetterKafka,
@@ -34,6 +38,7 @@ from joinery_runtime.job.model.outputs import (
     FileOutput,
     IcebergOutput,
     KafkaOutput,
+    NamedOutput,
     Output,
     PostgresOutput,
 )
@@ -53,43 +58,31 @@ class StoreDatabase(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Outputs:
-    """Where the rows and the dead letters of the job named `job` go, and how they are written. `schema` is that of the
-    rows. A table holds one row per `upsert_key`; `retracted` is the column that says whether a row takes one back."""
+class OutputTarget:
+    """Where one output of the job named `job` writes, and how. `schema` is that of its rows. A table holds one row per
+    `upsert_key`; `retracted` is the column that says whether a row takes one back. `dead_letters`: rows that do not fit
+    have dead letters to go to."""
 
     job: str
-    output: Output
-    dead_letter: DeadLetter | None
-    dead_letter_kafka: DeadLetterKafka | None
+    output: NamedOutput
     exactly_once: bool
     schema: pa.Schema
     style: JsonStyle
     upsert_key: tuple[str, ...]
     retracted: str | None
+    dead_letters: bool
 
-    @classmethod
-    def of(cls, job: Job, schema: pa.Schema | None = None) -> Self:
-        """Return the outputs of a job whose secrets are filled in. Without the `schema`, compiles the job."""
-        return cls(
-            job=job.name,
-            output=job.spec.output,
-            dead_letter=job.spec.dead_letter,
-            dead_letter_kafka=job.dead_letter_kafka,
-            exactly_once=job.spec.delivery == "exactlyOnce",
-            schema=compile_job(job).output_schema() if schema is None else schema,
-            style=JsonStyle.of(job),
-            upsert_key=job.upsert_key,
-            retracted=job.retracted,
-        )
-
-    # --- sinks ------------------------------------------------------------------------------------------------------
+    @property
+    def name(self) -> str:
+        return self.output.name
 
     def sink(self, store: StoreDatabase | None, incarnation: str = "") -> Sink:
         """Return the sink of the output. `store` None: the state is not in Postgres. `incarnation` lets `buffered_rows`
         answer before `recover`, which sets it."""
         match self.output:
             case Output(kafka=KafkaOutput()):
-                return self._kafka(self.topic(), PartNames(self.job))
+                output = None if self.name == ONLY_OUTPUT else self.name
+                return _kafka(self.topic(), PartNames(self.job, output=output), exactly_once=self.exactly_once)
             case Output(postgres=PostgresOutput() as postgres):
                 return self._postgres(postgres, store)
             case Output(file=FileOutput() as file):
@@ -103,21 +96,6 @@ class Outputs:
             case unknown:
                 raise _no_sink("output", unknown)
 
-    def dead_letter_sink(self, incarnation: str = "") -> Sink | None:
-        """Return the sink of the dead letters, whose rows have `DEAD_LETTER_SCHEMA`. None if the job names none."""
-        match self.dead_letter:
-            case None:
-                return None
-            case DeadLetter(kafka=DeadLetterKafka()):
-                return self._kafka(self._dead_letter_topic(), PartNames(self.job, dead_letters=True))
-            case DeadLetter(file=FileOutput() as file):
-                return FileSink(file.path, rolling=_rolling(file), life=life_of(incarnation))
-            case unknown:
-                raise _no_sink("deadLetter", unknown)
-
-    def _kafka(self, target: KafkaTarget, names: PartNames) -> Sink:
-        return KafkaTransactionsSink(target, names) if self.exactly_once else KafkaSink(target)
-
     def _postgres(self, output: PostgresOutput, store: StoreDatabase | None) -> Sink:
         if store is None:
             raise SinkError(
@@ -130,8 +108,6 @@ class Outputs:
             return PostgresSink(store.dsn, table, Staging.of(store.schema, self.job, table.name))
         staging = Staging.of(store.schema, self.job, table.name, apart=True)
         return ExternalPostgresSink(output.dsn, table, staging, self.schema)
-
-    # --- targets ----------------------------------------------------------------------------------------------------
 
     def topic(self) -> KafkaTarget:
         """Return the topic of an output that goes to Kafka."""
@@ -153,18 +129,10 @@ class Outputs:
         assert registry is not None, "the job's validation sees to it"
         return kind(kafka.topic, self.schema, registry.url, registry.properties)
 
-    def _dead_letter_topic(self) -> DeadLetterTarget:
-        kafka = self.dead_letter_kafka
-        assert kafka is not None, "the dead letters name Kafka"
-        assert kafka.bootstrap_servers is not None, "the job's validation sees to it"
-        return DeadLetterTarget.of(kafka.topic, kafka.bootstrap_servers, kafka.properties or {})
-
     def _table(self, output: PostgresOutput) -> TargetTable:
         allowed = output.table_owner, output.allow_triggers
         nested = self.style.nested
         return TargetTable(output.table, self.upsert_key, self.retracted, nested, *allowed, ordered=self.replaces_rows)
-
-    # --- what tasks need to know of them ----------------------------------------------------------------------------
 
     @property
     def replaces_rows(self) -> bool:
@@ -180,13 +148,11 @@ class Outputs:
     def topic_row_limit(self) -> int | None:
         """Ask how large a row the output's topic takes now, if that is less than the client takes. None too where rows
         have no dead letters to go to, are compressed, or where this user may not read the topic's settings."""
-        if self.output.kafka is None or self.dead_letter is None:
+        if self.output.kafka is None or not self.dead_letters:
             return None
         target = self.topic()
         limit = None if target.compresses else target.topic_limit()
         return limit if limit is not None and limit < target.client_limit else None
-
-    # --- what is in them --------------------------------------------------------------------------------------------
 
     def content(
         self, store: StoreDatabase | None, incarnation: str, committed: Callable[[], int], certain: int
@@ -219,6 +185,107 @@ class Outputs:
             return LakeContent(lake_table(output), self.job, incarnation, self.schema, certain)
         return None
 
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Where the rows and the dead letters of the job named `job` go. `schema` is that of the job's rows. `selections`
+    say, for each target, which rows and columns it has."""
+
+    job: str
+    schema: pa.Schema
+    targets: tuple[OutputTarget, ...]
+    selections: tuple[RowSelection, ...]
+    dead_letter: DeadLetter | None
+    dead_letter_kafka: DeadLetterKafka | None
+    exactly_once: bool
+
+    @classmethod
+    def of(cls, job: Job, schema: pa.Schema | None = None) -> Self:
+        """Return the outputs of a job whose secrets are filled in. Without the `schema`, compiles the job."""
+        schema = compile_job(job).output_schema() if schema is None else schema
+        selections = row_selections(job, schema)
+        exactly_once = job.spec.delivery == "exactlyOnce"
+        targets = (
+            OutputTarget(
+                job=job.name,
+                output=output,
+                exactly_once=exactly_once,
+                schema=selection.schema(schema),
+                style=JsonStyle.of(job, output),
+                upsert_key=job.upsert_key(output),
+                retracted=job.retracted,
+                dead_letters=job.spec.dead_letter is not None,
+            )
+            for output, selection in zip(job.outputs, selections, strict=True)
+        )
+        dead = job.spec.dead_letter, job.dead_letter_kafka
+        return cls(job.name, schema, tuple(targets), selections, *dead, exactly_once)
+
+    def sink(self, store: StoreDatabase | None, incarnation: str = "") -> Sink:
+        """Return one sink for all outputs. `store` and `incarnation` as for `OutputTarget.sink`."""
+        if self._only is not None:
+            return self._only.sink(store, incarnation)
+        sinks = {target.name: target.sink(store, incarnation) for target in self.targets}
+        parts = {
+            target.name: OutputPart(selection, target.replaces_rows)
+            for target, selection in zip(self.targets, self.selections, strict=True)
+        }
+        return SeveralOutputs(sinks, parts)
+
+    @property
+    def selections_by_name(self) -> Mapping[str, RowSelection]:
+        return dict(zip((target.name for target in self.targets), self.selections, strict=True))
+
+    @property
+    def _only(self) -> OutputTarget | None:
+        """The output of a job that has `output`, and not `outputs`."""
+        return self.targets[0] if self.targets[0].name == ONLY_OUTPUT else None
+
+    def dead_letter_sink(self, incarnation: str = "") -> Sink | None:
+        """Return the sink of the dead letters, whose rows have `DEAD_LETTER_SCHEMA`. None if the job names none."""
+        match self.dead_letter:
+            case None:
+                return None
+            case DeadLetter(kafka=DeadLetterKafka()):
+                names = PartNames(self.job, dead_letters=True)
+                return _kafka(self._dead_letter_topic(), names, exactly_once=self.exactly_once)
+            case DeadLetter(file=FileOutput() as file):
+                return FileSink(file.path, rolling=_rolling(file), life=life_of(incarnation))
+            case unknown:
+                raise _no_sink("deadLetter", unknown)
+
+    def _dead_letter_topic(self) -> DeadLetterTarget:
+        kafka = self.dead_letter_kafka
+        assert kafka is not None, "the dead letters name Kafka"
+        assert kafka.bootstrap_servers is not None, "the job's validation sees to it"
+        return DeadLetterTarget.of(kafka.topic, kafka.bootstrap_servers, kafka.properties or {})
+
+    # --- what tasks need to know of them ----------------------------------------------------------------------------
+
+    @property
+    def replaces_rows(self) -> bool:
+        """Whether the writer of an output needs the rows' order."""
+        return any(target.replaces_rows for target in self.targets)
+
+    def row_limit(self) -> RowLimit | None:
+        """Say how large a row may be for each output that has it. None: of any size."""
+        if self._only is not None:
+            return self._only.row_limit()
+        limits = [
+            (selection, limit)
+            for target, selection in zip(self.targets, self.selections, strict=True)
+            if (limit := target.row_limit()) is not None
+        ]
+        return SeveralLimits(tuple(limits)) if limits else None
+
+    def topic_row_limit(self) -> int | None:
+        """Ask how large a row the output's topic takes now (`OutputTarget.topic_row_limit`). None too with several
+        topics, because a plan has one limit."""
+        topics = [target for target in self.targets if target.output.kafka is not None]
+        return topics[0].topic_row_limit() if len(topics) == 1 else None
+
+    # --- what is in them --------------------------------------------------------------------------------------------
+
     def dead_letter_content(self, committed: Callable[[], int]) -> Content | None:
         """Return the present content of the dead letters. None if they go to files or nowhere."""
         from joinery_runtime.connectors.content import DeadLetterContent  # noqa: PLC0415
@@ -246,7 +313,7 @@ def lake_table(output: Output) -> LakeTable:
 
 
 def forget_output(
-    job: str, output: Output, dead: DeadLetter | None, store: StoreDatabase, incarnation: str | None
+    job: str, outputs: Sequence[Output], dead: DeadLetter | None, store: StoreDatabase, incarnation: str | None
 ) -> str | None:
     """Drops the staged output, and its marks, of a job whose state has been deleted. Returns in words what remains:
     rows in files that nobody has seen yet, of this life of the job (`incarnation` None: it had no state), and what
@@ -255,7 +322,7 @@ def forget_output(
     under the same names. Raises SinkError and StoreUnavailable for the state's own database."""
     drop_staging(store.dsn, store.schema, job)
     remaining = []
-    for file in (output.file, dead.file if dead is not None else None):
+    for file in (*(output.file for output in outputs), dead.file if dead is not None else None):
         if (
             file is not None
             and incarnation is not None
@@ -263,21 +330,34 @@ def forget_output(
         ):
             rows, names = sum(part.rows for part in parts), held_names(Path(file.path), [life_of(incarnation)])
             remaining.append(f"{counted(rows, 'row', 'are')} left that nobody has seen yet: remove {names}")
-    if output.postgres is not None and output.postgres.dsn not in (None, store.dsn):
-        database = (output.postgres.dsn, store.schema, job)
-        try:
-            if incarnation is not None:
-                drop_staging(*database, apart=True)
-                drop_marks(*database)
-            elif tables := staging_apart(*database):
-                remaining.append(
-                    f"Staging tables of job {job} are left in the database of output.postgres: no state of the "
-                    "job was here, and it may go on elsewhere (joinery state move). If it does not, run there: "
-                    f"DROP TABLE {', '.join(tables)}"
-                )
-        except SinkError as error:
-            remaining.append(f"Staging tables of job {job} are left in the database of output.postgres: {error}")
+    databases = dict.fromkeys(output.postgres.dsn for output in outputs if output.postgres is not None)
+    for dsn in databases:
+        if dsn is not None and dsn != store.dsn and (words := _forget_tables((dsn, store.schema, job), incarnation)):
+            remaining.append(words)
     return "; ".join(remaining) or None
+
+
+def _forget_tables(database: tuple[str, str, str], incarnation: str | None) -> str | None:
+    """Drop the staged output in another database than the state's: its dsn, schema, and the job. Return what
+    remains."""
+    *_, job = database
+    try:
+        if incarnation is not None:
+            drop_staging(*database, apart=True)
+            drop_marks(*database)
+        elif tables := staging_apart(*database):
+            return (
+                f"Staging tables of job {job} are left in the database of output.postgres: no state of the "
+                "job was here, and it may go on elsewhere (joinery state move). If it does not, run there: "
+                f"DROP TABLE {', '.join(tables)}"
+            )
+    except SinkError as error:
+        return f"Staging tables of job {job} are left in the database of output.postgres: {error}"
+    return None
+
+
+def _kafka(target: KafkaTarget, names: PartNames, *, exactly_once: bool) -> Sink:
+    return KafkaTransactionsSink(target, names) if exactly_once else KafkaSink(target)
 
 
 def _rolling(file: FileOutput) -> Rolling | None:

@@ -103,7 +103,7 @@ def _values(job: Job) -> _Values:
 
     def database(database: _Database, at: SpecPath) -> _Database:
         if database.dsn is not None:
-            secrets_by_path[*at, "dsn"] = database.dsn
+            secrets_by_path[*_stable_path(job, at), "dsn"] = database.dsn
         return database
 
     with_clients(job, client, database)
@@ -117,14 +117,21 @@ def _fill_in(job: Job, values: _Values) -> Job:
         return client.model_copy(update={"properties": {**properties, **back}}) if back else client
 
     def database(database: _Database, at: SpecPath) -> _Database:
-        return database.model_copy(update={"dsn": values[*at, "dsn"]}) if database.dsn == WITHHELD else database
+        if database.dsn != WITHHELD:
+            return database
+        return database.model_copy(update={"dsn": values[*_stable_path(job, at), "dsn"]})
 
     return with_clients(job, client, database)
 
 
 def _stable_path(job: Job, at: SpecPath) -> SpecPath:
-    """Returns the path with inputs by name: an edit may have moved an input since the plan that is replayed."""
-    return ("inputs", job.inputs[int(at[1])].name, *at[2:]) if at[0] == "inputs" else at[:1]
+    """Returns the path with inputs and outputs by name: an edit may have moved one since the plan that is replayed."""
+    match at:
+        case ("inputs", number, *rest):
+            return ("inputs", job.inputs[int(number)].name, *rest)
+        case ("outputs", number, *_):
+            return ("outputs", job.outputs[int(number)].name)
+    return at[:1]
 
 
 def _is_secret(dsn: str | None) -> bool:

@@ -208,10 +208,11 @@ class _JobRun:
     ) -> Sink:
         stack.callback(sink.close)
         recreated, record = sink.prepare(schema), self.store.record(job.name)
-        if recreated is not None and record is not None and record.committed and part in (record.definition or {}):
-            assert record.definition is not None, "it has the part"
-            before = under_definition(job, record.definition).spec
-            earlier, now = (spec.output if part == "output" else spec.dead_letter for spec in (before, job.spec))
+        if recreated is not None and record is not None and record.committed and record.definition is not None:
+            before = under_definition(job, record.definition)
+            earlier, now = (
+                version.outputs if part == "output" else version.spec.dead_letter for version in (before, job)
+            )
             if earlier == now:  # otherwise the edit names another place, where nothing has been yet
                 self._caller.warn(
                     f"An output was missing and has been recreated: {recreated}. Rows of epochs up to "

@@ -26,7 +26,7 @@ from joinery_runtime.job import (
 from joinery_runtime.job.crd import FORBIDDEN_PROPERTIES
 from joinery_runtime.job.model.draft import path_text
 from joinery_runtime.job.model.inputs import SchemaRegistry
-from joinery_runtime.job.model.outputs import DeltaOutput, IcebergOutput
+from joinery_runtime.job.model.outputs import DeltaOutput, IcebergOutput, Output
 
 _IN_A_POD = Path("/etc/joinery/secrets")
 
@@ -35,6 +35,7 @@ SpecPath = tuple[str | int, ...]
 KafkaClient = KafkaInput | KafkaOutput | DeadLetterKafka | SchemaRegistry | IcebergOutput | DeltaOutput
 ClientChange = Callable[[KafkaClient, SpecPath], KafkaClient]
 _Database = TypeVar("_Database", PostgresStoreSpec, PostgresOutput)
+_AnyOutput = TypeVar("_AnyOutput", bound=Output)
 
 
 class DatabaseChange(Protocol):
@@ -68,19 +69,25 @@ def with_clients(job: Job, client: ClientChange, database: DatabaseChange) -> Jo
         )
         for side, path in zip(job.inputs, job.input_places, strict=True)
     )
-    output, store = spec.output, spec.state_store
+    store = spec.state_store
+
+    def changed_output(output: _AnyOutput, path: SpecPath) -> _AnyOutput:
+        registry = output.schema_registry
+        return output.model_copy(
+            update={
+                "kafka": output.kafka and client(output.kafka, (*path, "kafka")),
+                "schema_registry": registry and client(registry, (*path, "schemaRegistry")),
+                "iceberg": output.iceberg and client(output.iceberg, (*path, "iceberg")),
+                "delta": output.delta and client(output.delta, (*path, "delta")),
+                "postgres": output.postgres and database(output.postgres, (*path, "postgres")),
+            }
+        )
+
+    outputs = spec.outputs and tuple(changed_output(at, ("outputs", i)) for i, at in enumerate(spec.outputs))
     changed = {
         **job.with_inputs(tuple(inputs)),
-        "output": output.model_copy(
-            update={
-                "kafka": output.kafka and client(output.kafka, ("output", "kafka")),
-                "schema_registry": output.schema_registry
-                and client(output.schema_registry, ("output", "schemaRegistry")),
-                "iceberg": output.iceberg and client(output.iceberg, ("output", "iceberg")),
-                "delta": output.delta and client(output.delta, ("output", "delta")),
-                "postgres": output.postgres and database(output.postgres, ("output", "postgres")),
-            }
-        ),
+        "output": spec.output and changed_output(spec.output, ("output",)),
+        "outputs": outputs,
         "dead_letter": dead
         and dead.model_copy(update={"kafka": dead.kafka and client(dead.kafka, ("deadLetter", "kafka"))}),
         "state_store": store.model_copy(

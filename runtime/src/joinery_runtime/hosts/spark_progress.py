@@ -23,7 +23,7 @@ from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.engine.loop import CommittedEpoch, JobListener
 from joinery_runtime.engine.report import EpochReport
 from joinery_runtime.job import Job, format_time
-from joinery_runtime.job.explain import output_place
+from joinery_runtime.job.explain import outputs_place
 
 _EVENT = "org.apache.spark.sql.streaming.StreamingQueryListener$Query{}Event"
 _LAST_CALENDAR_MS = 253_402_300_799_999  # the end of the year 9999, behind which Spark reads no time
@@ -44,7 +44,7 @@ class QueryNames:
     @classmethod
     def of(cls, job: Job) -> Self:
         sources = {side.name: f"{side.name}: {side.source_name}" for side in job.inputs}
-        return cls(job.name, sources, output_place(job.spec.output))
+        return cls(job.name, sources, outputs_place(job))
 
 
 class QueryEvents:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from joinery_runtime.core.pipeline.row_selection import RowSelection
 from joinery_runtime.core.pipeline.step import CLOSING, FIRST_TIME, LAST_TIME, ORDER_COLUMNS, PARTNER, PHASE
 from joinery_runtime.core.table.columns import split_partition
 from joinery_runtime.engine.plan import EpochPlan
@@ -72,6 +73,10 @@ class ReplayedEpoch:
         for partition_name, count in self.result["rows_in"].items():
             records[partition_name.partition(":")[0]] += count
         return records
+
+    def select(self, selection: RowSelection) -> ReplayedEpoch:
+        """Return the epoch with the rows and columns that one of several outputs has."""
+        return replace(self, rows=[selection.table(table) for table in self.rows])
 
     @property
     def epoch(self) -> int:

@@ -23,16 +23,14 @@ from sqlglot import exp
 from joinery_runtime.connectors.content import KafkaRecords
 from joinery_runtime.connectors.kafka.target import KafkaTarget
 from joinery_runtime.connectors.lake.sink import LakeTable
-from joinery_runtime.connectors.outputs import Outputs, lake_table
+from joinery_runtime.connectors.outputs import OutputTarget, lake_table
 from joinery_runtime.connectors.postgres.client import connect, is_away
 from joinery_runtime.connectors.postgres.table import TargetTable
-from joinery_runtime.core.compile import compile_job
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job
 from joinery_runtime.job.model.outputs import FileOutput, Timestamps
 from joinery_runtime.job.model.wording import counted
 
-OUTPUT = "output"
 _GROUP = "joinery.sql"
 
 Types = Mapping[str, pl.DataType]
@@ -40,6 +38,7 @@ Types = Mapping[str, pl.DataType]
 
 def output_rows(
     job: Job,
+    target: OutputTarget,
     dsn: str,
     stack: ExitStack,
     notes: list[str],
@@ -48,29 +47,29 @@ def output_rows(
     typed: bool = True,
     may_be_empty: bool = False,
 ) -> pl.LazyFrame:
-    """The output's rows, to be collected before `stack` ends. Collecting reads them, and adds to `notes` what could not
-    be read. `dsn` is the state's database. Columns of JSON files have the types that the job gives them or, with
-    `typed` False, those found in the files. Raises JoineryError, also if no file has been written, unless the output
-    `may_be_empty`."""
-    output = job.spec.output
+    """The rows of one output, to be collected before `stack` ends. Collecting reads them, and adds to `notes` what
+    could not be read. `dsn` is the state's database. Columns of JSON files have the types that the job gives them or,
+    with `typed` False, those found in the files. Raises JoineryError, also if no file has been written, unless the
+    output `may_be_empty`."""
+    output = target.output
     if output.postgres is not None:
         return _whole_table(TargetTable(output.postgres.table), output.postgres.dsn or dsn).lazy()
     if output.iceberg is not None or output.delta is not None:
         return _lake(stack.enter_context(closing(lake_table(output))))
     if output.kafka is not None:
-        return _topic(Outputs.of(job).topic(), _json_types(job), notes)
+        return _topic(target.topic(), _json_types(target), notes)
     if output.file is None:
         raise JoineryError(
             f"The output of job {job.name} cannot be queried",
             facts="it goes to the console, which keeps no rows",
             todo="Ask for another table",
         )
-    return _files(job, output.file, buffered_note, typed=typed, may_be_empty=may_be_empty)
+    return _files(job, target, output.file, buffered_note, typed=typed, may_be_empty=may_be_empty)
 
 
-def ask_postgres(query: exp.Query, table: TargetTable, dsn: str) -> pl.DataFrame:
-    """Has Postgres answer a query over `output` alone. Raises JoineryError."""
-    text = _over(query, table).sql(dialect="postgres", identify=True)  # keeps names as written, as polars does
+def ask_postgres(query: exp.Query, name: str, table: TargetTable, dsn: str) -> pl.DataFrame:
+    """Has Postgres answer a query over the output called `name` alone. Raises JoineryError."""
+    text = _over(query, name, table).sql(dialect="postgres", identify=True)  # keeps names as written, as polars does
     with closing(_connected(table, dsn)) as connection:
         connection.adapters.register_loader("numeric", TextLoader)  # of any scale, and NaN
 
@@ -91,15 +90,15 @@ def ask_postgres(query: exp.Query, table: TargetTable, dsn: str) -> pl.DataFrame
             ) from error
 
 
-def _over(query: exp.Query, table: TargetTable) -> exp.Expression:
-    """The query with the table in place of `output`."""
+def _over(query: exp.Query, output: str, table: TargetTable) -> exp.Expression:
+    """The query with the table in place of the output's name."""
     schema, _, name = table.name.rpartition(".")
 
     def named(node: exp.Expression) -> exp.Expression:
-        if not isinstance(node, exp.Table) or node.name != OUTPUT:
+        if not isinstance(node, exp.Table) or node.name != output:
             return node
         target = exp.table_(name, db=schema or None, quoted=True)
-        target.set("alias", node.args.get("alias") or exp.TableAlias(this=exp.to_identifier(OUTPUT)))
+        target.set("alias", node.args.get("alias") or exp.TableAlias(this=exp.to_identifier(output)))
         return target
 
     return query.transform(named)
@@ -176,10 +175,8 @@ def _in_batches(batches: Callable[[], Iterator[pl.DataFrame]], types: Types) -> 
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
 
-def _json_types(job: Job) -> Types:
-    return {
-        field.name: _json_type(field.type, job.spec.output.timestamps) for field in compile_job(job).output_schema()
-    }
+def _json_types(target: OutputTarget) -> Types:
+    return {field.name: _json_type(field.type, target.output.timestamps) for field in target.schema}
 
 
 def _json_type(arrow: pa.DataType, timestamps: Timestamps) -> pl.DataType:
@@ -237,8 +234,10 @@ def _decoded(values: Sequence[bytes], messages: Sequence[Message], types: Types,
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def _files(job: Job, output: FileOutput, buffered_note: str | None, *, typed: bool, may_be_empty: bool) -> pl.LazyFrame:
-    folder = Path(output.path)
+def _files(
+    job: Job, target: OutputTarget, file: FileOutput, buffered_note: str | None, *, typed: bool, may_be_empty: bool
+) -> pl.LazyFrame:
+    folder = Path(file.path)
     # Files in the other format are from before an edit of the job.
     lines, columns = sorted(folder.glob("*.jsonl")), sorted(folder.glob("*.parquet"))
     if not lines and not columns and not may_be_empty:
@@ -246,7 +245,7 @@ def _files(job: Job, output: FileOutput, buffered_note: str | None, *, typed: bo
         raise JoineryError(
             f"There is no output of job {job.name} yet", facts=f"{facts}; {buffered_note}" if buffered_note else facts
         )
-    types = _json_types(job)
+    types = _json_types(target)
     frames = [
         *(_json(paths, types, typed=typed) for paths in _alike(lines, _names_of if typed else Path).values()),
         *(
@@ -257,7 +256,7 @@ def _files(job: Job, output: FileOutput, buffered_note: str | None, *, typed: bo
         ),
     ]
     try:
-        frame = pl.concat(frames, how="diagonal_relaxed") if frames else pl.LazyFrame(schema=_types(job))
+        frame = pl.concat(frames, how="diagonal_relaxed") if frames else pl.LazyFrame(schema=_types(target))
         frame.collect_schema()
     except pl.exceptions.PolarsError as error:
         raise JoineryError(
@@ -268,11 +267,11 @@ def _files(job: Job, output: FileOutput, buffered_note: str | None, *, typed: bo
     return frame
 
 
-def _types(job: Job) -> Types:
-    """The types that rows in files of the job's format are read with."""
-    if job.spec.output.format == "parquet":
-        return dict(pl.DataFrame(compile_job(job).output_schema().empty_table()).schema)
-    return _json_types(job)
+def _types(target: OutputTarget) -> Types:
+    """The types that rows in files of the output's format are read with."""
+    if target.output.format == "parquet":
+        return dict(pl.DataFrame(target.schema.empty_table()).schema)
+    return _json_types(target)
 
 
 def _alike(paths: Sequence[Path], shape_of: Callable[[Path], Any]) -> dict[Any, list[Path]]:

@@ -13,6 +13,7 @@ from joinery_runtime.core.compile import compile_job
 from joinery_runtime.formats.json.encode import PLAIN, JsonStyle
 from joinery_runtime.inspect.evidence import Lines, ReplayedEpoch
 from joinery_runtime.job import Job
+from joinery_runtime.job.model.outputs import ONLY_OUTPUT
 
 SHOWN = 20
 """How many differences are listed; all are counted."""
@@ -75,13 +76,14 @@ class RowComparison:
         actual: Lines,
         columns: Sequence[str] | None = None,
         style: JsonStyle = PLAIN,
+        name: str = ONLY_OUTPUT,
     ) -> None:
-        """Compares the output rows of the `replayed` epoch with those `actual`, which are written in this `style`.
-        Compares only `columns`, if given."""
+        """Compares the rows that the `replayed` epoch has for the output of this `name` with those `actual`, which are
+        written in this `style`. Compares only `columns`, if given."""
         expected = replayed.output_lines(columns, style)
         self.rows += expected.total()
         sides = [side.time for side in compile_job(job).last.sides]
-        self._compare(replayed.epoch, "output", expected, actual, lambda: replayed.origins(sides, columns, style))
+        self._compare(replayed.epoch, name, expected, actual, lambda: replayed.origins(sides, columns, style))
 
     def dead_letters(self, replayed: ReplayedEpoch, actual: Lines) -> None:
         """Does the same for the epoch's dead letters."""

@@ -3,7 +3,7 @@ the query is over an output table in Postgres alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import date, datetime
 from functools import partial
@@ -18,6 +18,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from joinery_runtime.connectors.files.rolling import held_parts
+from joinery_runtime.connectors.outputs import Outputs, OutputTarget
 from joinery_runtime.connectors.postgres.table import TargetTable
 from joinery_runtime.connectors.sink import life_of
 from joinery_runtime.core.compile import compile_job
@@ -29,10 +30,10 @@ from joinery_runtime.core.table.segment import Run
 from joinery_runtime.engine.job_state import stored_floors
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.secrets import with_secrets
-from joinery_runtime.inspect.output_rows import OUTPUT, ask_postgres, output_rows
+from joinery_runtime.inspect.output_rows import ask_postgres, output_rows
 from joinery_runtime.inspect.stored_state import durable, open_also_moved, record_of
 from joinery_runtime.job import Job, with_stored_names
-from joinery_runtime.job.model.wording import counted
+from joinery_runtime.job.model.wording import counted, listed
 from joinery_runtime.state.live_segments import flagged_rows, read_runs
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import JobRecord, StateReader
@@ -42,80 +43,91 @@ _WHOLE_LOG = 1_000_000  # epochs; the stored log is bounded anyway
 
 
 def run_query(job: Job, text: str) -> tuple[pl.DataFrame, list[str]]:
-    """Returns the rows of a SELECT over `output`, `epochs` and the parts of the state (`state_left`, `state_right`,
-    `state_left_2`, ...; `state_sessions`), and what `output` does not show, in words. Reads as much of the output as
-    the query needs, and all of the other tables that it names. Raises JoineryError."""
+    """Return the rows of a SELECT over `output`, or the job's outputs by their names, `epochs`, and the parts of the
+    state (`state_left`, `state_right`, `state_left_2`, ...; `state_sessions`), and what outputs do not show, in words.
+    Reads as much of the outputs as the query needs, and all of the other tables that it names. Raises JoineryError."""
     job = durable(job)
     query = _parsed(text)
     names = _tables_of(query)
     with open_also_moved(job) as store, ExitStack() as stack:
         record = record_of(job, store)
         job = with_stored_names(job, record.definition)
-        buffered_note = _buffered_note(job, record) if OUTPUT in names else None
-        notes = [] if buffered_note is None else [buffered_note]
         tables = _tables(job, store, record)
-        table = job.spec.output.postgres
-        if unknown := sorted(names - {OUTPUT} - tables.keys()):
+        targets = {target.name: target for target in Outputs.of(job).targets}
+        if unknown := sorted(names - targets.keys() - tables.keys()):
+            outputs = {name: target.output.postgres for name, target in targets.items()}
+            words = [f"{name} for the rows of {table.table}" for name, table in outputs.items() if table is not None]
             raise JoineryError(
                 f"There is no table {', '.join(unknown)} of job {job.name}",
-                facts=f"its tables are {', '.join(sorted((OUTPUT, *tables)))}",
-                todo=f"Write {OUTPUT} for the rows of {table.table}" if table is not None else "",
+                facts=f"its tables are {', '.join(sorted((*targets, *tables)))}",
+                todo=f"Write {listed(words)}" if words else "",
             )
-        if names == {OUTPUT} and table is not None:
-            return ask_postgres(query, TargetTable(table.table), table.dsn or store.dsn), notes
-        frames = {name: tables[name]().lazy() for name in sorted(names - {OUTPUT})}
+        read = [target for name, target in targets.items() if name in names]
+        buffered_notes = {target.name: _buffered_note(target, record) for target in read}
+        notes = [note for note in buffered_notes.values() if note is not None]
+        if len(names) == len(read) == 1 and (table := read[0].output.postgres) is not None:
+            return ask_postgres(query, read[0].name, TargetTable(table.table), table.dsn or store.dsn), notes
+        frames = {name: tables[name]().lazy() for name in sorted(names & tables.keys())}
 
         def run_select(*, typed: bool) -> pl.DataFrame:
-            output = (
-                {OUTPUT: output_rows(job, store.dsn, stack, notes, buffered_note, typed=typed)}
-                if OUTPUT in names
-                else {}
-            )
-            return pl.SQLContext({**frames, **output}, eager=False).execute(text).collect(engine="streaming")
+            outputs = {
+                target.name: output_rows(job, target, store.dsn, stack, notes, buffered_notes[target.name], typed=typed)
+                for target in read
+            }
+            return pl.SQLContext({**frames, **outputs}, eager=False).execute(text).collect(engine="streaming")
 
         try:
-            return _by_types(job, run_select) if OUTPUT in names else run_select(typed=True), notes
+            return _by_types(read, run_select), notes
         except pl.exceptions.PolarsError as error:
             # Behind the first paragraph is polars' plan, which says nothing of the query.
             raise JoineryError("The query cannot be run", facts=str(error).partition("\n\nResolved plan")[0]) from error
 
 
-def read_output(job: Job) -> pl.DataFrame:
-    """All rows of the job's output, including earlier runs; none, with the job's columns, if the job has put out none.
-    Raises JoineryError if they cannot be read back."""
-    output = job.spec.output
+def read_output(job: Job, name: str | None = None) -> pl.DataFrame:
+    """All rows of one output, including earlier runs; none, with its columns, if the job has put out none. `name` may
+    be None if the job has one. Raises JoineryError if they cannot be read back, or there is no such output."""
+    names = [output.name for output in job.outputs]
+    if len(names) > 1 if name is None else name not in names:
+        raise JoineryError(
+            f"Job {job.name} has {'several outputs' if name is None else f'no output {name}'}",
+            facts=f"its outputs are {', '.join(names)}",
+            todo=f"Ask for one, as in output({names[0]!r})",
+        )
+    number = 0 if name is None else names.index(name)
+    postgres = job.outputs[number].postgres
     with ExitStack() as stack:
-        if output.postgres is None or output.postgres.is_external:
+        if postgres is None or postgres.is_external:
             job, dsn = with_secrets(job), ""
         else:
             job = durable(job)
             dsn = stack.enter_context(open_also_moved(job)).dsn
+        target = Outputs.of(job).targets[number]
 
         def rows(*, typed: bool) -> pl.DataFrame:
-            return output_rows(job, dsn, stack, [], typed=typed, may_be_empty=True).collect(engine="streaming")
+            return output_rows(job, target, dsn, stack, [], typed=typed, may_be_empty=True).collect(engine="streaming")
 
-        return _by_types(job, rows)
+        return _by_types([target], rows)
 
 
-def _by_types(job: Job, read: Callable[..., pl.DataFrame]) -> pl.DataFrame:
+def _by_types(targets: Sequence[OutputTarget], read: Callable[..., pl.DataFrame]) -> pl.DataFrame:
     """Reads with the job's types. If rows in files from before an edit have other types, reads with the types found."""
     try:
         return read(typed=True)
     except pl.exceptions.ComputeError:
-        if job.spec.output.file is None:
+        if all(target.output.file is None for target in targets):
             raise
         return read(typed=False)
 
 
-def _buffered_note(job: Job, record: JobRecord) -> str | None:
-    """In words, which rows of this life of the job `output` does not show yet; None if there are none."""
-    file = job.spec.output.file
+def _buffered_note(target: OutputTarget, record: JobRecord) -> str | None:
+    """In words, which rows of this life of the job the output does not show yet; None if there are none."""
+    file = target.output.file
     parts = held_parts(Path(file.path), life_of(record.incarnation)) if file is not None else []
     if not parts:
         return None
     rows, since = sum(part.rows for part in parts), parts[0].epoch
     buffered = f"{counted(rows, 'row', 'are')} held for a larger file"
-    return f"output does not show what epochs since {since} have put out: {buffered} (rollSize)"
+    return f"{target.name} does not show what epochs since {since} have put out: {buffered} (rollSize)"
 
 
 def shown(frame: pl.DataFrame, rows: int) -> str:
@@ -169,7 +181,7 @@ def _tables_of(query: exp.Query) -> set[str]:
 
 
 def _tables(job: Job, store: PostgresStore, record: JobRecord) -> dict[str, Callable[[], pl.DataFrame]]:
-    """The tables other than `output`, each with the function that reads it."""
+    """The tables other than outputs, each with the function that reads it."""
     readers: dict[str, Callable[[], pl.DataFrame]] = {EPOCHS: lambda: _epochs(store, job)}
     for step in compile_job(job).steps:
         for side, spec in enumerate(step.sides):

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.outputs import row_selections
 from joinery_runtime.core.pipeline.times import watermarks_out
 from joinery_runtime.core.pipeline.watermark import InputTime
 from joinery_runtime.engine.alignment import Budget
@@ -81,8 +82,7 @@ class _Trace:
                 late[name] += counts.get("late", 0)
                 dropped.setdefault(name, Counter()).update({r: n for r, n in counts.items() if r != "late"})
         self.rows = self._environment.output.take()
-        rows = sorted_json_rows(self.rows, JsonStyle(nested=self._job.nested_columns))
-        line = {"output": rows, "watermarks": self._watermarks()}
+        line = {**self._output(), "watermarks": self._watermarks()}
         nonempty_drops = {name: dict(counts) for name, counts in dropped.items() if counts}
         line |= {"late": dict(late), "dead": dict(dead)} | ({"dropped": nonempty_drops} if nonempty_drops else {})
         line |= {"after_eviction": dict(after_eviction)} if after_eviction else {}
@@ -91,6 +91,18 @@ class _Trace:
         shown = [{name: row[name] for name in _OF_DEAD_LETTERS} for row in letters]
         line |= {"dead_letters": shown} if shown else {}
         return line | ({"warnings": warnings} if warnings else {})
+
+    def _output(self) -> dict[str, Any]:
+        """The rows of the last step as JSON, by output if the job has several."""
+        if self._job.spec.outputs is None:
+            (output,) = self._job.outputs
+            return {"output": sorted_json_rows(self.rows, JsonStyle(nested=self._job.nested_columns(output)))}
+        selections = row_selections(self._job, self._pipeline.output_schema())
+        outputs = {}
+        for output, selection in zip(self._job.outputs, selections, strict=True):
+            tables = [selected for table in self.rows if (selected := selection.table(table)).num_rows]
+            outputs[output.name] = sorted_json_rows(tables, JsonStyle(nested=self._job.nested_columns(output)))
+        return {"outputs": outputs}
 
     def output_watermarks(self) -> list[dict[str, int | None]]:
         times = {name: InputTime(watermark, None) for name, watermark in self._watermarks().items()}

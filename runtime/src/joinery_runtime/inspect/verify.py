@@ -26,7 +26,6 @@ from joinery_runtime.engine.late_rows import LateCounts, LateInput
 from joinery_runtime.engine.plan import JUDGED_BY_CLOCK, EpochPlan
 from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.formats.json.encode import JsonStyle
 from joinery_runtime.inspect.evidence import ReplayedEpoch, check_records, wrong_counts
 from joinery_runtime.inspect.output_diff import OutputDiff
 from joinery_runtime.inspect.replay import (
@@ -39,6 +38,8 @@ from joinery_runtime.inspect.row_differences import RowComparison
 from joinery_runtime.job import Job, StreamJoin, definition, is_same_definition
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord, StateReader
+
+_DEAD_LETTERS = "dead letters"  # no output has such a name
 
 
 @dataclass(slots=True)
@@ -105,19 +106,26 @@ def verify(
     """Verifies epochs `first` (None: the first that can be computed again) to `last` (None: the newest one). `database`
     is the state's; None if the state is not in Postgres. Raises JoineryError if an epoch cannot be computed again, and
     whatever reading the output raises."""
-    if job.spec.output.console is not None:
+    outputs = Outputs.of(job)
+    if all(target.output.console is not None for target in outputs.targets):
         raise JoineryError(f"The output of job {job.name} cannot be verified", facts="the console keeps no rows")
+
+    names = set() if job.spec.outputs is None else {target.name for target in outputs.targets}
 
     @lru_cache(maxsize=2)
     def receipts(kind: str, epoch: int) -> list[Receipt]:
-        """The receipts of an epoch, even of one committed meanwhile: its file may hold rows of earlier epochs."""
-        return [receipt for entry in store.epochs(job.name, epoch - 1, 1) for receipt in entry.result.get(kind, ())]
+        """The receipts of an epoch, even of one committed meanwhile: its file may hold rows of earlier epochs. `kind`
+        is that of the log, or the name of one of several outputs."""
+        several = kind in names
+        entries = store.epochs(job.name, epoch - 1, 1)
+        logged = [receipt for entry in entries for receipt in entry.result.get("output" if several else kind, ())]
+        return [receipt[kind] for receipt in logged if kind in receipt] if several else logged
 
     record = store.record(job.name)
     assert record is not None, "the caller has looked"
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="joinery-verify-")))
-        contents = _contents(job, store, record, database)
+        contents = _contents(outputs, store, record, database)
         diffs = [
             stack.enter_context(closing(_output_diff(job, name, content, folder / name.replace(" ", "-"))))
             for name, content in contents
@@ -137,35 +145,34 @@ def verify(
             replayed = replay.run(plan)
             check_records(entry, replayed.result["rows_in"])
             if entry.epoch >= since:
-                _expect(diffs, replayed)
+                _expect(diffs, outputs, replayed)
             late.learn(entry.committed_at, replayed.read, replayed.late, replayed.behind)
             if verdict.first <= entry.epoch <= verdict.last:
                 verdict.learn_late(entry.epoch, late.active.values())
-                _judge(job, entry, receipts, replayed, verdict, life_of(record.incarnation))
+                _judge(job, outputs, entry, receipts, replayed, verdict, life_of(record.incarnation))
         if any(not diff.content.exact for diff in diffs) and (pending := _pending(job, record, entries)) is not None:
-            _expect(diffs, replay.run(pending))
+            _expect(diffs, outputs, replay.run(pending))
         _compare(job, diffs, verdict, course)
     return verdict
 
 
 def _contents(
-    job: Job, store: JobReader, record: JobRecord, database: StoreDatabase | None
+    outputs: Outputs, store: JobReader, record: JobRecord, database: StoreDatabase | None
 ) -> list[tuple[str, Content]]:
     """The contents of outputs that do not say which epoch a row belongs to, each with the output's name in
     differences."""
-    newest = store.newest_epoch(job.name)
+    newest = store.newest_epoch(outputs.job)
     committed = 0 if newest is None else newest.epoch
     # Rows for a table with commits of its own are published right after the state's commit, before the next epoch's.
     certain = committed - 1 if newest is not None and newest.result.get("rows_out", 0) else committed
 
     def now() -> int:
-        latest = store.newest_epoch(job.name)
+        latest = store.newest_epoch(outputs.job)
         return 0 if latest is None else latest.epoch
 
-    outputs = Outputs.of(job)
-    output = outputs.content(database, record.incarnation, now, certain)
-    dead = outputs.dead_letter_content(now)
-    return [(name, content) for name, content in (("output", output), ("dead letters", dead)) if content is not None]
+    contents = [(target.name, target.content(database, record.incarnation, now, certain)) for target in outputs.targets]
+    contents.append((_DEAD_LETTERS, outputs.dead_letter_content(now)))
+    return [(name, content) for name, content in contents if content is not None]
 
 
 def _output_diff(job: Job, name: str, content: Content, folder: Path) -> OutputDiff:
@@ -232,16 +239,19 @@ def _pending(job: Job, record: JobRecord, entries: Sequence[EpochRecord]) -> Epo
     return plan if plan.epoch > entries[-1].epoch and is_current else None
 
 
-def _expect(diffs: Sequence[OutputDiff], replayed: ReplayedEpoch) -> None:
+def _expect(diffs: Sequence[OutputDiff], outputs: Outputs, replayed: ReplayedEpoch) -> None:
+    selections = outputs.selections_by_name
     for diff in diffs:
-        if diff.name == "output":
-            diff.expect(replayed.epoch, replayed.rows, any_of_key=replayed.plan.format < JUDGED_BY_CLOCK)
-        else:
+        if diff.name == _DEAD_LETTERS:
             diff.expect(replayed.epoch, replayed.dead)
+        else:
+            rows = replayed.select(selections[diff.name]).rows
+            diff.expect(replayed.epoch, rows, any_of_key=replayed.plan.format < JUDGED_BY_CLOCK)
 
 
 def _judge(
     job: Job,
+    outputs: Outputs,
     entry: EpochRecord,
     receipts: Callable[[str, int], list[Receipt]],
     replayed: ReplayedEpoch,
@@ -251,10 +261,11 @@ def _judge(
     """Judges an epoch by what the epoch log and the epoch's files say."""
     verdict.log += wrong_counts(entry, replayed)
     verdict.compared.epochs += 1
-    output, dead = job.spec.output.file, job.spec.dead_letter
-    if output is not None:
-        actual = Counter(published(output.path, entry.epoch, partial(receipts, "output"), life))
-        verdict.compared.output(job, replayed, actual, style=JsonStyle.of(job))
+    for target, selection in zip(outputs.targets, outputs.selections, strict=True):
+        if (file := target.output.file) is not None:
+            actual = Counter(published(file.path, entry.epoch, partial(receipts, target.name), life))
+            verdict.compared.output(job, replayed.select(selection), actual, style=target.style, name=target.name)
+    dead = job.spec.dead_letter
     if dead is not None and dead.file is not None:
         letters = Counter(published(dead.file.path, entry.epoch, partial(receipts, "dead_letters"), life))
         verdict.compared.dead_letters(replayed, letters)
@@ -275,12 +286,12 @@ def _compare(job: Job, diffs: Sequence[OutputDiff], verdict: Verdict, course: Re
             may_repeat=may_repeat,
             since=None if course.record is None and since == course.entries[0].epoch else since,
         )
-        if diff.name == "output":
-            verdict.compared.rows += rows
-        else:
+        if diff.name == _DEAD_LETTERS:
             verdict.compared.dead += rows
+        else:
+            verdict.compared.rows += rows
         # All dead letters may be past their topic's retention: if the output is judged, a note is enough.
-        if diff.cut_off and (diff.name == "output" or not verdict.compared.rows):
+        if diff.cut_off and (diff.name != _DEAD_LETTERS or not verdict.compared.rows):
             verdict.cut_off.append(diff.cut_off)
         verdict.notes += diff.notes
         if diff.name in topics and _not_ours(verdict.compared) > before:
@@ -292,9 +303,9 @@ def _compare(job: Job, diffs: Sequence[OutputDiff], verdict: Verdict, course: Re
 
 def _topics(job: Job) -> dict[str, str]:
     """The topics that the job writes to, by the output's name in differences."""
+    topics = {output.name: output.kafka.topic for output in job.outputs if output.kafka is not None}
     dead = job.spec.dead_letter
-    kafka_outputs = {"output": job.spec.output.kafka, "dead letters": None if dead is None else dead.kafka}
-    return {name: kafka.topic for name, kafka in kafka_outputs.items() if kafka is not None}
+    return topics | ({_DEAD_LETTERS: dead.kafka.topic} if dead is not None and dead.kafka is not None else {})
 
 
 def _not_ours(compared: RowComparison) -> int:

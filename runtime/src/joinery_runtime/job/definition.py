@@ -61,7 +61,7 @@ def _without_names(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _defining(job: Job) -> Set[str]:
-    return job.row_fields | {"output", "dead_letter"}
+    return job.row_fields | {"output", "outputs", "dead_letter"}
 
 
 def same_rows(stored: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
@@ -103,11 +103,14 @@ def under_definition(job: _ANY_JOB, stored: Mapping[str, Any]) -> _ANY_JOB:
     """The job as it was under a stored definition, with the present settings of `job` for parts of the same name."""
     document = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
     spec = document["spec"]
-    targets = {
+    targets: dict[str, Any] = {
         part: {kind: _with_settings({kind: target}, spec.get(part))[kind] for kind, target in stored[part].items()}
         for part in ("output", "deadLetter")
         if part in stored
     }
+    if "outputs" in stored:
+        now = {output["name"]: output for output in spec.get("outputs", ())}
+        targets["outputs"] = [_with_settings(output, now.get(output["name"])) for output in stored["outputs"]]
     replaced = {to_camel(name) for name in (*_defining(job), "sql")}
     remaining = {key: value for key, value in spec.items() if key not in replaced}
     match job:

@@ -12,7 +12,7 @@ from joinery_runtime.job.kinds.session.explain import session_plan, session_warn
 from joinery_runtime.job.kinds.session.resource import SessionWindow
 from joinery_runtime.job.model.duration import format_duration, format_time
 from joinery_runtime.job.model.inputs import AtTimestamp, Debezium, FileInput, Input, KafkaInput
-from joinery_runtime.job.model.outputs import DeadLetter, FileOutput, Output
+from joinery_runtime.job.model.outputs import DeadLetter, FileOutput, NamedOutput, Output
 from joinery_runtime.job.model.plan import RATE, SidePlan, StepPlan
 from joinery_runtime.job.model.quantity import format_bytes
 from joinery_runtime.job.model.resource import Job
@@ -31,11 +31,19 @@ class InputPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputPlan:
+    """`title` is the output's, or that of the rows from which several outputs select."""
+
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     job: str
     inputs: tuple[InputPlan, ...]
     steps: tuple[StepPlan, ...]
-    output: str
+    outputs: tuple[OutputPlan, ...]
     dead_letters: str
     store: str
     warnings: tuple[str, ...]
@@ -47,6 +55,13 @@ class Explanation:
     @property
     def state_bytes(self) -> int:
         return sum(side.bytes for side in self.sides)
+
+    @property
+    def output(self) -> str:
+        """Where rows go: the text of the output, or of each of several with its title."""
+        if len(self.outputs) == 1:
+            return self.outputs[0].text
+        return "; ".join(f"{plan.title}: {plan.text}" for plan in self.outputs)
 
     @property
     def title(self) -> str:
@@ -77,7 +92,7 @@ class Explanation:
                 left, right = (side.rows_of for side in step.sides)
                 yield f"  step {number}: {step.title} of {left} with {right}"
             yield from (f"  {'  ' if chain else ''}{name}: {text}" for name, text in step.lines)
-        yield f"  output: {self.output}"
+        yield from (f"  {plan.title}: {plan.text}" for plan in self.outputs)
         yield f"  records that cannot be used: {self.dead_letters}"
         yield f"  state: {self.store}"
 
@@ -105,7 +120,7 @@ def explain(job: Job, stored: Mapping[str, Sequence[str]] | None = None) -> Expl
         job=job.name,
         inputs=tuple(_input_plan(side, job.input_filters.get(side.name)) for side in job.inputs),
         steps=steps,
-        output=_output(job),
+        outputs=_outputs(job),
         dead_letters=_dead_letters(job),
         store=_store(job),
         warnings=tuple(_warnings(job, steps)),
@@ -172,11 +187,18 @@ def _watermark(side: Input) -> str:
     )
 
 
-def _output(job: Job) -> str:
-    output = job.spec.output
+def _outputs(job: Job) -> tuple[OutputPlan, ...]:
+    naming = f" (named by {job.column_naming})" if job.column_naming is not None else ""
+    if job.spec.outputs is None:
+        return (OutputPlan("output", f"{_output(job, job.outputs[0])}{naming}"),)
+    rows = OutputPlan("rows", f"{', '.join(column.name for column in job.output_columns)}{naming}")
+    return (rows, *(OutputPlan(f"output {output.name}", _output(job, output)) for output in job.outputs))
+
+
+def _output(job: Job, output: NamedOutput) -> str:
     # In a table a retraction is not a row.
     hidden = {job.retracted} if output.postgres else set()
-    columns = ", ".join(column.name for column in job.output_columns if column.name not in hidden)
+    columns = ", ".join(column.name for column in job.columns_of(output) if column.name not in hidden)
     delivery = "exactly once"
     if output.kafka:
         delivery = _into_kafka(job)
@@ -184,12 +206,17 @@ def _output(job: Job) -> str:
         delivery += _rolling_text(output.file)
     elif output.console:
         delivery = f"{output.console.rows} rows of each epoch"
-    naming = f" (named by {job.column_naming})" if job.column_naming is not None else ""
-    return f"{output_place(output)}, {delivery}; columns {columns}{naming}"
+    which = "" if output.when is None else f"rows where {output.when}; "
+    return f"{which}{output_place(output)}, {delivery}; columns {columns}"
+
+
+def outputs_place(job: Job) -> str:
+    """Where rows go, in words."""
+    return listed(output_place(output) for output in job.outputs)
 
 
 def output_place(output: Output) -> str:
-    """Where rows go, in words."""
+    """Where an output goes, in words."""
     if output.kafka:
         return f"Kafka topic {output.kafka.topic}"
     if output.postgres:
@@ -272,11 +299,12 @@ _DEFAULT_CONNECTIONS = 100 - 3
 
 def connection_warnings(job: Job) -> Iterator[str]:
     """Warns of a job whose executors may open more connections to Postgres than it takes by default."""
-    spec, executor, output = job.spec, job.spec.spark.executor, job.spec.output.postgres
+    spec, executor = job.spec, job.spec.spark.executor
     instances = executor.max_instances or executor.instances
     if spec.autoscale is not None:
         instances = spec.autoscale.max_instances
-    uses = 2 if output is not None and not output.is_external else 1
+    tables = [output.postgres for output in job.outputs if output.postgres is not None]
+    uses = 2 if any(not table.is_external for table in tables) else 1
     # As docs/state.md, "Connections", counts them.
     connections = uses * (1 + instances * executor.cores)
     if spec.state_store.postgres is not None and connections > _DEFAULT_CONNECTIONS:
@@ -314,18 +342,21 @@ def delay_warnings(job: Job) -> Iterator[str]:
 
 def order_warnings(job: Job) -> Iterator[str]:
     """Warns of a topic whose records of one key come from several shards, each with a producer of its own."""
-    kafka = job.spec.output.kafka
-    if not isinstance(job, StreamJoin) or kafka is None or not kafka.key:
+    if not isinstance(job, StreamJoin):
         return
-    in_key = {column.source for column in job.output_columns if column.name in kafka.key}
     last = job.keys_of(job.joins[-1])
-    if not last or not all(in_key & {pair.left, pair.right} for pair in last):
-        yield (
-            f"NO ORDER WITHIN AN EPOCH of records with one key ({', '.join(kafka.key)}) in {kafka.topic}: the key does "
-            "not have the columns of the join, so several shards write its records. A compacted topic, or a consumer "
-            "that keeps the last value of a key, may have any of the epoch's values, though never one of an earlier "
-            "epoch. For the last one by rule J2, write to a table: output.postgres with upsertKey"
-        )
+    for output in job.outputs:
+        kafka = output.kafka
+        if kafka is None or not kafka.key:
+            continue
+        in_key = {column.source for column in job.columns_of(output) if column.name in kafka.key}
+        if not last or not all(in_key & {pair.left, pair.right} for pair in last):
+            yield (
+                f"NO ORDER WITHIN AN EPOCH of records with one key ({', '.join(kafka.key)}) in {kafka.topic}: the key "
+                "does not have the columns of the join, so several shards write its records. A compacted topic, or a "
+                "consumer that keeps the last value of a key, may have any of the epoch's values, though never one of "
+                "an earlier epoch. For the last one by rule J2, write to a table: output.postgres with upsertKey"
+            )
 
 
 def _watermark_warnings(side: Input) -> Iterator[str]:

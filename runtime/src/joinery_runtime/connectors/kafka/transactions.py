@@ -44,10 +44,11 @@ class PartNames:
     """The names of the parts of an epoch's output, which are the names of their claims and of the groups that hold
     their markers. Output has one part per shard, dead letters have one. The names contain the job's life in its store
     (`incarnation`), so a job of the same name with another store has other names. Those of earlier releases, the
-    `former` names, do not."""
+    `former` names, do not. `output` is the name of one of several outputs."""
 
     job: str
     dead_letters: bool = False
+    output: str | None = None
 
     @property
     def signature(self) -> str:
@@ -67,10 +68,14 @@ class PartNames:
 
     def owns(self, name: str) -> bool:
         """Whether a claim of the job has one of these names."""
-        return name.endswith("-dead") == self.dead_letters
+        part = name.rpartition("-")[2]
+        output, _, _ = part.rpartition(".")
+        return (part == "dead") == self.dead_letters and output == (self.output or "")
 
     def _part(self, shard: int) -> str:
-        return "dead" if self.dead_letters else str(shard)
+        if self.dead_letters:
+            return "dead"
+        return str(shard) if self.output is None else f"{self.output}.{shard}"
 
 
 @dataclass(frozen=True, slots=True)

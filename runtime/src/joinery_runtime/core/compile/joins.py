@@ -11,6 +11,7 @@ from pkgutil import iter_modules
 import pyarrow as pa
 
 from joinery_runtime.core import kinds
+from joinery_runtime.core.compile.outputs import row_selections
 from joinery_runtime.core.compile.sessions import compile_session
 from joinery_runtime.core.kinds.base import Join
 from joinery_runtime.core.pipeline.expression import (
@@ -28,7 +29,6 @@ from joinery_runtime.core.pipeline.spec import InputSpec, Pipeline, StepSpec
 from joinery_runtime.core.table.columns import arrow_schema, arrow_type
 from joinery_runtime.errors import ExpressionError, JobError, Problem
 from joinery_runtime.job import Job, JoinStep, Reference, SessionWindow, StreamJoin
-from joinery_runtime.job.model.types import ColumnType
 
 SQL_PATH = "spec.sql"
 
@@ -37,11 +37,13 @@ def compile_job(job: Job) -> Pipeline:
     """Compiles any job. Raises JobError with the place if an expression does not fit the inputs."""
     match job:
         case StreamJoin():
-            return compile_join(job)
+            pipeline = compile_join(job)
         case SessionWindow():
-            return compile_session(job)
+            pipeline = compile_session(job)
         case _:
             raise TypeError(f"no compiler for {job.kind}")
+    row_selections(job, pipeline.output_schema())
+    return pipeline
 
 
 def compile_join(job: StreamJoin) -> Pipeline:
@@ -266,7 +268,7 @@ class _JoinCompiler:
                 outputs.append(
                     _Output(
                         column.name,
-                        arrow_type(ColumnType(self._job.spec.output.window_times)),
+                        arrow_type(self._job.window_times),
                         step_column=column.step_column,
                     )
                 )

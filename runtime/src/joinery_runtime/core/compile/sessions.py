@@ -17,7 +17,6 @@ from joinery_runtime.errors import ExpressionError, JobError, Problem
 from joinery_runtime.job import Aggregate, SessionWindow
 from joinery_runtime.job.kinds.session.sessions import takes, takes_text
 from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS, WINDOW_COLUMNS
-from joinery_runtime.job.model.types import ColumnType
 
 SESSION_TYPES = dict(zip(SESSION_COLUMNS, (pa.int64(), pa.int64(), pa.uint64()), strict=True))
 
@@ -66,7 +65,7 @@ class _SessionCompiler:
     def output(self) -> list[OutputColumn]:
         types = {name: self._schema.field(name).type for name in self._sessions.group_by}
         types |= {**SESSION_TYPES, **{call.name: accumulator(call).result_type for call in self._aggregates}}
-        types |= dict.fromkeys(WINDOW_COLUMNS, arrow_type(ColumnType(self._job.spec.output.window_times)))
+        types |= dict.fromkeys(WINDOW_COLUMNS, arrow_type(self._job.window_times))
         types[RETRACTED] = pa.bool_()
         return [
             OutputColumn(column.name, types[column.step_column or ""], step_column=column.step_column)

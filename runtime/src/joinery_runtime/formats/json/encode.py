@@ -18,7 +18,7 @@ import polars.selectors as cs
 import pyarrow as pa
 
 from joinery_runtime.job import Job
-from joinery_runtime.job.model.outputs import Timestamps
+from joinery_runtime.job.model.outputs import NamedOutput, Timestamps
 
 _TIMESTAMPS: dict[Timestamps, pl.Expr] = {
     "epochMillis": cs.datetime().dt.epoch("ms"),
@@ -35,15 +35,15 @@ _FEW_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class JsonStyle:
-    """A job's choices for its output's JSON: `timestamps` as integer milliseconds or as RFC 3339, and the `nested`
+    """The choices for an output's JSON: `timestamps` as integer milliseconds or as RFC 3339, and the `nested`
     columns, which hold JSON and are embedded unchanged."""
 
     timestamps: Timestamps = "epochMillis"
     nested: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, job: Job) -> Self:
-        return cls(job.spec.output.timestamps, job.nested_columns)
+    def of(cls, job: Job, output: NamedOutput) -> Self:
+        return cls(output.timestamps, job.nested_columns(output))
 
 
 PLAIN = JsonStyle()

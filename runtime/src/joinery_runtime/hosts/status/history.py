@@ -36,7 +36,12 @@ class JobDescription:
     @classmethod
     def of(cls, job: Job) -> JobDescription:
         plan = explain(job)
-        return cls(plan.title, {source.name: source.source for source in plan.inputs}, plan.output, plan.render())
+        return cls(
+            plan.title,
+            {source.name: source.source for source in plan.inputs},
+            plan.output,
+            plan.render(),
+        )
 
 
 class Sample(Message):

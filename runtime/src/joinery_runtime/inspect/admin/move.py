@@ -66,8 +66,8 @@ def stay(job: Job, store: PostgresStore) -> None:
 def _refuse_table(job: Job) -> None:
     """Raises JoineryError if the job writes to a table in the commit's transaction. Such a table has to be in the
     state's database, and would stay behind."""
-    table = job.spec.output.postgres
-    if table is not None and not table.is_external:
+    tables = [output.postgres for output in job.outputs if output.postgres is not None]
+    for table in (table for table in tables if not table.is_external):
         raise JoineryError(
             f"Job {job.name} writes to the table {table.table}, which is in the state's database and would stay behind",
             facts="both change in one transaction, so they have to move together",

@@ -12,7 +12,8 @@ from joinery_runtime.errors import JoineryError
 from joinery_runtime.inspect.stored_state import is_by_hand, record_of
 from joinery_runtime.job import Job, definition
 from joinery_runtime.job.crd import SavepointResult
-from joinery_runtime.job.model.wording import counted, size_text
+from joinery_runtime.job.model.outputs import ONLY_OUTPUT
+from joinery_runtime.job.model.wording import counted, listed, size_text
 from joinery_runtime.state import decisions
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.savepoints import is_rollout, is_superseded, prune_pins
@@ -169,11 +170,16 @@ def _planned(record: JobRecord) -> int | None:
 def output_text(job: Job, record: JobRecord) -> str:
     """Where rows went, according to the job's definition at the newest epoch. An upsert key that this definition does
     not name follows from the job as it is now, whose groups cannot have changed."""
-    output: Json = (record.definition or definition(job))["output"]
+    defined = record.definition or definition(job)
+    return listed(_target_text(job, output) for output in defined.get("outputs") or [defined["output"]])
+
+
+def _target_text(job: Job, output: Json) -> str:
     if "kafka" in output:
         return f"the topic {output['kafka']['topic']}"
     if "postgres" in output:
-        upserts = output["postgres"].get("upsertKey") or job.upsert_key
+        now = next((at for at in job.outputs if at.name == output.get("name", ONLY_OUTPUT)), None)
+        upserts = output["postgres"].get("upsertKey") or (() if now is None else job.upsert_key(now))
         by = f" (rows of the same {', '.join(upserts)} are replaced)" if upserts else ""
         return f"the table {output['postgres']['table']}{by}"
     return f"the folder {output['file']['path']}"

@@ -15,9 +15,17 @@ from joinery_runtime.job.crd.shapes import Place, Schema
 from joinery_runtime.job.join.steps import FIELDS, STEP_KINDS, JoinStep, SelectItem
 from joinery_runtime.job.join.stream_join import StreamJoinSpec
 from joinery_runtime.job.kinds.session.cel import SESSION_RULES
-from joinery_runtime.job.model.cel import TARGETS, Rule, exactly_one, positive
+from joinery_runtime.job.model.cel import TARGETS, Rule, any_output, exactly_one, positive
 from joinery_runtime.job.model.inputs import History, Input, KafkaInput
-from joinery_runtime.job.model.outputs import DeadLetter, Output, PeriodicSavepoints, PostgresStoreSpec, StoreSpec
+from joinery_runtime.job.model.outputs import (
+    DeadLetter,
+    NamedOutput,
+    Output,
+    PeriodicSavepoints,
+    PostgresOutput,
+    PostgresStoreSpec,
+    StoreSpec,
+)
 from joinery_runtime.job.model.pods import Autoscale
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
 from joinery_runtime.job.model.wording import listed
@@ -32,6 +40,22 @@ _ALONE = list(dict.fromkeys(kind.field for kind in STEP_KINDS if not kind.chains
 _IS_ALONE = " && ".join(f"!has(self.{field})" for field in _ALONE)
 _TIMES = f"[{', '.join(map(repr, WINDOW_COLUMNS))}]"
 _WINDOWED = "has(self.joins) && self.joins.exists(step, has(step.window)) && "
+
+_OUTPUT = (
+    exactly_one(*Output.KINDS),
+    Rule(
+        "self.format != 'parquet' || has(self.file)",
+        "parquet is a format of files; leave it out, or name file: {path: ...}",
+        ".format",
+    ),
+)
+_NAMED_OUTPUT = (
+    Rule(
+        "!(self.name in ['output', 'epochs']) && !self.name.startsWith('state_')",
+        "is a table of its own in `joinery sql`; choose another name",
+        ".name",
+    ),
+)
 
 RULES: Mapping[type | Place, tuple[Rule, ...]] = {
     StreamJoinSpec: (
@@ -107,7 +131,7 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
         *TARGETS,
         Rule(
             "!has(self.deadLetter) || !has(self.deadLetter.kafka) || has(self.deadLetter.kafka.bootstrapServers) || "
-            f"has(self.output.kafka) || (self.inputs.exists(i, has(i.kafka)) && {_SAME_ADDRESS})",
+            f"{any_output('kafka')} || (self.inputs.exists(i, has(i.kafka)) && {_SAME_ADDRESS})",
             "it is not clear which Kafka is meant: the inputs do not name one and the same; write bootstrapServers",
             ".deadLetter.kafka",
         ),
@@ -211,13 +235,10 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
     (SelectItem, "as"): (
         Rule("!self.startsWith('$')", "starts with `$`, which engine columns do; choose another name"),
     ),
-    Output: (
-        exactly_one(*Output.KINDS),
-        Rule(
-            "self.format != 'parquet' || has(self.file)",
-            "parquet is a format of files; leave it out, or name file: {path: ...}",
-            ".format",
-        ),
+    Output: _OUTPUT,
+    NamedOutput: (*_OUTPUT, *_NAMED_OUTPUT),
+    PostgresOutput: (
+        Rule("!has(self.dsn) || !has(self.dsnSecretRef)", "dsn and dsnSecretRef are both named; keep one", ".dsn"),
     ),
     DeadLetter: (exactly_one(*DeadLetter.KINDS),),
     StoreSpec: (

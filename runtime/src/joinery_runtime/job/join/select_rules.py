@@ -21,7 +21,7 @@ from joinery_runtime.job.model.draft import (
     unknown_column,
 )
 from joinery_runtime.job.model.expression_tree import parse_tree, shown
-from joinery_runtime.job.model.output_rules import named_columns, unknown_columns
+from joinery_runtime.job.model.output_rules import outputs, row_columns, unknown_columns
 from joinery_runtime.job.model.references import (
     POSTGRES_NAME_BYTES,
     WINDOW_COLUMNS,
@@ -137,8 +137,8 @@ def _every_column(draft: JobDraft) -> Iterator[str]:
         dig(draft.data, "spec", "prefixes"),
         columns,
         times,
-        (name for _, name in named_columns(draft.data) if isinstance(name, str)),
-        most_bytes=POSTGRES_NAME_BYTES if dig(draft.data, "spec", "output", "postgres") is not None else None,
+        (name for name in row_columns(draft.data) if isinstance(name, str)),
+        most_bytes=POSTGRES_NAME_BYTES if any("postgres" in output for _, output in outputs(draft.data)) else None,
     )
     yield from (name for name, *_ in default_names(columns, naming, times))
 

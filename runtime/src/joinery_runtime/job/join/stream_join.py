@@ -13,6 +13,7 @@ from joinery_runtime.job.model import input_rules, output_rules
 from joinery_runtime.job.model.base import PLAIN_NUMBERS, Limits, Text
 from joinery_runtime.job.model.draft import Finding, Loc, dig, read_draft
 from joinery_runtime.job.model.inputs import Input
+from joinery_runtime.job.model.outputs import NamedOutput
 from joinery_runtime.job.model.references import (
     POSTGRES_NAME_BYTES,
     WINDOW_COLUMNS,
@@ -178,9 +179,8 @@ class StreamJoin(Job):
         conditions = bool(self.input_filters) or any(step.where for step in self.joins)
         return conditions or any(item.expression for item in self.select or ())
 
-    @property
-    def upsert_key(self) -> tuple[str, ...]:
-        return self.spec.output.postgres.upsert_key if self.spec.output.postgres is not None else ()
+    def upsert_key(self, output: NamedOutput) -> tuple[str, ...]:
+        return output.postgres.upsert_key if output.postgres is not None else ()
 
     @property
     def limits(self) -> Mapping[tuple[str, ...], Limits]:
@@ -241,14 +241,20 @@ class StreamJoin(Job):
             self._columns_by_input,
             self._times,
             self.named_columns,
-            most_bytes=POSTGRES_NAME_BYTES if self.spec.output.postgres is not None else None,
+            most_bytes=POSTGRES_NAME_BYTES if any(output.postgres for output in self.outputs) else None,
         )
 
     @property
     def named_columns(self) -> tuple[str, ...]:
-        """The output columns that the output's settings name."""
-        kafka = self.spec.output.kafka
-        return (*((*kafka.key, *kafka.headers.values()) if kafka is not None else ()), *self.upsert_key)
+        """The columns of the job's rows that outputs name."""
+        names: list[str] = []
+        for output in self.outputs:
+            if output.select is not None:
+                names += [item.column for item in output.select]
+                continue
+            kafka = output.kafka
+            names += [*((*kafka.key, *kafka.headers.values()) if kafka is not None else ()), *self.upsert_key(output)]
+        return tuple(names)
 
     @property
     def kept_names(self) -> dict[str, str]:
@@ -296,7 +302,7 @@ class StreamJoin(Job):
         return OutputField(name, source, type=self.input(source.input).types[source.column])
 
     def _window_column(self, name: str, step_column: str) -> OutputField:
-        return OutputField(name, type=ColumnType(self.spec.output.window_times), step_column=step_column)
+        return OutputField(name, type=self.window_times, step_column=step_column)
 
 
 def stored_type(job: StreamJoin, step_index: int, side: str, name: str) -> ColumnType:

@@ -54,26 +54,27 @@ def positive() -> tuple[Rule, ...]:
     return (Rule("type(self) == int || string(self).matches('[1-9]')", "must be more than 0"),)
 
 
+def any_output(kind: str) -> str:
+    """Whether an output of this kind is named."""
+    several = f"(has(self.outputs) && self.outputs.exists(output, has(output.{kind})))"
+    return f"(has(self.output) && has(self.output.{kind})) || {several}"
+
+
 TARGETS = (
+    Rule("has(self.output) || has(self.outputs)", "is missing: name where rows go", ".output"),
+    Rule("!has(self.output) || !has(self.outputs)", "output and outputs are both named; keep one", ".outputs"),
     Rule(
-        "!has(self.output.postgres) || !has(self.stateStore) || !has(self.stateStore.memory)",
+        f"!({any_output('postgres')}) || !has(self.stateStore) || !has(self.stateStore.memory)",
         "a Postgres output cannot be exactly once with the memory store: the table would know more than the state; "
         "name a Postgres stateStore",
-        ".output.postgres",
     ),
     *(
         Rule(
-            f"!has(self.output.{lake}) || !has(self.stateStore) || !has(self.stateStore.memory)",
-            "cannot be exactly once with the memory store: a job that has lost its state would append all rows again; "
-            "drop `memory`",
-            f".output.{lake}",
+            f"!({any_output(lake)}) || !has(self.stateStore) || !has(self.stateStore.memory)",
+            f"{lake} cannot be exactly once with the memory store: a job that has lost its state would append all "
+            "rows again; drop `memory`",
         )
         for lake in LAKES
-    ),
-    Rule(
-        "!has(self.output.postgres) || !has(self.output.postgres.dsn) || !has(self.output.postgres.dsnSecretRef)",
-        "dsn and dsnSecretRef are both named; keep one",
-        ".output.postgres.dsn",
     ),
     Rule(
         "!has(self.autoscale) || !has(self.spark) || !has(self.spark.executor) || "

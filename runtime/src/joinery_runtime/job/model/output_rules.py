@@ -4,36 +4,72 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
+from typing import Any
 
-from joinery_runtime.job.model.draft import Finding, JobDraft, Loc, dig, exactly_one, items
-from joinery_runtime.job.model.outputs import LAKES, DeadLetter, Output, StoreSpec
+from joinery_runtime.job.model.draft import Finding, JobDraft, Loc, dig, exactly_one, items, repeats
+from joinery_runtime.job.model.outputs import LAKES, ONLY_OUTPUT, DeadLetter, Output, StoreSpec
 from joinery_runtime.job.model.wording import listed, suggestion
 
 _REGISTERED = ("avro", "protobuf")  # formats with a schema in a registry
+_RESERVED = (ONLY_OUTPUT, "epochs")
 
 
 def unknown_columns(draft: JobDraft, columns: Sequence[str] | None) -> Iterator[Finding]:
-    """Finds keys and headers that do not name an output column. `columns` are all output columns; None while a mistake
-    hides one."""
+    """Find keys, headers and selected columns that do not name an output column. `columns` are those of the job's rows;
+    None while a mistake hides one."""
     if columns is None:
         return
-    for at, name in named_columns(draft.data):
-        if isinstance(name, str) and name not in columns:
-            yield (
-                at,
-                f"{name!r} is not an output column{suggestion(name, columns)}; output columns are {listed(columns)}",
-            )
+    for place, output in outputs(draft.data):
+        for i, item in enumerate(items(output, "select")):
+            if isinstance(name := dig(item, "column"), str) and name not in columns:
+                yield (*place, "select", i, "column"), _unknown(name, columns)
+        chosen = items(output, "select")
+        own_columns = [dig(item, "as") or dig(item, "column") for item in chosen if dig(item, "column") in columns]
+        for at, name in named_columns(output):
+            if isinstance(name, str) and name not in (own_columns if chosen else columns):
+                yield (*place, *at), _unknown(name, own_columns if chosen else columns)
 
 
-def named_columns(data: object) -> Iterator[tuple[Loc, object]]:
-    """Yields the places in a resource that name an output column, and the names."""
-    output = dig(data, "spec", "output")
+def _unknown(name: str, columns: Sequence[str]) -> str:
+    return f"{name!r} is not an output column{suggestion(name, columns)}; output columns are {listed(columns)}"
+
+
+def outputs(data: object) -> Iterator[tuple[Loc, Mapping[str, Any]]]:
+    """Yield the place and the fields of each output that a resource names, in `output` or in `outputs`."""
+    spec = dig(data, "spec")
+    if isinstance(output := dig(spec, "output"), Mapping):
+        yield ("spec", "output"), output
+    for i, output in enumerate(items(spec, "outputs")):
+        if isinstance(output, Mapping):
+            yield ("spec", "outputs", i), output
+
+
+def named_columns(output: Mapping[str, Any]) -> Iterator[tuple[Loc, object]]:
+    """Yield the places in an output, below its own, that name one of its columns, and the names."""
     for steps in (("kafka", "key"), ("postgres", "upsertKey")):
         for i, name in enumerate(items(output, *steps)):
-            yield ("spec", "output", *steps, i), name
+            yield (*steps, i), name
     headers = dig(output, "kafka", "headers")
     if isinstance(headers, Mapping):
-        yield from ((("spec", "output", "kafka", "headers", header), name) for header, name in headers.items())
+        yield from ((("kafka", "headers", header), name) for header, name in headers.items())
+
+
+def row_columns(data: object) -> Iterator[object]:
+    """Yield the columns of the job's rows that outputs name."""
+    for _, output in outputs(data):
+        if output.get("select") is not None:
+            yield from (dig(item, "column") for item in items(output, "select"))
+        else:
+            yield from (name for _, name in named_columns(output))
+
+
+def columns_of(output: Mapping[str, Any], columns: Mapping[str, str] | None) -> dict[str, str] | None:
+    """Return the columns that an output has, each with its key in `columns`, which are those of the job's rows by name.
+    None while a mistake hides one."""
+    if columns is None or output.get("select") is None:
+        return None if columns is None else dict(columns)
+    pairs = [(dig(item, "as") or dig(item, "column"), dig(item, "column")) for item in items(output, "select")]
+    return {name: columns[column] for name, column in pairs} if all(column in columns for _, column in pairs) else None
 
 
 def late_without_dead_letters(draft: JobDraft, at: Loc) -> Iterator[Finding]:
@@ -44,7 +80,13 @@ def late_without_dead_letters(draft: JobDraft, at: Loc) -> Iterator[Finding]:
 
 def _one_target(draft: JobDraft) -> Iterator[Finding]:
     spec = dig(draft.data, "spec")
-    yield from exactly_one(dig(spec, "output"), ("spec", "output"), Output.KINDS)
+    named = [name for name in ("output", "outputs") if dig(spec, name) is not None]
+    if not named:
+        yield ("spec", "output"), "is missing: name where rows go, for example output: {file: {path: out}}"
+    elif len(named) > 1:
+        yield ("spec", "outputs"), "output and outputs are both named; keep one"
+    for at, output in outputs(draft.data):
+        yield from exactly_one(output, at, Output.KINDS)
     yield from exactly_one(dig(spec, "deadLetter"), ("spec", "deadLetter"), DeadLetter.KINDS)
     for pair in combinations(StoreSpec.KINDS, 2):
         if all(dig(spec, "stateStore", name) is not None for name in pair):
@@ -57,62 +99,103 @@ def _one_target(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _formats(draft: JobDraft) -> Iterator[Finding]:
-    output = dig(draft.data, "spec", "output")
+    for at, output in outputs(draft.data):
+        yield from (((*at, field), message) for field, message in _wrong_formats(output))
+
+
+def _wrong_formats(output: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if dig(output, "format") == "parquet" and dig(output, "file") is None:
-        yield ("spec", "output", "format"), "parquet is a format of files; leave it out, or name file: {path: ...}"
+        yield "format", "parquet is a format of files; leave it out, or name file: {path: ...}"
     named, registry = dig(output, "format"), dig(output, "schemaRegistry") is not None
     if named in _REGISTERED and dig(output, "kafka") is None:
-        yield ("spec", "output", "format"), f"{named} is a format of Kafka; leave it out, or name kafka: {{topic: ...}}"
+        yield "format", f"{named} is a format of Kafka; leave it out, or name kafka: {{topic: ...}}"
     elif named in _REGISTERED and not registry:
-        needs = "needs schemaRegistry: {url: ...} beside it, where its schema will be"
-        yield ("spec", "output", "format"), f"{named} {needs}"
+        yield "format", f"{named} needs schemaRegistry: {{url: ...}} beside it, where its schema will be"
     elif registry and named not in _REGISTERED:
-        yield ("spec", "output", "schemaRegistry"), "schemaRegistry belongs to format avro and protobuf; leave it out"
+        yield "schemaRegistry", "schemaRegistry belongs to format avro and protobuf; leave it out"
     typed = [name for name in ("postgres", *LAKES) if dig(output, name)]
     if dig(output, "timestamps") == "rfc3339" and (named in ("parquet", *_REGISTERED) or typed):
-        reason = "is of JSON; Parquet, Avro, Protobuf and tables have a type for timestamps"
-        yield ("spec", "output", "timestamps"), reason
+        yield "timestamps", "is of JSON; Parquet, Avro, Protobuf and tables have a type for timestamps"
+
+
+def _several(draft: JobDraft) -> Iterator[Finding]:
+    """Check what outputs must not share, and what they have to."""
+    several = [(at, output) for at, output in outputs(draft.data) if at[1] == "outputs"]
+    for i, repeated in repeats([output.get("name") for _, output in several]):
+        yield (*several[i][0], "name"), f"two outputs are named {repeated!r}; rename one"
+    for at, output in several:
+        name = output.get("name")
+        if isinstance(name, str) and (name in _RESERVED or name.startswith("state_")):
+            yield (*at, "name"), f"{name!r} is a table of its own in `joinery sql`; choose another name"
+    targets = [_target(output) for _, output in several]
+    for i, target in repeats(targets):
+        first = several[targets.index(target)][1].get("name")
+        yield several[i][0], f"it writes to {target}, as {first!r} does; name another one"
+    times = {at: output.get("windowTimes", "int64") for at, output in several}
+    for at, kind in times.items():
+        if kind != next(iter(times.values())):
+            yield (*at, "windowTimes"), "is not that of the first output: a row has one type of times; write the same"
+    for at, output in several:
+        names = [dig(item, "as") or dig(item, "column") for item in items(output, "select")]
+        for i, name in repeats(names):
+            yield (*at, "select", i), f"two columns are named {name!r}; rename one with `as`"
+
+
+def _target(output: Mapping[str, Any]) -> str | None:
+    """Say where an output writes. None: unknown, or a target that several outputs may have."""
+    if (topic := dig(output, "kafka", "topic")) is not None:
+        return f"topic {topic} of {dig(output, 'kafka', 'bootstrapServers')}"
+    if (table := dig(output, "postgres", "table")) is not None:
+        database = dig(output, "postgres", "dsn") or dig(output, "postgres", "dsnSecretRef")
+        return f"table {table}{'' if database is None else ' of the same database'}"
+    if (folder := dig(output, "file", "path") or dig(output, "delta", "path")) is not None:
+        return f"folder {folder}"
+    if (table := dig(output, "iceberg", "table")) is not None:
+        return f"Iceberg table {table} of catalog {dig(output, 'iceberg', 'catalog') or 'default'}"
+    return None
 
 
 def _rolled_apart(draft: JobDraft) -> Iterator[Finding]:
-    """Reject rolling files of output and dead letters in one folder: each would merge what the other holds."""
-    spec = dig(draft.data, "spec")
-    output, dead = dig(spec, "output", "file"), dig(spec, "deadLetter", "file")
-    if dig(output, "path") is None or dig(output, "path") != dig(dead, "path"):
-        return
-    for at, target in (("output", output), ("deadLetter", dead)):
-        for field in ("rollSize", "rollInterval"):
-            if dig(target, field) is not None:
-                yield ("spec", at, "file", field), "output and dead letters are in one folder; name two to hold files"
-                return
+    """Reject rolling files of an output and dead letters in one folder: each would merge what the other holds."""
+    dead = dig(draft.data, "spec", "deadLetter", "file")
+    for place, output in outputs(draft.data):
+        file = dig(output, "file")
+        if dig(file, "path") is None or dig(file, "path") != dig(dead, "path"):
+            continue
+        for at, target in ((place, file), (("spec", "deadLetter"), dead)):
+            for field in ("rollSize", "rollInterval"):
+                if dig(target, field) is not None:
+                    yield (*at, "file", field), "output and dead letters are in one folder; name two to hold files"
+                    return
 
 
 def _lakes(draft: JobDraft) -> Iterator[Finding]:
     spec = dig(draft.data, "spec")
-    for name in LAKES:
-        if dig(spec, "output", name) is None:
-            continue
-        if dig(spec, "stateStore", "memory") is not None:
-            reason = "a job that has lost its state would append all rows again"
-            yield ("spec", "output", name), f"cannot be exactly once with the memory store: {reason}; drop `memory`"
-        if dig(spec, "lateData") == "reopen":
-            facts = f"reopen replaces rows that are out already, and {name} tables are only appended to"
-            yield ("spec", "lateData"), f"{facts}; write drop or dlq, or write to output.postgres"
+    for at, output in outputs(draft.data):
+        for name in LAKES:
+            if output.get(name) is None:
+                continue
+            if dig(spec, "stateStore", "memory") is not None:
+                reason = "a job that has lost its state would append all rows again"
+                yield (*at, name), f"cannot be exactly once with the memory store: {reason}; drop `memory`"
+            if dig(spec, "lateData") == "reopen":
+                facts = f"reopen replaces rows that are out already, and {name} tables are only appended to"
+                yield ("spec", "lateData"), f"{facts}; write drop or dlq, or write to output.postgres"
 
 
 def _postgres(draft: JobDraft) -> Iterator[Finding]:
-    spec = dig(draft.data, "spec")
-    output, at = dig(spec, "output", "postgres"), ("spec", "output", "postgres")
-    if not isinstance(output, Mapping):
-        return
-    if dig(spec, "stateStore", "memory") is not None:
-        reason = "the table would know more than the state"
-        yield (
-            at,
-            f"a Postgres output cannot be exactly once with the memory store: {reason}; name a Postgres stateStore",
-        )
-    if all(output.get(name) is not None for name in ("dsn", "dsnSecretRef")):
-        yield (*at, "dsn"), "dsn and dsnSecretRef are both named; keep one"
+    for place, output in outputs(draft.data):
+        postgres, at = dig(output, "postgres"), (*place, "postgres")
+        if not isinstance(postgres, Mapping):
+            continue
+        if dig(draft.data, "spec", "stateStore", "memory") is not None:
+            reason = "the table would know more than the state"
+            yield (
+                at,
+                f"a Postgres output cannot be exactly once with the memory store: {reason}; name a Postgres stateStore",
+            )
+        if all(postgres.get(name) is not None for name in ("dsn", "dsnSecretRef")):
+            yield (*at, "dsn"), "dsn and dsnSecretRef are both named; keep one"
 
 
 def _dead_letter_address(draft: JobDraft) -> Iterator[Finding]:
@@ -122,7 +205,8 @@ def _dead_letter_address(draft: JobDraft) -> Iterator[Finding]:
         return
     addresses = [dig(source.data, "kafka", "bootstrapServers") for source in draft.inputs]
     of_inputs = {address for address in addresses if isinstance(address, str)}
-    if dig(spec, "output", "kafka", "bootstrapServers") is None and len(of_inputs) != 1:
+    named = any(dig(output, "kafka", "bootstrapServers") is not None for _, output in outputs(draft.data))
+    if not named and len(of_inputs) != 1:
         facts = f"the inputs name {listed(sorted(of_inputs))}" if of_inputs else "nothing else names Kafka"
         yield ("spec", "deadLetter", "kafka"), f"it is not clear which Kafka is meant: {facts}; write bootstrapServers"
 
@@ -139,6 +223,7 @@ def _autoscale(draft: JobDraft) -> Iterator[Finding]:
 RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
     _one_target,
     _formats,
+    _several,
     _rolled_apart,
     _postgres,
     _lakes,

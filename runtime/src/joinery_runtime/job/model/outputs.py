@@ -1,8 +1,8 @@
-"""Models of `spec.output`, `spec.deadLetter` and `spec.stateStore`: where rows and state go."""
+"""Models of `spec.output`, `spec.outputs`, `spec.deadLetter` and `spec.stateStore`: where rows and state go."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -21,6 +21,9 @@ from joinery_runtime.job.model.base import (
 )
 from joinery_runtime.job.model.inputs import SchemaRegistry, Topic
 from joinery_runtime.job.model.secrets import SecretKeyRef, SecretRef
+
+ONLY_OUTPUT = "output"
+"""The name of the output of a job that has `output`, and no `outputs`."""
 
 
 class KafkaOutput(Model):
@@ -164,6 +167,33 @@ class Output(Model):
     window_times: Literal["int64", "timestamp"] = "int64"
     """The type of `window_start` and `window_end`: `int64` milliseconds since 1970, or `timestamp`, which is
     `timestamptz` in Postgres."""
+
+
+class WrittenColumn(Model):
+    """One column that an output has."""
+
+    column: Text = Field(examples=["order_id"])
+    """A column of the job's rows."""
+    as_: Annotated[Text | None, Field(alias="as")] = Field(default=None, examples=["id"])
+    """The name that the column has in this output; if absent, its own."""
+
+
+class NamedOutput(Output):
+    """One of several outputs: some of the job's rows, and some of their columns."""
+
+    name: Annotated[Text, Field(max_length=40, pattern=r"^[a-z]([a-z0-9_]*[a-z0-9])?$")] = Field(examples=["unpaid"])
+    """The output's name in messages, in `joinery sql` and in stored state."""
+    when: Text | None = Field(default=None, examples=["amount IS NULL"])
+    """An SQL condition over the job's rows, by the names of their columns: the output has the rows for which it is
+    true. Without it, every row."""
+    select: Annotated[tuple[WrittenColumn, ...], Field(min_length=1)] | None = None
+    """The columns that the output has, in this order. If absent, every column."""
+
+    @classmethod
+    def only(cls, output: Output) -> Self:
+        """Name the output of a job that has one."""
+        fields = {field: getattr(output, field) for field in Output.model_fields}
+        return cls.model_construct(output.model_fields_set, name=ONLY_OUTPUT, **fields)
 
 
 class DeadLetterKafka(Model):

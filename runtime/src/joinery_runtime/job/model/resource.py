@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AliasPath, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationInfo, model_validator
@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from joinery_runtime.job.model.base import Bool, ByteCount, Int, Length, Limits, Model, PositiveDuration
 from joinery_runtime.job.model.draft import Finding, Loc, no_key, path_text
 from joinery_runtime.job.model.inputs import Input
-from joinery_runtime.job.model.outputs import DeadLetter, DeadLetterKafka, Output, StoreSpec
+from joinery_runtime.job.model.outputs import DeadLetter, DeadLetterKafka, NamedOutput, Output, StoreSpec
 from joinery_runtime.job.model.owner import REPLACES_OWNER
 from joinery_runtime.job.model.pods import Autoscale, SparkSpec
 from joinery_runtime.job.model.references import POSTGRES_NAME_BYTES, Reference
@@ -79,8 +79,10 @@ class Upgrade(Model):
 class JobSpec(Model):
     """Where rows and state go, and how a job runs."""
 
-    output: Output
+    output: Output | None = None
     """Where rows go: exactly one of `kafka`, `postgres`, `file`, `iceberg`, `delta` and `console`."""
+    outputs: Annotated[tuple[NamedOutput, ...], Field(min_length=1)] | None = None
+    """Several outputs instead of `output`, each with some of the rows and columns, all in the same commit."""
     dead_letter: DeadLetter | None = None
     """Where records go that cannot be used: exactly one of `kafka` and `file`. If absent, such a record stops the
     job."""
@@ -182,12 +184,31 @@ class Job(Model):
         return None
 
     @property
-    def nested_columns(self) -> frozenset[str]:
-        """Output columns that are JSON inside of JSON, and jsonb in Postgres."""
-        if self.spec.output.format != "json":
+    def outputs(self) -> tuple[NamedOutput, ...]:
+        """Where rows go, at least one output."""
+        if self.spec.outputs is not None:
+            return self.spec.outputs
+        assert self.spec.output is not None, "the rules see to it"
+        return (NamedOutput.only(self.spec.output),)
+
+    @property
+    def window_times(self) -> ColumnType:
+        """The type of `window_start` and `window_end`, which all outputs agree on."""
+        return ColumnType(self.outputs[0].window_times)
+
+    def columns_of(self, output: NamedOutput) -> tuple[OutputField, ...]:
+        """What an output has of each row, in order."""
+        if output.select is None:
+            return self.output_columns
+        by_name = {column.name: column for column in self.output_columns}
+        return tuple(replace(by_name[item.column], name=item.as_ or item.column) for item in output.select)
+
+    def nested_columns(self, output: NamedOutput) -> frozenset[str]:
+        """An output's columns that are JSON inside of JSON, and jsonb in Postgres."""
+        if output.format != "json":
             return frozenset()
         return frozenset(
-            column.name for column in self.output_columns if column.type is not None and column.type.name == "json"
+            column.name for column in self.columns_of(output) if column.type is not None and column.type.name == "json"
         )
 
     @property
@@ -200,10 +221,9 @@ class Job(Model):
     def has_expressions(self) -> bool:
         """Whether SQL expressions say what matches or is emitted, which only the core can check."""
 
-    @property
     @abstractmethod
-    def upsert_key(self) -> tuple[str, ...]:
-        """The output columns whose row a Postgres table holds once; empty: every row is inserted."""
+    def upsert_key(self, output: NamedOutput) -> tuple[str, ...]:
+        """The columns of an output whose row a Postgres table holds once; empty: every row is inserted."""
 
     @property
     @abstractmethod
@@ -226,6 +246,13 @@ class Job(Model):
         return False
 
     @property
+    def output_places(self) -> tuple[Loc, ...]:
+        """Where in `spec` each output is."""
+        if self.spec.outputs is None:
+            return (("output",),)
+        return tuple(("outputs", i) for i in range(len(self.spec.outputs)))
+
+    @property
     @abstractmethod
     def input_places(self) -> tuple[Loc, ...]:
         """Where in `spec` each input is."""
@@ -245,31 +272,33 @@ class Job(Model):
         return self
 
     def _json_keys(self) -> Iterator[Finding]:
-        """Keys of the output that are JSON: Postgres takes texts for equal that the job takes for different."""
-        output = self.spec.output
-        kafka, postgres = output.kafka, output.postgres
-        named = [
-            ("kafka", "key", kafka.key if kafka else ()),
-            ("postgres", "upsertKey", postgres.upsert_key if postgres else ()),
-        ]
-        if any(key for *_, key in named):
-            types = {column.name: column.type for column in self.output_columns}
-            for target, at, key in named:
-                for i, name in enumerate(key):
-                    if text := no_key(name, types):
-                        yield ("spec", "output", target, at, i), text
+        """Keys of outputs that are JSON: Postgres takes texts for equal that the job takes for different."""
+        for place, output in zip(self.output_places, self.outputs, strict=True):
+            kafka, postgres = output.kafka, output.postgres
+            named = [
+                ("kafka", "key", kafka.key if kafka else ()),
+                ("postgres", "upsertKey", postgres.upsert_key if postgres else ()),
+            ]
+            if any(key for *_, key in named):
+                types = {column.name: column.type for column in self.columns_of(output)}
+                for target, at, key in named:
+                    for i, name in enumerate(key):
+                        if text := no_key(name, types):
+                            yield ("spec", *place, target, at, i), text
 
     def _names_that_postgres_cuts(self) -> Iterator[Finding]:
-        output, store = self.spec.output.postgres, self.spec.state_store.postgres
+        store = self.spec.state_store.postgres
         names: list[tuple[Loc, str]] = []
-        if output is not None:
-            columns, written = self.output_columns, self.without_sql.get("select") or ()
+        for place, output in zip(self.output_places, self.outputs, strict=True):
+            if output.postgres is None:
+                continue
+            at = ("spec", *place, "postgres")
+            columns, written = self.columns_of(output), self.without_sql.get("select") or ()
             in_select = len(written) == len(columns) and "select" in self.spec.model_fields_set
-            names += [(("spec", "output", "postgres", "table"), part) for part in output.table.split(".", 1)]
-            names += [
-                (("spec", "select", i) if in_select else ("spec", "output", "postgres"), column.name)
-                for i, column in enumerate(columns)
-            ]
+            listed_at: Loc = ("spec", *place, "select") if output.select is not None else ("spec", "select")
+            by_item = output.select is not None or in_select
+            names += [((*at, "table"), part) for part in output.postgres.table.split(".", 1)]
+            names += [((*listed_at, i) if by_item else at, column.name) for i, column in enumerate(columns)]
         if store is not None:
             names.append((("spec", "stateStore", "postgres", "schema"), store.schema_name))
         for at, name in names:
@@ -297,7 +326,7 @@ class Job(Model):
         target = self.spec.dead_letter.kafka if self.spec.dead_letter else None
         if target is None:
             return None
-        clusters = (self.spec.output.kafka, *(side.kafka for side in self.inputs))
+        clusters = (*(output.kafka for output in self.outputs), *(side.kafka for side in self.inputs))
         same_cluster = next(
             (at for at in clusters if at and target.bootstrap_servers in {None, at.bootstrap_servers}), None
         )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from joinery_runtime.job.kinds.session.resource import SessionWindowSpec
 from joinery_runtime.job.kinds.session.sessions import FROM_SQL, Aggregate, ComputedColumn, SessionColumn
-from joinery_runtime.job.model.cel import TARGETS, Rule, positive
+from joinery_runtime.job.model.cel import TARGETS, Rule, any_output, positive
 from joinery_runtime.job.model.outputs import LAKES
 from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS
 from joinery_runtime.job.model.wording import listed
@@ -48,7 +48,7 @@ SESSION_RULES: Mapping[type | tuple[type, str], tuple[Rule, ...]] = {
         ),
         *(
             Rule(
-                f"self.lateData != 'reopen' || !has(self.output.{lake})",
+                f"self.lateData != 'reopen' || !({any_output(lake)})",
                 f"reopen replaces rows that are out already, and {lake} tables are only appended to; write drop or "
                 "dlq, or write to output.postgres",
                 ".lateData",
@@ -58,7 +58,7 @@ SESSION_RULES: Mapping[type | tuple[type, str], tuple[Rule, ...]] = {
         *TARGETS,
         Rule(
             "!has(self.deadLetter) || !has(self.deadLetter.kafka) || has(self.deadLetter.kafka.bootstrapServers) || "
-            "has(self.output.kafka) || has(self.input.kafka)",
+            f"{any_output('kafka')} || has(self.input.kafka)",
             "it is not clear which Kafka is meant: nothing else names Kafka; write bootstrapServers",
             ".deadLetter.kafka",
         ),

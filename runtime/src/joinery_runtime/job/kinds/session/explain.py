@@ -103,8 +103,11 @@ def _accumulator_bytes(function: str, width: int, method: str | None) -> int:
 
 
 def session_warnings(job: SessionWindow) -> Iterator[str]:
-    output = job.spec.output
-    where = "topic" if output.kafka is not None else "table" if output.postgres is not None else None
+    targets = (
+        ("topic", [output.kafka for output in job.outputs]),
+        ("table", [output.postgres for output in job.outputs]),
+    )
+    where = next((word for word, targets_of_kind in targets if any(targets_of_kind)), None)
     if where is not None and job.spec.late_data == "reopen" and not job.spec.emit_retractions:
         yield (
             f"OLD SESSION IDS STAY in the {where}: lateData is reopen, so a session that merges with another or starts "

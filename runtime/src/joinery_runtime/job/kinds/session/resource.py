@@ -20,6 +20,7 @@ from joinery_runtime.job.model.base import PLAIN_NUMBERS, Bool, Length, Limits, 
 from joinery_runtime.job.model.draft import Finding, Loc
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.inputs import Input
+from joinery_runtime.job.model.outputs import NamedOutput
 from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS, SESSION_ID, Reference
 from joinery_runtime.job.model.resource import Job, JobSpec, OutputField, PlacedExpression
 from joinery_runtime.job.sql import SqlInput, translate_sessions
@@ -144,13 +145,12 @@ class SessionWindow(Job):
         sessions = self.sessions
         return sessions.where is not None or bool(sessions.compute or self.input_filters)
 
-    @property
-    def upsert_key(self) -> tuple[str, ...]:
-        """`output.postgres.upsertKey`, else the group columns and session_id (rule S6)."""
-        target = self.spec.output.postgres
+    def upsert_key(self, output: NamedOutput) -> tuple[str, ...]:
+        """Return the output's `postgres.upsertKey`, else the group columns and session_id (rule S6)."""
+        target = output.postgres
         if target is None:
             return ()
-        names = {column.step_column: column.name for column in reversed(self.output_columns)}
+        names = {column.step_column: column.name for column in reversed(self.columns_of(output))}
         return target.upsert_key or tuple(
             names[session_column] for session_column in (*self.sessions.group_by, SESSION_ID)
         )

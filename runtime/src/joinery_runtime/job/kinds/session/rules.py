@@ -8,7 +8,7 @@ from typing import Any
 
 from joinery_runtime.job.kinds.session.sessions import EXACT_LIMIT, FROM_SQL, takes, takes_text
 from joinery_runtime.job.model import input_rules, output_rules
-from joinery_runtime.job.model.draft import Finding, JobDraft, Loc, dig, input_draft, items, no_key, repeats
+from joinery_runtime.job.model.draft import Finding, JobDraft, Loc, dig, input_draft, items, no_key, path_text, repeats
 from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS, SESSION_ID, WINDOW_START
 from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import listed, suggestion
@@ -159,39 +159,59 @@ def _late(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _keys_known(draft: JobDraft) -> Iterator[Finding]:
-    named = _output_columns(draft)
-    for at, message in output_rules.unknown_columns(draft, list(named) if named is not None else None):
+    columns = _row_columns(draft)
+    retracts = dig(draft.data, "spec", "emitRetractions") is True
+    for at, message in output_rules.unknown_columns(draft, list(columns) if columns is not None else None):
         retracted = dig(draft.data, *at) == RETRACTED
         # A key says to which session a row belongs; a header may say that the row is retracted.
-        if not (retracted and "headers" in at and dig(draft.data, "spec", "emitRetractions") is True):
+        if not (retracted and retracts and ("headers" in at or "select" in at)):
             yield at, _NO_KEY if retracted else message
 
 
+def _retracted_selected(draft: JobDraft) -> Iterator[Finding]:
+    """Require the column that tells a retraction from its row in every output."""
+    if dig(draft.data, "spec", "emitRetractions") is not True:
+        return
+    for at, output in output_rules.outputs(draft.data):
+        chosen = items(output, "select")
+        if chosen and not any(dig(item, "column") == RETRACTED and not dig(item, "as") for item in chosen):
+            yield (*at, "select"), f"a retraction could not be told from a row: add {{column: {RETRACTED}}}"
+
+
 def _takes_back_its_own(draft: JobDraft) -> Iterator[Finding]:
-    at: Loc = ("spec", "output", "postgres", "upsertKey")
-    key, groups, named = items(draft.data, *at), items(draft.data, *_GROUPS), _output_columns(draft) or {}
-    if dig(draft.data, "spec", "emitRetractions") is not True or not key:
+    if dig(draft.data, "spec", "emitRetractions") is not True:
         return
+    groups = items(draft.data, *_GROUPS)
     todo = f"name {SESSION_ID} and group columns only, or drop emitRetractions (rule S6)"
-    if not all(isinstance(name, str) for name in key):
-        return
-    key_columns = [named.get(name, name) for name in key]
-    if SESSION_ID not in key_columns and not all(name in key_columns for name in (WINDOW_START, *groups)):
-        yield at, f"a retraction would delete the row that another session has under this key; {todo}"
-    for i, name in enumerate(key):
-        if name in named and key_columns[i] not in (SESSION_ID, WINDOW_START, *groups):
-            yield (*at, i), f"{name!r} may change while a session lasts, and no retraction finds its older row; {todo}"
+    for place, output in output_rules.outputs(draft.data):
+        at: Loc = (*place, "postgres", "upsertKey")
+        key, named = items(output, "postgres", "upsertKey"), _columns_of(output, draft) or {}
+        if not key or not all(isinstance(name, str) for name in key):
+            continue
+        key_columns = [named.get(name, name) for name in key]
+        if SESSION_ID not in key_columns and not all(name in key_columns for name in (WINDOW_START, *groups)):
+            yield at, f"a retraction would delete the row that another session has under this key; {todo}"
+        for i, name in enumerate(key):
+            if name in named and key_columns[i] not in (SESSION_ID, WINDOW_START, *groups):
+                yield (
+                    (*at, i),
+                    f"{name!r} may change while a session lasts, and no retraction finds its older row; {todo}",
+                )
 
 
 def _selects_its_key(draft: JobDraft) -> Iterator[Finding]:
     """Requires group columns and session_id in the output if there is no upsertKey: the table has a row for each."""
-    target, named = dig(draft.data, "spec", "output", "postgres"), _output_columns(draft)
-    if not isinstance(target, Mapping) or target.get("upsertKey") or named is None:
-        return
-    missing = [name for name in (*items(draft.data, *_GROUPS), SESSION_ID) if name not in named.values()]
-    if missing:
-        facts = f"rows of the table are replaced by group and {SESSION_ID} (rule S6), and {listed(missing)} is left out"
-        yield _SELECT, f"{facts}; select it, or write output.postgres.upsertKey"
+    for at, output in output_rules.outputs(draft.data):
+        target, named = output.get("postgres"), _columns_of(output, draft)
+        if not isinstance(target, Mapping) or target.get("upsertKey") or named is None:
+            continue
+        missing = [name for name in (*items(draft.data, *_GROUPS), SESSION_ID) if name not in named.values()]
+        if missing:
+            facts = (
+                f"rows of the table are replaced by group and {SESSION_ID} (rule S6), and {listed(missing)} is left out"
+            )
+            place = (*at, "select") if output.get("select") is not None else _SELECT
+            yield place, f"{facts}; select it, or write {path_text((*at[1:], 'postgres', 'upsertKey'))}"
 
 
 def _session_columns(draft: JobDraft) -> list[str] | None:
@@ -202,14 +222,22 @@ def _session_columns(draft: JobDraft) -> list[str] | None:
     return names if groups and all(isinstance(name, str) for name in names) else None
 
 
-def _output_columns(draft: JobDraft) -> dict[str, str] | None:
-    """The columns that a key of the output may name, each with the column of sessions that it shows."""
+def _row_columns(draft: JobDraft) -> dict[str, str] | None:
+    """The columns that a key of an output may name, each with the column of sessions that it shows."""
     session_columns, chosen = _session_columns(draft), items(draft.data, *_SELECT)
     if session_columns is None or not chosen:
         return dict(zip(session_columns, session_columns, strict=True)) if session_columns is not None else None
     pairs = [(dig(item, "as") or dig(item, "column"), dig(item, "column")) for item in chosen]
     all_known = all(isinstance(name, str) and column in session_columns for name, column in pairs)
     return dict(pairs) if all_known else None
+
+
+def _columns_of(output: Mapping[str, Any], draft: JobDraft) -> dict[str, str] | None:
+    """The columns that an output has, each with the column of sessions that it shows."""
+    columns = _row_columns(draft)
+    if columns is not None and dig(draft.data, "spec", "emitRetractions") is True:
+        columns = {**columns, RETRACTED: RETRACTED}
+    return output_rules.columns_of(output, columns)
 
 
 # --- aggregates -------------------------------------------------------------------------------------------------------
@@ -276,5 +304,15 @@ _OF_AGGREGATES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (_columns,
 
 _RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
     *(*input_rules.RULES, _table, _groups, _gap, _computed),
-    *(*_OF_AGGREGATES, _late, _names, _select, _keys_known, _selects_its_key, _takes_back_its_own, *output_rules.RULES),
+    *(
+        *_OF_AGGREGATES,
+        _late,
+        _names,
+        _select,
+        _keys_known,
+        _retracted_selected,
+        _selects_its_key,
+        _takes_back_its_own,
+        *output_rules.RULES,
+    ),
 )

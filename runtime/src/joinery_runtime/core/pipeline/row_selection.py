@@ -1,0 +1,51 @@
+"""Which rows and columns of a job's last step one of its outputs has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from joinery_runtime.core.pipeline.expression import Expression
+from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
+
+
+@dataclass(frozen=True, slots=True)
+class RowSelection:
+    """Some of the rows and columns. `condition` (None: every row) cannot fail and refers to columns of the rows, of
+    whichever input. `columns` (None: all) pairs each column's name in the rows with its name in the output."""
+
+    condition: Expression | None = None
+    columns: tuple[tuple[str, str], ...] | None = None
+
+    def schema(self, rows: pa.Schema) -> pa.Schema:
+        if self.columns is None:
+            return rows
+        return pa.schema([rows.field(column).with_name(name) for column, name in self.columns])
+
+    def mask(self, rows: pa.RecordBatch | pa.Table) -> np.ndarray:
+        """bool[n]: which of the rows the output has."""
+        if self.condition is None:
+            return np.ones(rows.num_rows, dtype=bool)
+        evaluated = self.condition.mask(lambda ref: rows.column(ref.column), rows.num_rows)
+        return np.asarray(evaluated.values.to_numpy(zero_copy_only=False))
+
+    def select(self, rows: pa.RecordBatch, also: Sequence[str] = ()) -> pa.RecordBatch:
+        """Return the output's rows with its columns, and the columns `also`."""
+        selected = rows if self.condition is None else rows.filter(pa.array(self.mask(rows)))
+        pairs = [*self._pairs(rows.schema), *((name, name) for name in also)]
+        return pa.record_batch([selected.column(column) for column, _ in pairs], names=[name for _, name in pairs])
+
+    def table(self, rows: pa.Table) -> pa.Table:
+        """Return the output's rows with its columns and ORDER_COLUMNS."""
+        also = [name for name in ORDER_COLUMNS if name in rows.schema.names]
+        pairs = [*self._pairs(rows.schema), *((name, name) for name in also)]
+        selected = rows if self.condition is None else rows.filter(pa.array(self.mask(rows)))
+        return selected.select([column for column, _ in pairs]).rename_columns([name for _, name in pairs])
+
+    def _pairs(self, schema: pa.Schema) -> Sequence[tuple[str, str]]:
+        if self.columns is not None:
+            return self.columns
+        return [(name, name) for name in schema.names if name not in ORDER_COLUMNS]
