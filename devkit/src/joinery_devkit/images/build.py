@@ -2,7 +2,7 @@
 
 Only the Dockerfiles say what is in the images. Only the base image is made here (`image_base`), because its registry
 may be unreachable. Layers stay in the user's cache, so a change of our code costs seconds; after deleting that folder,
-a build takes minutes like the first one.
+a build takes minutes like the first one. `build_ahead` (`make images`) removes layers that no current stage has.
 """
 
 from __future__ import annotations
@@ -48,11 +48,24 @@ def release_image(release: str, runtime: Path) -> Path:
 
 
 def build_ahead() -> None:
-    """Builds both images, so that archives asked for later take seconds."""
+    """Builds both images, so that archives asked for later take seconds, and removes the layers of earlier builds."""
     with image_store() as store:
         for kind in KINDS:
             _assembled(store, kind)
-            stage(store, kind)
+            for name in last_stages(dockerfile(kind).read_text()):
+                stage(store, kind, name)
+        base = base_image(store)
+        for earlier in store.names(base.partition(":")[0]):
+            if earlier != base:
+                store.forget(earlier)
+        store.prune()
+
+
+def last_stages(text: str) -> list[str]:
+    """The stages of a Dockerfile that no other stage begins with, "" for the last one. Their layers are all layers."""
+    stages = re.findall(r"^FROM (\S+)(?: AS (\S+))?$", text, re.MULTILINE)
+    bases = {base for base, _ in stages}
+    return [name for _, name in stages if name not in bases]
 
 
 def layered(base: Path, extra_files: Mapping[str, bytes], name: str) -> Path:
@@ -96,9 +109,10 @@ def dockerfile(kind: str) -> Path:
 
 def stage(store: ImageStore, kind: str, name: str = "") -> str:
     """Builds a stage of images/<kind>.Dockerfile, by default the last, from the present checkout, and returns its
-    id."""
+    id. A name of its own protects the stage from `prune` until the next build of it."""
     begun = time.monotonic()
-    options = [f"--build-arg=BASE={base_image(store)}", *([f"--target={name}"] if name else [])]
+    options = [f"--build-arg=BASE={base_image(store)}", f"--tag=localhost/joinery-stage:{kind}-{name or 'last'}"]
+    options += [f"--target={name}"] if name else []
     identity = store.build(dockerfile(kind), PROJECT, store.folder / f"{kind}.log", *options)
     print(f"joinery: image {kind} {name}: {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
     return identity

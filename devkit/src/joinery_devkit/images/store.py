@@ -54,6 +54,20 @@ class ImageStore:
     def has(self, name: str) -> bool:
         return bool(self._ask(["images", "--quiet", "--filter", f"reference={name}"]).strip())
 
+    def names(self, repository: str) -> list[str]:
+        """The names, with tags, of the images of a repository such as localhost/joinery-debian."""
+        return self._ask(["images", "--filter", f"reference={repository}", "--format={{.Name}}:{{.Tag}}"]).splitlines()
+
+    def forget(self, name: str) -> None:
+        """Takes a name from its image; `prune` removes the image."""
+        self._ask(["rmi", name])
+
+    def prune(self) -> None:
+        """Removes the layers of all images that have no name and are not below an image with one. An image that a
+        container uses stays until a later call."""
+        command = self._command(["rmi", "--prune"])
+        subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
     def export(self, image: str, target: Path) -> None:
         """Writes an image as an OCI archive with compressed layers."""
         self._ask(["push", "--quiet", "--compression-format=zstd", image, f"oci-archive:{target}"])
