@@ -214,7 +214,7 @@ def test_replicas_share_a_lease(chart: Chart) -> None:
     assert "JOINERY_OPERATOR_LEASE" not in single.environment
     assert ("Role", "joinery-operator-lease") not in single.by_name
     spec = rendered.one("Deployment", "joinery-operator")["spec"]
-    assert (spec["replicas"], spec["strategy"]) == (2, {"type": "RollingUpdate"})
+    assert (spec["replicas"], spec["strategy"]["type"]) == (2, "RollingUpdate")
     assert "podAntiAffinity" in spec["template"]["spec"]["affinity"]
     assert rendered.environment["JOINERY_OPERATOR_LEASE"] == f"{NAMESPACE}/joinery-operator"
     role, binding = (rendered.one(kind, "joinery-operator-lease") for kind in ("Role", "RoleBinding"))

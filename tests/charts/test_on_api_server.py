@@ -171,6 +171,18 @@ def test_a_second_apply_of_the_plain_manifests_changes_nothing(api_server: ApiSe
         kubectl("delete", "namespace", "joinery-system", "--wait=false")
 
 
+def test_a_server_side_apply_takes_an_operator_from_two_replicas_to_one(release: Release) -> None:
+    """The API server takes no `rollingUpdate` beside Recreate, and adds one that nobody owns where it is not set."""
+    for replicas in (2, 1):
+        only = ("--kube-version=1.34", "--show-only=templates/deployment.yaml", f"--set=operator.replicas={replicas}")
+        rendered = release.helm("template", release.name, str(CHART), *only)
+        release.kubectl("apply", "--server-side", "-n", release.namespace, "-f", "-", stdin=rendered)
+    deployment = release.kubectl.get("deployment", release.operator, release.namespace)
+    assert deployment is not None
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+    release.kubectl("delete", "deployment", release.operator, "-n", release.namespace)
+
+
 def _versions(kubectl: Kubectl, folder: Path) -> list[str]:
     """The resourceVersion of every object."""
     items = json.loads(kubectl("get", "-k", str(folder), "-o", "json"))["items"]
