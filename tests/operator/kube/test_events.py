@@ -235,9 +235,9 @@ def page_kinds(server, settings):
     return asyncio.run(run())
 
 
-def without_gateways():
+def without_api(group):
     server = MemoryServer()
-    server.before = lambda method, path: (404, {"reason": "NotFound"}) if "gateway" in path else None
+    server.before = lambda method, path: (404, {"reason": "NotFound"}) if group in path else None
     return server
 
 
@@ -257,12 +257,24 @@ def without_rights_on_pages():
 def test_routes_are_watched_where_they_can_be_and_missed_where_they_are_wanted():
     assert page_kinds(MemoryServer(), ROUTED) == PAGE_KINDS
     assert page_kinds(MemoryServer(), Settings()) == PAGE_KINDS, "those of an earlier setting go"
-    assert page_kinds(without_gateways(), Settings()) == (INGRESS,)
-    with pytest.raises(EnvironmentProblem, match=r"Gateway API.*httproutes\.gateway\.networking\.k8s\.io \(v1\)"):
-        page_kinds(without_gateways(), ROUTED)
+    assert page_kinds(without_api("gateway.networking.k8s.io"), Settings()) == (INGRESS,)
+    facts, remedy = (
+        r"httproutes\.gateway\.networking\.k8s\.io \(v1\) is missing",
+        "Install the Gateway API, or turn jobPage",
+    )
+    with pytest.raises(EnvironmentProblem, match=f"{facts}.*{remedy}"):
+        page_kinds(without_api("gateway.networking.k8s.io"), ROUTED)
     assert page_kinds(without_rights_in("shop"), Settings(namespaces=("shop",))) == ()
     with pytest.raises(EnvironmentProblem, match=r"httproutes\.gateway\.networking\.k8s\.io in namespace shop"):
         page_kinds(without_rights_in("shop"), replace(ROUTED, namespaces=("shop", "farm")))
+
+
+def test_an_api_server_without_ingresses_is_not_told_to_install_the_gateway_api():
+    with pytest.raises(EnvironmentProblem) as raised:
+        page_kinds(without_api("/networking.k8s.io"), INGRESSED)
+    assert "ingresses.networking.k8s.io (v1) is missing" in str(raised.value)
+    assert "turn jobPage.ingress of the chart off" in str(raised.value)
+    assert "Gateway" not in str(raised.value)
 
 
 def test_an_installation_without_pages_needs_no_permission_on_what_leads_to_them():

@@ -381,10 +381,11 @@ async def _can_watch(api: Api, settings: Settings, kind: ApiResource, *, require
     chart_value = "jobPage.ingress" if kind == INGRESS else "jobPage.httpRoute"
     served = await api.is_served(kind)
     if required and not served:
+        remedy = "Enable that API in kube-apiserver" if kind == INGRESS else "Install the Gateway API"
         raise EnvironmentProblem(
-            "The Gateway API's definitions are missing",
-            facts=f"{kind.plural}.{kind.group} ({kind.version})",
-            todo=f"Install the Gateway API, or turn {chart_value} of the chart off",
+            f"The API server serves no {kind.plural}",
+            facts=f"{kind.plural}.{kind.group} ({kind.version}) is missing",
+            todo=f"{remedy}, or turn {chart_value} of the chart off",
         )
     namespaces = (settings.namespaces or (None,)) if served else ()
     refused = dict.fromkeys(
