@@ -439,7 +439,13 @@ class Simulation(RuleBasedStateMachine):
             or before != json.dumps([cluster.pods, cluster.database.epoch > 0], sort_keys=True)
         ):
             return False
-        if decision.again_after is None or (self.lost and decision.again_after > 900):
+        if cluster.dead and cluster.is_deleted_in_the_foreground():
+            # Kubernetes keeps the job as long as it has their pods, and the operator waits.
+            cluster.dead_nodes_are_removed()
+            return False
+        # A deletion whose image was lost is looked at for ever: a person may make it possible again.
+        waits_for_person = self.lost and "deletionTimestamp" in cluster.resource["metadata"]
+        if decision.again_after is None or waits_for_person or (self.lost and decision.again_after > 900):
             return True
         assert decision.again_after > 0
         cluster.pass_time(decision.again_after)
@@ -518,3 +524,39 @@ def test_a_rollout_that_committed_unseen_before_a_suspension() -> None:
     simulation.cluster.commit("orders-driver-2")
     simulation.cluster.edit(suspend=True)
     simulation.teardown()  # edits it, resumes it, and looks at each pod that starts
+
+
+@pytest.mark.parametrize("lost_nodes", [1, 2])
+@pytest.mark.parametrize("cleanup", ["retainState", "deleteState"])
+def test_a_deletion_in_the_foreground_waits_for_pods_of_lost_nodes(cleanup: str, lost_nodes: int) -> None:
+    """As Kubernetes does: the job ends once their nodes are removed, and the operator starts nothing meanwhile."""
+    simulation = Simulation()
+    simulation.start(cleanup, "stateful", (20, {}, 0), KINDS[0])
+    cluster = simulation.cluster
+    for _ in range(lost_nodes):
+        (name,) = simulation._may_commit()
+        cluster.lose_node(name)
+        simulation.things_go_well(steps=5)
+    simulation.delete_in_the_foreground()
+    simulation.reconcile_once(killed_after=None, late=False)
+    cluster.collects()
+    assert len(cluster.dead) == lost_nodes
+    assert cluster.resource is not None
+    simulation.teardown()
+    assert cluster.resource is None
+    assert cluster.database.deleted is (cleanup == "deleteState")
+
+
+def test_a_deletion_whose_image_was_lost_waits_for_a_person() -> None:
+    simulation = Simulation()
+    simulation.start("deleteState", "stateful", (20, {}, 0), KINDS[0])
+    simulation.image_is_lost(image="joinery:1")
+    simulation.delete()
+    simulation.teardown()
+    cluster = simulation.cluster
+    assert cluster.condition("Degraded") == ("True", "ImagePullFailed")
+    message = next(condition.message for condition in cluster.status.conditions if condition.type == "Degraded")
+    assert "set spec.cleanup to retainState" in message
+    cluster.edit(cleanup="retainState")
+    simulation.teardown()
+    assert cluster.resource is None

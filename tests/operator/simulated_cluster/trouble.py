@@ -66,17 +66,28 @@ class TroubledCluster(SimulatedCluster):
             metadata["deletionTimestamp"] = stamp(self.now)
 
     def collects(self) -> bool:
-        """The garbage collector's part; says whether it did anything."""
-        if self.resource is None or BY_KUBERNETES not in self.resource["metadata"].get("finalizers", ()):
+        """The garbage collector's part of a deletion in the foreground; says whether it did anything."""
+        if not self.is_deleted_in_the_foreground():
             return False
-        for kind in ("Service", "ConfigMap", "NetworkPolicy"):
-            self._of(kind).clear()
+        assert self.resource is not None
+        others = [self._of(kind) for kind in ("Service", "ConfigMap", "NetworkPolicy")]
+        before = deepcopy([self.resource, self.pods, *others])
+        for objects in others:
+            objects.clear()
         for name in list(self.pods):
             self.delete_child("Pod", name)
         if not self.pods:
             self.resource["metadata"]["finalizers"].remove(BY_KUBERNETES)
             self._collect()
-        return True
+        return before != [self.resource, self.pods, *others]
+
+    def is_deleted_in_the_foreground(self) -> bool:
+        return self.resource is not None and BY_KUBERNETES in self.resource["metadata"].get("finalizers", ())
+
+    def dead_nodes_are_removed(self) -> None:
+        """A person or a cloud removes their Node objects, and Kubernetes their pods."""
+        for name in list(self.dead):
+            self.gone(name)
 
 
 def older_job_of_another_kind(resource: Manifest) -> Manifest:
