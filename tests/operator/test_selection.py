@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from joinery_operator.decision import Decision, Observed, ObservedEnd, ObservedSavepoint
 from joinery_operator.kube.resources import ObjectKey
 from joinery_operator.settings import LabelSelector, Settings, read_settings
 from joinery_runtime.errors import EnvironmentProblem
+from joinery_runtime.job.model.resource import API_VERSION
 from simulated_cluster.memory_server import MemoryServer, controller_on, settled, tell
-from simulated_cluster.small_reconcile import job
+from simulated_cluster.small_reconcile import job, reconcile
 
 JOB = ObjectKey("StreamJoin", "shop", "orders")
 
@@ -104,3 +106,71 @@ def test_a_job_changes_hands_and_comes_back(tells: str) -> None:
     asyncio.run(run())
     assert (server.get("StreamJoin", "shop", "orders") or {})["status"]["observedGeneration"] == 1
     assert server.names("Pod") == ["orders-driver-1"]
+
+
+def test_a_job_that_changes_hands_while_it_is_being_deleted_is_not_gone() -> None:
+    """It has a finalizer, so it exists: nothing is reported as left behind, and it may come back."""
+    server = MemoryServer()
+    server.add(job())
+    ends: list[str] = []
+
+    def decide(observed: Observed | ObservedSavepoint | ObservedEnd) -> Decision:
+        if isinstance(observed, ObservedEnd):
+            ends.append(observed.resource["metadata"]["name"])
+            return Decision(None)
+        return Decision(None) if observed.resource["metadata"].get("deletionTimestamp") else reconcile(observed)
+
+    def change(**metadata: Any) -> Any:
+        return server.change("StreamJoin", "shop", "orders", lambda resource: resource["metadata"].update(metadata))
+
+    async def run() -> None:
+        async with controller_on(server, decide) as controller:
+            change(deletionTimestamp="2026-11-21T10:00:00Z", finalizers=["joinery.dev/delete-state"])
+            relabelled = change(labels={"joinery.dev/class": "blue"})
+            # The API server reports an object that no longer matches with its former labels.
+            await tell(controller, {**relabelled, "metadata": {**relabelled["metadata"], "labels": {}}}, True)
+            await settled(controller)
+            assert (controller.cache.get(JOB), ends) == (None, [])
+            await tell(controller, change(labels={}))
+            assert controller.cache.get(JOB) is not None
+            await tell(controller, server.remove("StreamJoin", "shop", "orders"), True)
+            assert ends == ["orders"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("job_exists", [True, False])
+def test_a_savepoint_that_is_deleted_learns_whether_its_job_is_another_operators(job_exists: bool) -> None:
+    server = MemoryServer()
+    savepoint = {
+        "apiVersion": API_VERSION,
+        "kind": "Savepoint",
+        "metadata": {"name": "noon", "namespace": "shop", "finalizers": ["joinery.dev/delete-savepoint"]},
+        "spec": {"job": {"kind": "StreamJoin", "name": "orders"}, "cleanup": "delete"},
+    }
+    server.add(savepoint)
+    if job_exists:
+        manifest = job()
+        manifest["metadata"]["labels"] = {"joinery.dev/class": "blue"}
+        server.add(manifest)
+    observations: list[tuple[bool, bool]] = []
+
+    def decide(observed: Observed | ObservedSavepoint | ObservedEnd) -> Decision:
+        assert isinstance(observed, ObservedSavepoint)
+        observations.append((observed.job is None, observed.job_is_anothers))
+        return Decision(None)
+
+    async def run() -> None:
+        async with controller_on(server, decide) as controller:
+            await settled(controller)
+            assert set(observations) == {(True, False)}, "one that lives asks for nothing"
+            observations.clear()
+            deleted = {"deletionTimestamp": "2026-11-21T10:00:00Z"}
+            await tell(
+                controller,
+                server.change("Savepoint", "shop", "noon", lambda resource: resource["metadata"].update(deleted)),
+            )
+            await settled(controller)
+
+    asyncio.run(run())
+    assert set(observations) == {(True, job_exists)}

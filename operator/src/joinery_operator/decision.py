@@ -80,7 +80,7 @@ class ObservedSavepoint:
     pods: Mapping[str, Manifest]
     """The savepoint's own pods by name."""
     job: Observed | None
-    """The job that the savepoint names; None: there is none."""
+    """The job that the savepoint names; None: this operator works on no such job."""
     now: datetime
     settings: Settings
     create_refused: str = ""
@@ -89,6 +89,8 @@ class ObservedSavepoint:
     """Why pods that are still there could not be deleted, by their uid."""
     namespace_ends: bool = False
     """As in `Observed`."""
+    job_is_anothers: bool = False
+    """Whether another operator works on the job. Only looked for while the savepoint is being deleted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ class SavepointCluster(SimulatedCluster):
     """The objects of one Savepoint; those of its job are another cluster's."""
 
     job: SimulatedCluster = field(default_factory=lambda: SimulatedCluster(resource()))
+    job_is_anothers: bool = False
 
     def observed(self) -> Any:
         assert self.resource is not None
@@ -34,12 +35,13 @@ class SavepointCluster(SimulatedCluster):
         return ObservedSavepoint(
             resource=self.resource,
             pods=self.pods,
-            job=self.job.observed() if self.job.resource else None,
+            job=self.job.observed() if self.job.resource and not self.job_is_anothers else None,
             now=self.now,
             settings=self.settings,
             create_refused=self.create_refused,
             delete_refused=self.delete_refused,
             namespace_ends=self.namespace_ends,
+            job_is_anothers=self.job_is_anothers,
         )
 
     def _write_status(self, status: Status | SavepointState | None) -> None:
@@ -288,6 +290,32 @@ def test_it_goes_with_a_job_that_is_gone_and_says_so(cluster: SavepointCluster) 
     cluster.step()
     assert cluster.resource is None
     assert any("SavepointRetained" in event for event in cluster.events)
+
+
+def test_one_that_is_deleted_while_its_job_changes_hands_keeps_its_finalizer(cluster: SavepointCluster) -> None:
+    """Its job has the labels of another operator by now, and its own labels may follow: only then is it unpinned."""
+    cluster.completed()
+    cluster.job_is_anothers = True
+    cluster.delete()
+    decision = cluster.step()
+    assert cluster.finalizers() == [FINALIZER]
+    assert (cluster.ready(), cluster.pods) == (("False", "JobOfAnotherOperator"), {})
+    assert decision.again_after == cluster.settings.poll_seconds
+    message = next(condition.message for condition in cluster.state.conditions if condition.type == "Ready")
+    assert "another operator works on StreamJoin orders" in message
+    assert "set spec.cleanup to retain" in message
+    cluster.job_is_anothers = False
+    cluster.step()
+    assert cluster.command()[1:] == ["state", "savepoint", "/etc/joinery/job.yaml", "noon", "--idempotent", "--delete"]
+
+
+def test_a_namespace_that_ends_does_not_wait_for_the_operator_of_the_job(cluster: SavepointCluster) -> None:
+    cluster.completed()
+    cluster.job_is_anothers = cluster.namespace_ends = True
+    cluster.delete()
+    cluster.step()
+    assert cluster.resource is None
+    assert any("SavepointLeftBehind" in event for event in cluster.events)
 
 
 def test_one_that_is_retained_goes_at_once() -> None:

@@ -123,7 +123,8 @@ class Controller:
         self._metrics.watch_events.labels(resource.kind).inc()
         self._metrics.watch_time.labels(resource.kind).set(self._now().timestamp())
         complete = complete_manifest(manifest, resource)
-        # What lost the labels by which it is watched disappears from the watch, but still exists.
+        # What lost the labels by which it is watched disappears from the watch, but still exists. So may an object that
+        # is being deleted: a finalizer or a grace period keeps it.
         if deleted and (still := await self._current_copy(resource, complete)):
             complete, deleted = still, False
         owner = self.cache.owner_of(complete, resource.kind)
@@ -146,8 +147,6 @@ class Controller:
 
     async def _current_copy(self, resource: ApiResource, last_copy: Manifest) -> Manifest | None:
         metadata = last_copy["metadata"]
-        if metadata.get("deletionTimestamp"):
-            return None
         try:
             current = await self._api.get(resource, metadata["namespace"], metadata["name"])
         except NotFound:

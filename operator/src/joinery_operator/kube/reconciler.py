@@ -31,7 +31,7 @@ from joinery_operator.kube.cache import ObjectCache, key_of, name_conflicts, orp
 from joinery_operator.kube.events import COMPONENT, EventRecorder
 from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.polling import Poller
-from joinery_operator.kube.resources import CONFIG_MAP, JOB_KINDS, POD, SAVEPOINT, ObjectKey
+from joinery_operator.kube.resources import BY_KIND, CONFIG_MAP, JOB_KINDS, POD, SAVEPOINT, ObjectKey
 from joinery_operator.manifests.pod_base import JOB_FILE
 from joinery_operator.manifests.yaml import from_yaml
 from joinery_operator.names import labels, selector
@@ -135,6 +135,7 @@ class Observer:
         job_ref = savepoint["spec"]["job"]
         job = await self._observe_job(ObjectKey(job_ref["kind"], key.namespace, job_ref["name"]), applier)
         namespace_ends = await self._ends_with_namespace(savepoint)
+        job_is_anothers = job is None and await self._is_anothers(job_ref, savepoint)
         savepoint = self._cache.get(key) or savepoint
         return ObservedSavepoint(
             resource=savepoint,
@@ -145,6 +146,7 @@ class Observer:
             create_refused=applier.create_refused(savepoint),
             delete_refused=applier.delete_refused(savepoint),
             namespace_ends=namespace_ends,
+            job_is_anothers=job_is_anothers,
         )
 
     async def _observe_job(self, key: ObjectKey, applier: Applier) -> Observed | None:
@@ -178,12 +180,19 @@ class Observer:
         )
 
     async def _ends_with_namespace(self, resource: Manifest) -> bool:
-        """Whether a resource is being deleted, waits for a pod of ours, and its namespace takes no pods any more."""
-        metadata = resource["metadata"]
-        waits = any(finalizer.startswith(_OUR_FINALIZERS) for finalizer in metadata.get("finalizers") or ())
-        if not metadata.get("deletionTimestamp") or not waits:
+        """Whether a resource waits for a pod of ours before it is deleted, and its namespace takes no pods any more."""
+        return _waits_for_pod(resource) and await self._api.namespace_ends(resource["metadata"]["namespace"])
+
+    async def _is_anothers(self, job_ref: Mapping[str, str], savepoint: Manifest) -> bool:
+        """Whether a savepoint is being deleted, and its job exists although this operator does not work on it: the
+        labels of the job changed first, and those of the savepoint may follow."""
+        if not _waits_for_pod(savepoint):
             return False
-        return await self._api.namespace_ends(metadata["namespace"])
+        try:
+            await self._api.get(BY_KIND[job_ref["kind"]], savepoint["metadata"]["namespace"], job_ref["name"])
+        except NotFound:
+            return False
+        return True
 
     def _cached_objects(self, keys: Iterable[ObjectKey]) -> tuple[Manifest, ...]:
         return tuple(manifest for key in keys if (manifest := self._cache.get(key)))
@@ -297,6 +306,13 @@ class JobReconciler:
         if self._applier.has_news(resource) or over:
             delays.append(_SOON_SECONDS)
         return min((delay for delay in delays if delay is not None), default=None)
+
+
+def _waits_for_pod(resource: Manifest) -> bool:
+    """Whether a resource is being deleted, and stays until a pod of ours has deleted what the state store has of it."""
+    metadata = resource["metadata"]
+    has_finalizer = any(finalizer.startswith(_OUR_FINALIZERS) for finalizer in metadata.get("finalizers") or ())
+    return bool(metadata.get("deletionTimestamp")) and has_finalizer
 
 
 def _depends_on(action: Action, undone: Action) -> bool:

@@ -40,6 +40,7 @@ from joinery_runtime.job.model.wording import counted
 FINALIZER = "joinery.dev/delete-savepoint"
 _STATE_GOES, _STATE_GONE = "StateBeingDeleted", "StateDeleted"
 _JOB_MISSING, _NOT_STARTED, _IN_MEMORY = "JobMissing", "JobNotStarted", "StateInMemory"
+_JOB_IS_ANOTHERS = "JobOfAnotherOperator"
 _NO_STATE = {_JOB_MISSING, _NOT_STARTED, _IN_MEMORY}
 _NOTHING_MADE = {*_NO_STATE, _STATE_GOES, _STATE_GONE, REVISION_LOST, INCOMPLETE, CREATE_REFUSED}
 _WAY_OUT = "To leave it in the state store, set spec.cleanup to retain: the resource then goes at once"
@@ -214,6 +215,12 @@ def _current_revision(observed: ObservedSavepoint) -> JobRevision | Fault:
     """Returns the job's current revision, whose pod can reach the state; or why there is none yet."""
     job_ref = observed.resource["spec"]["job"]
     kind, name = job_ref["kind"], job_ref["name"]
+    if observed.job_is_anothers:
+        return Fault(
+            _JOB_IS_ANOTHERS,
+            f"another operator works on {kind} {name}, and only that operator can delete this savepoint from the state "
+            f"store: give this Savepoint the labels of its job ({CLASS_LABEL})",
+        )
     if observed.job is None:
         return Fault(
             _JOB_MISSING,
