@@ -413,6 +413,9 @@ RULED = [
     changed(lambda spec: spec.update(output={"iceberg": {"table": "db.out"}}, stateStore={"memory": {}})),
     changed(lambda spec: spec.update(output={"delta": {"path": "out"}}, stateStore={"memory": {}})),
     changed(lambda spec: spec["joins"][0].update(lateData="dlq")),
+    changed(lambda spec: spec.pop("output")),
+    changed(lambda spec: spec.update(outputs=[{"name": "again", "file": {"path": "again"}}])),
+    changed(lambda spec: (spec.pop("output"), spec.update(outputs=[{"name": "epochs", "file": {"path": "again"}}]))),
 ]
 
 
