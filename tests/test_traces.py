@@ -35,6 +35,7 @@ COVERED = (
     *(f"T{n}" for n in range(1, 13)),
     *(f"J{n}" for n in range(1, 11)),
     *(f"O{n}" for n in range(1, 3)),
+    *(f"E{n}" for n in range(1, 4)),
     *(f"{letter}{n}" for letter in "WNA" for n in range(1, 5)),
     *(f"S{n}" for n in range(1, 8)),
     *("V1", "V2", "V3"),

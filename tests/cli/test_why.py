@@ -115,6 +115,39 @@ def test_the_answer_as_text(tmp_path: Path) -> None:
     assert "  taken; nothing went out because of it so far" in lines
 
 
+LEFT_WITH_ITS_MATCH = "  left the state in epoch 2: it has matched, which is all that counts (docs/semantics.md#e1)"
+
+
+def explained_as(job_type: str, tmp_path: Path) -> dict[tuple[str, int], list[str]]:
+    """What is said of each record of keys a and b, by input and offset, when the job is of this type."""
+    steps = tmp_path / "steps.jsonl"
+    steps.write_text("".join(json.dumps(step) + "\n" for step in STEPS))
+    text = JOB.replace("type: left", f"type: {job_type}").replace(", {column: r.v, as: r}", "")
+    answers = [why_command(parse_job(text, "job.yaml"), (key,), None, None, steps) for key in ("k=a", "k=b")]
+    return {
+        (explained.record.position.partition.input, explained.record.position.offset): list(explained.lines())
+        for answer in answers
+        for explained in answer.records
+    }
+
+
+def test_why_an_order_is_not_in_the_output_of_an_anti_join(tmp_path: Path) -> None:
+    said = explained_as("anti", tmp_path)
+    assert '  epoch 3 put out because of it, without a match (docs/semantics.md#e3): {"l": "B"}' in said["l", 1]
+    assert any("they match, so the row of l is not emitted (docs/semantics.md#e3)" in line for line in said["l", 0])
+    assert LEFT_WITH_ITS_MATCH in said["l", 0]
+    assert '  without it, epoch 3 would have put out: {"l": "A"}' in said["r", 0]
+    assert "  taken; nothing went out because of it so far" in said["l", 3]
+
+
+def test_why_an_order_is_in_the_output_of_a_semi_join(tmp_path: Path) -> None:
+    said = explained_as("semi", tmp_path)
+    assert '  epoch 2 put out because of it: {"l": "A"}' in said["l", 0]
+    assert LEFT_WITH_ITS_MATCH in said["l", 0]
+    assert '  epoch 2 put out because of it: {"l": "A"}' in said["r", 0]
+    assert "  no record of r with its key was read that can match" in said["l", 1]
+
+
 def test_what_was_so_after_an_epoch(asked: Any) -> None:
     answer = asked("--key", "k=b", "--until", 2).lines[0]
     assert (answer["records"][0]["made"], answer["kept"]) == ([], None)

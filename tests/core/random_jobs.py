@@ -13,13 +13,16 @@ from hypothesis import strategies as st
 from joinery_devkit.oracle import Oracle, Predicates
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.job import StreamJoin
+from joinery_runtime.job.model.references import EXISTENCE
 
 NAN = float("nan")
 A_DAY = 24 * 3_600_000
 FUTURES = (A_DAY, A_DAY, 5, 12)  # `watermark.maxFuture`; no row of a history is a day ahead of another one
 INPUTS = ("o", "d", "r", "x")
 KINDS = ("interval", "broadcast", "chain", "fixed", "session", "asof")
-TYPES = ("inner", "left", "right", "full")
+TYPES = ("inner", "left", "right", "full", "semi", "anti")
+NARROWER = {"full": ("left", "right", "inner"), "left": ("inner",), "right": ("inner",)}
+"""By type, the types to which a job with state may be edited (M2)."""
 
 # Per kind of key: the column types that may meet, and values of which some are equal only by the rules.
 KEY_TYPES: dict[str, tuple[list[str], list[Any]]] = {
@@ -177,7 +180,7 @@ def interval_steps(draw: Any, left: Sequence[str], right: str) -> dict[str, Any]
 def broadcast_steps(draw: Any, left: Sequence[str], right: str) -> dict[str, Any]:
     """J9: the broadcast side is not preserved."""
     side = draw(st.sampled_from([*left[-1:], right]))
-    types = ("inner", "left") if side == right else ("inner", "right")
+    types = ("inner", "left", "semi", "anti") if side == right else ("inner", "right")
     step = draw(interval_steps(left, right))
     return {**step, "keys": {}, "broadcast": side, "type": draw(st.sampled_from(types))}
 
@@ -226,14 +229,15 @@ def jobs(draw: Any, kind: str) -> Job:
     names = INPUTS[: draw(st.sampled_from([3, 4])) if kind == "chain" else 2]
     key = draw(st.sampled_from(sorted(KEY_TYPES)))
     steps, predicates = [], {}
+    left = names[:1]
     for number, right in enumerate(names[1:]):
-        left = names[: number + 1]
         where, predicates[number] = draw(wheres(left, right, versions=kind == "asof"))
         steps.append({"right": right, **draw(STEPS[kind](left, right)), **({"where": where} if where else {})})
+        left = left if steps[-1]["type"] in EXISTENCE else (*left, right)
     inputs = [draw(an_input(name, key)) for name in names]
     if kind == "asof":
         inputs[1]["table"] = {"key": [text.partition(".")[2] for text in steps[0]["keys"].values()]}
-    select, computed = draw(selects(names))
+    select, computed = draw(selects(left))
     spec = {"inputs": inputs, "joins": steps, **select, "output": {"file": {"path": "out.jsonl"}, "format": "json"}}
     spec["deadLetter"] = {"file": {"path": "dead.jsonl"}}
     job = StreamJoin.model_validate({"metadata": {"name": "random"}, "spec": spec})
@@ -246,9 +250,8 @@ def edited_jobs(draw: Any, job: Job) -> Job:
     document = job.job.model_dump(mode="json", by_alias=True, exclude_unset=True)
     spec, predicates, computed = document["spec"], dict(job.predicates), job.computed
     for number, step in enumerate(spec["joins"]):
-        left = job.inputs[: number + 1]
-        narrower = [kind for kind in TYPES if kind in (step["type"], "inner") or step["type"] == "full"]
-        step["type"] = draw(st.sampled_from([step["type"], step["type"], *narrower]))
+        left = job.job.left_inputs(number)
+        step["type"] = draw(st.sampled_from([step["type"], step["type"], *NARROWER.get(step["type"], ())]))
         if "interval" in step:
             lower, upper = sorted((draw(st.integers(-9, 4)), draw(st.integers(-4, 9))))
             step["interval"] |= {"lower": ms(lower), "upper": ms(upper)}
@@ -264,7 +267,7 @@ def edited_jobs(draw: Any, job: Job) -> Job:
             step.update({"where": where} if where else {})
     if draw(st.booleans()):
         spec.pop("select", None)
-        select, computed = draw(selects(job.inputs))
+        select, computed = draw(selects(job.job.left_inputs(len(spec["joins"]))))
         spec |= select
     for side in spec["inputs"]:
         side["watermark"]["delay"] = ms(draw(st.sampled_from([0, 0, 3, 6])))

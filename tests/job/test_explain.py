@@ -238,6 +238,16 @@ def test_a_time_that_the_chain_joined_before_trails_by_the_bounds_between():
             "unmatched: orders and payments rows are emitted padded with nulls, once per window without a partner",
         ),
         (
+            {**chains.window(tumbling="1h"), "type": "anti"},
+            (3_610_000,) * 2,
+            "emits: orders rows alone: those without a match, once per window without a partner",
+        ),
+        (
+            {**chains.window(tumbling="1h"), "type": "semi"},
+            (3_610_000,) * 2,
+            "emits: orders rows alone: those with a match, once per window with a partner",
+        ),
+        (
             {**chains.window(session={"gap": "30s"}), "allowedLateness": "5s"},
             (45_000,) * 2,
             "until min(wm(orders), wm(payments)) > their session's last row + gap + 5s [allowedLateness]",

@@ -55,6 +55,13 @@ def test_signature_is_lasting_json() -> None:
     }
 
 
+@pytest.mark.parametrize("kind", ["semi", "anti"])
+def test_releases_that_do_not_know_the_type_of_join_reject_its_state(kind: str) -> None:
+    signed = of(step(type=kind))
+    assert (signed["version"], signed["steps"][0]["type"]) == (4, kind)
+    assert compare(signed, signed) == Comparison((), ())
+
+
 def test_where_a_history_ends_belongs_to_the_state() -> None:
     def ending(until: int) -> dict[str, Any]:
         return sign(("topic: orders\n", f"topic: orders\n      history: {{path: in, format: json, until: {until}}}\n"))
@@ -244,6 +251,9 @@ BY_TWO = as_of(keys={"orders.currency": "rates.currency", "orders.amount": "rate
     ("before", "after", "words"),
     [
         (step(), step(type="left"), "the join type was inner, it is now left, and of the rows that are kept"),
+        (step(type="left"), step(type="anti"), "the join type was left, it is now anti, and a semi or anti join keeps"),
+        (step(type="semi"), step(), "the join type was semi, it is now inner, and a semi or anti join keeps"),
+        (step(type="semi"), step(type="anti"), "the join type was semi, it is now anti, and a semi or anti join"),
         (step(type="left"), step(type="right"), "the join type was left, it is now right"),
         (step(type="left"), step(type="full"), "the join type was left, it is now full"),
         (step(), window(tumbling="1h"), "the kind of step was interval, it is now tumbling"),
@@ -322,7 +332,7 @@ def test_refuses_another_kind_of_job() -> None:
     assert compare(sign(), other).refused == ("the kind of job was StreamJoin, it is now SessionWindow",)
 
 
-@pytest.mark.parametrize("version", [None, 0, 4])
+@pytest.mark.parametrize("version", [None, 0, 5])
 def test_refuses_a_signature_of_another_layout(version: int | None) -> None:
     assert f"version {version}, this release writes version 2" in compare({"version": version}, sign()).refused[0]
 

@@ -166,8 +166,10 @@ def resource(spec: Mapping[str, Any], name: str) -> dict[str, Any]:
     given = spec.get("inputs", ({"name": "l"}, {"name": "r"}))
     names = [side["name"] for side in given]
     joins = [_join(step, names, number) for number, step in enumerate(spec.get("joins", ()), start=1)]
+    absent = {step["right"] for step in joins if step.get("type") in {"semi", "anti"}}  # E1
+    emitted = [name for name in names if name not in absent]
     filled = {
-        "select": [*({"column": f"{side}.v", "as": side} for side in names), *_window_columns(joins)],
+        "select": [*({"column": f"{side}.v", "as": side} for side in emitted), *_window_columns(joins)],
         **_ENDS,
         **spec,
         "inputs": [_input(side, joins) for side in given],

@@ -42,7 +42,7 @@ TOPICS = [
 
 
 GOOD_STEPS: list[tuple[list[Any], dict[str, Any]]] = [
-    *[([step(type=kind)], {}) for kind in ("inner", "left", "right", "full")],
+    *[([step(type=kind)], {}) for kind in ("inner", "left", "right", "full", "semi", "anti")],
     ([step(interval={"of": "orders", "lower": "5ms", "upper": "5ms"})], {}),
     ([window(tumbling="1h")], {}),
     ([window(hopping={"size": "1h", "slide": "1h"})], {}),
@@ -52,6 +52,9 @@ GOOD_STEPS: list[tuple[list[Any], dict[str, Any]]] = [
     ([time_only()], {}),
     ([time_only(broadcast="orders")], {}),
     ([time_only(type="left")], {}),
+    *[([time_only(type=kind)], {}) for kind in ("semi", "anti")],
+    *[([{**window(session={"gap": "30s"}), "type": kind}], {}) for kind in ("semi", "anti")],
+    ([step(type="semi"), step("items")], {"inputs": [ORDERS, PAYMENTS, ITEMS]}),
     ([time_only(type="right", broadcast="orders")], {}),
     ([step(), step("items", keys=BY_METHOD, interval=OF_PAYMENTS)], {}),
     ([step("items"), step("payments")], {"inputs": [ORDERS, PAYMENTS, ITEMS]}),
@@ -80,6 +83,33 @@ BAD_STEPS: list[tuple[list[Any], dict[str, Any], str, str]] = [
     ([step("orders")], {"inputs": [ORDERS, PAYMENTS]}, "joins[0].right", "where the steps begin; write payments"),
     ([step("pay")], {"inputs": [ORDERS, PAYMENTS, ITEMS]}, "joins[0].right", "write payments or items"),
     ([step()], {"inputs": [ORDERS]}, "inputs", "there are 1, write at least two"),
+    (
+        [step(type="anti"), step("payments")],
+        {"inputs": [ORDERS, PAYMENTS, ITEMS]},
+        "joins[1].right",
+        "a step before joins 'payments' already, and each input is joined once; write items",
+    ),
+    # semi and anti joins
+    (
+        [step(type="anti"), step("items", keys=BY_METHOD)],
+        {},
+        'joins[1].keys["payments.method"]',
+        "step 1 is a join of type anti, which emits no column of 'payments' (rule E1); write a column of orders",
+    ),
+    (
+        [step(type="semi"), step("items", interval=OF_PAYMENTS)],
+        {},
+        "joins[1].interval.of",
+        "'payments' has no time any more: step 1 is a join of type semi",
+    ),
+    (
+        [step(type="semi")],
+        {"select": [{"column": "payments.method"}]},
+        "select[0].column",
+        "'payments.method' is not there any more: step 1 is a join of type semi",
+    ),
+    ([as_of(type="anti")], {}, "joins[0].type", "an asOf step has one version for each row"),
+    ([time_only(type="semi", broadcast="orders")], {}, "joins[0].broadcast", "a broadcast side is in every shard"),
     # keys
     (
         [step(), step("items", keys={"items.order_id": "orders.id"})],

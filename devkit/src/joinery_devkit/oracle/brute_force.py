@@ -20,7 +20,7 @@ def brute_force(inputs: Sequence[str], steps: Sequence[Step], rows: Mapping[str,
     for step in steps:
         right = [Joined({step.right: row}) for row in rows[step.right]]
         left = list(_joined(step, before, (left, right)))
-        before.append(step.right)
+        before += [step.right] if step.emits_right else []
     return left
 
 
@@ -49,15 +49,18 @@ def _outer(
         for right in sides[RIGHT]:
             if _can(step, LEFT, left) and _can(step, RIGHT, right) and step.fits(left, right):
                 for window in match(left, right):
+                    if step.type == "semi" and (id(left), window) not in met:
+                        yield Joined(left.rows, window)
                     met |= {(id(left), window), (id(right), window)}
-                    yield Joined({**left.rows, **right.rows}, window)
+                    if step.emits_right:
+                        yield Joined({**left.rows, **right.rows}, window)
     absent = ({step.right: None}, dict.fromkeys(before))
     for side in (LEFT, RIGHT):
         for row in sides[side] if step.preserved(side) else ():
             for window in windows(row):
                 if (id(row), window) not in met:
-                    rows = {**row.rows, **absent[side]}
-                    yield Joined({name: rows[name] for name in (*before, step.right)}, window)
+                    rows = {**row.rows, **(absent[side] if step.emits_right else {})}
+                    yield Joined({name: rows[name] for name in (*before, step.right) if name in rows}, window)
 
 
 def _no_window(_: Joined) -> list[None]:

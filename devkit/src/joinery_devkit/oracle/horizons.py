@@ -72,7 +72,7 @@ class ChainTimes:
         left_kept, right_kept = (before[side] if step.preserved(side) else now[side] for side in (LEFT, RIGHT))
         left_input = bound(step, self._first)[2]
         out = {name: min(low, left_kept + self._least(name, left_input)) for name, low in coming.items()}
-        return {**out, step.right: min(right, right_kept)}
+        return {**out, step.right: min(right, right_kept)} if step.emits_right else out
 
     def _least(self, name: str, base: str) -> int:
         """The least (time of `name` - time of `base`) in rows that have both: bounds add up along the chain (N2)."""

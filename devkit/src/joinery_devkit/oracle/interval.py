@@ -62,7 +62,7 @@ class IntervalStep:
         if time >= keep_from:
             self.buffers[side].append(arrived)
             return matches
-        return matches or self._padded_if_preserved(side, row)  # J5 and O2
+        return matches if arrived.matched else self._padded_if_preserved(side, row)  # J5 and O2
 
     def _matches(self, side: int, arrived: KeptRow) -> list[Joined]:
         """The matches of a row among the kept rows of the other side (J1)."""
@@ -73,8 +73,12 @@ class IntervalStep:
                 continue
             left, right = (arrived, other) if side == LEFT else (other, arrived)
             if lower <= right.time - left.time <= upper and self.step.fits(left.row, right.row):
+                first = not left.matched
                 arrived.matched = other.matched = True
-                matches.append(joined(left.row, right.row))
+                if self.step.emits_right:
+                    matches.append(joined(left.row, right.row))
+                elif self.step.type == "semi" and first:
+                    matches.append(left.row)  # E2
         return matches
 
     def time_of(self, side: int) -> str:
@@ -82,6 +86,8 @@ class IntervalStep:
         return bound(self.step, self.first)[2] if side == LEFT else self.step.right
 
     def padded(self, side: int, row: Joined) -> Joined:
+        if not self.step.emits_right:
+            return row  # E3
         absent: dict[str, Row | None] = dict.fromkeys([self.step.right] if side == LEFT else self.left)
         return joined(row, Joined(absent)) if side == LEFT else joined(Joined(absent), row)
 

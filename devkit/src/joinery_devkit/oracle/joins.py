@@ -29,7 +29,7 @@ from joinery_devkit.oracle.model import (
     steps_of,
 )
 from joinery_devkit.oracle.rows import END, Forget, Joined, Row
-from joinery_devkit.oracle.windows import FixedWindows, SessionWindows, WindowStep, padded
+from joinery_devkit.oracle.windows import FixedWindows, SessionWindows, WindowStep, unmatched
 from joinery_runtime.job import StreamJoin
 
 Watermarks = Mapping[str, int | None]
@@ -172,8 +172,11 @@ class _Chain:
     def __init__(self, inputs: Sequence[str], steps: Sequence[Step]) -> None:
         self._first, self._inputs, self._steps = inputs[0], inputs, steps
         self._times = ChainTimes(self._first, steps)
-        rights = [step.right for step in steps]
-        self._run = [IntervalStep(step, [self._first, *rights[:n]], self._first) for n, step in enumerate(steps)]
+        left: list[str] = [self._first]
+        self._run: list[IntervalStep] = []
+        for step in steps:
+            self._run.append(IntervalStep(step, tuple(left), self._first))
+            left += [step.right] if step.emits_right else []
 
     def edit(self, steps: Sequence[Step], forgets: Sequence[Forget]) -> None:
         self._steps = steps
@@ -212,7 +215,7 @@ class _Chain:
         """Whether a row is late (J6): with a single inner step by what can still match, else by its own input."""
         ts, step = row.time(name), self._steps[0]
         assert ts is not None, "a row of an input has a time"
-        if len(self._steps) > 1 or step.type != "inner":
+        if len(self._steps) > 1 or step.type not in {"inner", "semi"}:
             return ts < horizons.accept_from[name]
         lower, upper, _ = bound(step, self._first)
         lowest = min(as_time(watermark) for watermark in watermarks.values())
@@ -254,7 +257,7 @@ class _Windowed:
         windows = self._windows
         open_windows = [window for window in windows.windows_of(row) if not windows.is_closed(window, closed)]
         dropped[LATE] += not open_windows
-        return [padded(self._inputs, side, row, window) for window in open_windows]
+        return [unmatched(self._step, self._inputs, side, row, window) for window in open_windows]
 
 
 class _Versions:

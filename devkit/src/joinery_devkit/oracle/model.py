@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from joinery_devkit.oracle.rows import Joined, Values, is_nan
 from joinery_runtime.job import StreamJoin
 from joinery_runtime.job.join.steps import JoinStep
-from joinery_runtime.job.model.references import Reference, parse_reference
+from joinery_runtime.job.model.references import EXISTENCE, JoinType, Reference, parse_reference
 
-JoinType = Literal["inner", "left", "right", "full"]
 LEFT, RIGHT = 0, 1
 _TIMES = ("window_start", "window_end")
 
@@ -78,7 +77,12 @@ class Step:
     predicates: Predicates = field(default_factory=Predicates)
 
     def preserved(self, side: int) -> bool:
-        return self.type in {"full", ("left", "right")[side]}
+        return self.type in {"full", ("left", "right")[side]} or (self.type == "anti" and side == LEFT)
+
+    @property
+    def emits_right(self) -> bool:
+        """Whether the step's rows have columns of the right input; semi and anti joins emit left rows alone (E1)."""
+        return self.type not in EXISTENCE
 
     def key(self, side: int, row: Joined) -> tuple[Any, ...]:
         if side == LEFT:
@@ -129,7 +133,8 @@ def output_columns(job: StreamJoin, computed: Mapping[str, Callable[[ByInput], A
     """The output columns (J10, W4). `computed` has the expressions of `select` in Python, by output name."""
     if job.select is None:
         times = [Projection(name, window=n) for n, name in enumerate(_TIMES) if job.joins[0].window is not None]
-        always, inputs = job.spec.prefixes == "always", job.spec.inputs
+        absent = {step.right for step in job.joins if step.type in EXISTENCE}
+        always, inputs = job.spec.prefixes == "always", [side for side in job.spec.inputs if side.name not in absent]
         prefixes = ("left", "right") if always and len(inputs) == 2 else [side.name for side in inputs]
         columns = [
             (prefix, side.name, name) for prefix, side in zip(prefixes, inputs, strict=True) for name in side.types
@@ -154,7 +159,7 @@ def steps_of(job: StreamJoin, predicates: Mapping[int, Predicates]) -> tuple[Ste
     checked = {number: predicates.get(number, Predicates()) for number in range(len(job.joins))}
     for number, step in enumerate(job.joins):
         step_predicates = predicates.get(number, Predicates())
-        if step_predicates.left is not None and step_predicates.left_reads and step.type in {"inner", "right"}:
+        if step_predicates.left is not None and step_predicates.left_reads and step.type in {"inner", "right", "semi"}:
             earliest = _earliest(job, number, step_predicates.left_reads)
             if earliest is not None:
                 checked[earliest] = _with_check(checked[earliest], step_predicates, job.joins[earliest].right)
@@ -165,9 +170,9 @@ def _earliest(job: StreamJoin, number: int, reads: frozenset[str]) -> int | None
     earliest = None
     for earlier in range(number - 1, -1, -1):
         step = job.joins[earlier]
-        if step.type == "inner":
+        if step.type in {"inner", "semi"}:
             earliest = earlier
-        if step.right in reads or step.type not in {"inner", "left"}:
+        if step.right in reads or step.type in {"right", "full"}:
             return earliest
     return earliest
 

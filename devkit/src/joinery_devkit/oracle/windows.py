@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from joinery_devkit.oracle.horizons import UNKNOWN, Time
@@ -39,23 +39,30 @@ def time_of(row: Joined) -> int:
     return only.ts
 
 
-def padded(names: Sequence[str], side: int, row: Joined, window: Window) -> Joined:
+def unmatched(step: Step, names: Sequence[str], side: int, row: Joined, window: Window) -> Joined:
+    """The row as it is emitted without a partner: padded (W3), or alone by an anti join (E3)."""
+    if not step.emits_right:
+        return replace(row, window=window)
     (other,) = set(names) - row.rows.keys()
     absent = Joined({other: None})
     return joined(row, absent, window) if side == LEFT else joined(absent, row, window)
 
 
 def results(step: Step, names: Sequence[str], rows: Sides, window: Window) -> Iterator[Joined]:
-    """The results of one window (W1, W3): every pair, and preserved rows without a partner."""
+    """The results of one window (W1, W3): every pair, and preserved rows without a partner; of a semi join the left
+    rows with one (E2)."""
     matched: set[int] = set()
     for left in rows[LEFT]:
         for right in rows[RIGHT]:
             if step.fits(left, right):
                 matched |= {id(left), id(right)}
-                yield joined(left, right, window)
+                if step.emits_right:
+                    yield joined(left, right, window)
+    if step.type == "semi":
+        yield from (replace(row, window=window) for row in rows[LEFT] if id(row) in matched)
     for side in (LEFT, RIGHT):
         if step.preserved(side):
-            yield from (padded(names, side, row, window) for row in rows[side] if id(row) not in matched)
+            yield from (unmatched(step, names, side, row, window) for row in rows[side] if id(row) not in matched)
 
 
 @dataclass(slots=True)

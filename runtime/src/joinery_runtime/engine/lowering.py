@@ -67,9 +67,22 @@ def lower_watermarks(
     rewriting = _Rewriting(job, pipeline, record, store, floors)
     # What was emitted may be emitted again when the horizons rise once more to where they are.
     risen = {part: Horizon(lowered.get(part), floor) for part, floor in floors.items()}
-    affected = [meta for meta in live_segments(record) if times.closes(pipeline, meta, risen)]
+    affected = [
+        meta
+        for meta in live_segments(record)
+        if times.closes(pipeline, meta, risen) or _lost_flags(pipeline, meta, floors)
+    ]
     written = [segment for number, meta in enumerate(affected) for segment in rewriting.of(meta, number)]
     return LoweredState(inputs, lowered, tuple(meta.key for meta in affected), tuple(written))
+
+
+def _lost_flags(pipeline: Pipeline, meta: SegmentMeta, floors: Mapping[str, int]) -> bool:
+    """Whether the segment may hold left rows of a semi join that were evicted, and whose flags, which say that they
+    were emitted, went with them."""
+    step, side = pipeline.side(meta.part)
+    spec = step.sides[side]
+    emitted_at_match = step.emits == "matched" and spec.flags and meta.part == spec.part
+    return emitted_at_match and meta.part in floors and meta.ts_min < floors[meta.part]
 
 
 def _lower(name: str, state: InputState, at: int, delay: int) -> InputState:

@@ -492,6 +492,6 @@ def _counts(step: StepSpec, side: int, result: StepResult, shard: int) -> PartCo
 def _removed(step: StepSpec, result: StepResult) -> dict[str, int]:
     """Counts flagged rows by segment if flags mean that rows are gone from the state, as those of sessions do. Other
     flags are on rows that stay."""
-    if not step.kind.flagged_rows_leave:
+    if not step.kind.flagged_rows_leave(step):
         return {}
     return {segment: len(rows) for flags in result.flags for segment, rows in flags.items()}

@@ -107,8 +107,8 @@ class ReplayedEpoch:
                 origins[_one_spelling(line)] = RowOrigin(*row.values()).text(sides)
         return origins
 
-    def padded_rows(self, rules: tuple[str, str]) -> dict[str, str]:
-        """Find the rows that are padded because they have no partner, each with the rule of its phase."""
+    def unmatched_rows(self, rules: tuple[str, str]) -> dict[str, str]:
+        """Find the rows that are emitted because they have no partner, each with the rule of its phase."""
         closing, arriving = rules
         rules_by_row = dict[str, str]()
         for table in self.rows:

@@ -27,7 +27,7 @@ from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.inspect.evidence import ReplayedEpoch, check_records, in_order
-from joinery_runtime.inspect.kinds.base import EpochTimes, JoinDescription, Span, description_of
+from joinery_runtime.inspect.kinds.base import ALONE, EpochTimes, JoinDescription, Span, description_of
 from joinery_runtime.inspect.replay import Replay, Replayable, StoredState, replayable
 from joinery_runtime.inspect.state_key import StepKey, keys_of
 from joinery_runtime.inspect.state_show import KeyView, entries_of_key, may_have, show
@@ -60,7 +60,7 @@ Rows = Mapping[int, Counter[str]]
 """Output rows as JSON, by epoch."""
 
 Padded = Mapping[int, Mapping[str, str]]
-"""The rule for each row that was emitted with NULLs because it had no partner, by epoch and row."""
+"""The rule for each row that was emitted because it had no partner, padded or alone, by epoch and row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,8 @@ class Explained:
 
     def _produced_document(self, epoch: int, row: Any) -> dict[str, Any]:
         rule = self._padding(epoch, row)
-        return {"epoch": epoch, "row": row, **({} if rule is None else {"padded": rule_of(rule)})}
+        label = "unmatched" if rule == ALONE else "padded"
+        return {"epoch": epoch, "row": row, **({} if rule is None else {label: rule_of(rule)})}
 
     def lines(self) -> Iterator[str]:
         record = self.record
@@ -130,7 +131,9 @@ class Explained:
         if self.reason is not None:
             yield f"  dropped: {self.reason}{f', {self.detail}' if self.detail else ''} ({self.rule})"
         for epoch, row in _listed(self.produced):
-            padded = f", padded ({rule_of(rule)})" if (rule := self._padding(epoch, row)) else ""
+            rule = self._padding(epoch, row)
+            words = "without a match" if rule == ALONE else "padded"
+            padded = f", {words} ({rule_of(rule)})" if rule else ""
             yield f"  epoch {epoch} put out because of it{padded}: {json.dumps(row)}"
         for epoch, row in _listed(self.part_of):
             yield f"  part of what epoch {epoch} put out, which is the same without it: {json.dumps(row)}"
@@ -384,7 +387,8 @@ class _Comparison:
         description = description_of(self._pipeline.last)
         if not isinstance(description, JoinDescription):
             return {}
-        return {epoch: self._with[epoch].padded_rows(description.padded_by) for epoch in produced}
+        rules = description.unmatched_by
+        return {epoch: self._with[epoch].unmatched_rows(rules) for epoch in produced} if rules is not None else {}
 
     def _without(self, position: RecordPosition) -> tuple[dict[int, ReplayedEpoch], _JoinedRows]:
         return self._run(replace(self._chosen, without=self._chosen.without | {position}))

@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.core.kinds.base import Join
-from joinery_runtime.core.kinds.rows import PairFailures, Pairs, Selection, residual
+from joinery_runtime.core.kinds.rows import PairFailures, Pairs, Selection, residual, same_keys
 from joinery_runtime.core.pipeline import times
 from joinery_runtime.core.pipeline.expression import ColumnRef
 from joinery_runtime.core.pipeline.prepare import DecodedRecords, prepare
 from joinery_runtime.core.pipeline.retention import AcceptedRow
-from joinery_runtime.core.pipeline.sides import FLAGS, LEFT, SideSpec, stored_rows
+from joinery_runtime.core.pipeline.sides import FLAGS, LEFT, RIGHT, SideSpec, stored_rows
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
 from joinery_runtime.core.pipeline.step import Horizons
 from joinery_runtime.core.table.columns import (
@@ -35,7 +35,7 @@ from joinery_runtime.engine.job_state import stored_floors
 from joinery_runtime.engine.plan import EpochPlan, InputState, input_states
 from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.formats.batch import PartitionRef, RawBatch
-from joinery_runtime.inspect.kinds.base import EpochTimes, JoinDescription, Span, description_of
+from joinery_runtime.inspect.kinds.base import ALONE, EpochTimes, JoinDescription, Span, description_of
 from joinery_runtime.inspect.replay import StoredState
 from joinery_runtime.inspect.why_records import FoundRecord, RecordPosition
 from joinery_runtime.job import format_time
@@ -311,6 +311,8 @@ class RecordOutcomes:
         nearest, no_nearest_reason = None, ""
         if isinstance(description, JoinDescription):
             nearest, no_nearest_reason = self._nearest(description, spec.side, own, record.epoch, retention)
+            if spec.side == LEFT and step.emits != "pairs" and description.leaves_when_matched:
+                retention = self._until_match(description, own, record.epoch, retention)
         return RecordOutcome(retention, nearest, no_nearest_reason)
 
     # --- the state ----------------------------------------------------------------------------------------------------
@@ -327,6 +329,30 @@ class RecordOutcomes:
                 words = description.eviction_condition(row, epoch_times)
                 return RetentionReport(plan.epoch, words, step.kind.retention[side].rule)
         return self._still_kept(step, side, _accepted_row(side, own, near, self._plans[-1].epoch + 1))
+
+    def _until_match(
+        self, description: JoinDescription[Join], own: Selection, epoch: int, retention: RetentionReport
+    ) -> RetentionReport:
+        """How long a left row of a semi or anti join stays that would stay for `retention`: it leaves with its first
+        match (E1)."""
+        step = description.step
+        rows = self._rows(step.sides[RIGHT].time)
+        if rows is None:
+            return retention
+        candidates = _numbers_of_key(step, own, rows)
+        left, right = Selection(own.batch, np.repeat(own.index, len(candidates))), Selection(rows.batch, candidates)
+        fits = description.ms_out_of_reach(left.numbers(TS), right.numbers(TS)) == 0
+        fits &= same_keys(step, Pairs(left, right)) & residual(step, Pairs(left, right), PairFailures())
+        met_in = []
+        for at in candidates[fits].tolist():
+            came = int(rows.epochs[at])
+            met = self._reason(rows, at) is None
+            if came < epoch and met:
+                other = self._retention(step, RIGHT, came, Selection(rows.batch, np.array([at])))
+                met = other.evicted_in is None or other.evicted_in > epoch
+            if met and (came <= epoch or retention.evicted_in is None or came < retention.evicted_in):
+                met_in.append(max(came, epoch))
+        return RetentionReport(min(met_in), "it has matched, which is all that counts", "e1") if met_in else retention
 
     def _merged_retention(self, step: StepSpec, side: int, epoch: int, own: Selection) -> RetentionReport:
         """How long a row stays that was merged into another one, such as a session: it leaves with that."""
@@ -461,6 +487,10 @@ class RecordOutcomes:
             return "within reach, and it deletes the key", rule
         if not true:
             return "within reach, but `where` is not true for the two", rule
+        if description.step.emits == "unmatched":
+            return f"they match, so the row of {description.step.sides[LEFT].time} is not emitted", ALONE
+        if description.step.emits == "matched" and len(self._pipeline.steps) == 1:
+            return f"they match, and the row of {description.step.sides[LEFT].time} is emitted once only", "e2"
         if len(self._pipeline.steps) > 1:
             return "they meet; the steps that follow have put out nothing of it so far", rule
         return "within reach; nothing of the two has gone out so far", rule

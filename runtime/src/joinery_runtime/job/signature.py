@@ -21,6 +21,9 @@ SIGNATURE_VERSION = 2
 NEWER_VERSION = 3
 """The version for a job with co-partitioned inputs, or an input with a history. Older releases, which would look for
 its rows elsewhere, or read the history's records from the topic again, reject it. The layout is that of version 2."""
+NEWEST_VERSION = 4
+"""The version for a job with a semi or anti join, which release 0.1.0 does not know. The layout is that of version
+2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +37,8 @@ class Comparison:
 def signature(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Everything that the job's state depends on. `stored` names, per part of the state, the columns that segments keep
     (in `left.2` and later as `<input>.<column>`, for sessions as in `session_fields`). Durations are milliseconds."""
-    newer = job.co_partitioned or any(side.history is not None for side in job.inputs)
     return {
-        "version": NEWER_VERSION if newer else SIGNATURE_VERSION,
+        "version": _version(job),
         "kind": job.kind,
         "inputs": [
             {
@@ -49,6 +51,13 @@ def signature(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         ],
         **_of_kind(job, stored),
     }
+
+
+def _version(job: Job) -> int:
+    if isinstance(job, StreamJoin) and any(not step.emits_right for step in job.joins):
+        return NEWEST_VERSION
+    newer = job.co_partitioned or any(side.history is not None for side in job.inputs)
+    return NEWER_VERSION if newer else SIGNATURE_VERSION
 
 
 def _of_kind(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
@@ -90,7 +99,7 @@ def _times(step: JoinStep) -> dict[str, Any]:
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Comparison:
     """Whether state written under `old`, of any version up to this release's, can continue under `new`."""
-    if old.get("version") not in {1, SIGNATURE_VERSION, NEWER_VERSION}:
+    if old.get("version") not in {1, SIGNATURE_VERSION, NEWER_VERSION, NEWEST_VERSION}:
         facts = f"version {old.get('version')}, this release writes version {new['version']}"
         return Comparison((f"the state's signature has another layout: {facts}",), ())
     current = _lifted(old) if old["version"] == 1 else old

@@ -25,7 +25,7 @@ from joinery_runtime.core.pipeline.expression import (
     parts_of_one_input,
 )
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, Intake, OutputColumn, Placement, SideSpec, part_name
-from joinery_runtime.core.pipeline.spec import InputSpec, Pipeline, StepSpec
+from joinery_runtime.core.pipeline.spec import Emits, InputSpec, Pipeline, StepSpec
 from joinery_runtime.core.table.columns import arrow_schema, arrow_type
 from joinery_runtime.errors import ExpressionError, JobError, Problem
 from joinery_runtime.job import Job, JoinStep, Reference, SessionWindow, StreamJoin
@@ -145,6 +145,7 @@ class _JoinCompiler:
             kind=split.kind,
             residual=split.residual,
             output=tuple(self._output_columns(split)),
+            emits=_emits(split.step),
         )
 
     def _side(self, split: _SplitStep, side: int) -> SideSpec:
@@ -156,7 +157,7 @@ class _JoinCompiler:
             inputs=inputs,
             time=time,
             intake=self._intake(split, side, inputs, time, preserved=preserved),
-            flags=split.kind.flags_rows(preserved=preserved),
+            flags=split.kind.flags_rows(side, _emits(split.step), preserved=preserved),
         )
 
     def _intake(self, split: _SplitStep, side: int, inputs: tuple[str, ...], time: str, *, preserved: bool) -> Intake:
@@ -302,6 +303,12 @@ def _ref(reference: Reference) -> ColumnRef:
     return ColumnRef(reference.input, reference.column)
 
 
+def _emits(step: JoinStep) -> Emits:
+    if step.type == "semi":
+        return "matched"
+    return "unmatched" if step.type == "anti" else "pairs"
+
+
 def _deciding_side(part: Expression, left: tuple[str, ...], step: JoinStep, kind: Join) -> int | None:
     """Returns the side that decides a predicate alone: rows that fail it are never kept (J4). A table must keep all of
     its rows, because dropping a version does not make an older one valid."""
@@ -322,7 +329,7 @@ def _move_conditions(steps: Sequence[JoinStep], written: Sequence[Sequence[Expre
         for condition in written[number]:
             inputs = {ref.input for ref in condition.columns}
             earliest = None
-            if inputs and step.right not in inputs and step.type in {"inner", "right"}:
+            if inputs and step.right not in inputs and step.type in {"inner", "right", "semi"}:
                 earliest = _earliest(inputs, steps[:number])
             if earliest is None or (shielded and condition.may_fail):
                 shielded = True
@@ -336,8 +343,8 @@ def _earliest(inputs: Set[str], steps: Sequence[JoinStep]) -> int | None:
     drop."""
     earliest = None
     for number, step in reversed(list(enumerate(steps))):
-        earliest = number if step.type == "inner" else earliest
-        if step.right in inputs or step.type not in {"inner", "left"}:
+        earliest = number if step.type in {"inner", "semi"} else earliest
+        if step.right in inputs or step.type in {"right", "full"}:
             break
     return earliest
 

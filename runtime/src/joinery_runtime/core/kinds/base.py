@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar, Self
 
-from joinery_runtime.core.pipeline.spec import StepOperator, StepSpec
+from joinery_runtime.core.pipeline.spec import Emits, StepOperator, StepSpec
 from joinery_runtime.core.pipeline.watermark import OutputWatermarks
 from joinery_runtime.job import JoinStep
 from joinery_runtime.job.kinds.base import StepKind
@@ -27,7 +27,7 @@ class Join(StepOperator):
     def of(cls, step: JoinStep, only: bool, /) -> Self:
         """The kind as the step asks for it; `only`: the job has no other step."""
 
-    def flags_rows(self, *, preserved: bool) -> bool:
+    def flags_rows(self, side: int, emits: Emits, *, preserved: bool) -> bool:
         """Whether stored rows of a side, preserved or not, carry flags."""
         return False
 

@@ -57,21 +57,22 @@ class WindowOutput:
         self.failures = PairFailures()
 
     def close(self, members: tuple[Members, Members]) -> Iterator[pa.RecordBatch]:
-        """Yields every pair of each cell, then the preserved rows without a partner in their cell."""
+        """Yields every pair of each cell, then the preserved rows without a partner in their cell. Of a semi join
+        yields the left rows that have one instead (E2)."""
         met = [np.zeros(len(m), dtype=bool) for m in members]
         for positions in _candidates(members[LEFT].cell, members[RIGHT].cell):
             yield from self._match(members, positions, met)
         for side in SIDES:
             self.lookups[side] += len(members[side])
-            if self._step.sides[side].preserved:
-                side_members, unmatched = members[side], np.flatnonzero(~met[side])
-                yield from self._pad(
-                    side,
-                    side_members.rows.where(unmatched),
-                    side_members.start[unmatched],
-                    side_members.end[unmatched],
-                    None,
-                )
+            chosen = ~met[side]
+            if self._step.emits == "matched" and side == LEFT:
+                chosen = met[side]
+            elif not self._step.sides[side].preserved:
+                continue
+            side_members, rows = members[side], np.flatnonzero(chosen)
+            yield from self._pad(
+                side, side_members.rows.where(rows), side_members.start[rows], side_members.end[rows], None
+            )
 
     def pad_arrivals(self, side: int, rows: Selection, start: np.ndarray, end: np.ndarray) -> Iterator[pa.RecordBatch]:
         """Emits at once the rows that cannot match (O2), with the windows [start, end)."""
@@ -91,7 +92,7 @@ class WindowOutput:
             for side in SIDES:
                 met[side][positions[side][sure]] = True
             self.matches += len(sure)
-            if len(sure):
+            if len(sure) and self._step.emits == "pairs":
                 yield self._rows(candidates.where(sure), None)
 
     def _pad(

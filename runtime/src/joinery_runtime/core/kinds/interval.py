@@ -1,4 +1,4 @@
-"""The interval join of one shard in one epoch (rules J1-J7, O1-O2), over sorted runs: inner, left, right and full.
+"""The interval join of one shard in one epoch (rules J1-J7, O1-O2, E1-E3), over sorted runs: every type of join.
 
 No I/O, no clock, no randomness: the same work gives the same rows.
 """
@@ -26,13 +26,16 @@ from joinery_runtime.core.kinds.rows import (
 )
 from joinery_runtime.core.pipeline.retention import EventTime, Retention
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES, SideSpec
-from joinery_runtime.core.pipeline.spec import Distance, StepSpec
+from joinery_runtime.core.pipeline.spec import Distance, Emits, StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons, StateRun, StepResult, StepRun, StepWork
 from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Watermark, clamp, earlier
+from joinery_runtime.core.table.columns import OFFSET, PARTITION
 from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.core.table.sort import find_ranges, list_pairs
 from joinery_runtime.job import Interval, JoinStep
 from joinery_runtime.job.kinds.base import StepKind
+
+_LAST = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,8 @@ class IntervalJoin(Join):
     `lenient`: the job is a single inner interval step, whose lateness follows J6's first formula.
 
     A join on time only (J9) is also an interval join: its sides have no keys, and one of them goes to every shard. A
-    row of a preserved side is flagged once it has matched."""
+    row of a preserved side is flagged once it has matched. A semi or anti join flags left rows alone, and one that has
+    matched leaves (E1)."""
 
     written_as: ClassVar[tuple[type[StepKind], ...]] = (Interval,)
 
@@ -64,12 +68,15 @@ class IntervalJoin(Join):
             matching.upper,
             step.allowed_lateness,
             step.late_data != "reopen",
-            lenient=only and step.type == "inner",
+            lenient=only and step.type in {"inner", "semi"},
             late_to_dead_letters=step.late_data == "dlq",
         )
 
-    def flags_rows(self, *, preserved: bool) -> bool:
-        return preserved
+    def flags_rows(self, side: int, emits: Emits, *, preserved: bool) -> bool:
+        return preserved if emits == "pairs" else side == LEFT
+
+    def flagged_rows_leave(self, step: StepSpec) -> bool:
+        return step.emits != "pairs"
 
     def partner_bounds(self, side: int) -> tuple[int, int]:
         """The (first, second) for which a row of `side` at ts matches the other side's in [ts + first, ts + second]."""
@@ -129,7 +136,10 @@ class IntervalJoin(Join):
         for name in left.inputs:
             if name != left.time:
                 out[name] = earlier(out[left.time], -distance(name, left.time))
-        return {name: None if (low := lows[name]) is None or at is None else min(low, at) for name, at in out.items()}
+        emitted = out if step.emits == "pairs" else left.inputs
+        return {
+            name: None if (low := lows[name]) is None or (at := out[name]) is None else min(low, at) for name in emitted
+        }
 
     def _retention(self, side: int) -> Retention:
         """J3: rows stay until their latest partner cannot come any more."""
@@ -167,6 +177,14 @@ class _JoinableRows:
     matched_now: np.ndarray | None
     state_run: StateRun | None = None
 
+    def settled(self, *, arriving: bool) -> np.ndarray:
+        """bool[n]: of left rows of a semi or anti join, those that need no further partner. Rows that arrive, which
+        meet all kept runs at once, have none so far."""
+        if arriving:
+            return np.zeros(len(self.run), dtype=bool)
+        before, now = self.matched_before, _matched_now(self)
+        return now.copy() if before is None else before | now
+
     @classmethod
     def of_segment(cls, state_run: StateRun) -> _JoinableRows:
         return cls(
@@ -180,6 +198,39 @@ class _JoinableRows:
     def of_arrivals(cls, rows: pa.RecordBatch, *, flags: bool) -> _JoinableRows:
         run = Run.sort(rows)
         return cls(run, None, np.zeros(len(run), dtype=bool) if flags else None)
+
+
+class _FirstPartners:
+    """For each left row (n), its first partner so far, by (partition, offset) of the right row: the number of its batch
+    in `_batches` (-1: none), and its row there."""
+
+    def __init__(self, left_rows: _JoinableRows) -> None:
+        count = len(left_rows.run)
+        self._batch = left_rows.run.batch
+        self._batches: list[pa.RecordBatch] = []
+        self._batch_number, self._row = np.full(count, -1), np.zeros(count, dtype=np.int64)
+        self._partition, self._offset = np.full(count, _LAST), np.full(count, _LAST)
+
+    def note(self, matches: Pairs) -> None:
+        assert matches.left is not None, "matches have a left row"
+        assert matches.right is not None, "matches have a right row"
+        left, partition, offset = matches.left.index, matches.right.numbers(PARTITION), matches.right.numbers(OFFSET)
+        order = np.lexsort((offset, partition, left))
+        order = order[np.diff(left[order], prepend=-1) != 0]  # the first partner of each left row
+        left, partition, offset = left[order], partition[order], offset[order]
+        same = partition == self._partition[left]
+        better = (partition < self._partition[left]) | (same & (offset < self._offset[left]))
+        chosen = left[better]
+        if not self._batches or self._batches[-1] is not matches.right.batch:
+            self._batches.append(matches.right.batch)
+        self._partition[chosen], self._offset[chosen] = partition[better], offset[better]
+        self._batch_number[chosen], self._row[chosen] = len(self._batches) - 1, matches.right.index[order][better]
+
+    def pairs(self) -> Iterator[Pairs]:
+        """Yields the left rows that have a partner, with the first one."""
+        for number, batch in enumerate(self._batches):
+            left = np.flatnonzero(self._batch_number == number)
+            yield Pairs(Selection(self._batch, left), Selection(batch, self._row[left]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,10 +276,31 @@ class _IntervalEpoch:
         if new.joinable is not None:
             earlier = self._new[LEFT].joinable
             other_runs = [*self._stored[1 - side], *([earlier] if side == RIGHT and earlier is not None else [])]
-            for other in other_runs:
-                yield from self._probe(side, new.joinable, other)
+            if self._step.emits == "pairs":
+                for other in other_runs:
+                    for matches in self._probe(side, new.joinable, other):
+                        yield self._rows(matches, side)
+            else:
+                yield from self._find_matched(side, new.joinable, other_runs)
         if self._step.sides[side].preserved:
             yield from self._pad_at_once(side, new)
+
+    def _find_matched(
+        self, side: int, new: _JoinableRows, other_runs: Sequence[_JoinableRows]
+    ) -> Iterator[pa.RecordBatch]:
+        """Notes the left rows that have matched now. A semi join yields each with its first partner in J2's order,
+        which alone decides the row's place in a trace (E2)."""
+        rows_by_run = [(new, other_runs)] if side == LEFT else [(other, [new]) for other in other_runs]
+        for left_rows, right_runs in rows_by_run:
+            first = _FirstPartners(left_rows)
+            for right_rows in right_runs:
+                own, other = (left_rows, right_rows) if side == LEFT else (right_rows, left_rows)
+                for matches in self._probe(side, own, other):
+                    first.note(matches)
+            if self._step.emits == "matched":
+                for pairs in first.pairs():
+                    for piece in cut_pairs(self._step, pairs):
+                        yield self._rows(piece, side)
 
     def _pad_at_once(self, side: int, new: _Arrivals) -> Iterator[pa.RecordBatch]:
         if new.unjoinable is not None:
@@ -238,15 +310,20 @@ class _IntervalEpoch:
             unmatched = ~self._may_match_later(side) & ~_matched_now(new.joinable)
             yield from self._pad_rows(side, Selection(new.joinable.run.batch, np.flatnonzero(unmatched)), side)
 
-    def _probe(self, side: int, new: _JoinableRows, other: _JoinableRows) -> Iterator[pa.RecordBatch]:
+    def _probe(self, side: int, new: _JoinableRows, other: _JoinableRows) -> Iterator[Pairs]:
+        """Yields the matches of new rows with a run of the other side."""
+        left_rows = new if side == LEFT else other
+        settled = None if self._step.emits == "pairs" else left_rows.settled(arriving=side == LEFT)
         for candidates in self._find(side, new, other):
             for piece in cut_pairs(self._step, candidates):
-                matches = piece.where(confirm(self._step, piece, self.failures))
+                assert piece.left is not None, "candidates have a left row"
+                needed = piece if settled is None else piece.where(~settled[piece.left.index])
+                matches = needed.where(confirm(self._step, needed, self.failures))
                 self._note(side, new, matches)
                 self._note(1 - side, other, matches)
                 self.matches += len(matches)
                 if len(matches):
-                    yield self._rows(matches, side)
+                    yield matches
 
     def _pad_rows(self, side: int, rows: Selection, arrived: int | None) -> Iterator[pa.RecordBatch]:
         for chunk in cut_pairs(self._step, Pairs.of(side, rows, None)):
@@ -306,6 +383,8 @@ class _IntervalEpoch:
         if new is None:
             return None
         waits = self._may_match_later(side)
+        if self._step.emits != "pairs":
+            waits &= ~_matched_now(new)
         batch = as_segment(spec, new.run.batch, _matched_now(new))
         added = Run.view(batch if waits.all() else batch.filter(pa.array(waits)))
         return added if len(added) else None

@@ -26,7 +26,7 @@ from joinery_runtime.core.kinds.grouping import (
 from joinery_runtime.core.kinds.rows import Selection, gather, run_to_add, split_joinable
 from joinery_runtime.core.pipeline.retention import AcceptedRow, Retention, RowTime
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES
-from joinery_runtime.core.pipeline.spec import StepSpec
+from joinery_runtime.core.pipeline.spec import Emits, StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons, StateRun, StepResult, StepRun, StepWork
 from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Watermark, earlier
 from joinery_runtime.core.table.columns import HASH, OFFSET, PARTITION, TS
@@ -67,7 +67,6 @@ class SessionWindowJoin(Join):
     A row is flagged once it is emitted."""
 
     written_as: ClassVar[tuple[type[StepKind], ...]] = (Session,)
-    flagged_rows_leave: ClassVar[bool] = True
     judges_late_records: ClassVar[bool] = True
     late_rule: ClassVar[str] = "sessions that end before {} are closed"
 
@@ -83,7 +82,10 @@ class SessionWindowJoin(Join):
     def of(cls, step: JoinStep, _only: bool, /) -> Self:
         return cls(cast(Session, step.matching).gap, step.allowed_lateness, step.late_data == "dlq")
 
-    def flags_rows(self, *, preserved: bool) -> bool:
+    def flags_rows(self, side: int, emits: Emits, *, preserved: bool) -> bool:
+        return True
+
+    def flagged_rows_leave(self, step: StepSpec) -> bool:
         return True
 
     def run(self, step: StepSpec, work: StepWork) -> StepRun:

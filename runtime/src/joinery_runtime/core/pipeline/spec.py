@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,9 @@ from joinery_runtime.core.pipeline.step import Horizon, Horizons, StateRun, Step
 from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Watermark, earlier
 from joinery_runtime.core.table.segment import SegmentMeta
 
+Emits = Literal["pairs", "matched", "unmatched"]
+"""What a step emits: pairs and padded rows, or of its left side alone the rows with a match (semi join) or those
+without one (anti join)."""
 Distance = Callable[[str, str], int]
 """Gives the c of `name.ts >= other.ts + c` for the inputs `name` and `other` of a joined row (N2)."""
 
@@ -31,8 +34,6 @@ class StepOperator(ABC):
 
     __slots__ = ()
 
-    flagged_rows_leave: ClassVar[bool] = False
-    """Whether a flagged row has left the state. If False, a flag says that the row has matched; the row stays."""
     judges_late_records: ClassVar[bool] = False
     """Whether only `run` can tell which records below `late_below` are late, because other rows decide too."""
     late_rule: ClassVar[str] = "rows are taken from {} on"
@@ -56,6 +57,10 @@ class StepOperator(ABC):
 
     def sorts_by_offset(self, side: int) -> bool:
         """Whether rows of one key and event time must be sorted by offset (A1)."""
+        return False
+
+    def flagged_rows_leave(self, step: StepSpec) -> bool:
+        """Whether a flagged row has left the state. If False, a flag says that the row has matched; the row stays."""
         return False
 
     # --- which rows are late, and how far the state is closed ---------------------------------------------------------
@@ -126,7 +131,8 @@ class StepOperator(ABC):
         """The rows that a compaction of one side's runs keeps under the current horizon: one run for each, in the same
         order, with its `flagged`."""
         since = None if horizon.current is None else self.retention[side].keep_from(horizon.current)
-        return [state_run.where(self._live_mask(state_run, since)) for state_run in runs]
+        leave = self.flagged_rows_leave(step)
+        return [state_run.where(_live_mask(state_run, since, flagged_leave=leave)) for state_run in runs]
 
     def live_rows(
         self, step: StepSpec, side: int, state_run: StateRun, horizon: Horizon, complete: int | None
@@ -141,17 +147,16 @@ class StepOperator(ABC):
         row while another one is still open."""
         return np.zeros(len(ts), dtype=bool)
 
-    def _live_mask(self, state_run: StateRun, since: int | None) -> np.ndarray:
-        live = np.ones(len(state_run.run), dtype=bool) if since is None else state_run.run.ts >= since
-        if self.flagged_rows_leave:
-            live = live & ~state_run.flags
-        return live
-
     def released_by(self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark]) -> set[str]:
         """The inputs whose progress lets rows of the side leave: by default those with the lowest watermark."""
         input_watermarks = {name: watermarks[name] for side_spec in step.sides for name in side_spec.inputs}
         lowest = min(input_watermarks.values(), key=lambda at: (at is not None, at))
         return {name for name, at in input_watermarks.items() if at == lowest}
+
+
+def _live_mask(state_run: StateRun, since: int | None, *, flagged_leave: bool) -> np.ndarray:
+    live = np.ones(len(state_run.run), dtype=bool) if since is None else state_run.run.ts >= since
+    return live & ~state_run.flags if flagged_leave and state_run.flagged is not None else live
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +171,7 @@ class StepSpec:
     kind: StepOperator
     residual: Expression | None
     output: tuple[OutputColumn, ...]
+    emits: Emits = "pairs"
 
     def output_schema(self) -> pa.Schema:
         return pa.schema([pa.field(c.name, c.type) for c in self.output])

@@ -181,6 +181,10 @@ class StepDescription(ABC, Generic[Operator]):
         """Say on which condition the row leaves: `the watermark of payments (...) is above ...`."""
 
 
+ALONE = "e3"
+"""The id of the rule for unmatched rows that an anti join emits, which have no other side to be padded for."""
+
+
 class JoinDescription(StepDescription[Operator]):
     """Describes a step with a left and a right side, whose state is made of rows."""
 
@@ -190,6 +194,20 @@ class JoinDescription(StepDescription[Operator]):
     """The id of the rule in docs/semantics.md that says which rows match."""
     padded_by: ClassVar[tuple[str, str]]
     """The ids of the rules for unmatched rows that are emitted padded: in phase CLOSING, and in phase ARRIVAL."""
+    leaves_when_matched: ClassVar[bool] = False
+    """Whether a left row of a semi or anti join leaves the state with its first match."""
+
+    @property
+    def unmatched_by(self) -> tuple[str, str] | None:
+        """The ids of the rules for unmatched rows that are emitted, padded or alone, by phase as in `padded_by`. None:
+        the step emits none."""
+        match self.step.emits:
+            case "pairs":
+                return self.padded_by
+            case "unmatched":
+                return ALONE, ALONE
+            case "matched":
+                return None
 
     @abstractmethod
     def ms_out_of_reach(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -223,7 +241,8 @@ class JoinDescription(StepDescription[Operator]):
                 " + ".join(self.step.sides[row.side].inputs),
                 row,
                 status,
-                self.is_evicted(AcceptedRow(row.side, row.ts, times, next_ts), before),
+                self.is_evicted(AcceptedRow(row.side, row.ts, times, next_ts), before)
+                or (row.flagged is True and self.kind.flagged_rows_leave(self.step)),
             )
             for row, next_ts, status in zip(rows, newer, self.row_statuses(rows, epoch_times), strict=True)
         ]

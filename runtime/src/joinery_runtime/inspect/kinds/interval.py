@@ -9,7 +9,7 @@ import numpy as np
 
 from joinery_runtime.core.kinds.interval import IntervalJoin
 from joinery_runtime.core.pipeline.retention import AcceptedRow
-from joinery_runtime.core.pipeline.sides import SideSpec
+from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import Horizons
 from joinery_runtime.inspect.kinds.base import EpochTimes, JoinDescription, RowStatus, StoredRow
 from joinery_runtime.job.model.duration import format_duration, format_time
@@ -23,13 +23,13 @@ class IntervalDescription(JoinDescription[IntervalJoin]):
     describes: ClassVar[type[IntervalJoin]] = IntervalJoin
     matches_by: ClassVar[str] = "j1"
     padded_by: ClassVar[tuple[str, str]] = ("o1", "o2")
+    leaves_when_matched: ClassVar[bool] = True
 
     def next_epoch_text(self, side: int, horizons: Horizons) -> str:
-        padded = (
-            ", unmatched rows older than that are emitted with nulls for the other side"
-            if self.step.sides[side].preserved
-            else ""
-        )
+        padded = ""
+        if self.step.sides[side].preserved:
+            alone = "alone" if self.step.emits == "unmatched" else "with nulls for the other side"
+            padded = f", unmatched rows older than that are emitted {alone}"
         return f"keeps rows from {format_time(horizons[self.step.sides[side].part].current)}{padded}"
 
     @property
@@ -62,7 +62,8 @@ class IntervalDescription(JoinDescription[IntervalJoin]):
         last_partner, late = self._last_partner(row.side, row.ts)
         horizon = epoch_times.horizon(self.step.sides[row.side].part)
         watermark = epoch_times.watermarks[other.time]
-        if horizon is not None and row.ts < horizon:
+        settled = bool(row.flagged) and self.kind.flagged_rows_leave(self.step)
+        if settled or (horizon is not None and row.ts < horizon):
             may_match = "no"
         else:
             may_match = "on time" if watermark is None or last_partner >= watermark else "late"
@@ -73,22 +74,25 @@ class IntervalDescription(JoinDescription[IntervalJoin]):
             **({"matched": row.flagged} if row.flagged is not None else {}),
         }
         goes = f"goes when {self._watermark_text(row.side, row.ts, epoch_times)}"
-        return RowStatus(
-            f"{goes}; {_MATCHES[may_match]}{_match_text(self.step.sides[row.side], row, epoch_times)}", fields
-        )
+        return RowStatus(f"{goes}; {_MATCHES[may_match]}{_match_text(self.step, row, epoch_times)}", fields)
 
 
 _MATCHES = {"on time": "may still match", "late": "may match late rows only", "no": "matches nothing any more"}
 
 
-def _match_text(side: SideSpec, row: StoredRow, epoch_times: EpochTimes) -> str:
-    """Say whether a preserved row has matched. One that never does is emitted padded when an epoch closes it (O1)."""
-    if row.flagged is None or not side.preserved:
+def _match_text(step: StepSpec, row: StoredRow, epoch_times: EpochTimes) -> str:
+    """Say whether a row has matched, where that decides what is emitted. A preserved row that never does is emitted
+    padded (O1), or alone by an anti join (E3), when an epoch closes it."""
+    side = step.sides[row.side]
+    if row.flagged is None or not (side.preserved or step.emits == "matched"):
         return ""
     if row.flagged:
-        return "; has matched"
-    horizon = epoch_times.horizons[side.part]
+        consequences = {"pairs": "", "matched": " and was emitted", "unmatched": ", so it is not emitted"}
+        return f"; has matched{consequences[step.emits]}"
+    if step.emits == "matched":
+        return "; has not matched: is emitted if it still does"
+    horizon, padded = epoch_times.horizons[side.part], " padded" if step.emits == "pairs" else ""
     if horizon.previous is not None and row.ts < horizon.previous:
-        return "; has not matched and was emitted padded"
+        return f"; has not matched and was emitted{padded}"
     closed = horizon.current is not None and row.ts < horizon.current
-    return f"; has not matched: is emitted padded {'with the next epoch' if closed else 'unless it still does'}"
+    return f"; has not matched: is emitted{padded} {'with the next epoch' if closed else 'unless it still does'}"

@@ -209,10 +209,10 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
         ),
         Rule(
             "!has(self.broadcast) || self.type == 'inner' || "
-            "(self.type == 'left' && self.broadcast == self.right) || "
+            "(self.type in ['left', 'semi', 'anti'] && self.broadcast == self.right) || "
             "(self.type == 'right' && self.broadcast != self.right)",
-            "the join keeps unmatched rows of this side, which a broadcast side cannot (rule J9); broadcast the other "
-            "side, or write type: inner",
+            "the join keeps unmatched rows of this side, or emits each of its rows once, which a broadcast side cannot "
+            "(rule J9); broadcast the other side, or write type: inner",
             ".broadcast",
         ),
         Rule(

@@ -8,12 +8,16 @@ from typing import Any
 from joinery_runtime.job.join.steps import STEP_KINDS
 from joinery_runtime.job.kinds.session.signature import session_refusals, session_warnings
 from joinery_runtime.job.model.duration import format_duration, format_time
+from joinery_runtime.job.model.references import EXISTENCE
 from joinery_runtime.job.model.wording import agreeing, listed
 
 Signed = Mapping[str, Any]
 Check = Callable[[Signed, Signed], Iterator[str]]
 _NAMED = 8  # columns in one warning
-_PRESERVED: Mapping[str, set[str]] = {"inner": set(), "left": {"left"}, "right": {"right"}, "full": {"left", "right"}}
+_PRESERVED: Mapping[str, set[str]] = {
+    **{"inner": set(), "left": {"left"}, "right": {"right"}, "full": {"left", "right"}},
+    **{kind: set() for kind in EXISTENCE},
+}
 _FIXED = {field: words for kind in STEP_KINDS for field, words in kind.fixed.items()}
 
 
@@ -99,8 +103,10 @@ def _steps(old: Signed, new: Signed) -> Iterator[tuple[Signed, Signed, str]]:
 def _matching(was: Signed, now: Signed) -> Iterator[str]:
     if was["keys"] != now["keys"]:
         yield f"the keys were {_keys(was)}, they are now {_keys(now)}"
-    if _PRESERVED[now["type"]] - _PRESERVED[was["type"]]:
-        facts = f"the join type was {was['type']}, it is now {now['type']}"
+    facts = f"the join type was {was['type']}, it is now {now['type']}"
+    if was["type"] != now["type"] and {was["type"], now["type"]} & {*EXISTENCE}:
+        yield f"{facts}, and a semi or anti join keeps other rows and columns than any other type"
+    elif _PRESERVED[now["type"]] - _PRESERVED[was["type"]]:
         yield f"{facts}, and of the rows that are kept nobody wrote down which had a match"
     if was["broadcast"] != now["broadcast"]:
         yield f"the broadcast side was {was['broadcast'] or 'none'}, it is now {now['broadcast'] or 'none'}"

@@ -29,7 +29,7 @@ class _StepExplainer:
             times={side.name: side.event_time for side in job.inputs},
             allowed_lateness=self._step.allowed_lateness,
             late_data=self._step.late_data,
-            only_inner=len(job.joins) == 1 and self._step.type == "inner",
+            only_inner=len(job.joins) == 1 and self._step.type in {"inner", "semi"},
         )
 
     def plan(self, stored: Mapping[str, Sequence[str]], kept_ms: tuple[int, int]) -> StepPlan:
@@ -47,7 +47,12 @@ class _StepExplainer:
         yield self._kind.bound(self._words)
         if step.where is not None:
             yield "where", step.where
-        if any(step.preserved):
+        if not step.emits_right:
+            chosen = f"with a match, {self._kind.matched}"
+            if step.type == "anti":
+                chosen = f"without a match, {self._kind.padding}"
+            yield "emits", f"{self._words.labels[0]} rows alone: those {chosen}"
+        elif any(step.preserved):
             sides = listed(
                 label for label, preserved in zip(self._words.labels, step.preserved, strict=True) if preserved
             )

@@ -74,6 +74,8 @@ def _unknown_names(at: Loc, input_name: str, column: str, draft: JobDraft) -> It
     if side is None:
         hint = suggestion(input_name, draft.by_name)
         yield at, f"{input_name!r} is not an input{hint}; inputs are {listed(draft.by_name)}"
+    elif (absent := draft.absent.get(input_name)) is not None:
+        yield at, f"'{input_name}.{column}' is not there any more: {absent.reason} (rule E1); leave it out"
     elif side.types is not None and column not in side.types:
         yield at, unknown_column(column, side)
 
@@ -131,7 +133,7 @@ def _every_column(draft: JobDraft) -> Iterator[str]:
     """Yields the default names of all columns; nothing unless every column is known."""
     if not draft.all_named or any(source.types is None for source in draft.inputs):
         return
-    columns = {source.name or "": tuple(source.types or ()) for source in draft.inputs}
+    columns = {name: tuple(source.types or ()) for name, source in draft.by_name.items() if name not in draft.absent}
     times = WINDOW_COLUMNS if _windowed(draft) else ()
     naming = fitting_naming(
         dig(draft.data, "spec", "prefixes"),

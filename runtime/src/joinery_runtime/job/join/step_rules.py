@@ -20,7 +20,7 @@ from joinery_runtime.job.model.draft import (
     unknown_column,
 )
 from joinery_runtime.job.model.output_rules import late_without_dead_letters
-from joinery_runtime.job.model.references import Reference
+from joinery_runtime.job.model.references import EXISTENCE, Reference
 from joinery_runtime.job.model.wording import either, listed, suggestion
 
 _PARTITIONED_BY = ("string", "binary", "int32", "int64")
@@ -50,11 +50,12 @@ def _right(draft: JobDraft, step: StepDraft) -> Iterator[Finding]:
     name = step.data.get("right")
     if not step.left or step.right is not None or not isinstance(name, str):
         return
-    candidates = [other for other in draft.by_name if other not in step.left_names]
+    absent_names = {absent.source.name for absent in step.absent}
+    candidates = [other for other in draft.by_name if other not in {*step.left_names, *absent_names}]
     at, todo = (*step.at, "right"), f"write {either(candidates)}" if candidates else "drop this step"
     if name == step.left[0].name:
         yield at, f"{name!r} is the left input (the first one), where the steps begin; {todo}"
-    elif name in step.left_names:
+    elif name in step.left_names or name in absent_names:
         yield at, f"a step before joins {name!r} already, and each input is joined once; {todo}"
     else:
         yield at, f"{name!r} is not an input{suggestion(name, candidates)}; {todo}"
@@ -86,13 +87,17 @@ def _key(at: Loc, texts: tuple[Any, Any], step: StepDraft) -> Iterator[Finding]:
     elif first.input == step.right.name and second.input in step.left_names:
         yield at, f"the left input comes first; swap it: {second}: {first}"
     else:
-        wrong = [*_side_problems(at, first, step.left), *_side_problems(at, second, (step.right,))]
+        wrong = [*_side_problems(at, first, step.left, step), *_side_problems(at, second, (step.right,), step)]
         yield from wrong or _different_types(at, first, second, step)
 
 
-def _side_problems(at: Loc, ref: Reference, side: tuple[InputDraft, ...]) -> Iterator[Finding]:
+def _side_problems(at: Loc, ref: Reference, side: tuple[InputDraft, ...], step: StepDraft) -> Iterator[Finding]:
     source = next((source for source in side if source.name == ref.input), None)
-    if source is None:
+    absent = next((absent for absent in step.absent if absent.source.name == ref.input), None)
+    if absent is not None:
+        facts = f"{str(ref)!r} is not there any more: {absent.reason} (rule E1)"
+        yield at, f"{facts}; write a column of {either(step.left_names)}"
+    elif source is None:
         names = [source.name or "" for source in side]
         expected = either(map(repr, names))
         yield at, f"{str(ref)!r} must be a column of {expected}{suggestion(ref.input, names)}"
@@ -135,6 +140,9 @@ def _broadcast_problem(name: str, step: StepDraft) -> Iterator[str]:
         yield f"{name!r} is not a side of this step{suggestion(name, names)}; write {either(names)}"
     elif kind in ("full", "right" if name == step.right.name else "left"):
         yield _preserved(name, str(kind), step)
+    elif kind in EXISTENCE and name != step.right.name:
+        facts = f"a {kind} join emits each row of {name!r} once, and a broadcast side is in every shard (rule J9)"
+        yield f"{facts}; write broadcast: {step.right.name}, or name a key"
 
 
 def _preserved(name: str, kind: str, step: StepDraft) -> str:

@@ -11,9 +11,8 @@ from joinery_runtime.job.kinds.base import StepKind
 from joinery_runtime.job.kinds.interval import Interval
 from joinery_runtime.job.kinds.window import Window
 from joinery_runtime.job.model.base import Bool, Limits, Model, PositiveDuration, Text
-from joinery_runtime.job.model.references import KeyPair, parse_reference
+from joinery_runtime.job.model.references import EXISTENCE, JoinType, KeyPair, parse_reference
 
-JoinType = Literal["inner", "left", "right", "full"]
 Partitioner = Literal["murmur2", "crc32"]
 
 STEP_KINDS: tuple[type[StepKind], ...] = (Interval, *Window.kinds, AsOf)
@@ -27,7 +26,8 @@ class JoinStep(Model):
     right: Text = Field(examples=["payments"])
     """The input to join with the first input, or with what the step before made."""
     type: JoinType = "inner"
-    """Which rows are emitted without a match too, padded with nulls: none, or those of the left, the right or both."""
+    """Which rows are emitted without a match too, padded with nulls: none, or those of the left, the right or both.
+    `semi` and `anti` emit left rows alone, each once: those with a match, or those without one."""
     keys: dict[str, str] = Field(examples=[{"orders.order_id": "payments.order_id"}])
     """What must be equal: `<earlier input>.column` to `<right>.column`. Without entries rows match on time only."""
     interval: Interval | None = None
@@ -71,8 +71,13 @@ class JoinStep(Model):
 
     @property
     def preserved(self) -> tuple[bool, bool]:
-        """Whether rows of the left and of the right side are emitted without a match too, padded with nulls (O1)."""
-        return self.type in {"left", "full"}, self.type in {"right", "full"}
+        """Whether rows of the left and of the right side are emitted without a match too (O1, E3)."""
+        return self.type in {"left", "full", "anti"}, self.type in {"right", "full"}
+
+    @property
+    def emits_right(self) -> bool:
+        """Whether what the step makes has the columns of its right input."""
+        return self.type not in EXISTENCE
 
 
 class SelectItem(Model):

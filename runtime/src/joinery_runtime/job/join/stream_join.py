@@ -106,8 +106,9 @@ class StreamJoin(Job):
         return self.spec.inputs
 
     def left_inputs(self, step_index: int) -> tuple[str, ...]:
-        """The inputs whose rows the left side of a step holds: the first one, then what the steps before joined."""
-        return (self.inputs[0].name, *(step.right for step in self.joins[:step_index]))
+        """The inputs whose rows the left side of a step holds: the first one, then what the steps before joined and
+        emit (E1)."""
+        return (self.inputs[0].name, *(step.right for step in self.joins[:step_index] if step.emits_right))
 
     @staticmethod
     def keys_of(step: JoinStep) -> tuple[KeyPair, ...]:
@@ -216,7 +217,7 @@ class StreamJoin(Job):
     def column_naming(self) -> str | None:
         if self.select:
             return None
-        naming, names = self.naming, [side.name for side in self.inputs]
+        naming, names = self.naming, list(self._columns_by_input)
         prefixes = listed(f"{prefix}_" for prefix in naming_prefixes(naming, names))
         named = f"prefixes: {'always' if naming == 'always' else 'whenNeeded'}, with {prefixes}"
         if self._stored_names is not None:
@@ -277,7 +278,8 @@ class StreamJoin(Job):
 
     @property
     def _columns_by_input(self) -> Mapping[str, tuple[str, ...]]:
-        return {side.name: tuple(side.types) for side in self.inputs}
+        emitted = self.left_inputs(len(self.joins))
+        return {side.name: tuple(side.types) for side in self.inputs if side.name in emitted}
 
     @property
     def _times(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from joinery_runtime.job.model.base import Length, Model, PositiveDuration
 from joinery_runtime.job.model.cel import Rule, positive, time
 from joinery_runtime.job.model.draft import Finding, JobDraft, StepDraft, items, reference
 from joinery_runtime.job.model.duration import format_duration
+from joinery_runtime.job.model.references import EXISTENCE
 from joinery_runtime.job.model.wording import listed
 
 
@@ -32,6 +33,9 @@ def _as_of(draft: JobDraft) -> Iterator[Finding]:
             if kind in ("right", "full"):
                 facts = f"a {kind} join would keep unmatched versions of the table, which have no last moment"
                 yield (*step.at, "type"), f"{facts} (rule A4); write inner or left"
+            if kind in EXISTENCE:
+                facts = f"an asOf step has one version for each row, and {kind} is for any number of partners"
+                yield (*step.at, "type"), f"{facts} (rule E1); write inner or left"
 
 
 def _table(step: StepDraft) -> Iterator[Finding]:

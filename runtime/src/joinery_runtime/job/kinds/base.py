@@ -30,7 +30,7 @@ class Chain:
 @dataclass(frozen=True, slots=True)
 class StepWords:
     """A step as its explanation names it. `labels` are its sides, `times` the event time of each input;
-    `only_inner`: the job is this one inner step."""
+    `only_inner`: the job is this one step, which is an inner or a semi join."""
 
     number: int
     left: tuple[str, ...]
@@ -87,7 +87,9 @@ class StepKind(ABC):
     shorter: ClassVar[str] = "make the windows shorter"
     """What makes its state smaller."""
     padding: ClassVar[str]
-    """When unmatched rows are emitted padded."""
+    """When unmatched rows are emitted, padded or (E3) alone."""
+    matched: ClassVar[str] = ""
+    """When the left rows with a match are emitted by a semi join (E2)."""
 
     fixed: ClassVar[Mapping[str, str]] = {}
     """Of the signature's durations, with their names for people: those that no edit may change while there is state."""

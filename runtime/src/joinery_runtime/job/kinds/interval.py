@@ -28,6 +28,9 @@ def _interval(draft: JobDraft) -> Iterator[Finding]:
 
 def _not_before(origin: str, step: StepDraft) -> str:
     names = step.left_names
+    absent = next((absent for absent in step.absent if absent.source.name == origin), None)
+    if absent is not None:
+        return f"{origin!r} has no time any more: {absent.reason} (rule E1); write {either(names)}"
     swap = (
         " (to count from the right input, negate the bounds and swap them)" if origin == step.data.get("right") else ""
     )
@@ -43,6 +46,7 @@ class Interval(Model, StepKind):
     chains: ClassVar[bool] = True
     shorter: ClassVar[str] = "narrow the interval"
     padding: ClassVar[str] = "each once, when evicted without a match"
+    matched: ClassVar[str] = "each once, at its first match"
     widens: ClassVar[Mapping[str, tuple[str, int]]] = {"lower": ("lower bound", -1), "upper": ("upper bound", 1)}
     rules: ClassVar[Rules] = (_interval,)
     cel_of_job: ClassVar[tuple[Rule, ...]] = (

@@ -36,6 +36,7 @@ class _Window(StepKind):
     windowed: ClassVar[bool] = True
     fixed: ClassVar[Mapping[str, str]] = {"size": "window's size", "slide": "window's slide", "gap": "session gap"}
     padding: ClassVar[str] = "once per window without a partner"
+    matched: ClassVar[str] = "once per window with a partner"
 
     last: ClassVar[tuple[str, str]] = (">=", "the end of their last window")
     """Up to where rows are kept: the lower watermark is so far from it."""

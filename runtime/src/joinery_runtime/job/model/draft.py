@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from joinery_runtime.job.model.base import EpochMs, TypeField
-from joinery_runtime.job.model.references import Reference, parse_reference
+from joinery_runtime.job.model.references import EXISTENCE, Reference, parse_reference
 from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import listed, suggestion
 
@@ -36,15 +36,30 @@ class InputDraft:
 
 
 @dataclass(frozen=True, slots=True)
+class AbsentInput:
+    """An input whose columns no later step and no output has, because step `number` (from 0) joins it with `type`."""
+
+    source: InputDraft
+    number: int
+    type: str
+
+    @property
+    def reason(self) -> str:
+        return f"step {self.number + 1} is a join of type {self.type}, which emits no column of {self.source.name!r}"
+
+
+@dataclass(frozen=True, slots=True)
 class StepDraft:
-    """One join step. `left` are the inputs that were joined before it; empty if an earlier mistake hides them. `right`
-    is None unless it names an input that no other step joins."""
+    """One join step. `left` are the inputs that were joined before it, without those of which semi and anti joins
+    emit nothing (`absent`); empty if an earlier mistake hides them. `right` is None unless it names an input that no
+    other step joins."""
 
     at: Loc
     number: int
     data: Mapping[str, Any]
     left: tuple[InputDraft, ...]
     right: InputDraft | None
+    absent: tuple[AbsentInput, ...] = ()
 
     @property
     def sides_known(self) -> bool:
@@ -65,6 +80,13 @@ class JobDraft:
     data: Mapping[str, Any]
     inputs: tuple[InputDraft, ...]
     steps: tuple[StepDraft, ...]
+
+    @property
+    def absent(self) -> Mapping[str, AbsentInput]:
+        """By name, the inputs of which the steps emit nothing (E1)."""
+        last = self.steps[-1:]
+        own = [absent for step in last if (absent := _absent_after(step)) is not None]
+        return {absent.source.name or "": absent for absent in (*(a for step in last for a in step.absent), *own)}
 
     @property
     def by_name(self) -> dict[str, InputDraft]:
@@ -114,13 +136,23 @@ def read_draft(data: Mapping[str, Any]) -> JobDraft:
 def _step_parts(inputs: tuple[InputDraft, ...], steps: Sequence[object]) -> Iterator[StepDraft]:
     by_name = {source.name: source for source in inputs if source.name is not None}
     left = inputs[:1] if len(by_name) == len(inputs) >= 2 else ()
+    absent: tuple[AbsentInput, ...] = ()
     for number, raw in enumerate(steps):
         data = raw if isinstance(raw, Mapping) else {}
         name = data.get("right")
         right = by_name.get(name) if isinstance(name, str) and left else None
-        right = None if right in left else right
-        yield StepDraft(("spec", "joins", number), number, data, left, right)
-        left = (*left, right) if left and right is not None else ()
+        joined = (*left, *(earlier.source for earlier in absent))
+        step = StepDraft(("spec", "joins", number), number, data, left, None if right in joined else right, absent)
+        yield step
+        if (own := _absent_after(step)) is not None:
+            absent = (*absent, own)
+        else:
+            left = (*left, step.right) if left and step.right is not None else ()
+
+
+def _absent_after(step: StepDraft) -> AbsentInput | None:
+    kind = step.data.get("type")
+    return AbsentInput(step.right, step.number, kind) if step.right is not None and kind in EXISTENCE else None
 
 
 def reference(text: object) -> Reference | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,11 @@ class KeyPair:
 
     left: Reference
     right: Reference
+
+
+JoinType = Literal["inner", "left", "right", "full", "semi", "anti"]
+EXISTENCE: Final = ("semi", "anti")
+"""The types of join that emit left rows alone, by whether they have a match (rule E1)."""
 
 
 # --- columns that the engine adds -------------------------------------------------------------------------------------

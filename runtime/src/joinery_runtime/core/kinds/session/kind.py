@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -46,13 +45,14 @@ class SessionAggregation(SessionParameters, StepOperator):
 
     A session is emitted when its last row is before COMPLETE, and leaves when it is before the part's own horizon."""
 
-    flagged_rows_leave: ClassVar[bool] = True
-
     def run(self, step: StepSpec, work: StepWork) -> StepRun:
         epoch = _SessionEpoch(self, step, work)
         yield from epoch.complete()
         yield from epoch.arrive()
         return epoch.result()
+
+    def flagged_rows_leave(self, step: StepSpec) -> bool:
+        return True
 
     def needs_state(self, step: StepSpec, side: int, arrived: tuple[bool, ...], *, closing: bool) -> bool:
         return True
