@@ -141,6 +141,8 @@ matrix: setup ## the wheels on several versions of Python, Spark and Postgres (m
 crds: setup ## write crds/ and docs/reference.md from the resource models, deploy/ from the chart, the operator's table, docs/kinds.md, pictures (tests fail while they differ)
 	@$(BIN)/joinery crds --folder crds
 	@$(BIN)/joinery crds --folder charts/joinery/files/crds
+	@page="$$($(BIN)/python -m joinery_devkit.functions page)" && echo "$$page" > docs/functions.md
+	@module="$$($(BIN)/python -m joinery_devkit.functions signatures)" && echo "$$module" > runtime/src/joinery_runtime/job/model/function_signatures.py
 	@page="$$($(BIN)/python -m joinery_devkit.reference)" && echo "$$page" > docs/reference.md # a failure leaves the page as it was
 	@page="$$($(BIN)/python -c 'from joinery_operator.reconcile.rollout_table import rendered; print(rendered())')" && echo "$$page" > docs/rollout-table.md
 	@picture="$$($(BIN)/python -m joinery_devkit.rooms)" && echo "$$picture" > docs/pictures/rooms.svg

@@ -1,8 +1,8 @@
-"""Finds wrong syntax and column names in a job's conditions and computed columns, without Arrow, so before a pod
-starts.
+"""Finds wrong syntax, names of columns and calls of functions in a job's conditions and computed columns, without
+Arrow, so before a pod starts.
 
-The runtime rejects everything that is rejected here, and more: types, and functions that it does not have
-(core.pipeline.expression). The models check `select` and `sql` themselves."""
+The runtime rejects everything that is rejected here, and more, such as types (core.pipeline.expression). The models
+check `select` and `sql` themselves."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from sqlglot.errors import SqlglotError
 
 from joinery_runtime.errors import Problem
 from joinery_runtime.job.model.expression_tree import parse_tree, shown
+from joinery_runtime.job.model.function_calls import wrong_calls
 from joinery_runtime.job.model.resource import Job
 from joinery_runtime.job.model.wording import listed, suggestion
 
@@ -33,6 +34,8 @@ def _problems(text: str, inputs: Mapping[str, tuple[str, ...]], own: str) -> Ite
     except SqlglotError as error:
         yield f"{shown(text)} is not an SQL expression: {str(error).splitlines()[0]}; correct it (docs/expressions.md)"
         return
+    for call, reason in wrong_calls(node):
+        yield f"{text!r}: {call.sql()!r}: {reason}"
     for name, column in sorted({(ref.table or own, ref.name) for ref in node.find_all(exp.Column)}):
         if name not in inputs:
             written = f"{name}.{column}" if name else column

@@ -9,7 +9,7 @@ rows get a reason; all others get their values.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -21,12 +21,15 @@ import pyarrow.compute as pc
 from sqlglot import exp
 
 from joinery_runtime.core.pipeline import operators
+from joinery_runtime.core.pipeline.functions import called
+from joinery_runtime.core.pipeline.functions.base import RowsFailed
 from joinery_runtime.core.pipeline.operators import DURATION, TIMESTAMP, Value, as_column, boolean, text, to_common_type
 from joinery_runtime.errors import ExpressionError
+from joinery_runtime.job.model.function_calls import call_of
 
 Resolve = Callable[[str, str], Value]  # from an input and its column
 
-_MAY_FAIL = (exp.Add, exp.Sub, exp.Mul, exp.Neg, exp.Abs, exp.Cast, exp.Case, exp.Coalesce)
+_MAY_FAIL = (exp.Add, exp.Sub, exp.Mul, exp.Neg, exp.Cast, exp.Case, exp.Coalesce)
 _SHOWN = 60  # characters of a text that a reason quotes
 _PIECES = 16  # into how many pieces a piece is cut on which an operator fails
 
@@ -75,13 +78,20 @@ def evaluate(node: exp.Expr, resolve: Resolve, count: int) -> tuple[Value, dict[
 
 
 def is_known(node: exp.Expr) -> bool:
-    """Whether nodes of this type have a value."""
-    return isinstance(node, exp.Column) or type(node) in _BINARY or type(node) in _UNARY or type(node) in _SPECIAL
+    """Whether the node has a value."""
+    kind = type(node)
+    return kind is exp.Column or kind in _BINARY or kind in _UNARY or kind in _SPECIAL or call_of(node) is not None
 
 
 def may_fail(node: exp.Expr) -> bool:
     """Whether the node may fail on some row."""
-    return any(isinstance(part, _MAY_FAIL) and not isinstance(part, exp.TryCast) for part in node.walk())
+    return any(_part_may_fail(part) for part in node.walk())
+
+
+def _part_may_fail(part: exp.Expr) -> bool:
+    if isinstance(part, _MAY_FAIL):
+        return not isinstance(part, exp.TryCast)
+    return call_of(part) is not None and called(part)[0].fails
 
 
 def unguarded_parts(node: exp.Expr) -> list[exp.Expr]:
@@ -102,7 +112,18 @@ def _value(node: exp.Expr, rows: EvaluatedRows) -> Value:
         return _apply(rows, binary, _value(node.this, rows), _value(node.expression, rows))
     if (unary := _UNARY.get(kind)) is not None:
         return _apply(rows, unary, _value(node.this, rows))
-    return _SPECIAL[kind](node, rows)
+    if (special := _SPECIAL.get(kind)) is not None:
+        return special(node, rows)
+    return _call(node, rows)
+
+
+def _call(node: exp.Expr, rows: EvaluatedRows) -> Value:
+    function, arguments = called(node)
+    try:
+        compute, values = function.bind([_value(argument, rows) for argument in arguments])
+        return _apply(rows, compute, *values)
+    except pa.ArrowTypeError as error:
+        raise ExpressionError(f"{node.sql()!r}", facts=f"{error}; the function is {function.signature}") from error
 
 
 # --- rows that fail, and rows that are not needed ---------------------------------------------------------------------
@@ -112,18 +133,32 @@ def _apply(rows: EvaluatedRows, function: Callable[..., Value], *values: Value, 
     """Applies the function. In the careful pass, a row on which it fails gets NULL and, unless `null`, a reason."""
     if not rows.careful and not null:
         return function(*values)
+    if all(isinstance(value, pa.Scalar) for value in values):
+        return _constant(function, values, null=null)
     try:
         return function(*values)
+    except RowsFailed as error:
+        for row in () if null else np.flatnonzero(error.failed.to_numpy(zero_copy_only=False)).tolist():
+            rows.fail(row, first_line(error))
+        return _apply(rows, function, *_nulled(values, error.failed), null=null)
     except pa.ArrowInvalid:
-        if all(isinstance(value, pa.Scalar) for value in values):
-            return _constant(function, values, null=null)
         count = next(len(value) for value in values if not isinstance(value, pa.Scalar))
         return pa.concat_arrays(_pieces(rows, function, values, 0, count, null=null))
 
 
+def _nulled(values: tuple[Value, ...], failed: pa.BooleanArray) -> Iterator[Value]:
+    """Replace the arguments of the rows that a function has failed by NULL."""
+    for value in values:
+        is_column = not isinstance(value, pa.Scalar)
+        yield pc.if_else(failed, pa.scalar(None, value.type), value) if is_column else value
+
+
 def _constant(function: Callable[..., Value], values: tuple[Value, ...], *, null: bool) -> Value:
-    if not null:
+    try:
         return function(*values)
+    except pa.ArrowInvalid:
+        if not null:
+            raise
     empty = function(*(pa.array([], value.type) for value in values))
     return pa.scalar(None, empty.type)
 
@@ -313,21 +348,6 @@ def _interval(node: exp.Expr, _: EvaluatedRows) -> Value:
     return pa.scalar(int(milliseconds), DURATION)
 
 
-def _substring(node: exp.Expr, rows: EvaluatedRows) -> Value:
-    first = _whole_number(node, "start") - 1
-    if first < 0:
-        raise ExpressionError(f"{node.sql()!r}", facts="SUBSTRING counts from 1")
-    stop = first + _whole_number(node, "length") if node.args.get("length") else None
-    return pc.utf8_slice_codeunits(text(_value(node.this, rows)), first, stop)
-
-
-def _whole_number(node: exp.Expr, argument: str) -> int:
-    value = node.args.get(argument)
-    if not isinstance(value, exp.Literal) or not value.name.isdigit():
-        raise ExpressionError(f"{node.sql()!r}", facts=f"its {argument} must be a whole number written out")
-    return int(value.name)
-
-
 _DATETIME_TYPES = {
     exp.DataType.Type.DATE,
     exp.DataType.Type.TIMESTAMP,
@@ -362,11 +382,6 @@ _UNARY: dict[type[exp.Expr], Callable[[Value], Value]] = {
     exp.Paren: lambda value: value,
     exp.Not: lambda value: pc.invert(boolean(value)),
     exp.Neg: operators.negate,
-    exp.Abs: operators.absolute,
-    exp.Lower: lambda value: pc.utf8_lower(text(value)),
-    exp.Upper: lambda value: pc.utf8_upper(text(value)),
-    exp.Length: lambda value: pc.utf8_length(text(value)),
-    exp.Trim: lambda value: pc.utf8_trim_whitespace(text(value)),
 }
 _SPECIAL: dict[type[exp.Expr], Callable[[Any, EvaluatedRows], Value]] = {
     exp.Literal: _literal,
@@ -384,5 +399,4 @@ _SPECIAL: dict[type[exp.Expr], Callable[[Any, EvaluatedRows], Value]] = {
     exp.Cast: _cast,
     exp.TryCast: _cast,
     exp.Interval: _interval,
-    exp.Substring: _substring,
 }

@@ -24,10 +24,12 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from joinery_runtime.core.pipeline.evaluation import evaluate, first_line, is_known, may_fail, unguarded_parts
+from joinery_runtime.core.pipeline.functions import called
 from joinery_runtime.core.pipeline.operators import Value, boolean, type_text
 from joinery_runtime.core.table.columns import type_name
 from joinery_runtime.errors import ExpressionError
 from joinery_runtime.job.model.expression_tree import parse_tree, shown
+from joinery_runtime.job.model.function_calls import call_of
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -191,6 +193,9 @@ def _one_array(value: Value) -> pa.Array:
 
 def _check(node: exp.Expr, text: str) -> None:
     kind = type(node)
+    if call_of(node) is not None:
+        called(node)  # raises for a wrong name or number of arguments
+        return
     if not is_known(node) and type(node.parent) not in _PARTS.get(kind, ()):
         raise _unsupported(node, text, kind.__name__)
     # Ignoring an argument would silently change the meaning (BETWEEN SYMMETRIC, TRIM's characters).
@@ -227,8 +232,6 @@ _ARGUMENTS: dict[type[exp.Expr], frozenset[str]] = {
     exp.TryCast: frozenset({"this", "to", "safe"}),
     exp.DataType: frozenset({"this", "expressions"}),
     exp.Interval: frozenset({"this", "unit"}),
-    exp.Substring: frozenset({"this", "start", "length"}),
-    exp.Trim: frozenset({"this"}),
     exp.Like: frozenset({"this", "expression", "negate"}),
     exp.ILike: frozenset({"this", "expression", "negate"}),
 }

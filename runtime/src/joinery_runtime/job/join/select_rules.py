@@ -21,6 +21,7 @@ from joinery_runtime.job.model.draft import (
     unknown_column,
 )
 from joinery_runtime.job.model.expression_tree import parse_tree, shown
+from joinery_runtime.job.model.function_calls import wrong_calls
 from joinery_runtime.job.model.output_rules import outputs, row_columns, unknown_columns
 from joinery_runtime.job.model.references import (
     POSTGRES_NAME_BYTES,
@@ -54,13 +55,15 @@ def _column(at: Loc, text: Any, draft: JobDraft) -> Iterator[Finding]:
 
 
 def _expression(at: Loc, text: str, draft: JobDraft) -> Iterator[Finding]:
-    """Checks the columns of an expression. The core checks its functions and its type."""
+    """Checks the columns of an expression and its calls of functions. The core checks its type."""
     try:
-        columns = list(parse_tree(text).find_all(exp.Column))
+        tree = parse_tree(text)
     except SqlglotError as error:
         yield at, f"{shown(text)} is not an SQL expression: {str(error).strip().splitlines()[0]}"
         return
-    for column in columns:
+    for call, reason in wrong_calls(tree):
+        yield at, f"{call.sql()!r}: {reason}"
+    for column in tree.find_all(exp.Column):
         if not column.table:
             yield at, f"{column.name!r} does not name its input; write <input>.{column.name}"
         elif column.args.get("db") is None:

@@ -15,6 +15,8 @@ from sqlglot import exp
 from sqlglot.errors import ParseError
 from sqlglot.tokenizer_core import Token, TokenType
 
+from joinery_runtime.job.model.function_calls import JoinerySql, call_of
+
 MAX_NESTING = 30
 """Brackets, CASEs, NOTs and signs inside each other."""
 MAX_DEPTH = 300
@@ -44,16 +46,19 @@ def parse_tree(text: str) -> exp.Expr:
     if too_deep(sqlglot.tokenize(text)) is not None:
         raise TooDeepError(TOO_DEEP)
     try:
-        tree = sqlglot.parse_one(text)
+        tree = sqlglot.parse_one(text, dialect=JoinerySql)
     except RecursionError:
         raise TooDeepError(TOO_DEEP) from None
     if depth(tree) > MAX_DEPTH:
         raise TooDeepError(TOO_DEEP)
-    return tree.transform(_without_if, copy=False) if tree.find(exp.If) is not None else tree
+    return tree.transform(_without_own_syntax, copy=False)
 
 
-def _without_if(node: exp.Expr) -> exp.Expr:
-    """Write IF(condition, a, b) as a CASE, as sqlglot does in the text of SQL."""
+def _without_own_syntax(node: exp.Expr) -> exp.Expr:
+    """Write IF(condition, a, b) as a CASE, as sqlglot does in the text of SQL, and POSITION(a IN b) as a plain call."""
+    call = call_of(node)
+    if call is not None and not isinstance(node, exp.Anonymous):
+        return exp.Anonymous(this=call[0], expressions=call[1])
     if not isinstance(node, exp.If) or isinstance(node.parent, exp.Case):
         return node
     branch = exp.If(this=node.this, true=node.args["true"])

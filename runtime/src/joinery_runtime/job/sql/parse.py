@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import sqlglot
 from sqlglot import exp
-from sqlglot.dialects.dialect import Dialect
 from sqlglot.errors import ParseError, TokenError
 from sqlglot.tokenizer_core import Token, TokenType
 
 from joinery_runtime.job.model.expression_tree import TOO_DEEP, too_deep
+from joinery_runtime.job.model.function_calls import JoinerySql
 from joinery_runtime.job.sql.clauses import Clauses, keyword, split_clauses
 from joinery_runtime.job.sql.report import JOINS, Form, Report, TextPosition, token_position
 
@@ -107,7 +107,7 @@ def _tree(tokens: list[Token], sql: str, report: Report) -> exp.Expr | None:
         )
         return None
     try:
-        return Dialect.get_or_raise(None).parser().parse([*_with_session(tokens)], sql)[0]
+        return JoinerySql().parser().parse([*_with_session(tokens)], sql)[0]
     except ParseError as error:
         first = error.errors[0] if error.errors else {}
         highlight = str(first.get("highlight") or "")

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from sqlglot import exp
 
+from joinery_runtime.job.model.function_calls import cannot_call
 from joinery_runtime.job.model.references import SESSION_COLUMNS, WINDOW_COLUMNS
 from joinery_runtime.job.sql.grouping import (
     AGGREGATE_NODES,
@@ -190,10 +191,11 @@ def _read_group_item(
     if qualified.find(exp.Query) is not None or not scope.qualify(qualified):
         return
     group = groups.by_text.get(qualified.sql(comments=False))
-    if group is None and (groups.by_text or isinstance(value, exp.Anonymous)):
+    is_unknown = isinstance(value, exp.Anonymous) and cannot_call(value.name.upper(), len(value.expressions)) != ""
+    if group is None and (groups.by_text or is_unknown):
         unknown_function = f"is not an aggregate of sessions; these are {AGGREGATES}"
         many = "is not in GROUP BY, and a session holds many rows of it; group by it, or write FIRST(...) or LAST(...)"
-        scope.report.add(at, unknown_function if isinstance(value, exp.Anonymous) else many)
+        scope.report.add(at, unknown_function if is_unknown else many)
     elif group is not None and group.selected:
         scope.report.add(at, "this group is selected twice; keep one")
     elif group is not None:

@@ -9,6 +9,7 @@ from typing import Any
 from sqlglot import exp
 
 from joinery_runtime.job.model.expression_tree import TOO_DEEP
+from joinery_runtime.job.model.function_calls import wrong_calls
 from joinery_runtime.job.sql.grouping import read_groups
 from joinery_runtime.job.sql.query import Query, read_query
 from joinery_runtime.job.sql.report import SESSIONS, Report, node_position, problems_of, token_position
@@ -67,7 +68,7 @@ def _translate(sql: str, table: SqlInput) -> SessionTranslation:
     if query is None or query.first is None:
         return SessionTranslation(problems=report.problems)
     scope = Scope((query.first,), (table,), report)
-    _reject_unknown_functions(query, report)
+    _reject_wrong_calls(query, report)
     groups = read_groups(query, table, scope)
     chosen = read_session_columns(query.items, groups, scope)
     where = _where_text(query, scope)
@@ -96,11 +97,10 @@ def _where_text(query: Query, scope: Scope) -> str | None:
     return condition.sql(comments=False) if scope.qualify(condition) else None
 
 
-def _reject_unknown_functions(query: Query, report: Report) -> None:
-    """Report unknown functions inside expressions. The core checks the other functions."""
+def _reject_wrong_calls(query: Query, report: Report) -> None:
+    """Report calls inside expressions that no scalar function accepts. Groups and columns that are calls themselves may
+    be of SESSION or an aggregate."""
     roots = [*(item.unalias().unnest() for item in query.items), *query.groups]
-    inside = [node for root in roots for node in root.find_all(exp.Anonymous) if node is not root]
-    if query.where is not None:
-        inside += query.where.find_all(exp.Anonymous)
-    for node in inside:
-        report.add(node_position(node), f"{node.name} is not a function that is known here; see docs/expressions.md")
+    problems = [(node, problem) for root in roots for node, problem in wrong_calls(root) if node is not root]
+    for node, problem in [*problems, *(wrong_calls(query.where) if query.where is not None else ())]:
+        report.add(node_position(node), problem)

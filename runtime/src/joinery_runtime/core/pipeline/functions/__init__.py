@@ -1,0 +1,34 @@
+"""The scalar functions of expressions, by family. `called` finds the function of a node of the syntax tree."""
+
+from __future__ import annotations
+
+from sqlglot import exp
+
+from joinery_runtime.core.pipeline.functions.base import Family, Function
+from joinery_runtime.core.pipeline.functions.conditionals import CONDITIONALS
+from joinery_runtime.core.pipeline.functions.hashing import HASHING
+from joinery_runtime.core.pipeline.functions.numbers import BITS, NUMBERS
+from joinery_runtime.core.pipeline.functions.patterns import PATTERNS
+from joinery_runtime.core.pipeline.functions.text import TEXT
+from joinery_runtime.errors import ExpressionError
+from joinery_runtime.job.model.function_calls import call_of, cannot_call
+
+FAMILIES: tuple[Family, ...] = (TEXT, PATTERNS, HASHING, NUMBERS, BITS, CONDITIONALS)
+FUNCTIONS: dict[str, Function] = {
+    name: function
+    for family in FAMILIES
+    for function in family.functions
+    for name in (function.name, *function.synonyms)
+}
+
+
+def called(node: exp.Expr) -> tuple[Function, list[exp.Expr]]:
+    """Return the function that a call names, and the arguments. Raises ExpressionError for a function that does not
+    exist, and for a wrong number of arguments."""
+    call = call_of(node)
+    assert call is not None, f"{type(node).__name__} is a call"
+    name, arguments = call
+    problem = cannot_call(name, len(arguments))
+    if problem:
+        raise ExpressionError(f"{node.sql()!r}", facts=problem)
+    return FUNCTIONS[name], arguments

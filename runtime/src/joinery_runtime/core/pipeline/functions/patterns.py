@@ -1,0 +1,195 @@
+"""Functions of regular expressions, in the syntax of RE2: linear in the text, without look-around and back references
+in patterns. A pattern is a constant, and Joinery checks it when it loads the job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from joinery_runtime.core.pipeline.functions.base import (
+    Family,
+    computed_by_polars,
+    constant,
+    integer,
+    optional,
+    string,
+)
+from joinery_runtime.core.pipeline.operators import Value
+
+PATTERNS = Family("Regular expressions")
+_FLAGS = {"i": "i", "c": "", "m": "m", "n": "m", "s": "s", "g": ""}
+_PATTERN, _OPTIONAL_FLAGS = constant(string("pattern")), optional(constant(string("flags")))
+
+
+def _with_flags(pattern: str, flags: str) -> str:
+    unknown = sorted(set(flags) - set(_FLAGS))
+    if unknown:
+        raise pa.ArrowTypeError(f"its flags are i (any case), m (^ and $ at lines), s (. takes line breaks), found "
+                                f"{unknown[0]!r}")  # fmt: skip
+    letters = "".join(dict.fromkeys(_FLAGS[flag] for flag in flags))
+    return f"(?{letters}){pattern}" if letters else pattern
+
+
+def _with_checked_pattern(run: Callable[[], Value]) -> Value:
+    """Run a kernel whose only fault can be the pattern, which is wrong whatever the rows."""
+    try:
+        return run()
+    except pa.ArrowInvalid as error:
+        raise pa.ArrowTypeError(f"its pattern is none that RE2 understands: {error}") from error
+
+
+PATTERNS.define(
+    "REGEXP_LIKE REGEXP_MATCHES RLIKE REGEXP",
+    string("text"),
+    _PATTERN,
+    _OPTIONAL_FLAGS,
+    returns="boolean",
+    meaning="whether a part of the text matches. Flags: `i` any case, `m` lines, `s` the point takes line breaks. Also "
+    "`text RLIKE pattern`",
+    example="REGEXP_LIKE('ABC', '^a.', 'i')",
+    result="TRUE",
+)(
+    lambda text, pattern, flags="": _with_checked_pattern(
+        lambda: pc.match_substring_regex(text, _with_flags(pattern, flags))
+    )
+)
+PATTERNS.define(
+    "REGEXP_COUNT",
+    string("text"),
+    _PATTERN,
+    returns="int32",
+    meaning="how many parts match, which do not overlap",
+    example="REGEXP_COUNT('banana', 'an')",
+    result="2",
+)(lambda text, pattern: _with_checked_pattern(lambda: pc.count_substring_regex(text, pattern).cast(pa.int32())))
+PATTERNS.define(
+    "REGEXP_REPLACE",
+    string("text"),
+    _PATTERN,
+    constant(string("replacement")),
+    _OPTIONAL_FLAGS,
+    returns="string",
+    meaning="with every part that matches replaced (as in Spark and Flink); `\\1` or `$1` is what the first group "
+    "matches",
+    example="REGEXP_REPLACE('John Smith', '(\\w+) (\\w+)', '$2 $1')",
+    result="'Smith John'",
+)(
+    lambda text, pattern, replacement, flags="": _with_checked_pattern(
+        lambda: pc.replace_substring_regex(text, _with_flags(pattern, flags), _re2_replacement(replacement))
+    )
+)
+
+
+@PATTERNS.define(
+    "REGEXP_EXTRACT",
+    string("text"),
+    _PATTERN,
+    optional(constant(integer("group"))),
+    returns="string",
+    meaning="what this group (0: the whole pattern) matches in the first part that matches; NULL if nothing matches. "
+    "Without `group` the first group, or the whole pattern if it has none",
+    example="REGEXP_EXTRACT('a=1;b=22', 'b=(\\d+)')",
+    result="'22'",
+)
+def _extract_group(text: Value, pattern: str, group: int | None = None) -> Value:
+    starts = _group_starts(pattern)
+    wanted = min(1, len(starts)) if group is None else group
+    if not 0 <= wanted <= len(starts):
+        raise pa.ArrowTypeError(f"its pattern has {len(starts)} groups, and its group is {wanted}")
+    named = pattern
+    for number in range(len(starts), 0, -1):
+        start, end = starts[number - 1]
+        named = f"{named[:start]}(?P<g{number}>{named[end:]}"
+    groups = _with_checked_pattern(lambda: pc.extract_regex(text, f"(?P<g0>{named})"))
+    # An optional group that matched nothing is the empty text, as in every system.
+    return pc.if_else(pc.is_valid(groups), pc.struct_field(groups, f"g{wanted}"), pa.scalar(None, pa.string()))
+
+
+def _group_starts(pattern: str) -> list[tuple[int, int]]:
+    """Find the start of each capturing group, and where what it matches starts."""
+    starts: list[tuple[int, int]] = []
+    position, in_class = 0, False
+    while position < len(pattern):
+        character = pattern[position]
+        if character == "\\":
+            position += 1
+        elif in_class:
+            if pattern.startswith("[:", position):
+                position = max(pattern.find(":]", position), position) + 1
+            in_class = character != "]"
+        elif character == "[":
+            in_class = True
+            position += pattern[position + 1 : position + 2] == "^"
+            position += pattern[position + 1 : position + 2] == "]"
+        elif character == "(":
+            rest = pattern[position + 1 :]
+            if not rest.startswith("?"):
+                starts.append((position, position + 1))
+            elif rest.startswith(("?P<", "?<")):
+                starts.append((position, pattern.find(">", position) + 1))
+        position += 1
+    return starts
+
+
+@PATTERNS.define(
+    "REGEXP_SUBSTR",
+    string("text"),
+    _PATTERN,
+    returns="string",
+    meaning="the first part that matches; NULL if none",
+    example="REGEXP_SUBSTR('a1b22', '\\d+')",
+    result="'1'",
+)
+def _extract_match(text: Value, pattern: str) -> Value:
+    return _extract_group(text, pattern, 0)
+
+
+@PATTERNS.define(
+    "REGEXP_INSTR",
+    string("text"),
+    _PATTERN,
+    returns="int64",
+    meaning="where the first part that matches begins, from 1; 0 if none does",
+    example="REGEXP_INSTR('añ1', '\\d')",
+    result="3",
+)
+def _position_of_match(text: Value, pattern: str) -> Value:
+    byte = _with_checked_pattern(lambda: pc.find_substring_regex(text, pattern))
+    return computed_by_polars(
+        lambda text, byte: (
+            pl.when(byte < 0)
+            .then(0)
+            .otherwise(text.cast(pl.Binary).bin.head(byte).cast(pl.String).str.len_chars().cast(pl.Int64) + 1)
+        ),
+        text,
+        byte,
+    )
+
+
+def _re2_replacement(replacement: str) -> str:
+    """Write `$1`, Spark's and Flink's name of a group, as RE2's `\\1`; `\\$` is a dollar sign."""
+    text, position = "", 0
+    while position < len(replacement):
+        character, following = replacement[position], replacement[position + 1 : position + 2]
+        if character == "\\" and following == "$":
+            text, position = text + "$", position + 2
+        elif character == "\\" and following:
+            text, position = text + character + following, position + 2
+        elif character == "$" and following.isdigit():
+            text, position = f"{text}\\{following}", position + 2
+        else:
+            text, position = text + character, position + 1
+    return text
+
+
+PATTERNS.define(
+    "REGEXP_ESCAPE",
+    string("text"),
+    returns="string",
+    meaning="the text as a pattern that matches it",
+    example="REGEXP_ESCAPE('a.b')",
+    result="'a\\.b'",
+)(lambda text: computed_by_polars(lambda text: text.str.escape_regex(), text))

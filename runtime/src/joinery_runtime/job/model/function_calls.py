@@ -1,0 +1,218 @@
+"""Calls of scalar functions in SQL: their parser, and the check of names and numbers of arguments. It needs no Arrow,
+so a wrong call is rejected before a pod starts. What functions compute is in core.pipeline.functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import sqlglot.parser
+from sqlglot import exp
+from sqlglot.dialects.dialect import Dialect
+from sqlglot.tokenizer_core import TokenType
+
+from joinery_runtime.job.model.function_signatures import SIGNATURES
+from joinery_runtime.job.model.wording import suggestion
+
+_BY_NAME = {name: signature for signature in SIGNATURES for name in signature.names}
+
+# Functions whose result is not the same when an epoch is replayed, and why.
+_CLOCK = "reads the clock, and a replay must give the same rows; use the event time, or a timestamp column `from` Kafka"
+_CHANCE = "gives other values in a replay, which must give the same rows; hash a column instead, as in XXHASH64(x)"
+_SESSION = "depends on who runs the job; write the value"
+_NOT_REPEATABLE = {
+    **dict.fromkeys(
+        (
+            "NOW",
+            "CURRENT_TIMESTAMP",
+            "CURRENT_DATE",
+            "CURRENT_TIME",
+            "CURRENT_DATETIME",
+            "LOCALTIME",
+            "LOCALTIMESTAMP",
+            "CURDATE",
+            "CURTIME",
+            "GETDATE",
+            "SYSDATE",
+            "TODAY",
+            "UTC_TIMESTAMP",
+            "UTC_DATE",
+            "CLOCK_TIMESTAMP",
+            "STATEMENT_TIMESTAMP",
+            "TRANSACTION_TIMESTAMP",
+            "PROCTIME",
+            "CURRENT_ROW_TIMESTAMP",
+            "UNIX_TIMESTAMP",
+            "CURRENT_WATERMARK",
+        ),
+        _CLOCK,
+    ),
+    **dict.fromkeys(
+        (
+            "RAND",
+            "RANDN",
+            "RANDOM",
+            "RANDOM_UUID",
+            "GEN_RANDOM_UUID",
+            "UUID",
+            "UUIDV4",
+            "UUIDV7",
+            "GENERATE_UUID",
+            "RAND_INTEGER",
+            "SETSEED",
+            "SHUFFLE",
+            "MONOTONICALLY_INCREASING_ID",
+            "NEXTVAL",
+        ),
+        _CHANCE,
+    ),
+    **dict.fromkeys(
+        (
+            "CURRENT_USER",
+            "SESSION_USER",
+            "USER",
+            "CURRENT_ROLE",
+            "CURRENT_DATABASE",
+            "CURRENT_SCHEMA",
+            "VERSION",
+            "CURRENT_SETTING",
+            "CURRENT_TIMEZONE",
+            "INPUT_FILE_NAME",
+            "SPARK_PARTITION_ID",
+        ),
+        _SESSION,
+    ),
+}
+# Names that other systems give several meanings, or that mean what another name means here.
+_OTHERWISE = {
+    "NVL2": "is CASE WHEN x IS NOT NULL THEN a ELSE b END here",
+    "DECODE": "is CASE x WHEN a THEN b ELSE c END, or FROM_UTF8(bytes), here",
+    "ENCODE": "is TO_UTF8, TO_BASE64 or HEX here",
+    "CONVERT": "is CAST(x AS type) here",
+    "ISDISTINCT": "is x IS DISTINCT FROM y here",
+}
+
+
+def call_of(node: exp.Expr) -> tuple[str, list[exp.Expr]] | None:
+    """Return the name, in capitals, and the arguments of a call; None for a node that is no call."""
+    if isinstance(node, exp.Anonymous):
+        return node.name.upper(), node.expressions
+    spoken = _SPOKEN.get(type(node))
+    return spoken(node) if spoken is not None else None
+
+
+def cannot_call(name: str, count: int) -> str:
+    """Say why this function cannot be called with so many arguments; empty if it can."""
+    signature = _BY_NAME.get(name)
+    if signature is None:
+        reason = _NOT_REPEATABLE.get(name)
+        if reason is not None:
+            return f"{name} {reason}"
+        if name in _OTHERWISE:
+            return f"{name} {_OTHERWISE[name]} (docs/functions.md)"
+        return f"there is no function {name}{suggestion(name, _BY_NAME)}; docs/functions.md lists all"
+    if count < signature.fewest or (signature.most is not None and count > signature.most):
+        return f"found {count} arguments, and the function is {signature.text}"
+    return ""
+
+
+def wrong_calls(tree: exp.Expr) -> list[tuple[exp.Expr, str]]:
+    """List the calls in a tree that name no function, or give a wrong number of arguments, with the reasons."""
+    problems = [(node, cannot_call(call[0], len(call[1]))) for node in tree.walk() if (call := call_of(node))]
+    return [(node, problem) for node, problem in problems if problem]
+
+
+# --- the parser -------------------------------------------------------------------------------------------------------
+
+
+def _unit_as_text(arguments: list[exp.Expr]) -> list[exp.Expr]:
+    """Write a unit that is a word, as in TIMESTAMPDIFF(HOUR, a, b), as a text."""
+    first, *rest = arguments or [exp.null()]
+    if isinstance(first, exp.Column) and not first.table:
+        first = exp.Literal.string(first.name.upper())
+    return [first, *rest]
+
+
+def _builder(name: str, *, has_unit: bool) -> Callable[[list[exp.Expr]], exp.Expr]:
+    return lambda arguments: exp.Anonymous(this=name, expressions=_unit_as_text(arguments) if has_unit else arguments)
+
+
+def _is_kept(name: str, builder: object) -> bool:
+    """Whether a function of sqlglot's keeps its own node: aggregates, and what is an operator or a CASE here."""
+    node = getattr(builder, "__self__", None)
+    by_type = isinstance(node, type) and issubclass(node, exp.AggFunc | exp.If)
+    return by_type or name in {"COALESCE", "IFNULL", "NVL", "MOD", "COUNT", "ARRAY_AGG", "ARRAYAGG"}
+
+
+class _Parser(sqlglot.parser.Parser):
+    """sqlglot's parser, in which a function is its name and its arguments, in their order as written."""
+
+    FUNC_TOKENS: ClassVar = {*sqlglot.parser.Parser.FUNC_TOKENS, TokenType.DIV}
+    FUNCTIONS: ClassVar = {
+        **{name: build for name, build in sqlglot.parser.Parser.FUNCTIONS.items() if _is_kept(name, build)},
+        **{
+            name: _builder(signature.names[0], has_unit=signature.text.startswith(f"{signature.names[0]}(unit "))
+            for name, signature in _BY_NAME.items()
+        },
+    }
+
+
+class JoinerySql(Dialect):
+    """The dialect of expressions and of `sql`."""
+
+    Parser = _Parser
+
+
+# --- calls with a syntax of their own ---------------------------------------------------------------------------------
+
+
+def _arguments(node: exp.Expr, *names: str) -> list[exp.Expr]:
+    """The arguments of these names, up to the last one that the node has."""
+    values = [node.args.get(name) for name in names]
+    while values and values[-1] is None:
+        values.pop()
+    return [exp.null() if value is None else value for value in values]
+
+
+def _trim(node: exp.Expr) -> tuple[str, list[exp.Expr]] | None:
+    name = {"LEADING": "LTRIM", "TRAILING": "RTRIM"}.get(str(node.args.get("position") or "").upper(), "TRIM")
+    return None if node.args.get("collation") else (name, _arguments(node, "this", "expression"))
+
+
+def _as_text(word: object) -> list[exp.Expr]:
+    return [] if not isinstance(word, exp.Expr) else [exp.Literal.string(word.name.upper())]
+
+
+def _without(name: str, *unread: str) -> Callable[[exp.Expr], tuple[str, list[exp.Expr]] | None]:
+    """A call with the argument `this`; none if the node has one of the `unread` arguments."""
+    return lambda node: None if any(node.args.get(part) for part in unread) else (name, _arguments(node, "this"))
+
+
+_SPOKEN: dict[type[exp.Expr], Callable[[exp.Expr], tuple[str, list[exp.Expr]] | None]] = {
+    exp.Substring: lambda node: ("SUBSTRING", _arguments(node, "this", "start", "length")),
+    exp.Trim: _trim,
+    exp.StrPosition: lambda node: (
+        None
+        if node.args.get("position") or node.args.get("occurrence")
+        else ("STRPOS", _arguments(node, "this", "substr"))
+    ),
+    exp.Overlay: lambda node: ("OVERLAY", _arguments(node, "this", "expression", "from_", "for_")),
+    exp.Ceil: lambda node: None if node.args.get("to") else ("CEIL", _arguments(node, "this", "decimals")),
+    exp.Floor: lambda node: None if node.args.get("to") else ("FLOOR", _arguments(node, "this", "decimals")),
+    exp.Chr: lambda node: None if node.args.get("charset") else ("CHR", node.expressions),
+    exp.Initcap: lambda node: ("INITCAP", _arguments(node, "this")),
+    exp.Normalize: lambda node: ("NORMALIZE", [node.this, *_as_text(node.args.get("form"))]),
+    exp.RegexpLike: lambda node: ("REGEXP_LIKE", _arguments(node, "this", "expression", "flag")),
+    exp.Extract: lambda node: ("DATE_PART", [*_as_text(node.this), node.expression]),
+    exp.JSONExtractScalar: lambda node: (
+        None
+        if node.args.get("on_condition") or node.args.get("expressions")
+        else ("JSON_VALUE", [node.this, exp.Literal.string(node.expression.sql().strip("'"))])
+    ),
+    exp.CurrentTimestamp: _without("CURRENT_TIMESTAMP"),
+    exp.CurrentDate: _without("CURRENT_DATE"),
+    exp.CurrentTime: _without("CURRENT_TIME"),
+    exp.CurrentDatetime: _without("CURRENT_DATETIME"),
+    exp.CurrentUser: _without("CURRENT_USER"),
+    exp.CurrentRole: _without("CURRENT_ROLE"),
+}

@@ -1,0 +1,158 @@
+"""Every scalar function: its example, its values beside DuckDB's or Python's, and what it says of itself."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.pipeline.functions.cases import CASES, VALUES, Case
+from joinery_devkit.functions import page, signatures
+from joinery_runtime.core.pipeline.expression import ColumnRef, parse_expression
+from joinery_runtime.core.pipeline.functions import FAMILIES, FUNCTIONS
+from joinery_runtime.core.pipeline.functions.base import Function
+from joinery_runtime.job.model import function_signatures
+
+ALL = [function for family in FAMILIES for function in family.functions]
+TYPES: dict[str, tuple[pa.DataType, str]] = {
+    "string": (pa.string(), "varchar"),
+    "part": (pa.string(), "varchar"),
+    "count": (pa.int64(), "bigint"),
+    "small": (pa.int64(), "bigint"),
+    "integer": (pa.int64(), "bigint"),
+    "double": (pa.float64(), "double"),
+    "decimal": (pa.decimal128(11, 3), "decimal(11,3)"),
+}
+RANDOM: dict[str, st.SearchStrategy[Any]] = {
+    "string": st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12),
+    "part": st.text("ab-ñ語.", max_size=2),
+    "count": st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 20),
+    "small": st.integers(-3, 20),
+    "integer": st.integers(-(2**63), 2**63 - 1) | st.integers(-20, 100),
+    "double": st.floats(allow_nan=True, allow_infinity=True),
+    "decimal": st.decimals(-99999999, 99999999, places=3),
+}
+PAIRS = [(name, case) for name, cases in CASES.items() for case in cases]
+MOST_ROWS = 1_500
+
+
+def ours(text: str, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> tuple[list[Any], set[int]]:
+    """The values, and the numbers of the rows that fail."""
+    expression = parse_expression(text, "t")
+    arrays = {
+        letter: pa.array([row[i] for row in rows], TYPES[kind][0])
+        for i, (letter, kind) in enumerate(zip("abcd", columns, strict=False))
+    }
+    evaluated = expression.evaluate(lambda ref: arrays[ref.column], len(rows))
+    return evaluated.values.to_pylist(), set(evaluated.failed)
+
+
+def theirs(text: str, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> list[Any]:
+    names = [*"abcd"[: len(columns)]]
+    drawn_rows = pa.table(  # noqa: F841  # DuckDB reads the variable
+        {
+            "n": pa.array(range(len(rows)), pa.int64()),
+            **{
+                name: pa.array([row[i] for row in rows], TYPES[kind][0])
+                for i, (name, kind) in enumerate(zip(names, columns, strict=True))
+            },
+        }
+    )
+    with duckdb.connect() as connection:
+        return [row[0] for row in connection.execute(f"SELECT TRY({text}) FROM drawn_rows ORDER BY n").fetchall()]
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, (int, float)):
+        return (
+            (math.isnan(one) and math.isnan(other))
+            or one == other
+            or math.isclose(one, other, rel_tol=1e-11, abs_tol=1e-300)
+        )
+    if isinstance(other, Decimal) or isinstance(one, Decimal):
+        return one is not None and other is not None and Decimal(one) == Decimal(other)
+    return bool(one == other) and (one is None) == (other is None)
+
+
+def compare(case: Case, rows: Sequence[tuple[Any, ...]]) -> set[int]:
+    """Compare all rows, and return the numbers of those that fail."""
+    values, failed = ours(case.ours, case.columns, rows)
+    if case.theirs is not None:
+        wanted = theirs(case.theirs, case.columns, rows)
+    else:
+        assert case.expected is not None
+        wanted = []
+        for row in rows:
+            try:
+                wanted.append(None if None in row else case.expected(*row))
+            except ValueError:
+                wanted.append(None)
+                assert len(wanted) - 1 in failed, f"{case.ours} of {row!r} does not fail"
+    different = [
+        (row, value, other) for row, value, other in zip(rows, values, wanted, strict=True) if not same(value, other)
+    ]
+    assert not different, f"{case.ours} and {case.theirs}: (row, ours, theirs): {different[:5]}"
+    return failed
+
+
+def nasty_rows(case: Case) -> list[tuple[Any, ...]]:
+    rows = list(itertools.product(*(VALUES[kind] for kind in case.columns)))
+    return rows if len(rows) <= MOST_ROWS else random.Random(7).sample(rows, MOST_ROWS)
+
+
+@pytest.mark.parametrize(("name", "case"), PAIRS, ids=[case.ours for _, case in PAIRS])
+def test_nasty_values(name: str, case: Case) -> None:
+    failed = compare(case, nasty_rows(case))
+    assert not failed or FUNCTIONS[name].fails, f"{name} fails, and its entry does not say so"
+
+
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_random_values(data: st.DataObject) -> None:
+    name, case = data.draw(st.sampled_from(PAIRS))
+    rows = data.draw(st.lists(st.tuples(*(st.none() | RANDOM[kind] for kind in case.columns)), min_size=1, max_size=20))
+    failed = compare(case, rows)
+    assert not failed or FUNCTIONS[name].fails
+
+
+def test_every_function_is_compared() -> None:
+    assert set(CASES) == {function.name for function in ALL}
+    assert len(FUNCTIONS) == sum(1 + len(function.synonyms) for function in ALL), "a name means two functions"
+
+
+@pytest.mark.parametrize("function", ALL, ids=lambda function: function.name)
+def test_the_example_has_its_value_and_type(function: Function) -> None:
+    text = (
+        f"({function.example}) IS NULL" if function.result == "NULL" else f"({function.example}) = ({function.result})"
+    )
+    assert parse_expression(text).evaluate(lambda ref: None, 1).values.to_pylist() == [True]
+
+
+@pytest.mark.parametrize(("name", "case"), PAIRS, ids=[case.ours for _, case in PAIRS])
+def test_the_type_does_not_depend_on_the_rows(name: str, case: Case) -> None:
+    expression = parse_expression(case.ours, "t")
+    kinds = dict(zip("abcd", (TYPES[kind][0] for kind in case.columns), strict=False))
+
+    def column(rows: int, ref: ColumnRef) -> pa.Array:
+        return pa.nulls(rows, kinds[ref.column])
+
+    empty, nulls = (expression.evaluate(lambda ref, n=n: column(n, ref), n).values for n in (0, 3))
+    assert empty.type == nulls.type
+    if not FUNCTIONS[name].nulls:
+        assert nulls.null_count == 3
+
+
+def test_the_generated_files_are_current() -> None:
+    root = Path(__file__).parents[4]
+    assert (root / "docs/functions.md").read_text() == page() + "\n", "run `make crds`"
+    assert Path(function_signatures.__file__).read_text() == signatures() + "\n", "run `make crds`"
