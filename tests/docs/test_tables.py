@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from docs.blocks import PAGES, ROOT, prose
 
-GENERATED = {ROOT / f"docs/{name}.md" for name in ("kinds", "reference", "rollout-table")}
-"""Pages whose cells are rows of traces, descriptions of fields, and observations of the operator."""
+GENERATED = {ROOT / f"docs/{name}.md" for name in ("functions", "kinds", "reference", "rollout-table")}
+"""Pages whose cells are rows of traces, descriptions of fields and functions, and observations of the operator."""
 COMPARISONS = {ROOT / "docs/comparison.md", ROOT / "docs/operators.md"}
 """Pages whose cells are read beside each other, with their sources: prose would take the systems apart."""
 READ_PAGES = [page for page in PAGES if page not in GENERATED and ROOT / "docs/decisions" not in page.parents]
