@@ -57,3 +57,18 @@ def test_the_index_of_decisions_lists_each_once_by_its_title() -> None:
     listed = re.findall(r"^- \[(.*?)\]\((0.*?)\)", (folder / "README.md").read_text(), re.MULTILINE)
     titles = [(page.read_text().partition("\n")[0].removeprefix("# "), page.name) for page in folder.glob("0*.md")]
     assert sorted(listed) == sorted(titles)
+
+
+def test_a_link_to_a_decision_follows_its_reason() -> None:
+    """A page says in a clause why, and the record has the rest. Pages of measurements and comparisons link to figures,
+    the semantics page and that of sessions to what rules leave open."""
+    exempt = {"performance", "operators", "semantics", "sessions", "index"}
+    pages = [ROOT / "README.md", *(page for page in (ROOT / "docs").glob("*.md") if page.stem not in exempt)]
+    bare = []
+    for page in pages:
+        text = page.read_text()
+        for link in re.finditer(r"\]\((?:docs/)?decisions/0", text):
+            before = re.split(r"\n\n|\n- |\.\s", text[: link.start()])[-2:]
+            if "because" not in " ".join(before):
+                bare.append(f"{page.name}: {text[link.start() - 60 : link.end() + 40]!r}")
+    assert bare == []

@@ -1,4 +1,4 @@
-"""`make matrix`: the wheels on several versions of Python, Spark and Postgres (docs/versions.md has what came out).
+"""`make matrix`: the wheels on several versions of Python, Spark and Postgres (docs/decisions/0101 has what came out).
 
 Each cell is a clean environment with the wheels and what pip finds for them today, and a Postgres of its version. In it
 a job of files runs on Spark, stops, and resumes with rows that match rows of the first run in the state; then the tests
