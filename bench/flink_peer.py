@@ -97,7 +97,7 @@ def _table(name: str, topic: str, bootstrap: str, columns: str, more: Mapping[st
 
 
 def peer(setup: Setup, statements: Sequence[str], folder: Path) -> Peer:
-    """A program of SQL statements, the last one an INSERT that goes on until it is stopped."""
+    """A program of SQL statements, the last one an INSERT that runs until it is stopped."""
     jars = fetch_jars(
         f"flink-{VERSION}-{_CONNECTOR}",
         [

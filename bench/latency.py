@@ -70,7 +70,7 @@ def delays_line(delays: Delays) -> str:
 
 class Sender(Background):
     """Sends orders, and a payment for each a little later, RATE records a second of each, until it is stopped.
-    `slips`: how often it fell behind by more than _BEHIND_SECONDS, and began its schedule anew. Delays at another rate
+    `slips`: how often it fell behind by more than _BEHIND_SECONDS, and began its schedule again. Delays at another rate
     are not what was asked for."""
 
     slips = 0

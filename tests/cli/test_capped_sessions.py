@@ -40,7 +40,9 @@ def test_a_cap_that_is_not_longer_than_the_gap_is_rejected_where_it_is_written(r
 
 def test_the_first_row_inside_a_capped_session_is_warned_of_and_a_run_ends_with_their_number() -> None:
     words = closed_words("clicks", 87)
-    assert words.startswith("87 rows of clicks fell inside sessions that had reached maxDuration and gone out, and ")
+    assert words.startswith(
+        "87 rows of clicks fell inside sessions that had reached maxDuration and were emitted, and "
+    )
     text = io.StringIO()
     progress = JsonProgress(sessions.load(), text, "local[2]")
     totals = Totals(dropped={"clicks": {"closed": 87}})

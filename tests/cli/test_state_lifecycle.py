@@ -134,7 +134,7 @@ class TestCheck:
         ended = joinery("state", "check", job_file)
         found = StateCheck.model_validate_json(ended.out)
         assert (ended.code, found.fits) == (0, True)
-        assert "starts anew" in found.warnings[0]
+        assert "starts from the beginning" in found.warnings[0]
 
     @pytest.mark.parametrize(
         ("target", "chain", "says"),

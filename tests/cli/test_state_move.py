@@ -110,7 +110,7 @@ def test_what_was_left_behind_is_deleted_and_the_moved_job_keeps_what_it_has_sta
     assert (again.code, again.lines[0]["deleted"]) == (0, False)
     with psycopg.connect(output) as connection:
         assert connection.execute(staged).fetchall() == before_it, "nothing here knows any more that it was moved"
-        assert "no state of the job was here, and it may go on elsewhere" in again.err
+        assert "no state of the job was here, and it may continue elsewhere" in again.err
         connection.execute(again.err[again.err.index("DROP TABLE") :])
         assert connection.execute(staged).fetchall() == []
 

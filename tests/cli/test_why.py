@@ -112,7 +112,7 @@ def test_the_answer_as_text(tmp_path: Path) -> None:
     assert '  epoch 2 put out because of it: {"l": "A", "r": "x"}' in lines
     assert '  without it, epoch 3 would have put out: {"l": "A", "r": null}' in lines
     assert "  dropped: late (docs/semantics.md#t10)" in lines
-    assert "  taken; nothing went out because of it so far" in lines
+    assert "  taken; no row was emitted because of it so far" in lines
 
 
 LEFT_WITH_ITS_MATCH = "  left the state in epoch 2: it has matched, which is all that counts (docs/semantics.md#e1)"
@@ -288,7 +288,7 @@ def test_by_how_much_a_record_missed_its_nearest(
     document, lines = found.document(), "\n".join(found.lines())
     assert (document["nearest"]["offset"], document["nearest"]["misses"]) == (0, misses)
     assert f"nearest: r r:0=0, event time 1970-01-01T00:00:00.{right:03}Z: {says}" in lines
-    assert (document["state"]["kept"], "nothing went out because of it so far" in lines) == (False, False)
+    assert (document["state"]["kept"], "no row was emitted because of it so far" in lines) == (False, False)
 
 
 def test_where_was_not_true_for_the_nearest(tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ def test_when_a_record_left_and_until_when_one_is_kept(tmp_path: Path, way: str,
     kept = _alone(tmp_path, way, 100, 50)
     said = words.format(l=at(100), r=at(50))
     assert f"  kept until {said} (docs/semantics.md#{rule})" in list(kept.lines())
-    assert "  taken; nothing went out because of it so far" in list(kept.lines())
+    assert "  taken; no row was emitted because of it so far" in list(kept.lines())
 
 
 def _of(tmp_path: Path, text: str, steps: list[dict[str, Any]], record: str) -> Explained:
@@ -580,7 +580,7 @@ def test_what_a_chain_keeps_of_a_record(tmp_path: Path) -> None:
         4,
         [1],
     )
-    assert "  taken; nothing went out because of it so far" in list(gone.lines())
+    assert "  taken; no row was emitted because of it so far" in list(gone.lines())
     assert _of_trace(name, "a:0=1", tmp_path).waiting == []  # it went out at the end
 
 
@@ -688,7 +688,7 @@ def test_a_record_is_part_of_a_session_that_others_explain_as_well(tmp_path: Pat
         assert part["row"]["most"] == "Z"
         (line,) = [line for line in told[offset].lines() if "part of" in line]
         assert line.startswith(f"  part of what epoch {part['epoch']} put out, which is the same without it: ")
-        assert not any("nothing went out" in line for line in told[offset].lines())
+        assert not any("no row was emitted" in line for line in told[offset].lines())
     assert all(not told[offset].part_of for offset in (4, 5))
 
 

@@ -84,6 +84,11 @@ def test_names_in_backticks_are_not_retired(source: Path) -> None:
     assert [(occurrence.word, occurrence.line) for occurrence in retired_words([file])] == [("go on", 2)]
 
 
+def test_names_of_fields_and_options_are_not_retired(source: Path) -> None:
+    file = write(source, 'FIELD = "refused"\nTEXT = "give --anew; connection refused"\nOTHER = "it refused"\n')
+    assert [(occurrence.word, occurrence.line) for occurrence in retired_words([file])] == [("refuse", 3)]
+
+
 def test_the_glossary_names_what_it_retires(source: Path) -> None:
     page = source / "page.md"
     page.write_text("# Page\n\n## Words\n\n| anew | again |\n\n## Recipes\n\nMade anew.\n")

@@ -86,7 +86,7 @@ def test_a_new_column_is_a_new_version_that_old_readers_and_new_ones_read(served
 
 def test_a_schema_that_the_registry_refuses_ends_the_job_before_a_row_is_written(served: Registry) -> None:
     output(served, pa.schema({"n": pa.int32()})).registered()
-    says = r"Output topic shop.joined-1: the registry refuses the schema of its rows: .*-value: .*incompatible: n"
+    says = r"Output topic shop.joined-1: the registry rejects the schema of its rows: .*-value: .*incompatible: n"
     with pytest.raises(SinkError, match=says) as caught:
         output(served, pa.schema({"n": pa.string()})).registered()
     assert not isinstance(caught.value, OutputUnavailable)

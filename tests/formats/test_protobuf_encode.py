@@ -213,7 +213,7 @@ def test_what_the_registry_refuses_and_names_that_cannot_be(served: Registry) ->
         output(served, pa.schema({"a_b": pa.string(), "aB": pa.string()})).registered()
     assert served.schemas == {}
     served.status = 409
-    with pytest.raises(SinkError, match="the registry refuses the schema of its rows") as caught:
+    with pytest.raises(SinkError, match="the registry rejects the schema of its rows") as caught:
         output(served).registered()
     assert not isinstance(caught.value, OutputUnavailable)
     served.status = 503

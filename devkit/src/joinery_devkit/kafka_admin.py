@@ -22,7 +22,7 @@ from joinery_devkit.processes import deadline_after
 from joinery_runtime.errors import EnvironmentProblem
 
 _ADMIN_SECONDS = 30.0
-# librdkafka would log every refused connection while a broker is starting.
+# librdkafka would log every failed connection while a broker is starting.
 _IMPATIENT = {"reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 200, "log_level": 0}
 
 

@@ -156,7 +156,7 @@ class StandaloneCluster:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._ui_port}/json/", timeout=5) as page:
                 status: dict[str, Any] = json.load(page)
         except (OSError, ValueError):
-            # Refused, or not JSON yet: the page is up before its parts are.
+            # No connection, or not JSON yet: the page is up before its parts are.
             return 0
         return sum(worker["state"] == "ALIVE" for worker in status["workers"])
 

@@ -120,7 +120,7 @@ def test_a_tables_location_is_not_run(folder: Path) -> None:
     match = r"db\.out of the catalog c does not take new columns: write\.py-location-provider\.impl is 'builtins\.exec'"
     with pytest.raises(SinkError, match=match):
         table.add_columns([pa.field("b", pa.string())])
-    with pytest.raises(SinkError, match=r"refuses the rows of epoch 1: write\.py-location-provider\.impl is 'builtins"):
+    with pytest.raises(SinkError, match=r"rejects the rows of epoch 1: write\.py-location-provider\.impl is 'builtins"):
         table.add(Added("job", "life", Mark(1, 1), []))
 
 

@@ -293,8 +293,8 @@ def test_all_that_does_not_fit_is_named_at_once(connection, make, table) -> None
         f"The output table {table} does not fit the job's output: column v text is missing; column k is text, the "
         "output's is bigint; column more is NOT NULL, has no default and is not in the output; there is no unique "
         "index on exactly (k), the upsertKey, that is NULLS NOT DISTINCT or whose columns are NOT NULL. Alter the "
-        "table, or name one that is not there: it will be created. After a trial begin anew: DROP TABLE, then joinery "
-        "state delete JOB.yaml --yes"
+        "table, or name one that is not there: it will be created. After a trial start from the beginning: "
+        "DROP TABLE, then joinery state delete JOB.yaml --yes"
     )
 
 
@@ -321,7 +321,7 @@ def test_a_constraint_of_the_table_is_named(connection, make, table) -> None:
     connection.execute(f"CREATE TABLE {table} (k bigint PRIMARY KEY, v text)")
     sink = make(PAIR)
     receipt = sink.writer().write(attempt(), pairs((1, "a"), (1, "b")))
-    with pytest.raises(SinkError, match=f"{table} refuses the rows of epoch 1: duplicate key"):
+    with pytest.raises(SinkError, match=f"{table} rejects the rows of epoch 1: duplicate key"):
         commit(connection, sink, 1, receipt)
 
 
@@ -330,7 +330,7 @@ def test_a_key_longer_than_an_index_takes_is_refused_for_good(connection, make, 
     long = "".join(random.Random(1).choices(string.ascii_letters, k=5_000))  # Postgres compresses what repeats
     sink = make(PAIR, "v")
     receipt = sink.writer().write(attempt(), pairs((1, long)))
-    with pytest.raises(SinkError, match=f"{table} refuses the rows of epoch 1: index row size .* upsertKey"):
+    with pytest.raises(SinkError, match=f"{table} rejects the rows of epoch 1: index row size .* upsertKey"):
         commit(connection, sink, 1, receipt)
 
 

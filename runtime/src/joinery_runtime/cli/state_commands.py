@@ -258,7 +258,7 @@ def restore(
             answer(asdict(back), back.lines(), as_json=as_json)
         elif yes:
             done = savepoints.restore(store, job, savepoint)
-            answer(done.document(restored=True), [*done.lines(), "Done. Start the job to go on from there."],
+            answer(done.document(restored=True), [*done.lines(), "Done. Start the job to continue from there."],
                    as_json=as_json)  # fmt: skip
         else:
             would = savepoints.repeats(store, job, savepoint)

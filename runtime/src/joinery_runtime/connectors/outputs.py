@@ -348,7 +348,7 @@ def _forget_tables(database: tuple[str, str, str], incarnation: str | None) -> s
         elif tables := staging_apart(*database):
             return (
                 f"Staging tables of job {job} are left in the database of output.postgres: no state of the "
-                "job was here, and it may go on elsewhere (joinery state move). If it does not, run there: "
+                "job was here, and it may continue elsewhere (joinery state move). If it does not, run there: "
                 f"DROP TABLE {', '.join(tables)}"
             )
     except SinkError as error:

@@ -225,7 +225,7 @@ class Driver:
         recovery = takeover_of(record, newest, store.claims(record.job), store.identity(), self._identity.warn)
         for sink, receipts in self._receipts(newest.result if newest else {}):
             # Output of an earlier definition of the job has been published under that definition (`hosts.run`). Without
-            # a signature the job was started anew, and what it wrote before is no longer its own.
+            # a signature the job was started from the beginning, and what it wrote before is no longer its own.
             if newest is not None and record.signature is not None and self._identity.defines(record):
                 sink.publish(newest.epoch, receipts)
             try:
@@ -330,7 +330,7 @@ class Driver:
             raise PartitionsLost(
                 f"An older driver of job {self._identity.name} has joined its consumer group",
                 facts=str(error),
-                todo="The newest driver is this one; it joins anew, and the other one ends",
+                todo="The newest driver is this one; it joins again, and the other one ends",
             ) from error
 
     def _reject_duplicate_name(self) -> None:
@@ -372,7 +372,7 @@ class Driver:
     def run(self, plan: EpochPlan) -> EpochOutcome:
         """Runs all tasks of the epoch. Raises RecordError for a bad record when there is no dead-letter output, and
         PlanTooLarge when the next recovery has to make the plan smaller. After MisreadInput the next driver plans
-        anew."""
+        again."""
         work = self._work(plan)
         try:
             outcome = self._parts.host.run(work)

@@ -86,7 +86,7 @@ def closed_inputs(totals: Totals) -> Iterator[str]:
 
 def closed_words(name: str, rows: int) -> str:
     return (
-        f"{counted(rows, 'row')} of {name} fell inside sessions that had reached maxDuration and gone out, and "
+        f"{counted(rows, 'row')} of {name} fell inside sessions that had reached maxDuration and were emitted, and "
         f"{agreeing(rows, 'were')} dropped as closed. Rows on time may be among them: that depends on where epochs end "
         "(docs/sessions.md). With a longer maxDuration fewer sessions reach it"
     )

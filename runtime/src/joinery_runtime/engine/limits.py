@@ -2,8 +2,8 @@
 
 `onLimit: fail` stops the job before it commits an epoch that would take a side over its cap. The plan stays, and a
 start with a higher cap replays it. With `onLimit: pause` the epoch is committed, and no records of that side's inputs
-are read while the side is over its cap. The inputs whose progress releases the side's rows must then go on; if they are
-paused too, nothing would ever change, so the job stops as with `fail`.
+are read while the side is over its cap. The inputs whose progress releases the side's rows must then advance; if they
+are paused too, nothing would ever change, so the job stops as with `fail`.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _limit_reached(pipeline: Pipeline, over: ExceededQuota, reason: str) -> Limi
     return LimitReached(
         "The state is over its limits",
         facts=f"{over.words(pipeline)}, {reason}",
-        todo=f"Nothing is lost: raise limits.{over.limit} of that step and start the job again, it goes on where it "
+        todo=f"Nothing is lost: raise limits.{over.limit} of that step and start the job again, it continues where it "
         "was. Or keep less with a narrower bound, a `where` or less lateness; `joinery state stats` tells what each "
         "side holds and which watermark it waits for",
     )

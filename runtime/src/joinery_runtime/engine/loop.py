@@ -24,7 +24,7 @@ from joinery_runtime.job.model.wording import counted
 
 # An idle job asks its sources for new records at growing distance: quick answers first, no CPU burned after.
 POLL_FIRST_S, POLL_LAST_S = 0.01, 0.25
-# A try is one connection: cheap enough for a job to go on within seconds when a system is back.
+# A try is one connection: cheap enough for a job to continue within seconds when a system is back.
 RECOVER_FIRST_S, RECOVER_LAST_S = 0.5, 4.0
 ASK_AFTER_S = 2.0  # a step that takes longer may wait for a system that is unavailable
 WAITING_NOTICE = 40  # polls at POLL_LAST_S until a plan that waits for its partitions is worth a word

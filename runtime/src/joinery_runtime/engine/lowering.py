@@ -1,9 +1,9 @@
 """Lowers the watermarks of a stopped job without emitting anything twice.
 
-A watermark that was too high has closed too much: rows went out padded, and windows and sessions went out. Only the
+A watermark that was too high has closed too much: rows were padded, and windows and sessions were emitted. Only the
 horizon records which. Segments are dropped whole, so closed rows may still be stored, and a lower horizon would count
 them as open. So segments that hold such rows are rewritten without them, and then the horizons may fall as far as the
-lower watermarks say (docs/decisions/0027). What has gone out is gone: a row that arrives from now on matches only what
+lower watermarks say (docs/decisions/0027). What was emitted stays so: a row that arrives from now on matches only what
 is still stored.
 """
 
@@ -55,8 +55,8 @@ def lower_watermarks(
     job: Job, pipeline: Pipeline, record: JobRecord, store: StateReader, watermarks: Mapping[str, int]
 ) -> LoweredState:
     """Computes the state under these `watermarks` (by input, in ms). Reads the segments that need a rewrite, one
-    at a time. Raises JoineryError if an input has ended, or if a row is both in windows that have gone out and in
-    windows that have not."""
+    at a time. Raises JoineryError if an input has ended, or if a row is both in windows that were emitted and in
+    windows that were not."""
     states = input_states((side.name for side in job.inputs), record)
     delays = {side.name: side.watermark.delay for side in job.inputs}
     inputs = {name: _lower(name, states[name], at, delays[name]) for name, at in watermarks.items()}
@@ -141,8 +141,9 @@ class _Rewriting:
         raise JoineryError(
             f"The watermark of job {self._job.name} cannot be brought down",
             facts=f"{counted(int(half.sum()), 'row')} of {step.side_name(side)} (event times "
-            f"{format_time(int(times_of.min()))} to {format_time(int(times_of.max()))}) would go out again in windows "
-            "that have gone out, beside windows that have not",
-            todo="Restore a savepoint from before the watermark went ahead (joinery state restore), or start anew: "
+            f"{format_time(int(times_of.min()))} to {format_time(int(times_of.max()))}) would be emitted again in "
+            "windows that were emitted, beside windows that were not",
+            todo="Restore a savepoint from before the watermark went ahead (joinery state restore), or start from the "
+            "beginning: "
             "joinery state migrate --anew. Once a regular watermark has passed these times, it needs no reset",
         )

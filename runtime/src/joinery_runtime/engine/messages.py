@@ -1,4 +1,4 @@
-"""The values that travel between the driver and its tasks: work goes out, summaries come back. All of them pickle."""
+"""The values that travel between the driver and its tasks: work to do, and summaries of it. All of them pickle."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class ShardSummary:
     `rows_out` rows for the output. `dropped` counts per input and reason. `staged` segments are new, `replaced` ones
     are merged into them, and `finished` ones have no row of this shard that is still needed. `hottest` are the keys
     with the most rows in the state before the epoch; None if they were not counted. `removed` counts, by segment, rows
-    that are no longer part of the state although the segment stays (sessions that went out or were replaced).
+    that are no longer part of the state although the segment stays (sessions that were emitted or replaced).
     `after_eviction` counts, per input, rows that were accepted when some of their partners may already have been gone.
     `behind` says, per input with late rows, how far the latest of them was behind its watermark (ms). `dead` counts,
     per input, records that the step has found for the dead letters: late ones, or such that lack a value. `first_dead`

@@ -1,4 +1,4 @@
-"""Refuses an input whose key never has a value, before anything of the input is committed: most often the name or the
+"""Reject an input whose key never has a value, before anything of the input is committed: most often the name or the
 path of a column does not match the records, and no row would ever find another one."""
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A plan fixes everything that decides an epoch's rows: ranges, watermarks, shard count. It is written to the state store
 before the first task runs and is replayed unchanged after a crash. Both documents carry a format number; an unknown
-number is refused.
+number is rejected.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _READABLE = {1, 2, FORMAT}  # format 1 had no stops and no topic ids, format 2 n
 NAMED_BY_LIFE = 4  # since this plan format the parts of an epoch's output have the names of docs/decisions/0026
 JUDGED_BY_CLOCK = 5  # since this plan format a plan has the clock that event times are compared with (T11)
 PLAN_FORMAT = JUDGED_BY_CLOCK
-"""The format of new plans. A plan keeps the format that it was written with: earlier releases refuse a plan of this
-one, and go on with their own."""
+"""The format of new plans. A plan keeps the format that it was written with: earlier releases reject a plan of this
+one, and continue with their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class TopicNumbers:
 
 @dataclass(frozen=True, slots=True)
 class EpochPlan:
-    """One epoch, decided. `watermarks` are those in force in the epoch (T3). `idle` names idle partitions per input,
+    """One epoch, decided. `watermarks` are those that count in the epoch (T3). `idle` names idle partitions per input,
     `ended` the inputs that had been read to their final end before it. `checkpoint` asks for compaction. `lost` counts
     per partition the records that the broker had deleted before they were read (`onDataLoss: continue`). `stops` and
     `topic_ids` (by input, then topic; "" for a deleted topic) hold what this plan is the first to know. `horizons` say
@@ -337,7 +337,7 @@ def _by_partition(offsets: Mapping[PartitionRef, int]) -> list[list[str | int]]:
 
 
 def input_states(names: Iterable[str], record: JobRecord | None) -> dict[str, InputState]:
-    """Where a job's inputs stand according to the record; an input that is not stored starts anew."""
+    """Where a job's inputs stand according to the record; an input that is not stored starts from the beginning."""
     stored = record.offsets if record is not None else {}
     return {name: InputState.from_bytes(name, stored[name]) if name in stored else InputState() for name in names}
 

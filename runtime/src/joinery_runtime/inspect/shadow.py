@@ -101,7 +101,7 @@ def shadow(job: Job, store: StateReader, inputs_of: Callable[[Job], ClosableInpu
             if not replays[0].continues(plan):
                 raise StateError(
                     f"Job {job.name} was taken back before epoch {entry.epoch}, by a restore or a reset",
-                    todo="The comparison begins anew with the next try",
+                    todo="The comparison begins again with the next try",
                 )
             # Each job derives for itself, from the watermarks, how far an epoch closes the state.
             expected, edited = replays[0].run(plan), replays[1].run(replace(plan, horizons={}))

@@ -225,7 +225,7 @@ def _since(job: Job, course: Replayable) -> int:
 
 def _beginning(course: Replayable) -> str:
     if course.record is None:
-        return "the job began anew with that one"
+        return "the job began from the beginning with that one"
     return f"savepoint {course.savepoint} of job {course.record.job}, the state after epoch {course.record.committed}"
 
 

@@ -141,7 +141,7 @@ class Explained:
             yield f"  without it, epoch {epoch} would have put out: {json.dumps(row)}"
         if self.reason is None and not self.produced and not self.prevented and not self.part_of:
             is_kept = bool(self.waiting) or (self.outcome is not None and self.outcome.retention.evicted_in is None)
-            yield f"  taken; nothing went out because of it{' so far' if is_kept else ''}"
+            yield f"  taken; no row was emitted because of it{' so far' if is_kept else ''}"
         if self.outcome is not None:
             yield from (f"  {line}" for line in self.outcome.lines(record.epoch, unmatched=self.unmatched))
         yield from (f"  {waiting_rows.line()}" for waiting_rows in self.waiting)

@@ -492,8 +492,8 @@ class RecordOutcomes:
         if description.step.emits == "matched" and len(self._pipeline.steps) == 1:
             return f"they match, and the row of {description.step.sides[LEFT].time} is emitted once only", "e2"
         if len(self._pipeline.steps) > 1:
-            return "they meet; the steps that follow have put out nothing of it so far", rule
-        return "within reach; nothing of the two has gone out so far", rule
+            return "they meet; the later steps have emitted nothing of it so far", rule
+        return "within reach; no row of the two was emitted so far", rule
 
     def _joined_of(self, side: SideSpec, rows: _Rows, at: int) -> RecordPosition | None:
         """The record of a joined row whose time the bound counts from: of those of that time, the one that has most of

@@ -39,7 +39,7 @@ from joinery_runtime.formats.json.encode import PLAIN, JsonStyle, json_lines, ro
 from joinery_runtime.job.model.outputs import FileFormat
 from joinery_runtime.job.model.wording import counted
 
-MAKE_ROOM = "Make room there: the job goes on by itself"
+MAKE_ROOM = "Make room there: the job continues by itself"
 
 _STAGING = ".staging"
 _NAME = re.compile(r"epoch-(\d+)-(?:shard-\d+|since-(\d+))")
@@ -167,8 +167,8 @@ class FileSink(NamesNoStore, BufferedSink):
             raise SinkError(
                 f"Output that is held in {self._directory / HELD} cannot be merged",
                 facts=str(error),
-                todo="Only this job may change what is there: put back what is gone. Or go on without the rows of a "
-                "file that is gone or torn: remove it, and start the job again",
+                todo="Only this job may change what is there: put back what is missing. Or continue without the "
+                "rows of a file that is missing or torn: remove it, and start the job again",
             ) from error
 
     def _staged_part(self, epoch: int, receipt: Receipt) -> Part:
@@ -215,8 +215,8 @@ class FileSink(NamesNoStore, BufferedSink):
                 f"Output of epoch {epoch}, the newest one, is gone: {len(missing)} of {counted(len(receipts), 'file')}",
                 facts=f"neither {self._part(epoch, missing[0])} nor what was staged for it is there: somebody "
                 "deleted it, or driver and tasks do not share the folder",
-                todo="Put it back. Or go on without its rows, which are not written again: "
-                f"touch {given_up}. Or start anew, and write all rows again: "
+                todo="Put it back. Or continue without its rows, which are not written again: "
+                f"touch {given_up}. Or start from the beginning, and write all rows again: "
                 "empty the folder, then joinery state delete JOB.yaml --yes",
             )
         if not receipts:
@@ -272,8 +272,8 @@ class FileSink(NamesNoStore, BufferedSink):
         return is_held or any(first <= epoch <= last for first, last, _ in _rolled(self._directory))
 
     def _drop_merged(self) -> None:
-        """Drops held files that were merged, but not dropped by a driver that died, if the job has since started anew
-        (without a `publish`)."""
+        """Drops held files that were merged, but not dropped by a driver that died, if the job has since started from
+        the beginning (without a `publish`)."""
         rolled = _rolled(self._directory)
         self._drop(lambda part_epoch: any(first <= part_epoch <= last for first, last, _ in rolled))
 

@@ -33,7 +33,7 @@ _TAKEN_OVER = {
 }
 _PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
 _SETTINGS = {
-    # For some milliseconds, the broker refuses a transaction's first requests while it ends the one before. If
+    # For some milliseconds, the broker rejects a transaction's first requests while it ends the one before. If
     # transactions follow each other closely, 200 rows take 106 ms with the default (100 ms), and 5 to 15 with this.
     "retry.backoff.ms": 10,
     # When all brokers are down, librdkafka 2.16 forgets them and starts over with the addresses that it was given. But
@@ -197,7 +197,7 @@ class OwningProducer:
     def _problem(self, summary: str, error: KafkaError) -> SinkError:
         with contextlib.suppress(KafkaException):
             self._producer.poll(0)  # to receive pending errors
-        # Calls after the first refusal say only that the transaction has failed.
+        # Calls after the first rejection say only that the transaction has failed.
         error = next((failure for failure in self._producer.failures if failure.code() not in _PURGED), error)
         facts = f"transactional id {self.name}: {error.str()}"
         todo = "Correct the cause; the epoch is run again"

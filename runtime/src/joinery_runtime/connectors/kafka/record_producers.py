@@ -288,7 +288,7 @@ class Patience:
         return self._clock() < self._until
 
     def flush(self, producer: RecordProducer, *, until_refused: bool = False) -> int:
-        """Waits until all rows are written or the patience ends; with `until_refused`, only until a row was refused:
+        """Waits until all rows are written or the patience ends; with `until_refused`, only until a row was rejected:
         the rows after it would wait for the end of their transaction. Returns the number of unwritten rows. The
         client's own `flush` knows no patience."""
         while len(producer) and not (until_refused and producer.failures) and self.poll(producer, _TURN_SECONDS):

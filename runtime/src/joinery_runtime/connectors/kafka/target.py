@@ -44,7 +44,7 @@ _CHECK_LOGIN = "Check security.protocol and the sasl.* settings in kafka.propert
 _TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
 _RAISE_LIMITS = (
     "Raise max.message.bytes of the topic, and message.max.bytes under kafka.properties; the epoch is run again. Rows "
-    "over message.max.bytes go to spec.deadLetter if the job names it, so a lower value lets it go on, too"
+    "over message.max.bytes go to spec.deadLetter if the job names it, so a lower value lets it continue, too"
 )
 _CLIENT_LIMIT = 1_000_000  # librdkafka's message.max.bytes
 _FIXED_BYTES, _ESCAPED = 64, 6  # of a number or a time; of a byte of text in JSON
@@ -223,7 +223,7 @@ class KafkaTarget:
         return Records.of(rows, self.key, self.headers, self.style, values)
 
     def _topics(self, client: Any, errors: LastError) -> Mapping[str, Any]:
-        """Asks for the topics in short turns. Stops early if a refused login is reported in between."""
+        """Asks for the topics in short turns. Stops early if a denied login is reported in between."""
         errors.forget()
         deadline = time.monotonic() + ANSWER_SECONDS
         while True:
@@ -260,7 +260,7 @@ class KafkaTarget:
         return OutputUnavailable(f"{self.TITLE} {self.topic}: {summary}", facts=self._with_place(facts), todo=todo)
 
     def failure(self, error: KafkaError, errors: LastError, summary: str, facts: str, todo: str = "") -> SinkError:
-        """Turns a client's error into ours. `todo` is for errors for which waiting does not help. A refused login shows
+        """Turns a client's error into ours. `todo` is for errors for which waiting does not help. A denied login shows
         only in `errors`, which the client reports in the background."""
         if error.code() in _TOO_LARGE:
             return RecordTooLarge(

@@ -5,8 +5,8 @@ its marker, and only then committed to the state store.
 Safety rests on these rules for each attempt:
 
 1. It owns a transactional id that belongs to its process. Initialising an id ends the transactions of its former owner.
-2. It claims its shard in the state store, which refuses older drivers and past epochs. The first attempt to claim it
-   goes on: nothing of this epoch and shard can be in the topic yet.
+2. It claims its shard in the state store, which rejects older drivers and past epochs. The first attempt to claim it
+   continues: nothing of this epoch and shard can be in the topic yet.
 3. If another attempt was first, it looks for the shard's marker, and writes nothing if the epoch is in the topic. If
    not, it takes over the other's id, looks again, and takes over the claim: only the claim's owner can commit.
 4. Rows and marker become visible together, or not at all.

@@ -92,7 +92,7 @@ class DeltaLakeTable(OpenedTable[DeltaTable]):
             max_commit_retries=0,
             app_transactions=[Transaction(_app(added.job, added.life), version)],
         )
-        with self._problems(f"refuses the rows of epoch {added.mark.epoch}"):
+        with self._problems(f"rejects the rows of epoch {added.mark.epoch}"):
             try:
                 table.create_write_transaction(
                     actions, "append", table.schema(), commit_properties=commit,

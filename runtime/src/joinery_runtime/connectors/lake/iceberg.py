@@ -110,7 +110,7 @@ class IcebergTable(OpenedTable[Table]):
         # changes only this copy of the table's properties.
         table.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"
         root = f"{table.location().rstrip('/')}/data"
-        with self._problems(f"refuses the rows of epoch {added.mark.epoch}"):
+        with self._problems(f"rejects the rows of epoch {added.mark.epoch}"):
             try:
                 with table.transaction() as transaction:
                     transaction.set_properties({_key(added.job, added.life): "-".join(map(str, added.mark))})

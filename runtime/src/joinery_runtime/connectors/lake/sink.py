@@ -109,7 +109,7 @@ class OpenedTable(ABC, Generic[Opened]):
 
     name: str
     _todo: ClassVar[str]
-    """What to do if the library refuses."""
+    """What to do if the library rejects a change."""
     _errors: ClassVar[tuple[type[Exception], ...]]
     """The library's errors."""
     _away: ClassVar[tuple[type[Exception], ...]] = ()
@@ -126,7 +126,7 @@ class OpenedTable(ABC, Generic[Opened]):
         """Reads the present table. Raises SinkError if it is missing."""
         table = self._find()
         if table is None:
-            raise SinkError(f"The {self.name} is missing", todo="Start the job again: it makes the table anew")
+            raise SinkError(f"The {self.name} is missing", todo="Start the job again: it recreates the table")
         return table
 
     def _table(self) -> Opened:
@@ -220,7 +220,7 @@ class LakeSink(NamesNoStore):
             raise SinkError(
                 f"The {self.table.name} is gone",
                 facts="somebody has dropped it while the job runs",
-                todo="Start the job again: it makes the table anew, without the rows from before",
+                todo="Start the job again: it recreates the table, without the rows from before",
             )
         return LakeWriter(self.table.storage(), self._job, table_id)
 
@@ -288,10 +288,10 @@ class LakeSink(NamesNoStore):
         if self._elsewhere and recovery.pending is not None:
             raise SinkError(
                 f"Rows of epoch {recovery.committed_epoch} are of another table than the {self.table.name}",
-                facts="the output has changed, or the table was made anew, and the job was not stopped in order "
+                facts="the output has changed, or the table was recreated, and the job was not stopped in order "
                 "before: the other table may miss those rows",
                 todo="Name the earlier table, start the job, stop it in order (SIGTERM, suspend: true), then change "
-                "it; or start anew: joinery state delete JOB.yaml --yes",
+                "it; or start from the beginning: joinery state delete JOB.yaml --yes",
             )
         if self.table.id() is None:
             return False

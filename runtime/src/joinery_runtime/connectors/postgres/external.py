@@ -97,7 +97,7 @@ class ExternalPostgresSink(PostgresSink):
         if not named:
             return
         table = self._staging.table(epoch)
-        with self._session(f"The output table {self.target.name} refuses the rows of epoch {epoch}") as connection:
+        with self._session(f"The output table {self.target.name} rejects the rows of epoch {epoch}") as connection:
             database = _database(connection, self._staging.schema)
             self._elsewhere = next((receipt for receipt in named if receipt["database"] != database), None)
             if self._elsewhere is not None:

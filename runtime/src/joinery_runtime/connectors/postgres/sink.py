@@ -139,7 +139,7 @@ class PostgresSink(NamesNoStore):
                 self.target = self.target.located(connection)
                 StagingMerge(self.target, self._schema).run(connection, self._staging.table(epoch), attempts)
         except psycopg.Error as error:
-            problem = problem_of(f"The output table {self.target.name} refuses the rows of epoch {epoch}", error)
+            problem = problem_of(f"The output table {self.target.name} rejects the rows of epoch {epoch}", error)
             if isinstance(problem, StoreUnavailable):
                 raise  # the store's own connection: the store judges what became of it
             raise problem from error
@@ -300,8 +300,8 @@ REPLACEMENT = "\ufffd".encode()
 
 
 def problem_of(summary: str, error: psycopg.Error, *, apart: bool = False) -> SinkError | StoreUnavailable:
-    """Turns an error of Postgres into ours. If the database is away, the job waits for it and recovers. Unless `apart`,
-    it is the state's database."""
+    """Turns an error of Postgres into ours. If the database is unavailable, the job waits for it and recovers.
+    Unless `apart`, it is the state's database."""
     reason = " ".join(str(error).split())
     todo = advice(error, "Check the table and the role's rights")
     if not is_away(error):

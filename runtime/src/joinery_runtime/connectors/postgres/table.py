@@ -89,7 +89,7 @@ class TargetTable:
         return sql.Identifier(*([self.schema] if self.schema else []), *self.name.split(".", 1))
 
     def located(self, connection: psycopg.Connection[Any]) -> TargetTable:
-        """Find the schema of a name without one, by the `search_path` in force: where the table is, else where it would
+        """Find the schema of a name without one, by the current `search_path`: where the table is, else where it would
         be created. Raises SinkError."""
         if self.schema is not None or "." in self.name:
             return self
@@ -148,8 +148,8 @@ class TargetTable:
             raise SinkError(
                 f"The output table {self.name} does not fit the job's output",
                 facts="; ".join(lacking + problems),
-                todo="Alter the table, or name one that is not there: it will be created. After a trial begin anew: "
-                "DROP TABLE, then joinery state delete JOB.yaml --yes",
+                todo="Alter the table, or name one that is not there: it will be created. After a trial start from the "
+                "beginning: DROP TABLE, then joinery state delete JOB.yaml --yes",
             )
         if missing and not self._is_owned_by(connection, job):
             columns = ", ".join(f"{field.name} {column_type(field, self.nested)}" for field in missing)

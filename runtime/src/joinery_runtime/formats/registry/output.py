@@ -55,7 +55,7 @@ class SchemaOutput(ABC):
                 _REGISTERED[key] = self._register()
             except SchemaRejected as rejected:
                 todo = "Leave columns' types as they were, write another topic, or change the subject's compatibility"
-                raise self.problem("the registry refuses the schema of its rows", str(rejected), todo) from rejected
+                raise self.problem("the registry rejects the schema of its rows", str(rejected), todo) from rejected
         return _REGISTERED[key]
 
     @abstractmethod

@@ -40,7 +40,9 @@ def check_job(job: Job, clock: Clock = _CLOCK) -> StateCheck:
     runs, for as long as that one takes for its epochs. Raises JoineryError if the state cannot be read."""
     target = migrations.CURRENT_STATE_VERSION
     if job.spec.state_store.memory is not None:
-        return StateCheck(fits=True, warnings=("stateStore is memory: every start begins anew",), target_version=target)
+        return StateCheck(
+            fits=True, warnings=("stateStore is memory: every start is from the beginning",), target_version=target
+        )
     job = with_secrets(job)
     with _reading(job) as store:
         try:
@@ -52,7 +54,9 @@ def check_job(job: Job, clock: Clock = _CLOCK) -> StateCheck:
         if (candidate := operator_candidate()) is not None:
             check_candidate(job.name, record.owner, candidate)
         if job.spec.upgrade.mode == "stateless":
-            words = "upgrade.mode is stateless: the job starts anew; its state stays in a savepoint of the rollout"
+            words = (
+                "upgrade.mode is stateless: the job starts from the beginning; the rollout's savepoint keeps the state"
+            )
             return _checked(record, target, (), (words,))
         outcome = _compared(job, store, record, target)
         if job.spec.upgrade.mode == "shadow" and outcome.fits:
@@ -151,7 +155,7 @@ def _short(text: str, length: int) -> str:
 def check_lines(job: Job, check: StateCheck) -> Iterator[str]:
     yield f"job {job.name}: {'fits its state' if check.fits else 'does not fit its state'}"
     for text in check.refused:
-        yield f"  refused: {text}"
+        yield f"  rejected: {text}"
     for text in check.warnings:
         yield f"  warning: {text}"
     if check.epoch is not None:

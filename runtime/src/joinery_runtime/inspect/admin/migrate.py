@@ -56,7 +56,7 @@ class Migrated:
         for name in self.pruned:
             yield f"savepoint {name} deleted: of automatic ones the newest are kept"
         if self.dropped:
-            yield f"job {self.job} starts anew"
+            yield f"job {self.job} starts from the beginning"
             if self.dropped_plan is not None:
                 yield f"  the plan of epoch {self.dropped_plan} was dropped: rows of it that are out already stay"
         elif self.migrated:

@@ -33,7 +33,7 @@ from joinery_runtime.job.model.wording import counted, linked
 from joinery_runtime.state.store import JobRecord
 
 DRY_RUN = "Dry run: nothing was changed."
-DONE = "Done. A driver that was running has been fenced: it ends. Start the job to go on from here."
+DONE = "Done. A driver that was running has been fenced: it ends. Start the job to continue from here."
 
 
 def reset_command(
@@ -184,7 +184,7 @@ def _plan_dropped(record: JobRecord) -> str:
 def _planned_refusal(record: JobRecord) -> JoineryError:
     return JoineryError(
         f"Epoch {record.epoch + 1} of job {record.job} is planned and not committed",
-        facts="its offsets are fixed and some of its output may have gone out; nothing was changed",
+        facts="its offsets are fixed and some of its output may be written; nothing was changed",
         todo="Start the job and stop it with SIGTERM, which finishes the epoch and leaves no plan behind. Or give "
         "--drop-planned: then rows of that epoch may repeat in a Kafka output",
     )
@@ -252,9 +252,9 @@ def _watermark_report(job: Job, record: JobRecord, lowered: LoweredState) -> Ite
         rows = sum(meta.rows for meta in live_segments(record) if meta.key in lowered.replaced)
         removed_rows = rows - sum(meta.rows for meta, _ in lowered.written)
         segments = counted(len(lowered.replaced), "segment")
-        yield f"{counted(removed_rows, 'row', 'are')} removed that had gone out already ({segments})."
-    yield "What was evicted stays gone: rows that come from now on meet only what is still in the state. Windows and"
-    yield "sessions that have gone out may go out once more with these rows alone."
+        yield f"{counted(removed_rows, 'row', 'are')} removed that had been emitted already ({segments})."
+    yield "What was evicted does not return: rows that come from now on meet only what is still in the state. Windows"
+    yield "and sessions that were emitted may be emitted once more with these rows alone."
     if len(lowered.inputs) < len(job.inputs):
         yield linked(
             "Other inputs keep theirs: an input that was idle may have been given the same watermark (rule T5)"

@@ -173,7 +173,7 @@ def _named(target: ToOffsets, broker: BrokerOffsets) -> dict[PartitionRef, int]:
             raise JoineryError(
                 f"{ref.topic}-{number} cannot be read from offset {offset}",
                 facts=f"the broker has offsets {available.earliest} to {available.end} (exclusive)",
-                todo="Give one of these, or the end itself to go on with what comes next",
+                todo="Give one of these, or the end itself to continue with what comes next",
             )
         offsets[ref] = offset
     return offsets

@@ -145,7 +145,7 @@ def roll_back(store: StateStore, job: str, name: str) -> RolledBack:
     if pin is None and is_rollout(name):
         return _never_begins(store, job, name)
     if pin is not None and pin.rolled_back and (committed > pin.committed or is_superseded(pin, pins.values())):
-        note = "that was done before and the job has gone on"
+        note = "that was done before and the job has continued"
         return RolledBack(job, name, committed, None, None, restored=False, note=note)
     record = store.roll_back(job, name)
     planned, was_planned = _planned(record), None if before is None else _planned(before)
