@@ -37,7 +37,7 @@ COVERED = (
     *(f"O{n}" for n in range(1, 3)),
     *(f"E{n}" for n in range(1, 4)),
     *(f"{letter}{n}" for letter in "WNA" for n in range(1, 5)),
-    *(f"S{n}" for n in range(1, 8)),
+    *(f"S{n}" for n in range(1, 9)),
     *("V1", "V2", "V3"),
 )  # fmt: skip
 LEAST_TRACES = 450

@@ -113,7 +113,7 @@ def _read(path: Path, name: str) -> Trace:
     if ("steps" in raw) == ("refused" in raw):
         raise ValueError(f"{name}: has either steps or refused")
     job = _RESOURCES[raw.get("kind", "StreamJoin")](raw["job"], name.replace("/", "."))
-    complete = partial(with_session_id, job["spec"]) if job["kind"] == "SessionWindow" else dict
+    complete = partial(with_session_id, job["spec"]) if _has_sessions(job) else dict
     steps = enumerate(raw.get("steps", ()), start=1)
     return Trace(
         name,
@@ -127,6 +127,11 @@ def _read(path: Path, name: str) -> Trace:
         spark=raw.get("spark", False),
         any_cut=raw.get("anyCut", False),
     )
+
+
+def _has_sessions(job: Mapping[str, Any]) -> bool:
+    aggregate = job["spec"].get("aggregate", {})
+    return job["kind"] == "SessionWindow" or "session" in aggregate.get("window", {})
 
 
 def _known(raw: Mapping[str, Any], names: set[str], place: str) -> None:
@@ -168,12 +173,15 @@ def resource(spec: Mapping[str, Any], name: str) -> dict[str, Any]:
     joins = [_join(step, names, number) for number, step in enumerate(spec.get("joins", ()), start=1)]
     absent = {step["right"] for step in joins if step.get("type") in {"semi", "anti"}}  # E1
     emitted = [name for name in names if name not in absent]
+    every_v = [*({"column": f"{side}.v", "as": side} for side in emitted), *_window_columns(joins)]
     filled = {
-        "select": [*({"column": f"{side}.v", "as": side} for side in emitted), *_window_columns(joins)],
+        "select": "default" if "aggregate" in spec else every_v,
         **_ENDS,
         **spec,
         "inputs": [_input(side, joins) for side in given],
     }
+    if "aggregate" in spec:
+        filled["aggregate"] = _aggregate(spec["aggregate"], names[0])
     if joins:
         filled["joins"] = joins
     if filled.get("select") == "default" or "sql" in spec:
@@ -184,6 +192,21 @@ def resource(spec: Mapping[str, Any], name: str) -> dict[str, Any]:
 def _window_columns(joins: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, str]]:
     windowed = any("window" in step for step in joins)
     return [{"column": name} for name in ("window_start", "window_end")] if windowed else []
+
+
+def _aggregate(given: Mapping[str, Any], first: str) -> dict[str, Any]:
+    wanted = {
+        "groupBy": [f"{first}.k"],
+        "window": {"session": {}},
+        "aggregates": [{"function": "count", "as": "rows"}],
+        **given,
+    }
+    if "session" in wanted["window"]:
+        wanted["window"] = {
+            **wanted["window"],
+            "session": {"gap": 10, "maxDuration": 1000, **wanted["window"]["session"]},
+        }
+    return wanted
 
 
 def session_resource(spec: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -23,20 +23,27 @@ _WORDS: Mapping[str, Callable[[Any], Any]] = {
 
 
 def with_session_id(spec: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    """An output row of the SessionWindow with this `spec`; an id goes behind `window_end`, where it belongs (S6). One
+    """An output row of the job of sessions with this `spec`; an id goes behind `window_end`, where it belongs (S6). One
     that the trace has written itself stays; a row without a window's times shows what was selected."""
     if "session_id" in row or "window_start" not in row:
         return dict(row)
     names = list(row)
     groups, behind = names[: names.index("window_start")], names.index("window_end") + 1
-    session_id = reference_hash([*_values(spec["input"]["schema"], groups, row), row["window_start"]])
+    session_id = reference_hash([*_values(_types(spec), groups, row), row["window_start"]])
     rest = {name: row[name] for name in names[behind:]}
     return {**{name: row[name] for name in names[:behind]}, "session_id": session_id, **rest}
 
 
-def _values(schema: Sequence[Mapping[str, Any]], groups: Sequence[str], row: Mapping[str, Any]) -> list[Any]:
+def _types(spec: Mapping[str, Any]) -> Mapping[str, str]:
+    """The types of columns that groups may be, by their names in the output."""
+    if "input" in spec:
+        return {column["name"]: column["type"] for column in spec["input"]["schema"]}
+    types = {f"{side['name']}.{column['name']}": column["type"] for side in spec["inputs"] for column in side["schema"]}
+    return {name.partition(".")[2]: types[name] for name in spec["aggregate"]["groupBy"] if name in types}
+
+
+def _values(types: Mapping[str, str], groups: Sequence[str], row: Mapping[str, Any]) -> list[Any]:
     """What the JSON of a row's group columns stands for. A computed column is what its JSON says."""
-    types = {column["name"]: column["type"] for column in schema}
     return [_value(types.get(name, ""), row[name]) for name in groups]
 
 

@@ -201,7 +201,8 @@ def test_lists_that_are_maps():
         {at for at, schema in walk(root(kind)) if schema.get("x-kubernetes-list-type") == "map"} for kind in KINDS
     )
     status = {".status.conditions", ".status.inputs"}
-    assert of_joins == {".spec.inputs", ".spec.inputs[].schema", *status}
+    of_aggregate = {".spec.aggregate.compute", ".spec.aggregate.aggregates"}
+    assert of_joins == {".spec.inputs", ".spec.inputs[].schema", *of_aggregate, *status}
     assert of_sessions == {".spec.input.schema", ".spec.compute", ".spec.aggregates", *status}
 
 

@@ -29,6 +29,7 @@ from joinery_runtime.engine.messages import RunsOn
 from joinery_runtime.engine.report import EpochReport, Rates, Totals, furthest
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job, StreamJoin
+from joinery_runtime.job.kinds.aggregate.model import aggregate_part
 from joinery_runtime.job.model.outputs import NamedOutput
 from joinery_runtime.job.model.wording import counted
 
@@ -325,7 +326,8 @@ class TableProgress(RunProgress):
         state = f"state {rows}, {report.state_bytes / 1e6:,.1f} MB, {segments}"
         if report.unpublished_rows:
             state += f"; {counted(report.unpublished_rows, 'row', 'are')} held for larger files"
-        output_label = "joined" if isinstance(self._job, StreamJoin) else "sessions"
+        joins = isinstance(self._job, StreamJoin) and self._job.aggregation is None
+        output_label = "joined" if joins else "aggregated" if isinstance(self._job, StreamJoin) else "sessions"
         table.add_row(output_label, f"{rates[_OUT]:,.0f}", f"{self._rows_out:,}", "", state, "")
         return table
 
@@ -346,6 +348,8 @@ def _sides(job: Job, report: EpochReport) -> Iterator[RenderableType]:
 
 def _side_name(job: Job, part: str) -> str:
     if not isinstance(job, StreamJoin):
+        return f"{part}: {', '.join(side.name for side in job.inputs)}"
+    if part == aggregate_part(len(job.joins)):
         return f"{part}: {', '.join(side.name for side in job.inputs)}"
     for number, step in enumerate(job.joins):
         inputs = {LEFT: job.left_inputs(number), RIGHT: (step.right,)}

@@ -25,6 +25,8 @@ def key_parts(pipeline: Pipeline) -> dict[str, KeyParts]:
     for step in pipeline.steps:
         for side in step.sides:
             intake = side.intake
+            if intake.grouped and intake.chained:
+                continue  # groups of joined rows, in which null is a value; the joins' keys are checked
             by_input: dict[str, list[frozenset[str]]] = {}
             for key in intake.keys:
                 name, _, column = key.partition(".") if intake.chained else (side.time, "", key)

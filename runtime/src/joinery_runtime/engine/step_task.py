@@ -154,7 +154,9 @@ class StepTask:
             self.state_runs(side) if self._step.kind.needs_state(self._step, side, arrived, closing=closing) else []
             for side in self._sides
         )
-        accept_from = self._step.kind.accept_from(self._step, self._work.plan.watermarks)
+        plan = self._work.plan
+        watermarks = times.watermarks_before(self._pipeline, self._step, plan.times, plan.horizons)
+        accept_from = self._step.kind.accept_from(self._step, watermarks)
         complete = self._work.plan.horizons.get(self._step.sides[0].complete, Horizon())
         reached = self._work.plan.reached.get(self._step.sides[-1].time, END_OF_TIME)
         work = StepWork(arrivals, state_runs, self._horizons, accept_from, complete, ordered, reached)

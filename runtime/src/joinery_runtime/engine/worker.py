@@ -468,12 +468,12 @@ class _StagedOutcome:
 
 
 def _dropped(step: StepSpec, result: StepResult, shard: int) -> dict[str, Mapping[str, int]]:
-    """Dropped rows by input and reason. Rows of the step before are not records of an input, and never late (N2). Rows
-    of a broadcast side are dropped in every shard but counted once. Failed pairs count for the right side, which is
-    always an input."""
+    """Dropped rows by input and reason. Rows of the step before count for the input whose event time they have (S8).
+    Rows of a broadcast side are dropped in every shard but counted once. Failed pairs count for the right side, which
+    is always an input."""
     pairs = zip(step.sides, result.dropped, strict=True)
     counted = [(side, counts) for side, counts in pairs if shard == 0 or not side.broadcast]
-    dropped = {side.time: counts for side, counts in counted if counts and not side.intake.chained}
+    dropped = {side.time: counts for side, counts in counted if counts}
     if result.failed:
         right = step.sides[RIGHT].time
         dropped[right] = {**dropped.get(right, {}), "failed": result.failed}

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.core.pipeline.sides import Intake
-from joinery_runtime.core.pipeline.spec import Pipeline
+from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
 from joinery_runtime.core.table.columns import arrow_schema
 from joinery_runtime.core.table.keyhash import key_hash
 from joinery_runtime.core.table.partitioning import key_partitions, partition_addresses
@@ -42,10 +42,28 @@ def keys_of(
     """The keys that these COLUMN=VALUE texts name. `number` (1 is the first) asks for one step. `co_partitions` is how
     many partitions the job's inputs have in common in its state. Raises JoineryError, which says what is wrong with the
     texts."""
-    if isinstance(job, StreamJoin):
-        keys = step_keys(job, texts, number)
-        return [_co_partitioned(job, key, co_partitions) for key in keys] if co_partitions else keys
-    return [group_key(job, pipeline.last.sides[0].intake, texts, number)]
+    if not isinstance(job, StreamJoin) or not job.joins:
+        return [group_key(job, pipeline.last, texts, number)]
+    if job.aggregation is not None:
+        return _of_joins_and_groups(job, pipeline.last, texts, number)
+    keys = step_keys(job, texts, number)
+    return [_co_partitioned(job, key, co_partitions) for key in keys] if co_partitions else keys
+
+
+def _of_joins_and_groups(job: StreamJoin, last: StepSpec, texts: Sequence[str], number: int | None) -> list[StepKey]:
+    """The keys of the joins and of the aggregate behind them."""
+    groups = _group_names(last.sides[0].intake, texts)
+    of_groups = groups is not None and number in {None, last.number + 1}
+    keys = [group_key(job, last, texts, number)] if of_groups or number == last.number + 1 else []
+    if number == last.number + 1:
+        return keys
+    try:
+        return [*step_keys(job, texts, number), *keys]
+    except JoineryError as error:
+        if keys:
+            return keys
+        groups_text = f"; the aggregate is grouped by {', '.join(last.sides[0].intake.keys)}"
+        raise JoineryError(error.summary, facts=f"{error.facts}{groups_text}", todo=error.todo) from None
 
 
 def _co_partitioned(job: StreamJoin, key: StepKey, co_partitions: int) -> StepKey:
@@ -164,26 +182,36 @@ def _columns(job: StreamJoin, index: int) -> str:
 # --- groups of sessions -----------------------------------------------------------------------------------------------
 
 
-def group_key(job: Job, intake: Intake, texts: Sequence[str], number: int | None) -> StepKey:
-    """The group that these texts name, by columns of the input and computed ones: COLUMN=VALUE, or COLUMN alone for no
-    value. `number` can only be 1. Raises JoineryError, which says what is wrong with the texts."""
-    if number not in {None, 1}:
-        raise JoineryError(f"Job {job.name} has no step {number}", facts="it has 1")
-    groups = intake.keys
-    texts_by_column = {
-        name: value if equals else None for name, equals, value in (text.partition("=") for text in texts)
-    }
-    if len(texts_by_column) < len(texts) or set(texts_by_column) != set(groups):
+def group_key(job: Job, step: StepSpec, texts: Sequence[str], number: int | None) -> StepKey:
+    """The group that these texts name, by columns of inputs and computed ones: COLUMN=VALUE, or COLUMN alone for no
+    value. `number` can only be that of the step. Raises JoineryError, which says what is wrong with the texts."""
+    if number not in {None, step.number + 1}:
+        raise JoineryError(f"Job {job.name} has no step {number}", facts=f"it has {step.number + 1}")
+    intake = step.sides[0].intake
+    groups, texts_by_column = intake.keys, _group_names(intake, texts)
+    if texts_by_column is None:
         raise JoineryError(
             f"--key {' '.join(texts)} cannot be used",
             facts=f"the sessions of job {job.name} are grouped by {', '.join(groups)}",
             todo="Give --key COLUMN=VALUE once for each of these columns, or COLUMN alone where it has no value (NULL)",
         )
     values = tuple(
-        _group_value(intake.schema.field(name), texts_by_column[name], job.inputs[0].name) for name in groups
+        _group_value(intake.schema.field(name), texts_by_column[name], step.sides[0].time) for name in groups
     )
     shown = json.loads(rows_to_json(pa.table(dict(zip(groups, values, strict=True))))[0])
-    return StepKey(0, int(key_hash(values)[0]), (values,), shown)
+    return StepKey(step.number, int(key_hash(values)[0]), (values,), shown)
+
+
+def _group_names(intake: Intake, texts: Sequence[str]) -> dict[str, str | None] | None:
+    """The texts' values by group; None unless they name each group once. A column of an input may stand alone where no
+    other group has its name."""
+    groups = intake.keys
+    short_names = [name.partition(".")[2] if intake.chained else "" for name in groups]
+    names = {short: name for short, name in zip(short_names, groups, strict=True) if short_names.count(short) == 1}
+    names |= {name: name for name in groups}
+    read = [(names.get(name), value if equals else None) for name, equals, value in (t.partition("=") for t in texts)]
+    named = {name: value for name, value in read if name is not None}
+    return named if len(read) == len(named) == len(groups) else None
 
 
 def _group_value(field: pa.Field, text: str | None, name: str) -> pa.Array:

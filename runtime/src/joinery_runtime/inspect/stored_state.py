@@ -187,8 +187,7 @@ class NextEpoch:
 
     @property
     def epoch_times(self) -> EpochTimes:
-        reached = {name: time.reached for name, time in self.times.items()}
-        return EpochTimes(self.watermarks, self.horizons, reached)
+        return EpochTimes.of(self.pipeline, self.times, self.horizons)
 
     def horizon(self, part: str) -> Watermark:
         return self.horizons[part].current

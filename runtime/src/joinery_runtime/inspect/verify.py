@@ -35,7 +35,7 @@ from joinery_runtime.inspect.replay import (
     replayable,
 )
 from joinery_runtime.inspect.row_differences import RowComparison
-from joinery_runtime.job import Job, StreamJoin, definition, is_same_definition
+from joinery_runtime.job import Job, definition, is_same_definition
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord, StateReader
 
@@ -177,8 +177,10 @@ def _contents(
 
 def _output_diff(job: Job, name: str, content: Content, folder: Path) -> OutputDiff:
     folder.mkdir()
-    sides = [side.time for side in compile_job(job).last.sides]
-    return OutputDiff(name, content, folder, sides, in_order=not isinstance(job, StreamJoin))
+    last = compile_job(job).last
+    aggregates = len(last.sides) == 1
+    sides = [" + ".join(side.inputs) if aggregates else side.time for side in last.sides]
+    return OutputDiff(name, content, folder, sides, in_order=aggregates)
 
 
 def _empty_verdict(

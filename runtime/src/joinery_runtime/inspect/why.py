@@ -204,8 +204,8 @@ def explain_records(
         record = _record_at(Gathering(job, pipeline, inputs, {}, at, record_only=True), plans, at)
         texts = _texts(job, record)
         # If the record's input joins on time only, all other records may meet it.
-        record_only = not texts and (record.columns is None or bool(record.key))
-    steps = keys_of(job, pipeline, texts, None, stored_co_partitions(course.record)) if texts else []
+        record_only = not texts and (record.columns is None or (bool(record.key) and not _is_aggregated(job)))
+    steps = _steps_of(job, pipeline, texts, stored_co_partitions(course.record)) if texts else []
     names = [side.name for side in job.inputs]
     gathered = Gathering(job, pipeline, inputs, keys_by_input(pipeline, steps, names), at, record_only=record_only)
     for entry, plan in zip(entries, plans, strict=True):
@@ -239,6 +239,27 @@ def explain_records(
     epochs = (plans[0].epoch, plans[-1].epoch)
     omitted = len(matching_records) - len(records)
     return Answer(job.name, epochs, explained, key_view, omitted, course.savepoint, comparison.unjudged)
+
+
+def _is_aggregated(job: Job) -> bool:
+    """Whether the job emits aggregates of joined rows."""
+    return isinstance(job, StreamJoin) and bool(job.joins) and job.aggregation is not None
+
+
+def _steps_of(job: Job, pipeline: Pipeline, texts: Sequence[str], co_partitions: int) -> list[StepKey]:
+    """The keys of which all records are needed. A group holds rows of many keys of the joins before it, so records of
+    one of these alone would not make the rows that were emitted."""
+    keys = keys_of(job, pipeline, texts, None, co_partitions)
+    if not _is_aggregated(job):
+        return keys
+    of_groups = [key for key in keys if key.step == pipeline.last.number]
+    if not of_groups:
+        raise JoineryError(
+            f"--key {' '.join(texts)} names no group",
+            facts=f"the rows of job {job.name} are groups by {', '.join(pipeline.last.sides[0].intake.keys)}",
+            todo="Give the columns of a group, or ask for one record with --record",
+        )
+    return of_groups
 
 
 def _begins_with(
@@ -297,7 +318,9 @@ def _record_at(gathering: Gathering, plans: Sequence[EpochPlan], at: tuple[str, 
 def _texts(job: Job, record: FoundRecord) -> list[str]:
     """The COLUMN=VALUE texts of a record's key; none if the record has no key or cannot be decoded."""
     name, key = record.position.partition.input, record.key
-    if not isinstance(job, StreamJoin):
+    if _is_aggregated(job):
+        return []  # all records may be in the rows of the record's group
+    if not isinstance(job, StreamJoin) or not job.joins:
         return [column if value is None else f"{column}={value}" for column, value in key.items()]
     return [] if None in key.values() else [f"{name}.{column}={value}" for column, value in key.items()]
 
@@ -418,7 +441,7 @@ class _Comparison:
                     part: Horizon(floors.get(part), floors.get(part)) for part in horizons_of(self._pipeline, plan)
                 }
                 segments = replay.live_runs(partial(may_have, step, key))
-                entries = entries_of_key(step, key, segments, EpochTimes(plan.watermarks, closed))
+                entries = entries_of_key(step, key, segments, EpochTimes.of(self._pipeline, plan.times, closed))
                 self.spans[plan.epoch] = description.spans_of(entries)
 
     def _dropped(
@@ -441,7 +464,10 @@ class _Comparison:
 def _joined_rows(pipeline: Pipeline, replay: Replay) -> _JoinedRows:
     """The rows of earlier steps that later steps keep."""
     chained = {
-        side.part: (step, at) for step in pipeline.steps for at, side in enumerate(step.sides) if side.intake.chained
+        side.part: (step, at)
+        for step in pipeline.steps
+        for at, side in enumerate(step.sides)
+        if side.intake.chained and len(step.sides) > 1
     }
     joined: _JoinedRows = Counter()
     for meta, run in replay.live_runs(lambda meta: meta.part in chained):

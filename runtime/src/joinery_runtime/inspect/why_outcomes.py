@@ -69,7 +69,7 @@ def horizons_of(pipeline: Pipeline, plan: EpochPlan) -> Horizons:
 
 
 def epoch_times_of(pipeline: Pipeline, plan: EpochPlan) -> EpochTimes:
-    return EpochTimes(plan.watermarks, horizons_of(pipeline, plan), plan.reached)
+    return EpochTimes.of(pipeline, plan.times, horizons_of(pipeline, plan))
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ class JoinedRows:
             return False
         step, side = self.pipeline.side(meta.part)
         of_key = step.number in self.hashes and meta.hash_min <= self.hashes[step.number] <= meta.hash_max
-        return step.sides[side].intake.chained and (step.broadcast or of_key)
+        return len(step.sides) > 1 and step.sides[side].intake.chained and (step.broadcast or of_key)
 
     def rows(self, part: str) -> _Rows | None:
         batches = [(epoch, rows) for epoch, rows in self._batches.get(part, ()) if len(rows)]

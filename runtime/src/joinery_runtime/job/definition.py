@@ -17,8 +17,10 @@ from pydantic.alias_generators import to_camel
 
 from joinery_runtime.errors import IncompatibleState
 from joinery_runtime.job.join.stream_join import StoredNames, StreamJoin
+from joinery_runtime.job.kinds.aggregate.model import Aggregation
 from joinery_runtime.job.kinds.session.resource import SessionWindow
 from joinery_runtime.job.model.base import AS_STORED
+from joinery_runtime.job.model.draft import dig
 from joinery_runtime.job.model.references import Naming, namings, parse_reference
 from joinery_runtime.job.model.resource import Job
 from joinery_runtime.job.model.wording import listed
@@ -48,7 +50,7 @@ def definition(job: Job) -> dict[str, Any]:
 def _names(job: Job) -> dict[str, Any]:
     """How columns are named, as a definition says it; empty if the job names them, or has them as earlier releases
     had."""
-    if not isinstance(job, StreamJoin) or job.select:
+    if not isinstance(job, StreamJoin) or not job.has_default_names:
         return {}
     prefixes = next(name for name, naming in _NAMINGS.items() if naming == job.naming)
     names = job.kept_names
@@ -129,7 +131,7 @@ def under_definition(job: _ANY_JOB, stored: Mapping[str, Any]) -> _ANY_JOB:
             facts=str(error),
             todo="Run the release that made it until the job has stopped in order (SIGTERM), then this one",
         ) from error
-    if isinstance(before, StreamJoin) and not before.select:
+    if isinstance(before, StreamJoin) and before.has_default_names:
         return before.with_stored_names(_stored_names(job.name, stored))
     return before
 
@@ -139,7 +141,9 @@ def with_stored_names(job: Job, stored: Mapping[str, Any] | None) -> Job:
     the job says otherwise. Columns that the definition does not have get names by the same rule. Raises
     IncompatibleState if a key or a header of the output names a column that is not among them, or two columns have one
     name."""
-    if stored is None or not isinstance(job, StreamJoin) or job.select or "inputs" not in stored or "select" in stored:
+    if stored is None or not isinstance(job, StreamJoin) or not job.has_default_names or "inputs" not in stored:
+        return job
+    if "select" in stored or "aggregate" in stored:
         return job
     names = _stored_names(job.name, stored)
     if names.naming not in namings(job.spec.prefixes):
@@ -181,22 +185,32 @@ def _join(job: StreamJoin, spec: Mapping[str, Any], stored: Mapping[str, Any]) -
         step.right: step.model_dump(mode="json", by_alias=True, include={"limits"}, exclude_defaults=True)
         for step in job.joins
     }
-    joins = [{**_without({"limits"}, step), **limits.get(step.get("right"), {})} for step in stored["joins"]]
-    return {"inputs": inputs, "joins": joins}
+    joins = [{**_without({"limits"}, step), **limits.get(step.get("right"), {})} for step in stored.get("joins", ())]
+    if "aggregate" not in stored:
+        return {"inputs": inputs, "joins": joins}
+    aggregate = {**stored["aggregate"], **_with_limits(stored["aggregate"], job.aggregation, dig(spec, "aggregate"))}
+    return {"inputs": inputs, "joins": joins, "aggregate": aggregate}
 
 
 def _sessions(job: SessionWindow, spec: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Like `_join`, for sessions; the limits of exact counts stop plans too."""
+    """Like `_join`, for sessions."""
     now = spec["input"] if spec["input"]["name"] == stored["input"]["name"] else None
+    return {"input": _with_settings(stored["input"], now), **_with_limits(stored, job.aggregation, spec)}
+
+
+def _with_limits(stored: Mapping[str, Any], now: Aggregation | None, fields: Any) -> dict[str, Any]:
+    """The stored aggregates and the caps on their state, with the limits of the job as it is `now`: those of exact
+    counts stop plans too. `fields` are what the job says beside its aggregates."""
     limits = {
-        (call.function, call.column, call.as_): {"limit": call.limit} for call in job.sessions.aggregates if call.limit
+        (call.function, call.column, call.as_): {"limit": call.limit}
+        for call in (now.aggregates if now is not None else ())
+        if call.limit
     }
     aggregates = [
         {**_without({"limit"}, call), **limits.get((call["function"], call.get("column"), call["as"]), {})}
         for call in stored.get("aggregates", ())
     ]
-    caps = {key: spec[key] for key in ("limits",) if key in spec}
-    return {"input": _with_settings(stored["input"], now), "aggregates": aggregates, "limits": None, **caps}
+    return {"aggregates": aggregates, "limits": dig(fields, "limits")}
 
 
 def _without(names: Set[str], value: Any) -> Any:

@@ -8,7 +8,7 @@ from html import escape
 
 from joinery_runtime.job.join.explain import assumed_columns, step_plans
 from joinery_runtime.job.join.stream_join import StreamJoin
-from joinery_runtime.job.kinds.session.explain import session_plan, session_warnings
+from joinery_runtime.job.kinds.session.explain import aggregate_warnings, session_plan
 from joinery_runtime.job.kinds.session.resource import SessionWindow
 from joinery_runtime.job.model.duration import format_duration, format_time
 from joinery_runtime.job.model.inputs import AtTimestamp, Debezium, FileInput, Input, KafkaInput
@@ -66,7 +66,12 @@ class Explanation:
     @property
     def title(self) -> str:
         """Which kind of join it is."""
-        return f"a chain of {len(self.steps)} joins" if len(self.steps) > 1 else self.steps[0].title
+        *joins, last = self.steps
+        if not joins:
+            return last.title
+        if len(last.sides) > 1:
+            return f"a chain of {len(self.steps)} joins"
+        return f"{last.title} after {joins[0].title if len(joins) == 1 else f'a chain of {len(joins)} joins'}"
 
     def render(self) -> str:
         """Plain text, one statement per line; warnings come last and in capitals, so that they do not scroll out of
@@ -89,8 +94,8 @@ class Explanation:
             yield f"    {plan.watermark}"
         for number, step in enumerate(self.steps, start=1):
             if chain:
-                left, right = (side.rows_of for side in step.sides)
-                yield f"  step {number}: {step.title} of {left} with {right}"
+                sides = [side.rows_of for side in step.sides]
+                yield f"  step {number}: {step.title}" + (f" of {sides[0]} with {sides[1]}" if sides[1:] else "")
             yield from (f"  {'  ' if chain else ''}{name}: {text}" for name, text in step.lines)
         yield from (f"  {plan.title}: {plan.text}" for plan in self.outputs)
         yield f"  records that cannot be used: {self.dead_letters}"
@@ -283,8 +288,9 @@ def _warnings(job: Job, steps: Sequence[StepPlan]) -> Iterator[str]:
             "MEMORY STORE: state and offsets are LOST when the job stops, and the next start reads again from "
             "startFrom. Use it for tests only; name stateStore.postgres to keep them"
         )
-    if isinstance(job, SessionWindow):
-        yield from session_warnings(job)
+    aggregation = job.aggregation if isinstance(job, StreamJoin | SessionWindow) else None
+    if aggregation is not None:
+        yield from aggregate_warnings(job, aggregation)
     for side in job.inputs:
         yield from _watermark_warnings(side)
     yield from update_warnings(job)
@@ -343,6 +349,8 @@ def delay_warnings(job: Job) -> Iterator[str]:
 def order_warnings(job: Job) -> Iterator[str]:
     """Warns of a topic whose records of one key come from several shards, each with a producer of its own."""
     if not isinstance(job, StreamJoin):
+        return
+    if job.aggregation is not None:
         return
     last = job.keys_of(job.joins[-1])
     for output in job.outputs:

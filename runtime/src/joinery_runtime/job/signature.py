@@ -13,8 +13,10 @@ from typing import Any
 from joinery_runtime.job.join.differences import refusals, warnings
 from joinery_runtime.job.join.steps import SIDES, JoinStep, part_names
 from joinery_runtime.job.join.stream_join import StreamJoin, stored_type
+from joinery_runtime.job.kinds.aggregate.model import aggregate_part
 from joinery_runtime.job.kinds.session.resource import SessionWindow
-from joinery_runtime.job.kinds.session.signature import session_fields
+from joinery_runtime.job.kinds.session.sessions import SESSIONS_PART
+from joinery_runtime.job.kinds.session.signature import aggregate_fields
 from joinery_runtime.job.model.resource import Job
 
 SIGNATURE_VERSION = 2
@@ -22,8 +24,8 @@ NEWER_VERSION = 3
 """The version for a job with co-partitioned inputs, or an input with a history. Older releases, which would look for
 its rows elsewhere, or read the history's records from the topic again, reject it. The layout is that of version 2."""
 NEWEST_VERSION = 4
-"""The version for a job with a semi or anti join, which release 0.1.0 does not know. The layout is that of version
-2."""
+"""The version for a job with a semi or anti join, or with an aggregate, which release 0.1.0 does not know. The layout
+is that of version 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Comparison:
 
 def signature(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Everything that the job's state depends on. `stored` names, per part of the state, the columns that segments keep
-    (in `left.2` and later as `<input>.<column>`, for sessions as in `session_fields`). Durations are milliseconds."""
+    (in `left.2` and later as `<input>.<column>`, for sessions as in `aggregate_fields`). Durations are milliseconds."""
     return {
         "version": _version(job),
         "kind": job.kind,
@@ -54,7 +56,7 @@ def signature(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
 
 
 def _version(job: Job) -> int:
-    if isinstance(job, StreamJoin) and any(not step.emits_right for step in job.joins):
+    if isinstance(job, StreamJoin) and (job.aggregation is not None or not all(step.emits_right for step in job.joins)):
         return NEWEST_VERSION
     newer = job.co_partitioned or any(side.history is not None for side in job.inputs)
     return NEWER_VERSION if newer else SIGNATURE_VERSION
@@ -63,11 +65,21 @@ def _version(job: Job) -> int:
 def _of_kind(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     match job:
         case StreamJoin():
-            return {"steps": [_step(job, index, step, stored) for index, step in enumerate(job.joins)]}
+            steps = [_step(job, index, step, stored) for index, step in enumerate(job.joins)]
+            return {"steps": steps, **_aggregate(job, stored)}
         case SessionWindow():
-            return session_fields(job, stored)
+            return aggregate_fields(job.aggregation, job.spec.input.types, stored[SESSIONS_PART])
         case _:
             raise TypeError(f"no signature of {job.kind}")
+
+
+def _aggregate(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    if job.aggregation is None:
+        return {}
+    window = {"window": job.aggregation.form.field, "of": job.aggregated_time}
+    part = stored[aggregate_part(len(job.joins))]
+    fields = aggregate_fields(job.aggregation, job.aggregated_types, part)
+    return {"aggregate": {**window, **fields}}
 
 
 def _step(job: StreamJoin, index: int, step: JoinStep, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:

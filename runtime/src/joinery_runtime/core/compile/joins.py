@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
-from pkgutil import iter_modules
 
 import pyarrow as pa
 
-from joinery_runtime.core import kinds
+from joinery_runtime.core.compile.aggregates import (
+    AggregateCompiler,
+    AggregatedRows,
+    ToError,
+    compile_session,
+    rows_of_input,
+)
 from joinery_runtime.core.compile.outputs import row_selections
-from joinery_runtime.core.compile.sessions import compile_session
-from joinery_runtime.core.kinds.base import Join
+from joinery_runtime.core.kinds.base import Join, find_kinds
 from joinery_runtime.core.pipeline.expression import (
     ColumnRef,
     Expression,
@@ -29,6 +32,8 @@ from joinery_runtime.core.pipeline.spec import Emits, InputSpec, Pipeline, StepS
 from joinery_runtime.core.table.columns import arrow_schema, arrow_type
 from joinery_runtime.errors import ExpressionError, JobError, Problem
 from joinery_runtime.job import Job, JoinStep, Reference, SessionWindow, StreamJoin
+from joinery_runtime.job.kinds.aggregate.model import Aggregation, aggregate_part
+from joinery_runtime.job.model.references import parse_reference
 
 SQL_PATH = "spec.sql"
 
@@ -49,6 +54,8 @@ def compile_job(job: Job) -> Pipeline:
 def compile_join(job: StreamJoin) -> Pipeline:
     """Compiles a join. Raises JobError naming `spec.joins[n].where`, `spec.select[n].expression` or the SQL if an
     expression does not fit the inputs."""
+    if not job.joins:
+        return _compile_only_input(job)
     return _JoinCompiler(job).pipeline()
 
 
@@ -110,6 +117,8 @@ class _JoinCompiler:
 
     def pipeline(self) -> Pipeline:
         steps = tuple(self._compile(step) for step in self._steps)
+        if self._job.aggregation is not None:
+            steps = (*steps, self._aggregate(self._job.aggregation, steps[-1]))
         read = {steps[0].sides[LEFT].time: (0, LEFT)} | {
             step.right: (n, RIGHT) for n, step in enumerate(self._job.joins)
         }
@@ -121,7 +130,7 @@ class _JoinCompiler:
         left = tuple(self._job.left_inputs(number))
         keys = tuple((_ref(pair.left), _ref(pair.right)) for pair in self._job.keys_of(step))
         written = next(kind for kind in join_kinds() if isinstance(step.matching, kind.written_as))
-        kind = written.of(step, len(self._job.joins) == 1)
+        kind = written.of(step, self._job.only_step)
         of_side: tuple[list[Expression], list[Expression]] = ([], [])
         rest: list[Expression] = []
         for part in parts:
@@ -186,23 +195,8 @@ class _JoinCompiler:
             checked=() if chained or table else self._checked_parts(time),
             compared=() if chained or table else self._compared_parts(split.number, time),
             partitioner=split.step.partitioner if split.step.co_partitioned else None,
-            filter=None if chained else self._filter(time),
+            filter=None if chained else _input_filter(self._job, time),
         )
-
-    def _filter(self, name: str) -> Expression | None:
-        """The condition of the input itself."""
-        text = self._job.input_filters.get(name)
-        if text is None:
-            return None
-        try:
-            expression = parse_expression(text, name)
-            check_predicate(expression, {name: self._schemas[name]})
-        except ExpressionError as error:
-            number = next(number for number, side in enumerate(self._job.inputs) if side.name == name)
-            if self._job.inputs[number].where is None:
-                raise self._error(SQL_PATH, error) from error
-            raise JobError(self._job.name, [Problem(f"spec.inputs[{number}].where", str(error))]) from error
-        return expression
 
     def _checked_parts(self, name: str) -> tuple[Expression, ...]:
         """The parts of output expressions that read only this input."""
@@ -259,7 +253,37 @@ class _JoinCompiler:
 
     # --- expressions --------------------------------------------------------------------------------------------------
 
+    def _aggregate(self, aggregation: Aggregation, last: StepSpec) -> StepSpec:
+        """The step that aggregates what the last join makes."""
+        time = self._job.aggregated_time
+        schema = last.output_schema()
+        rows = AggregatedRows(
+            schema=schema,
+            names={name: name for name in schema.names},
+            inputs=self._job.joined,
+            time=time,
+            event_time=str(ColumnRef(time, self._job.input(time).event_time)),
+            chained=True,
+        )
+        error = _error_of_aggregate(self._job)
+        number = len(self._steps)
+        return AggregateCompiler(self._job, aggregation, rows, error).step(number, aggregate_part(number))
+
+    def _aggregated_columns(self, aggregation: Aggregation) -> list[_Output]:
+        """What the last join hands on: the columns that are aggregated, and the event time."""
+        time, computed = self._job.aggregated_time, {column.as_: column.expression for column in aggregation.compute}
+        named = [*aggregation.group_by, *(call.column for call in aggregation.aggregates if call.column is not None)]
+        refs = [ref for name in named if name not in computed and (ref := parse_reference(name)) is not None]
+        columns = dict.fromkeys([ColumnRef(time, self._job.input(time).event_time), *map(_ref, refs)])
+        outputs = [_Output(str(ref), self._type(ref), ref) for ref in columns]
+        for number, (name, text) in enumerate(computed.items()):
+            expression, kind = self._computed_column(f"spec.aggregate.compute[{number}].expression", text)
+            outputs.append(_Output(name, kind, expression=expression))
+        return outputs
+
     def _outputs(self) -> list[_Output]:
+        if self._job.aggregation is not None:
+            return self._aggregated_columns(self._job.aggregation)
         outputs = []
         for number, column in enumerate(self._job.output_columns):
             if column.source is not None:
@@ -274,16 +298,17 @@ class _JoinCompiler:
                     )
                 )
             else:
-                expression, kind = self._computed_column(number, column.expression or "")
+                path = f"spec.select[{number}].expression"
+                expression, kind = self._computed_column(path, column.expression or "")
                 outputs.append(_Output(column.name, kind, expression=expression))
         return outputs
 
-    def _computed_column(self, number: int, text: str) -> tuple[Expression, pa.DataType]:
+    def _computed_column(self, path: str, text: str) -> tuple[Expression, pa.DataType]:
         try:
             expression = parse_expression(text)
             kind = column_type(expression, self._schemas)
         except ExpressionError as error:
-            raise self._error(f"spec.select[{number}].expression", error) from error
+            raise self._error(path, error) from error
         return expression, kind
 
     def _predicate(self, number: int, text: str) -> Expression:
@@ -297,6 +322,40 @@ class _JoinCompiler:
 
     def _error(self, path: str, error: ExpressionError) -> JobError:
         return JobError(self._job.name, [Problem(path if self._job.spec.sql is None else SQL_PATH, str(error))])
+
+
+def _compile_only_input(job: StreamJoin) -> Pipeline:
+    """Compiles a job without joins, which aggregates its only input."""
+    assert job.aggregation is not None, "a job without joins aggregates"
+    (side,) = job.inputs
+    error = _error_of_aggregate(job)
+    rows = rows_of_input(job.aggregation, side, error)
+    compiler = AggregateCompiler(job, job.aggregation, rows, error)
+    step = compiler.step(0, aggregate_part(0), input_filter=_input_filter(job, side.name))
+    return Pipeline((InputSpec(side.name, 0, 0),), (step,))
+
+
+def _error_of_aggregate(job: StreamJoin) -> ToError:
+    def error(path: str, message: str) -> JobError:
+        place = SQL_PATH if job.spec.sql is not None else f"spec.aggregate.{path}"
+        return JobError(job.name, [Problem(place, message)])
+
+    return error
+
+
+def _input_filter(job: StreamJoin, name: str) -> Expression | None:
+    """The condition of the input itself."""
+    text = job.input_filters.get(name)
+    if text is None:
+        return None
+    try:
+        expression = parse_expression(text, name)
+        check_predicate(expression, {name: arrow_schema(job.input(name).columns)})
+    except ExpressionError as error:
+        number = next(number for number, side in enumerate(job.inputs) if side.name == name)
+        path = SQL_PATH if job.inputs[number].where is None else f"spec.inputs[{number}].where"
+        raise JobError(job.name, [Problem(path, str(error))]) from error
+    return expression
 
 
 def _ref(reference: Reference) -> ColumnRef:
@@ -357,12 +416,5 @@ def _placement(step: JoinStep, inputs: tuple[str, ...]) -> Placement:
 
 @cache
 def join_kinds() -> tuple[type[Join], ...]:
-    """The kinds of join found in the modules of `core.kinds`. A new kind only needs a module there."""
-    modules = [import_module(f"{kinds.__name__}.{module_info.name}") for module_info in iter_modules(kinds.__path__)]
-    return tuple(
-        value
-        for module in modules
-        for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, Join) and value is not Join
-        if value.__module__ == module.__name__
-    )
+    """The kinds of join."""
+    return find_kinds(Join)  # type: ignore[type-abstract]

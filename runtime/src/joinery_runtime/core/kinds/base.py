@@ -1,15 +1,26 @@
-"""The base of all kinds that join two sides."""
+"""The bases of all kinds: those that join two sides, and those that aggregate the rows of one."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import ClassVar, Self, TypeVar
 
+import pyarrow as pa
+
+from joinery_runtime.core import kinds
+from joinery_runtime.core.aggregates import AggregateCall
+from joinery_runtime.core.pipeline.sides import Intake
 from joinery_runtime.core.pipeline.spec import Emits, StepOperator, StepSpec
 from joinery_runtime.core.pipeline.watermark import OutputWatermarks
 from joinery_runtime.job import JoinStep
+from joinery_runtime.job.kinds.aggregate.base import WindowKind
+from joinery_runtime.job.kinds.aggregate.model import Aggregation
 from joinery_runtime.job.kinds.base import StepKind
+
+_Kind = TypeVar("_Kind", bound=StepOperator)
 
 
 class Join(StepOperator):
@@ -30,6 +41,42 @@ class Join(StepOperator):
     def flags_rows(self, side: int, emits: Emits, *, preserved: bool) -> bool:
         """Whether stored rows of a side, preserved or not, carry flags."""
         return False
+
+
+class Aggregating(StepOperator):
+    """A `StepOperator` of a step with one side, whose state is made of groups with their accumulators."""
+
+    __slots__ = ()
+
+    written_as: ClassVar[tuple[type[WindowKind], ...]]
+    """The windows of a job that the kind computes."""
+    column_types: ClassVar[Mapping[str, pa.DataType]]
+    """The columns of the window in the output, as the kind makes them."""
+
+    @classmethod
+    @abstractmethod
+    def of(cls, aggregation: Aggregation, aggregates: tuple[AggregateCall, ...], /) -> Self:
+        """The kind with its durations, and the aggregates that it computes."""
+
+    @abstractmethod
+    def state_schema(self, intake: Intake) -> pa.Schema:
+        """The columns of the segments."""
+
+
+def find_kinds(base: type[_Kind]) -> tuple[type[_Kind], ...]:
+    """Find the kinds that extend `base`. A new kind only needs a module in `core.kinds`, or a package with a module
+    `kind`."""
+    modules = [
+        import_module(f"{kinds.__name__}.{module_info.name}{'.kind' if module_info.ispkg else ''}")
+        for module_info in iter_modules(kinds.__path__)
+    ]
+    return tuple(
+        value
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, base) and value.__module__ == module.__name__
+        if value is not base
+    )
 
 
 def lower_of_both(step: StepSpec, lows: OutputWatermarks) -> Mapping[str, int | None]:

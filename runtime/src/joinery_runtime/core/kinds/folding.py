@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from joinery_runtime.core.aggregates import Accumulator, AggregateCall, GroupError, Groups, States, accumulator
 from joinery_runtime.core.kinds.grouping import changes
@@ -18,6 +19,20 @@ _Named = tuple[AggregateCall, Accumulator]
 def groups_of(number: np.ndarray) -> Groups:
     """One group for each distinct number; `number` is ascending."""
     return Groups(np.flatnonzero(changes(number)), len(number))
+
+
+_ANY_ORDER = frozenset({"count", "count_col", "sum", "avg", "min", "max", "count_distinct"})
+"""The functions whose result does not depend on the order of rows."""
+
+
+def in_defined_order(rows: pa.RecordBatch, aggregates: Sequence[AggregateCall]) -> pa.RecordBatch:
+    """Prepared rows of a step, in an order that does not depend on the shards that made them, as far as an aggregate
+    asks for one: rows that one record has made share its place, and are in the order of the aggregated values (S8)."""
+    ordered = [call.column for call in aggregates if call.function not in _ANY_ORDER]
+    if not ordered:
+        return rows
+    names = dict.fromkeys([*ordered, *(call.column for call in aggregates if call.column)])
+    return rows.take(pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in names]))
 
 
 class Folding:

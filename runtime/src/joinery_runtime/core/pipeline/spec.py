@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from joinery_runtime.core.pipeline.expression import ColumnRef, Expression
 from joinery_runtime.core.pipeline.retention import Retention
-from joinery_runtime.core.pipeline.sides import FLAGS, LEFT, RIGHT, SESSIONS, Intake, OutputColumn, SideSpec
+from joinery_runtime.core.pipeline.sides import FLAGS, LEFT, RIGHT, Intake, OutputColumn, SideSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons, StateRun, StepRun, StepWork
 from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Watermark, earlier
 from joinery_runtime.core.table.segment import SegmentMeta
@@ -161,7 +161,7 @@ def _live_mask(state_run: StateRun, since: int | None, *, flagged_leave: bool) -
 
 @dataclass(frozen=True, slots=True)
 class StepSpec:
-    """One join, or the sessions of one input, which have one side and only `step_column`s in `output`.
+    """One join, or an aggregate, which has one side and only `step_column`s in `output`.
 
     `residual` is the part of the condition that needs both sides. For an as-of step it includes conditions on the table
     alone, because those must not hide a version. `output` holds the user's columns, or the next step's input."""
@@ -183,8 +183,9 @@ class StepSpec:
 
     def side_name(self, side: int) -> str:
         """The name of a side in messages: `step 2, left side (orders, payments)`."""
-        if self.sides[side].part == SESSIONS:
-            return f"the sessions of {self.sides[side].time}"
+        if len(self.sides) == 1:
+            inputs = self.sides[side].inputs
+            return f"the sessions of {inputs[0]}" if self.number == 0 else f"step {self.number + 1}, the aggregate"
         name = "left" if side == LEFT else "right"
         return f"step {self.number + 1}, {name} side ({', '.join(self.sides[side].inputs)})"
 
@@ -205,7 +206,8 @@ class InputSpec:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A job: `steps[k]` takes the output of `steps[k - 1]` as its left side. `inputs` are in the job's order."""
+    """A job: `steps[k]` takes the output of `steps[k - 1]` as its left or only side. `inputs` are in the job's
+    order."""
 
     inputs: tuple[InputSpec, ...]
     steps: tuple[StepSpec, ...]

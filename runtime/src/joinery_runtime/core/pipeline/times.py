@@ -56,6 +56,17 @@ def watermarks_out(pipeline: Pipeline, times: Times, floors: Floors) -> list[Out
     return output_watermarks
 
 
+def watermarks_before(pipeline: Pipeline, step: StepSpec, times: Times, horizons_by_part: Horizons) -> OutputWatermarks:
+    """What the step sees of each input's time in an epoch with these horizons: the watermark of an input that it reads,
+    and of the others the one that the step before hands on (N3)."""
+    lows: OutputWatermarks = {}
+    for before in pipeline.steps[: step.number]:
+        lows = {**lows, **before.kind.lowest_times(before, times)}
+        lows = _output_watermarks(pipeline, before, lows, horizons_by_part)
+    read = {side.time for side in step.sides if not side.intake.chained}
+    return {name: times[name].watermark if name in read else lows.get(name) for name in times}
+
+
 def _output_watermarks(
     pipeline: Pipeline, step: StepSpec, lows: OutputWatermarks, horizons_by_part: Horizons
 ) -> OutputWatermarks:
@@ -69,6 +80,8 @@ def _lower_bound(pipeline: Pipeline, name: str, other: str) -> int:
     links one new input to an earlier one, so there is exactly one path."""
     links: dict[str, list[tuple[str, int]]] = {}
     for step in pipeline.steps:
+        if len(step.sides) == 1:
+            continue  # it links no input to another one
         assert step.kind.bounds is not None, "steps of a chain bound the distance of what they join (W4)"
         (left, right), (lower, upper) = (side.time for side in step.sides), step.kind.bounds
         links.setdefault(left, []).append((right, lower))

@@ -19,10 +19,11 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from joinery_runtime.core.pipeline import times
 from joinery_runtime.core.pipeline.retention import AcceptedRow
-from joinery_runtime.core.pipeline.spec import StepOperator, StepSpec
+from joinery_runtime.core.pipeline.spec import Pipeline, StepOperator, StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons
-from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, Watermark
+from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, OutputWatermarks, Times, Watermark
 from joinery_runtime.core.table.columns import DELETED, OFFSET, PARTITION, TS, partitions_of
 from joinery_runtime.inspect import kinds
 from joinery_runtime.job.model.duration import format_time
@@ -35,11 +36,26 @@ ToJson = Callable[[pa.Table], Sequence[bytes]]
 @dataclass(frozen=True, slots=True)
 class EpochTimes:
     """The watermarks and horizons of the next epoch, and up to which event times inputs were read that are behind
-    (`InputTime.reached`)."""
+    (`InputTime.reached`). `handed_on` are the watermarks that steps see of the inputs that steps before them read, by
+    step."""
 
     watermarks: Mapping[str, Watermark]
     horizons: Horizons
     reached: Mapping[str, int] = field(default_factory=dict)
+    handed_on: Mapping[int, OutputWatermarks] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, pipeline: Pipeline, input_times: Times, horizons: Horizons) -> EpochTimes:
+        handed_on = {
+            step.number: times.watermarks_before(pipeline, step, input_times, horizons) for step in pipeline.steps[1:]
+        }
+        watermarks = {name: input_time.watermark for name, input_time in input_times.items()}
+        reached = {name: input_time.reached for name, input_time in input_times.items()}
+        return cls(watermarks, horizons, reached, handed_on)
+
+    def watermark_of(self, step: StepSpec) -> Watermark:
+        """The watermark by which the only side of the step is judged."""
+        return self.handed_on.get(step.number, self.watermarks)[step.sides[0].time]
 
     def horizon(self, part: str) -> int | None:
         return self.horizons[part].current

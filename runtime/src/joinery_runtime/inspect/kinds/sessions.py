@@ -80,6 +80,12 @@ class SessionTimers:
     def input(self) -> str:
         return self.step.sides[0].time
 
+    @property
+    def watermark_name(self) -> str:
+        """Whose watermark ends the sessions: the input's, or the one that the step before hands on (N3)."""
+        before = self.step.number
+        return f"{self.input} after step {before}" if before else self.input
+
     def goes_out_above(self, last: int) -> int:
         """Returns the watermark above which a session is emitted, unless it grows (S4, S5)."""
         return last + self.sessions.gap + (self.sessions.allowed_lateness if self.sessions.drop_late else 0)
@@ -88,9 +94,9 @@ class SessionTimers:
         return last + self.sessions.gap + self.sessions.allowed_lateness
 
     def above(self, ts: int) -> str:
-        """Say when the input's watermark is above `ts`: `the watermark of clicks (...) is above ...`."""
-        now = self.epoch_times.watermarks[self.input]
-        return f"the watermark of {self.input} ({format_time(now)}) is above {format_time(ts)}"
+        """Say when the watermark is above `ts`: `the watermark of clicks (...) is above ...`."""
+        now = self.epoch_times.watermark_of(self.step)
+        return f"the watermark of {self.watermark_name} ({format_time(now)}) is above {format_time(ts)}"
 
     def is_kept(self, last: np.ndarray) -> np.ndarray:
         """Whether no committed epoch has forgotten the session. Its row may stay stored for longer, with its
@@ -131,7 +137,7 @@ class SessionView:
 
     def document(self) -> dict[str, Any]:
         window = {"window_start": self.start, "window_end": self.last, "session_id": self.session_id}
-        until = {"until_input": self.timers.input, "until": self.timers.forgotten_above(self.last)}
+        until = {"until_input": self.timers.watermark_name, "until": self.timers.forgotten_above(self.last)}
         fields = {"input": self.timers.input, **window, "capped": self.capped, "emitted": self.emitted, **until}
         if self.capped:
             return fields
@@ -235,7 +241,7 @@ class SessionCounts:
             due=int(due.sum()),
             gone_out=int((live & ~forced & emitted_before).sum()),
             capped=int((live & forced).sum()),
-            until_input=timers.input,
+            until_input=timers.watermark_name,
             until=timers.goes_out_above(int(first)) if (open_ & ~due).any() else None,
         )
 

@@ -14,6 +14,7 @@ from joinery_runtime.job.crd.savepoint import Savepoint, SavepointOf
 from joinery_runtime.job.crd.shapes import Place, Schema
 from joinery_runtime.job.join.steps import FIELDS, STEP_KINDS, JoinStep, SelectItem
 from joinery_runtime.job.join.stream_join import StreamJoinSpec
+from joinery_runtime.job.kinds.aggregate.model import AGGREGATE_MODEL_RULES, AGGREGATE_RULES
 from joinery_runtime.job.kinds.session.cel import SESSION_RULES
 from joinery_runtime.job.model.cel import TARGETS, Rule, any_output, exactly_one, positive
 from joinery_runtime.job.model.inputs import History, Input, KafkaInput
@@ -60,10 +61,17 @@ _NAMED_OUTPUT = (
 RULES: Mapping[type | Place, tuple[Rule, ...]] = {
     StreamJoinSpec: (
         Rule(
-            "has(self.sql) || (has(self.joins) && size(self.joins) > 0)",
+            "has(self.sql) || has(self.aggregate) || (has(self.joins) && size(self.joins) > 0)",
             "there is no join step; write one that names `right`, `keys` and `interval`",
             ".joins",
         ),
+        Rule(
+            "size(self.inputs) >= 2 || (size(self.inputs) == 1 && has(self.aggregate) && "
+            "(!has(self.joins) || size(self.joins) == 0))",
+            "a join needs two inputs; write at least two",
+            ".inputs",
+        ),
+        *AGGREGATE_RULES,
         Rule("!has(self.sql) || !has(self.joins) || size(self.joins) == 0", "joins and sql are both named; keep one"),
         Rule("!has(self.sql) || !has(self.select)", "select and sql are both named; keep one"),
         Rule(
@@ -118,7 +126,8 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
             ".inputs",
         ),
         Rule(
-            f"!has(self.select) || self.select.all(item, !has(item.column) || ({_WINDOWED}item.column in {_TIMES}) || "
+            "!has(self.select) || has(self.aggregate) || self.select.all(item, !has(item.column) || "
+            f"({_WINDOWED}item.column in {_TIMES}) || "
             "self.inputs.exists(i, item.column.startsWith(i.name + '.')))",
             "a column is written <input>.<column>, and one here does not begin with the name of an input",
             ".select",
@@ -136,7 +145,6 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
             ".deadLetter.kafka",
         ),
     ),
-    (StreamJoinSpec, "inputs"): (Rule("size(self) >= 2", "a join needs two inputs; write at least two"),),
     (StreamJoinSpec, "joins"): (
         Rule(
             f"size(self) <= 1 || self.all(step, {' && '.join(f'!has(step.{field})' for field in _ALONE)})",
@@ -271,6 +279,7 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
     ),
     SavepointOf: (Rule("self == oldSelf", "cannot be changed; make another Savepoint"),),
     **SESSION_RULES,
+    **AGGREGATE_MODEL_RULES,
 }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from joinery_runtime.job.join.steps import STEP_KINDS, JoinStep, SelectItem
 from joinery_runtime.job.join.stream_join import StreamJoinSpec
+from joinery_runtime.job.kinds.aggregate.model import AggregateWindow, Aggregation
 from joinery_runtime.job.kinds.session.resource import SessionWindowSpec
 from joinery_runtime.job.kinds.session.sessions import Aggregate, ComputedColumn
 from joinery_runtime.job.model.base import Limits
@@ -74,6 +75,10 @@ FIELDS: Mapping[Place, Schema] = {
     (StreamJoinSpec, "joins"): {"maxItems": 16},
     (StreamJoinSpec, "select"): {"maxItems": 1024},
     (StreamJoinSpec, "sql"): {"maxLength": _LONG_TEXT},
+    (Aggregation, "groupBy"): {"x-kubernetes-list-type": "set", "maxItems": 64},
+    (Aggregation, "compute"): {**list_map("as"), "maxItems": 256},
+    (Aggregation, "aggregates"): {**list_map("as"), "maxItems": 256},
+    (AggregateWindow, "of"): {"maxLength": 253},
     (SessionWindowSpec, "groupBy"): {"x-kubernetes-list-type": "set", "maxItems": 64},
     (SessionWindowSpec, "compute"): {**list_map("as"), "maxItems": 256},
     (SessionWindowSpec, "where"): {"maxLength": _LONG_TEXT},

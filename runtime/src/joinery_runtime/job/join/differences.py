@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from joinery_runtime.job.join.steps import STEP_KINDS
-from joinery_runtime.job.kinds.session.signature import session_refusals, session_warnings
+from joinery_runtime.job.kinds.session.signature import aggregate_refusals, aggregate_warnings
 from joinery_runtime.job.model.duration import format_duration, format_time
 from joinery_runtime.job.model.references import EXISTENCE
 from joinery_runtime.job.model.wording import agreeing, listed
@@ -25,9 +25,9 @@ def refusals(old: Signed, new: Signed) -> Iterator[str]:
     """Why the state cannot be used. Leaves out differences that only follow from an earlier one."""
     stages: Sequence[Sequence[Check]]
     if new["kind"] == "SessionWindow":
-        stages = ((_kinds,), (_inputs,), (_times_and_tables, session_refusals))
+        stages = ((_kinds,), (_inputs,), (_times_and_tables, aggregate_refusals))
     else:
-        stages = ((_kinds,), (_inputs,), (_shape,), (_times_and_tables, _in_steps))
+        stages = ((_kinds,), (_inputs,), (_shape,), (_times_and_tables, _in_steps, _aggregate))
     for checks in stages:
         reasons = [text for check in checks for text in check(old, new)]
         if reasons:
@@ -38,8 +38,10 @@ def refusals(old: Signed, new: Signed) -> Iterator[str]:
 def warnings(old: Signed, new: Signed) -> Iterator[str]:
     """What stays gone, or is lost, if the state can be used."""
     if new["kind"] == "SessionWindow":
-        yield from session_warnings(old, new)
+        yield from aggregate_warnings(old, new)
         return
+    if "aggregate" in new:
+        yield from aggregate_warnings(old["aggregate"], new["aggregate"])
     for number, (before, after, where) in enumerate(_steps(old, new)):
         texts = (*_longer(before, after), *_dropped_padding(before, after), *_new_columns(before, after, new, number))
         yield from (f"{text}{where}" for text in texts)
@@ -60,6 +62,13 @@ def _shape(old: Signed, new: Signed) -> Iterator[str]:
     before, after = len(old["steps"]), len(new["steps"])
     if before != after:
         yield f"there were {before} steps, there are now {after}; steps are neither added nor removed"
+    if ("aggregate" in old) != ("aggregate" in new):
+        change = "is now" if "aggregate" in new else "was"
+        yield f"there {change} an aggregate; it is neither added to a state nor removed from one"
+    elif "aggregate" in new:
+        for field, words in (("window", "the kind of window"), ("of", "the input whose event time windows count")):
+            if old["aggregate"][field] != new["aggregate"][field]:
+                yield f"{words} was {old['aggregate'][field]}, it is now {new['aggregate'][field]}"
     for was, now, where in _steps(old, new):
         for field, words in (("right", "right input"), ("kind", "kind of step")):
             if was[field] != now[field]:
@@ -69,6 +78,11 @@ def _shape(old: Signed, new: Signed) -> Iterator[str]:
 def _in_steps(old: Signed, new: Signed) -> Iterator[str]:
     for number, (was, now, where) in enumerate(_steps(old, new)):
         yield from (f"{text}{where}" for text in (*_matching(was, now), *_columns(was, now, new, number)))
+
+
+def _aggregate(old: Signed, new: Signed) -> Iterator[str]:
+    if "aggregate" in new:
+        yield from aggregate_refusals(old["aggregate"], new["aggregate"])
 
 
 def _times_and_tables(old: Signed, new: Signed) -> Iterator[str]:

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
 from joinery_runtime.job.join.steps import JoinStep, part_names
 from joinery_runtime.job.join.stream_join import StreamJoin, stored_type
+from joinery_runtime.job.kinds.aggregate.model import Aggregation, aggregate_part
 from joinery_runtime.job.kinds.base import Chain, StepWords
+from joinery_runtime.job.kinds.session.explain import Aggregated, aggregate_plan
 from joinery_runtime.job.model.plan import BYTES, ENGINE_ROW_BYTES, SidePlan, StepPlan, limits_text
-from joinery_runtime.job.model.references import Reference
+from joinery_runtime.job.model.references import Reference, parse_reference
 from joinery_runtime.job.model.wording import listed
 
 
 def step_plans(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> tuple[StepPlan, ...]:
     """The plans of the steps. `stored` names the columns that segments keep, per part of the state."""
-    return tuple(_StepExplainer(job, number).plan(stored, kept_ms) for number, kept_ms in enumerate(kept_for(job)))
+    joins = [_StepExplainer(job, number).plan(stored, kept_ms) for number, kept_ms in enumerate(kept_for(job))]
+    return (*joins, *([] if job.aggregation is None else [_aggregate_plan(job, job.aggregation)]))
+
+
+def _aggregate_plan(job: StreamJoin, aggregation: Aggregation) -> StepPlan:
+    time, after = job.aggregated_time, len(job.joins)
+    aggregated = Aggregated(
+        rows_of=" + ".join(job.joined),
+        time=time,
+        watermark=f"wm({time} after step {after})" if after else f"wm({time})",
+        lag=_chain(job).lag[time] if after else job.input(time).watermark.delay,
+        types=job.aggregated_types,
+        part=aggregate_part(after),
+        from_steps=after > 0,
+    )
+    return aggregate_plan(aggregation, aggregated)
 
 
 class _StepExplainer:
@@ -29,7 +47,7 @@ class _StepExplainer:
             times={side.name: side.event_time for side in job.inputs},
             allowed_lateness=self._step.allowed_lateness,
             late_data=self._step.late_data,
-            only_inner=len(job.joins) == 1 and self._step.type in {"inner", "semi"},
+            only_inner=job.only_step and self._step.type in {"inner", "semi"},
         )
 
     def plan(self, stored: Mapping[str, Sequence[str]], kept_ms: tuple[int, int]) -> StepPlan:
@@ -73,8 +91,20 @@ class _StepExplainer:
 
 def kept_for(job: StreamJoin) -> Iterator[tuple[int, int]]:
     """Per step, how long the left and the right rows are kept, in milliseconds of event time after their own."""
+    yield from _steps_of(job, Chain({}, {}))
+
+
+def _chain(job: StreamJoin) -> Chain:
+    """How far the watermarks trail what arrives, after the last step."""
+    chain = Chain({}, {})
+    deque(_steps_of(job, chain), maxlen=0)
+    return chain
+
+
+def _steps_of(job: StreamJoin, chain: Chain) -> Iterator[tuple[int, int]]:
+    """Like `kept_for`. Updates `chain` to the times after each step."""
     first = job.spec.inputs[0].name
-    chain = Chain({}, {(first, first): (0, 0)})
+    chain.distances[first, first] = (0, 0)
     for number, step in enumerate(job.joins):
         left = job.left_inputs(number)
         for name in (*(left if number == 0 else ()), step.right):
@@ -117,4 +147,8 @@ def _used(job: StreamJoin) -> set[Reference] | None:
     keys = {ref for step in job.joins for pair in job.keys_of(step) for ref in (pair.left, pair.right)}
     counted = [name for step in job.joins if (name := step.matching.counted_from) is not None]
     times = {Reference(name, job.input(name).event_time) for name in counted}
+    if (aggregation := job.aggregation) is not None:
+        names = (*aggregation.group_by, *(call.column for call in aggregation.aggregates if call.column is not None))
+        aggregated = {ref for name in names if (ref := parse_reference(name)) is not None}
+        return keys | times | aggregated | {Reference(job.aggregated_time, job.input(job.aggregated_time).event_time)}
     return keys | times | {column.source for column in job.output_columns if column.source is not None}

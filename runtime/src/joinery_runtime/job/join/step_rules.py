@@ -27,8 +27,14 @@ _PARTITIONED_BY = ("string", "binary", "int32", "int64")
 
 
 def _number_of_steps(draft: JobDraft) -> Iterator[Finding]:
-    if not draft.steps and dig(draft.data, "spec", "sql") is None:
+    spec = dig(draft.data, "spec")
+    if draft.steps or dig(spec, "sql") is not None:
+        return
+    if dig(spec, "aggregate") is None:
         yield ("spec", "joins"), "there is no join step; write one that names `right`, `keys` and `interval`"
+    for source in draft.inputs[1:] if dig(spec, "aggregate") is not None else ():
+        facts = f"no step joins input {source.name!r}; add a step with right: {source.name}, or drop the input"
+        yield source.at, facts
 
 
 def _inputs_of_steps(draft: JobDraft) -> Iterator[Finding]:

@@ -8,7 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 from pydantic import Field, PrivateAttr
 
 from joinery_runtime.job.join import select_rules, step_rules
+from joinery_runtime.job.join.aggregate_rules import broken_aggregate_rules
 from joinery_runtime.job.join.steps import JoinStep, SelectItem, key_pairs, part_names
+from joinery_runtime.job.kinds.aggregate.model import Aggregation, aggregate_part
+from joinery_runtime.job.kinds.session.sessions import KEEPS_TYPE
 from joinery_runtime.job.model import input_rules, output_rules
 from joinery_runtime.job.model.base import PLAIN_NUMBERS, Limits, Text
 from joinery_runtime.job.model.draft import Finding, Loc, dig, read_draft
@@ -16,6 +19,7 @@ from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.outputs import NamedOutput
 from joinery_runtime.job.model.references import (
     POSTGRES_NAME_BYTES,
+    RETRACTED,
     WINDOW_COLUMNS,
     KeyPair,
     Naming,
@@ -31,10 +35,7 @@ from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import listed
 from joinery_runtime.job.sql import SqlInput, Translation, check_shape, table_of, translate
 
-_RULES = (
-    *(*input_rules.RULES, *step_rules.RULES),
-    *(*select_rules.RULES, *output_rules.RULES),
-)
+_RULES = (*input_rules.RULES, *step_rules.RULES, *output_rules.RULES)
 _SQL: Loc = ("spec", "sql")
 _FROM_SQL = ("joins", "select")
 
@@ -52,7 +53,7 @@ def _example(name: str) -> dict[str, Any]:
 
 class StreamJoinSpec(JobSpec):
     inputs: tuple[Input, ...] = Field(examples=[[_example("orders"), _example("payments")]])
-    """What is joined, in order: the first input is the left side of the first step."""
+    """What is joined, in order: the first input is the left side of the first step. With `aggregate`, one is enough."""
     joins: tuple[JoinStep, ...] = Field(
         default=(),
         examples=[
@@ -66,8 +67,20 @@ class StreamJoinSpec(JobSpec):
         ],
     )
     """The steps. Each joins one more input."""
+    aggregate: Aggregation | None = Field(
+        default=None,
+        examples=[
+            {
+                "groupBy": ["orders.country"],
+                "window": {"of": "orders", "session": {"gap": "30m", "maxDuration": "12h"}},
+                "aggregates": [{"function": "count", "as": "paid_orders"}],
+            }
+        ],
+    )
+    """What is computed of the rows that the joins make, or of an only input: emitted are groups, not rows."""
     select: Annotated[tuple[SelectItem, ...], Field(min_length=1)] | None = None
-    """What is emitted: exactly these columns, in this order. If absent, every column, named as `prefixes` says."""
+    """What is emitted: exactly these columns, in this order. If absent, every column, named as `prefixes` says, or with
+    `aggregate` its groups, the window's columns, and the aggregates."""
     prefixes: Prefixes | None = None
     """How columns are named without `select`: if absent, as in the job's stored state, and without state as with
     `whenNeeded`. `whenNeeded`: columns that several inputs have get the prefix `<input>_`. `always`: all get `left_`,
@@ -89,7 +102,7 @@ class StoredNames(NamedTuple):
 class StreamJoin(Job):
     """A valid chain of joins. Constructing one in Python applies the same rules as loading a file."""
 
-    row_fields: ClassVar[frozenset[str]] = frozenset({"inputs", "joins", "select", "prefixes"})
+    row_fields: ClassVar[frozenset[str]] = frozenset({"inputs", "joins", "aggregate", "select", "prefixes"})
 
     kind: Literal["StreamJoin"] = "StreamJoin"
     spec: StreamJoinSpec
@@ -124,6 +137,39 @@ class StreamJoin(Job):
         return tuple(JoinStep.model_validate(step, context=PLAIN_NUMBERS) for step in sql.steps)
 
     @property
+    def aggregation(self) -> Aggregation | None:
+        """`spec.aggregate`."""
+        return self.spec.aggregate
+
+    @property
+    def joined(self) -> tuple[str, ...]:
+        """The inputs whose columns the rows behind the last step have."""
+        return self.left_inputs(len(self.joins))
+
+    @property
+    def only_step(self) -> bool:
+        """Whether the job is one join and nothing else."""
+        return len(self.joins) == 1 and self.aggregation is None
+
+    @property
+    def aggregated_time(self) -> str:
+        """The input whose event time counts for the windows of `aggregate`."""
+        of = self.aggregation.counted_from if self.aggregation is not None else None
+        return of or self.inputs[0].name
+
+    @property
+    def aggregated_types(self) -> Mapping[str, ColumnType]:
+        """The columns that are aggregated, with their types, as `aggregate` names them, and as the state does: that of
+        an only input has its columns' own names."""
+        types = {f"{name}.{column}": kind for name in self.joined for column, kind in self.input(name).types.items()}
+        return types if self.joins else {**self.inputs[0].types, **types}
+
+    @property
+    def has_default_names(self) -> bool:
+        """Whether the job leaves it to Joinery how output columns are named."""
+        return not self.select and self.aggregation is None
+
+    @property
     def select(self) -> tuple[SelectItem, ...] | None:
         """`spec.select`, or what `spec.sql` says in its place."""
         sql = self._from_sql
@@ -133,7 +179,7 @@ class StreamJoin(Job):
     def without_sql(self) -> dict[str, Any]:
         filters = self.input_filters
         inputs = tuple(side.model_copy(update={"where": filters.get(side.name)}) for side in self.inputs)
-        return {"joins": self.joins, "select": self.select, "inputs": inputs}
+        return {"joins": self.joins, "select": self.select, "inputs": inputs, "aggregate": self.aggregation}
 
     @property
     def input_filters(self) -> Mapping[str, str]:
@@ -169,26 +215,48 @@ class StreamJoin(Job):
             for number, side in enumerate(self.inputs)
             if side.where is not None
         )
-        return filters + tuple(
+        conditions = tuple(
             PlacedExpression(f"spec.joins[{number}].where", step.where, (*self.left_inputs(number), step.right))
             for number, step in enumerate(self.joins)
             if step.where is not None
         )
+        computed = tuple(
+            PlacedExpression(f"spec.aggregate.compute[{number}].expression", column.expression, self.joined)
+            for number, column in enumerate(self.aggregation.compute if self.aggregation is not None else ())
+        )
+        return filters + conditions + computed
 
     @property
     def has_expressions(self) -> bool:
         conditions = bool(self.input_filters) or any(step.where for step in self.joins)
-        return conditions or any(item.expression for item in self.select or ())
+        computed = self.aggregation is not None and bool(self.aggregation.compute)
+        return conditions or computed or any(item.expression for item in self.select or ())
 
     def upsert_key(self, output: NamedOutput) -> tuple[str, ...]:
-        return output.postgres.upsert_key if output.postgres is not None else ()
+        """`postgres.upsertKey`, else of an aggregate the groups and what tells the windows apart (rule S6)."""
+        target, aggregation = output.postgres, self.aggregation
+        if target is None or target.upsert_key or aggregation is None:
+            return target.upsert_key if target is not None else ()
+        names = {column.step_column: column.name for column in reversed(self.columns_of(output))}
+        return tuple(names[column] for column in (*aggregation.group_by, *aggregation.form.identity))
+
+    @property
+    def retracted(self) -> str | None:
+        return RETRACTED if self.aggregation is not None and self.aggregation.emit_retractions else None
 
     @property
     def limits(self) -> Mapping[tuple[str, ...], Limits]:
-        return {part_names(number): step.limits or Limits() for number, step in enumerate(self.joins)}
+        limits: dict[tuple[str, ...], Limits] = {
+            part_names(number): step.limits or Limits() for number, step in enumerate(self.joins)
+        }
+        if self.aggregation is None:
+            return limits
+        return {**limits, (aggregate_part(len(self.joins)),): self.aggregation.limits or Limits()}
 
     @property
     def inputs_without_lateness(self) -> frozenset[str]:
+        if not self.joins and self.aggregation is not None:
+            return frozenset() if self.aggregation.allowed_lateness else frozenset({self.inputs[0].name})
         return frozenset(
             name
             for number, step in enumerate(self.joins)
@@ -208,6 +276,8 @@ class StreamJoin(Job):
         """What is emitted, in order: the select list, else every column (rule J10), then the start and end of a window
         (rule W4)."""
         chosen = self.select
+        if self.aggregation is not None:
+            return self._aggregated(self.aggregation)
         if chosen:
             return tuple(self._selected(item) for item in chosen)
         times = [self._window_column(name, name) for name in self._times]
@@ -215,7 +285,7 @@ class StreamJoin(Job):
 
     @property
     def column_naming(self) -> str | None:
-        if self.select:
+        if not self.has_default_names:
             return None
         naming, names = self.naming, list(self._columns_by_input)
         prefixes = listed(f"{prefix}_" for prefix in naming_prefixes(naming, names))
@@ -278,12 +348,41 @@ class StreamJoin(Job):
 
     @property
     def _columns_by_input(self) -> Mapping[str, tuple[str, ...]]:
-        emitted = self.left_inputs(len(self.joins))
-        return {side.name: tuple(side.types) for side in self.inputs if side.name in emitted}
+        return {side.name: tuple(side.types) for side in self.inputs if side.name in self.joined}
 
     @property
     def _times(self) -> tuple[str, ...]:
         return WINDOW_COLUMNS if self.windowed else ()
+
+    def _aggregated(self, aggregation: Aggregation) -> tuple[OutputField, ...]:
+        """The columns of an aggregate, with RETRACTED last if retractions are on (rule S6)."""
+        refs = {name: ref for name in aggregation.group_by if (ref := self._reference(name)) is not None}
+        own = [*aggregation.form.columns, *(aggregate.as_ for aggregate in aggregation.aggregates)]
+        written = [(item.as_, item.column or "") for item in self.select or ()]
+        chosen = written or [(None, name) for name in (*aggregation.group_by, *own)]
+        kept = {
+            aggregate.as_: self._reference(aggregate.column)
+            for aggregate in aggregation.aggregates
+            if aggregate.column is not None and aggregate.function in KEEPS_TYPE
+        }
+        read = {**refs, **{name: ref for name, ref in kept.items() if ref is not None}}
+        fields = [
+            OutputField(
+                name or (refs[column].column if column in refs else column),
+                refs.get(column),
+                type=self.input(read[column].input).types[read[column].column] if column in read else None,
+                step_column=column,
+            )
+            for name, column in chosen
+        ]
+        last = [OutputField(self.retracted, step_column=RETRACTED)] if self.retracted is not None else []
+        return (*fields, *last)
+
+    def _reference(self, name: str) -> Reference | None:
+        """The column of an input that a group or an aggregate names; None: it is a computed one."""
+        ref = parse_reference(name)
+        known = ref is not None and ref.input in self.joined and ref.column in self.input(ref.input).types
+        return ref if known else None
 
     def _selected(self, item: SelectItem) -> OutputField:
         if item.column in WINDOW_COLUMNS:
@@ -322,7 +421,10 @@ def stored_type(job: StreamJoin, step_index: int, side: str, name: str) -> Colum
 
 def _broken(data: Mapping[str, Any]) -> list[Finding]:
     draft = read_draft(data)
-    return [finding for rule in _RULES for finding in rule(draft)]
+    of_rows = [finding for rule in _RULES for finding in rule(draft)]
+    if dig(data, "spec", "aggregate") is not None:
+        return [*of_rows, *broken_aggregate_rules(draft)]
+    return [*of_rows, *(finding for rule in select_rules.RULES for finding in rule(draft))]
 
 
 def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:

@@ -41,8 +41,13 @@ _TEXT_KEY_TYPES = ("string", "int32", "int64")
 
 def _number_of_inputs(draft: JobDraft) -> Iterator[Finding]:
     count = len(draft.inputs)
-    if isinstance(dig(draft.data, "spec", "inputs"), list | tuple) and count < 2:
-        yield ("spec", "inputs"), f"a join needs two inputs: there are {count}, write at least two"
+    spec = dig(draft.data, "spec")
+    if not isinstance(dig(spec, "inputs"), list | tuple):
+        return
+    if count == 0:
+        yield ("spec", "inputs"), "there is no input; write at least one"
+    elif count == 1 and (dig(spec, "aggregate") is None or dig(spec, "joins")):
+        yield ("spec", "inputs"), "a join needs two inputs: there are 1, write at least two"
 
 
 def _distinct_names(draft: JobDraft) -> Iterator[Finding]:

@@ -178,9 +178,10 @@ def _lakes(draft: JobDraft) -> Iterator[Finding]:
             if dig(spec, "stateStore", "memory") is not None:
                 reason = "a job that has lost its state would append all rows again"
                 yield (*at, name), f"cannot be exactly once with the memory store: {reason}; drop `memory`"
-            if dig(spec, "lateData") == "reopen":
-                facts = f"reopen replaces rows that are out already, and {name} tables are only appended to"
-                yield ("spec", "lateData"), f"{facts}; write drop or dlq, or write to output.postgres"
+            for late_data in (("spec", "lateData"), ("spec", "aggregate", "lateData")):
+                if dig(draft.data, *late_data) == "reopen":
+                    facts = f"reopen replaces rows that are out already, and {name} tables are only appended to"
+                    yield late_data, f"{facts}; write drop or dlq, or write to output.postgres"
 
 
 def _postgres(draft: JobDraft) -> Iterator[Finding]:

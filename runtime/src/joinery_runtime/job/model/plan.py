@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from joinery_runtime.job.model.base import Limits
 from joinery_runtime.job.model.quantity import format_bytes
@@ -41,7 +40,7 @@ class SidePlan:
     kept_until: str
     kept_for_ms: int
     row_bytes: int
-    holds: Literal["rows", "sessions"] = "rows"
+    holds: str = "rows"
 
     @property
     def rows(self) -> int:

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar, Self, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.kinds.folding import Folding
+from joinery_runtime.core.aggregates import AggregateCall
+from joinery_runtime.core.kinds.base import Aggregating
+from joinery_runtime.core.kinds.folding import Folding, in_defined_order
 from joinery_runtime.core.kinds.replaceable import ReplaceableRows
 from joinery_runtime.core.kinds.rows import rows_at_once
-from joinery_runtime.core.kinds.session.change import change, rows_to_add
+from joinery_runtime.core.kinds.session.change import change, rows_to_add, state_schema
 from joinery_runtime.core.kinds.session.form import SessionParameters, accept_arrivals
 from joinery_runtime.core.pipeline.retention import EventTime, Retention
+from joinery_runtime.core.pipeline.sides import Intake
 from joinery_runtime.core.pipeline.spec import StepOperator, StepSpec
 from joinery_runtime.core.pipeline.step import (
     ARRIVAL,
@@ -35,15 +39,39 @@ from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Wat
 from joinery_runtime.core.table.columns import EMITTED, FORCED, HASH, OFFSET, PARTITION, START, TS
 from joinery_runtime.core.table.keyhash import key_hash
 from joinery_runtime.core.table.segment import Run, SegmentMeta
+from joinery_runtime.job.kinds.aggregate.base import WindowKind
+from joinery_runtime.job.kinds.aggregate.model import Aggregation
+from joinery_runtime.job.kinds.aggregate.session import SessionOfGroup
 from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS
 
 
 @dataclass(frozen=True, slots=True)
-class SessionAggregation(SessionParameters, StepOperator):
-    """Aggregates the sessions of one input. A row of the state is a session, or the bounds of one that reached the cap.
-    It is flagged once another row has replaced it.
+class SessionAggregation(SessionParameters, Aggregating):
+    """Aggregates the sessions of one input, or of what a step makes. A row of the state is a session, or the bounds of
+    one that reached the cap. It is flagged once another row has replaced it.
 
     A session is emitted when its last row is before COMPLETE, and leaves when it is before the part's own horizon."""
+
+    written_as: ClassVar[tuple[type[WindowKind], ...]] = (SessionOfGroup,)
+    column_types: ClassVar[Mapping[str, pa.DataType]] = dict(
+        zip(SESSION_COLUMNS, (pa.int64(), pa.int64(), pa.uint64()), strict=True)
+    )
+
+    @classmethod
+    def of(cls, aggregation: Aggregation, aggregates: tuple[AggregateCall, ...], /) -> Self:
+        session = cast(SessionOfGroup, aggregation.form)
+        return cls(
+            gap=session.gap,
+            max_duration=session.max_duration,
+            aggregates=aggregates,
+            allowed_lateness=aggregation.allowed_lateness,
+            drop_late=aggregation.late_data != "reopen",
+            retracts=aggregation.emit_retractions,
+            late_to_dead_letters=aggregation.late_data == "dlq",
+        )
+
+    def state_schema(self, intake: Intake) -> pa.Schema:
+        return state_schema(intake, self.aggregates)
 
     def run(self, step: StepSpec, work: StepWork) -> StepRun:
         epoch = _SessionEpoch(self, step, work)
@@ -71,9 +99,10 @@ class SessionAggregation(SessionParameters, StepOperator):
         return lowest if lowest is None or evicted is None else max(lowest, evicted)
 
     def horizons(self, step: StepSpec, times: Times, lows: OutputWatermarks) -> Mapping[str, int | None]:
-        """See S4 and S5."""
+        """See S4 and S5. Rows of a step follow the watermark that the step hands on (S8)."""
         (side,) = step.sides
-        complete = earlier(times[side.time].watermark, self.gap)
+        watermark = lows[side.time] if side.intake.chained else times[side.time].watermark
+        complete = earlier(watermark, self.gap)
         evicted = earlier(complete, self.allowed_lateness)
         return {side.part: evicted, side.complete: evicted if self.drop_late else complete}
 
@@ -145,6 +174,8 @@ class _SessionEpoch:
     def arrive(self) -> Iterator[pa.RecordBatch]:
         if self._rows is None:
             return
+        if self._side.intake.chained:
+            self._rows = in_defined_order(self._rows, self._kind.aggregates)
         # Unlike numpy's `unique`, Arrow's costs the same however often each hash occurs.
         key_sessions = self._stored.with_hashes(np.sort(pc.unique(self._rows.column(HASH)).to_numpy()))
         arrived = accept_arrivals(self._side, self._kind, self._work, self._rows, key_sessions.batch)

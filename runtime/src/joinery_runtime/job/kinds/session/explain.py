@@ -1,13 +1,17 @@
-"""Explains what a job of sessions does: groups, gap and cap, when sessions are emitted, and how long they stay."""
+"""Explains what a job aggregates: groups and windows, when their rows are emitted, and how long they stay."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
+from joinery_runtime.job.kinds.aggregate.model import Aggregation
 from joinery_runtime.job.kinds.session.resource import SessionWindow
 from joinery_runtime.job.kinds.session.sessions import SESSIONS_PART, Aggregate
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.plan import BYTES, ENGINE_ROW_BYTES, SidePlan, StepPlan, limits_text
+from joinery_runtime.job.model.resource import Job
+from joinery_runtime.job.model.types import ColumnType
 
 # A session's row also says whether it is gone, the event time of its first row, and what has become of it.
 _SESSION_ROW_BYTES = ENGINE_ROW_BYTES + 1 + 8 + 1 + 1
@@ -16,40 +20,66 @@ _COMPUTED_BYTES = 20  # of a computed column, whose type is not known here
 _DISTINCT_VALUES, _SKETCH_BYTES = 8, 48
 
 
+@dataclass(frozen=True, slots=True)
+class Aggregated:
+    """Whose rows are aggregated, in words. `time` is the input whose event time counts, `watermark` the name of what
+    this time has reached, which trails the rows by `lag` (ms). `types` are the columns that the aggregation may name,
+    `part` is the part of the state, and `where` a condition on the rows. `from_steps`: joins made the rows."""
+
+    rows_of: str
+    time: str
+    watermark: str
+    lag: int
+    types: Mapping[str, ColumnType]
+    part: str
+    where: str | None = None
+    from_steps: bool = False
+
+
 def session_plan(job: SessionWindow) -> StepPlan:
-    name, spec, gap = job.spec.input.name, job.spec, job.sessions.gap
-    late = f"{format_duration(spec.allowed_lateness)} [allowedLateness]"
-    side = SidePlan(
+    side = job.spec.input
+    aggregated = Aggregated(
+        rows_of=side.name,
+        time=side.name,
+        watermark=f"wm({side.name})",
+        lag=side.watermark.delay,
+        types=side.types,
         part=SESSIONS_PART,
-        rows_of=name,
-        kept_until=f"wm({name}) > last + {format_duration(gap)} [gap] + {late}",
-        kept_for_ms=gap + spec.allowed_lateness + spec.input.watermark.delay,
-        row_bytes=session_bytes(job),
-        holds="sessions",
+        where=job.sessions.where,
     )
-    todo = "shorten the gap, or count distinct values with method: hll"
-    return StepPlan(f"sessions of {name}", tuple(_lines(job)), (side,), todo)
+    return aggregate_plan(job.aggregation, aggregated)
 
 
-def _lines(job: SessionWindow) -> Iterator[tuple[str, str]]:
-    sessions, spec = job.sessions, job.spec
-    yield "groups", ", ".join(sessions.group_by)
-    for computed in sessions.compute:
+def aggregate_plan(aggregation: Aggregation, aggregated: Aggregated) -> StepPlan:
+    window = aggregation.form
+    late = f"{format_duration(aggregation.allowed_lateness)} [allowedLateness]"
+    side = SidePlan(
+        part=aggregated.part,
+        rows_of=aggregated.rows_of,
+        kept_until=f"{aggregated.watermark} > {window.end_text} + {late}",
+        kept_for_ms=window.closes_after + aggregation.allowed_lateness + aggregated.lag,
+        row_bytes=_row_bytes(aggregation, aggregated.types),
+        holds=window.rows,
+    )
+    return StepPlan(
+        f"{window.rows} of {aggregated.rows_of}", tuple(_lines(aggregation, aggregated)), (side,), window.shorter
+    )
+
+
+def _lines(aggregation: Aggregation, aggregated: Aggregated) -> Iterator[tuple[str, str]]:
+    yield "groups", ", ".join(aggregation.group_by)
+    for computed in aggregation.compute:
         yield "computed", f"{computed.as_} = {computed.expression}"
-    if sessions.where is not None:
-        yield "where", sessions.where
-    yield "gap", f"consecutive rows that are at most {format_duration(sessions.gap)} apart are of one session"
-    cap = format_duration(spec.max_duration)
-    yield "cap", f"a row at {cap} [maxDuration] or more after a session's first one ends it at once and opens the next"
-    yield (
-        "inside a capped session",
-        "later rows are dropped and counted as closed, rows on time too; how many depends on where epochs end",
-    )
-    yield "aggregates", ", ".join(_aggregate(aggregate) for aggregate in sessions.aggregates) or "none"
-    yield "emitted", _goes_out(job)
-    yield "late rows", _late(job)
-    if spec.limits is not None:
-        yield "limits", limits_text(spec.limits, "the state")
+    if aggregated.where is not None:
+        yield "where", aggregated.where
+    if aggregated.from_steps:
+        yield "event time", f"that of {aggregated.time}"
+    yield from aggregation.form.lines()
+    yield "aggregates", ", ".join(_aggregate(aggregate) for aggregate in aggregation.aggregates) or "none"
+    yield "emitted", _emitted(aggregation, aggregated)
+    yield "late rows", _late(aggregation, aggregated)
+    if aggregation.limits is not None:
+        yield "limits", limits_text(aggregation.limits, "the state")
 
 
 def _aggregate(aggregate: Aggregate) -> str:
@@ -58,33 +88,32 @@ def _aggregate(aggregate: Aggregate) -> str:
     return f"{aggregate.function}({aggregate.column or ''}{limit_text}{sketch}) as {aggregate.as_}"
 
 
-def _goes_out(job: SessionWindow) -> str:
-    name, gap = job.spec.input.name, format_duration(job.sessions.gap)
-    late = format_duration(job.spec.allowed_lateness)
-    if job.spec.late_data != "reopen":
-        return f"each session once, when wm({name}) > last + {gap} [gap] + {late} [allowedLateness]"
+def _emitted(aggregation: Aggregation, aggregated: Aggregated) -> str:
+    end, late = aggregation.form.end_text, format_duration(aggregation.allowed_lateness)
+    if aggregation.late_data != "reopen":
+        return f"each session once, when {aggregated.watermark} > {end} + {late} [allowedLateness]"
     repetition = "again, whole, after each epoch that changes it"
-    if job.spec.emit_retractions:
+    if aggregation.emit_retractions:
         repetition += "; an id that this replaces is emitted before with retracted: true"
-    return f"each session when wm({name}) > last + {gap} [gap], and {repetition}"
+    return f"each session when {aggregated.watermark} > {end}, and {repetition}"
 
 
-def _late(job: SessionWindow) -> str:
-    """What happens to late rows, in words (rules S4 and S5)."""
-    name, late = job.spec.input.name, f"{format_duration(job.spec.allowed_lateness)} [allowedLateness]"
-    if job.spec.late_data != "reopen":
-        handling = "written to the dead letters" if job.spec.late_data == "dlq" else "dropped"
-        return f"{handling} and counted when ts < wm({name}) - {late}"
-    reach = f"wm({name}) > ts + {format_duration(job.sessions.gap)} [gap] + {late}"
-    return f"taken by the kept sessions that they are near to; others dropped and counted when {reach}"
+def _late(aggregation: Aggregation, aggregated: Aggregated) -> str:
+    """What happens to late rows, in words (rules S4, S5 and S8)."""
+    late = f"{format_duration(aggregation.allowed_lateness)} [allowedLateness]"
+    none = "none, unless a step has lateData: reopen; such rows are " if aggregated.from_steps else ""
+    if aggregation.late_data != "reopen":
+        handling = "written to the dead letters" if aggregation.late_data == "dlq" else "dropped"
+        return f"{none}{handling} and counted when ts < {aggregated.watermark} - {late}"
+    reach = f"{aggregated.watermark} > ts + {format_duration(aggregation.form.closes_after)} [gap] + {late}"
+    return f"{none}taken by the kept sessions that they are near to; others dropped and counted when {reach}"
 
 
-def session_bytes(job: SessionWindow) -> int:
-    """The bytes of a session's row. An accumulator counts once, however many aggregates use it."""
-    types, sessions = job.spec.input.types, job.sessions
+def _row_bytes(aggregation: Aggregation, types: Mapping[str, ColumnType]) -> int:
+    """The bytes of a stored row. An accumulator counts once, however many aggregates use it."""
     widths = {name: BYTES[kind.name] for name, kind in types.items()}
-    groups = sum(widths.get(name, _COMPUTED_BYTES) for name in sessions.group_by)
-    accumulators = {(aggregate.function, aggregate.column or "", aggregate.method) for aggregate in sessions.aggregates}
+    groups = sum(widths.get(name, _COMPUTED_BYTES) for name in aggregation.group_by)
+    accumulators = {(call.function, call.column or "", call.method) for call in aggregation.aggregates}
     return (
         _SESSION_ROW_BYTES
         + groups
@@ -102,13 +131,13 @@ def _accumulator_bytes(function: str, width: int, method: str | None) -> int:
     return fixed.get(function, width + (8 if function in {"first", "last"} else 0))
 
 
-def session_warnings(job: SessionWindow) -> Iterator[str]:
+def aggregate_warnings(job: Job, aggregation: Aggregation) -> Iterator[str]:
     targets = (
         ("topic", [output.kafka for output in job.outputs]),
         ("table", [output.postgres for output in job.outputs]),
     )
     where = next((word for word, targets_of_kind in targets if any(targets_of_kind)), None)
-    if where is not None and job.spec.late_data == "reopen" and not job.spec.emit_retractions:
+    if where is not None and aggregation.late_data == "reopen" and not aggregation.emit_retractions:
         yield (
             f"OLD SESSION IDS STAY in the {where}: lateData is reopen, so a session that merges with another or starts "
             "earlier is emitted under a new session_id, and nothing takes its old row back. Set emitRetractions: true"

@@ -7,6 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from joinery_runtime.job.kinds.aggregate.model import AggregateWindow, Aggregation
+from joinery_runtime.job.kinds.aggregate.session import SessionOfGroup, too_short_a_cap
 from joinery_runtime.job.kinds.session.rules import broken_rules
 from joinery_runtime.job.kinds.session.sessions import (
     KEEPS_TYPE,
@@ -18,7 +20,6 @@ from joinery_runtime.job.kinds.session.sessions import (
 )
 from joinery_runtime.job.model.base import PLAIN_NUMBERS, Bool, Length, Limits, PositiveDuration, Text
 from joinery_runtime.job.model.draft import Finding, Loc
-from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.outputs import NamedOutput
 from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS, SESSION_ID, Reference
@@ -104,12 +105,7 @@ class SessionWindow(Job):
     def unwise_settings(self) -> Iterator[Finding]:
         cap, gap = self.spec.max_duration, self.sessions.gap
         if cap <= gap:
-            yield (
-                ("spec", "maxDuration"),
-                f"is {format_duration(cap)}, not longer than the gap of {format_duration(gap)}: a row that continues a "
-                "session would nearly always end it, and which rows are dropped as `closed` would depend on the order "
-                f"of arrival (rule S2); write more than {format_duration(gap)}, or a shorter gap",
-            )
+            yield ("spec", "maxDuration"), too_short_a_cap(cap, gap)
 
     @property
     def inputs(self) -> tuple[Input, ...]:
@@ -125,6 +121,22 @@ class SessionWindow(Job):
         side = self.spec.input
         table = SqlInput(side.name, tuple(side.types), side.event_time, side.types[side.event_time].name == "int64")
         return Sessions.model_validate(translate_sessions(self.spec.sql, table).fields, context=PLAIN_NUMBERS)
+
+    @property
+    def aggregation(self) -> Aggregation:
+        """The sessions as a StreamJoin writes them in `aggregate`."""
+        spec, sessions = self.spec, self.sessions
+        session = SessionOfGroup.model_construct(gap=sessions.gap, max_duration=spec.max_duration)
+        return Aggregation.model_construct(
+            group_by=sessions.group_by,
+            window=AggregateWindow.model_construct(of=spec.input.name, session=session),
+            compute=sessions.compute,
+            aggregates=sessions.aggregates,
+            late_data=spec.late_data,
+            allowed_lateness=spec.allowed_lateness,
+            emit_retractions=spec.emit_retractions,
+            limits=spec.limits,
+        )
 
     @property
     def without_sql(self) -> dict[str, Any]:

@@ -3,22 +3,54 @@ rule."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from joinery_runtime.job.kinds.session.sessions import EXACT_LIMIT, FROM_SQL, takes, takes_text
 from joinery_runtime.job.model import input_rules, output_rules
-from joinery_runtime.job.model.draft import Finding, JobDraft, Loc, dig, input_draft, items, no_key, path_text, repeats
+from joinery_runtime.job.model.draft import (
+    Finding,
+    JobDraft,
+    Loc,
+    dig,
+    input_draft,
+    items,
+    no_key,
+    path_text,
+    reference,
+    repeats,
+)
 from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS, SESSION_ID, WINDOW_START
 from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import listed, suggestion
 from joinery_runtime.job.sql import check_session_shape, table_of, translate_sessions
 
 _SQL: Loc = ("spec", "sql")
-_GROUPS: Loc = ("spec", "groupBy")
 _SELECT: Loc = ("spec", "select")
-_ENGINE = (*SESSION_COLUMNS, RETRACTED)
 _NO_KEY = f"{RETRACTED!r} is not an output column that rows can be told by: it says which are taken back; drop it"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedDraft(JobDraft):
+    """A job that aggregates. `at` is where its groups and aggregates are, `columns` are the columns that these may name
+    (None while a mistake hides one), and `source` says whose columns these are. `window` and `identity` are the
+    `columns` and `identity` of the kind of window, whose rows are called `row_words`."""
+
+    at: Loc = ("spec",)
+    columns: Mapping[str, ColumnType | None] | None = None
+    source: str = ""
+    window: Sequence[str] = SESSION_COLUMNS
+    identity: Sequence[str] = (SESSION_ID,)
+    row_words: str = "sessions"
+
+    def fields(self, name: str) -> Sequence[Any]:
+        return items(self.data, *self.at, name)
+
+    def output_name(self, column: str) -> str:
+        """The name in the output of a column that no `select` renames: that of a group loses its input's."""
+        ref = reference(column) if column in (self.columns or {}) and len(self.at) > 1 else None
+        return ref.column if ref is not None else column
 
 
 def broken_rules(data: Mapping[str, Any]) -> list[Finding]:
@@ -51,38 +83,41 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
             yield at, message
 
 
-def _take_apart(data: Mapping[str, Any]) -> JobDraft:
+def _take_apart(data: Mapping[str, Any]) -> GroupedDraft:
     raw = dig(data, "spec", "input")
-    return JobDraft(data, (input_draft(("spec", "input"), raw),) if isinstance(raw, Mapping) else (), ())
+    source = input_draft(("spec", "input"), raw) if isinstance(raw, Mapping) else None
+    if source is None:
+        return GroupedDraft(data, (), ())
+    return GroupedDraft(data, (source,), (), columns=source.types, source=f"{source.name!r} has")
 
 
 # --- what a session is --------------------------------------------------------------------------------------------
 
 
-def _groups(draft: JobDraft) -> Iterator[Finding]:
-    if not dig(draft.data, *_GROUPS):
+def _groups(draft: GroupedDraft) -> Iterator[Finding]:
+    at = (*draft.at, "groupBy")
+    if not draft.fields("groupBy"):
         yield (
-            _GROUPS,
+            at,
             "is missing or empty: one session of the whole stream would hardly ever end, be held by one shard, and its "
             "state would not be bounded by key (rule S1); name at least one column",
         )
-    names = items(draft.data, *_GROUPS)
+    names = draft.fields("groupBy")
     for i, name in repeats(names):
-        yield (*_GROUPS, i), f"groupBy names column {name!r} twice; drop one"
-    types = (draft.inputs[0].types if draft.inputs else None) or {}
+        yield (*at, i), f"groupBy names column {name!r} twice; drop one"
     for i, name in enumerate(names):
-        yield from unknown((*_GROUPS, i), name, draft)
-        if isinstance(name, str) and (text := no_key(name, types)):
-            yield (*_GROUPS, i), text
+        yield from unknown((*at, i), name, draft)
+        if isinstance(name, str) and (text := no_key(name, draft.columns or {})):
+            yield (*at, i), text
 
 
-def _gap(draft: JobDraft) -> Iterator[Finding]:
+def _gap(draft: GroupedDraft) -> Iterator[Finding]:
     if dig(draft.data, "spec") is not None and dig(draft.data, "spec", "gap") is None:
         facts = "is missing: it says how far apart consecutive rows of a session may be (rule S1)"
         yield ("spec", "gap"), f"{facts}; write for example gap: 30s"
 
 
-def _table(draft: JobDraft) -> Iterator[Finding]:
+def _table(draft: GroupedDraft) -> Iterator[Finding]:
     for source in draft.inputs:
         if source.data.get("table") is not None:
             facts = "versions of a table replace each other, a session holds events"
@@ -92,37 +127,40 @@ def _table(draft: JobDraft) -> Iterator[Finding]:
 # --- computed columns ---------------------------------------------------------------------------------------------
 
 
-def _computed(draft: JobDraft) -> Iterator[Finding]:
-    names = [dig(computed_column, "as") for computed_column in items(draft.data, "spec", "compute")]
+def _computed(draft: GroupedDraft) -> Iterator[Finding]:
+    names = [dig(computed_column, "as") for computed_column in draft.fields("compute")]
     for i, name in repeats(names):
-        yield ("spec", "compute", i, "as"), f"two computed columns are named {name!r}; rename one"
+        yield (*draft.at, "compute", i, "as"), f"two computed columns are named {name!r}; rename one"
     for i, name in enumerate(names):
         if not isinstance(name, str):
             continue
-        at = ("spec", "compute", i, "as")
+        at = (*draft.at, "compute", i, "as")
         if name.startswith("$"):
             yield at, f"{name!r} starts with `$`, which engine columns do; choose another name"
-        for source in draft.inputs:
-            if source.types is not None and name in source.types:
-                yield at, f"input {source.name!r} has a column {name!r} already; choose another name"
+        if name in (draft.columns or {}):
+            yield at, f"{draft.source} a column {name!r} already; choose another name"
 
 
 # --- what is emitted ------------------------------------------------------------------------------------------------
 
 
-def _names(draft: JobDraft) -> Iterator[Finding]:
-    groups = items(draft.data, *_GROUPS)
-    names = [dig(aggregate, "as") for aggregate in items(draft.data, "spec", "aggregates")]
+def _names(draft: GroupedDraft) -> Iterator[Finding]:
+    groups = [draft.output_name(name) for name in draft.fields("groupBy")]
+    names = [dig(aggregate, "as") for aggregate in draft.fields("aggregates")]
+    reserved = (*draft.window, RETRACTED)
     for i, name in enumerate(groups):
-        if name in _ENGINE:
-            todo = f"give it another one with compute: [{{expression: {name}, as: ...}}]"
-            yield (*_GROUPS, i), f"{_reserved_name(name)}; {todo}"
+        if name in reserved:
+            todo = f"give it another one with compute: [{{expression: {draft.fields('groupBy')[i]}, as: ...}}]"
+            yield (*draft.at, "groupBy", i), f"{_reserved_name(name, draft)}; {todo}"
+        elif name in groups[:i] and not items(draft.data, *_SELECT) and len(draft.at) > 1:
+            facts = f"two output columns would be named {name!r}, after columns of two inputs"
+            yield (*draft.at, "groupBy", i), f"{facts}; name the columns with `select`, and one of these with `as`"
     for i, name in enumerate(names):
         if not isinstance(name, str):
             continue
-        at = ("spec", "aggregates", i, "as")
-        if name in _ENGINE:
-            yield at, f"{_reserved_name(name)}; choose another name"
+        at = (*draft.at, "aggregates", i, "as")
+        if name in reserved:
+            yield at, f"{_reserved_name(name, draft)}; choose another name"
         elif name in groups:
             yield at, f"{name!r} is the name of a group column, which is emitted too (rule S6); choose another name"
         elif name in names[:i]:
@@ -131,16 +169,16 @@ def _names(draft: JobDraft) -> Iterator[Finding]:
             yield at, f"{name!r} starts with `$`, which engine columns do; choose another name"
 
 
-def _select(draft: JobDraft) -> Iterator[Finding]:
+def _select(draft: GroupedDraft) -> Iterator[Finding]:
     session_columns, chosen = _session_columns(draft), items(draft.data, *_SELECT)
-    names = [dig(item, "as") or dig(item, "column") for item in chosen]
+    names = [dig(item, "as") or draft.output_name(dig(item, "column")) for item in chosen]
     for i, item in enumerate(chosen):
         column, name, at = dig(item, "column"), names[i], (*_SELECT, i)
         if session_columns is not None and isinstance(column, str) and column not in session_columns:
             hint = suggestion(column, session_columns)
             yield (
                 (*at, "column"),
-                f"{column!r} is no column of these sessions{hint}; columns are {listed(session_columns)}",
+                f"{column!r} is no column of these {draft.row_words}{hint}; columns are {listed(session_columns)}",
             )
         elif name in names[:i]:
             yield at, f"two output columns are named {name!r} (rule S6); rename one with `as`"
@@ -150,17 +188,17 @@ def _select(draft: JobDraft) -> Iterator[Finding]:
             yield at, f"{name!r} starts with `$`, which engine columns do; rename it with `as`"
 
 
-def _reserved_name(name: str) -> str:
-    return f"sessions have a column {name!r} of their own (rule S6)"
+def _reserved_name(name: str, draft: GroupedDraft) -> str:
+    return f"{draft.row_words} have a column {name!r} of their own (rule S6)"
 
 
-def _late(draft: JobDraft) -> Iterator[Finding]:
-    yield from output_rules.late_without_dead_letters(draft, ("spec", "lateData"))
+def _late(draft: GroupedDraft) -> Iterator[Finding]:
+    yield from output_rules.late_without_dead_letters(draft, (*draft.at, "lateData"))
 
 
-def _keys_known(draft: JobDraft) -> Iterator[Finding]:
+def _keys_known(draft: GroupedDraft) -> Iterator[Finding]:
     columns = _row_columns(draft)
-    retracts = dig(draft.data, "spec", "emitRetractions") is True
+    retracts = dig(draft.data, *draft.at, "emitRetractions") is True
     for at, message in output_rules.unknown_columns(draft, list(columns) if columns is not None else None):
         retracted = dig(draft.data, *at) == RETRACTED
         # A key says to which session a row belongs; a header may say that the row is retracted.
@@ -168,9 +206,9 @@ def _keys_known(draft: JobDraft) -> Iterator[Finding]:
             yield at, _NO_KEY if retracted else message
 
 
-def _retracted_selected(draft: JobDraft) -> Iterator[Finding]:
+def _retracted_selected(draft: GroupedDraft) -> Iterator[Finding]:
     """Require the column that tells a retraction from its row in every output."""
-    if dig(draft.data, "spec", "emitRetractions") is not True:
+    if dig(draft.data, *draft.at, "emitRetractions") is not True:
         return
     for at, output in output_rules.outputs(draft.data):
         chosen = items(output, "select")
@@ -178,10 +216,10 @@ def _retracted_selected(draft: JobDraft) -> Iterator[Finding]:
             yield (*at, "select"), f"a retraction could not be told from a row: add {{column: {RETRACTED}}}"
 
 
-def _takes_back_its_own(draft: JobDraft) -> Iterator[Finding]:
-    if dig(draft.data, "spec", "emitRetractions") is not True:
+def _takes_back_its_own(draft: GroupedDraft) -> Iterator[Finding]:
+    if dig(draft.data, *draft.at, "emitRetractions") is not True:
         return
-    groups = items(draft.data, *_GROUPS)
+    groups = draft.fields("groupBy")
     todo = f"name {SESSION_ID} and group columns only, or drop emitRetractions (rule S6)"
     for place, output in output_rules.outputs(draft.data):
         at: Loc = (*place, "postgres", "upsertKey")
@@ -199,43 +237,42 @@ def _takes_back_its_own(draft: JobDraft) -> Iterator[Finding]:
                 )
 
 
-def _selects_its_key(draft: JobDraft) -> Iterator[Finding]:
+def _selects_its_key(draft: GroupedDraft) -> Iterator[Finding]:
     """Requires group columns and session_id in the output if there is no upsertKey: the table has a row for each."""
     for at, output in output_rules.outputs(draft.data):
         target, named = output.get("postgres"), _columns_of(output, draft)
         if not isinstance(target, Mapping) or target.get("upsertKey") or named is None:
             continue
-        missing = [name for name in (*items(draft.data, *_GROUPS), SESSION_ID) if name not in named.values()]
+        missing = [name for name in (*draft.fields("groupBy"), *draft.identity) if name not in named.values()]
         if missing:
-            facts = (
-                f"rows of the table are replaced by group and {SESSION_ID} (rule S6), and {listed(missing)} is left out"
-            )
+            own = listed(draft.identity)
+            facts = f"rows of the table are replaced by group and {own} (rule S6), and {listed(missing)} is left out"
             place = (*at, "select") if output.get("select") is not None else _SELECT
             yield place, f"{facts}; select it, or write {path_text((*at[1:], 'postgres', 'upsertKey'))}"
 
 
-def _session_columns(draft: JobDraft) -> list[str] | None:
-    """The columns that sessions have: groups, SESSION_COLUMNS, aggregates. None while a mistake hides one."""
-    groups = items(draft.data, *_GROUPS)
-    aggregates = [dig(aggregate, "as") for aggregate in items(draft.data, "spec", "aggregates")]
-    names = [*groups, *SESSION_COLUMNS, *aggregates]
+def _session_columns(draft: GroupedDraft) -> list[str] | None:
+    """The columns that sessions have: groups, those of the window, aggregates. None while a mistake hides one."""
+    groups = draft.fields("groupBy")
+    aggregates = [dig(aggregate, "as") for aggregate in draft.fields("aggregates")]
+    names = [*groups, *draft.window, *aggregates]
     return names if groups and all(isinstance(name, str) for name in names) else None
 
 
-def _row_columns(draft: JobDraft) -> dict[str, str] | None:
+def _row_columns(draft: GroupedDraft) -> dict[str, str] | None:
     """The columns that a key of an output may name, each with the column of sessions that it shows."""
     session_columns, chosen = _session_columns(draft), items(draft.data, *_SELECT)
     if session_columns is None or not chosen:
-        return dict(zip(session_columns, session_columns, strict=True)) if session_columns is not None else None
-    pairs = [(dig(item, "as") or dig(item, "column"), dig(item, "column")) for item in chosen]
+        return {draft.output_name(name): name for name in session_columns} if session_columns is not None else None
+    pairs = [(dig(item, "as") or draft.output_name(dig(item, "column")), dig(item, "column")) for item in chosen]
     all_known = all(isinstance(name, str) and column in session_columns for name, column in pairs)
     return dict(pairs) if all_known else None
 
 
-def _columns_of(output: Mapping[str, Any], draft: JobDraft) -> dict[str, str] | None:
+def _columns_of(output: Mapping[str, Any], draft: GroupedDraft) -> dict[str, str] | None:
     """The columns that an output has, each with the column of sessions that it shows."""
     columns = _row_columns(draft)
-    if columns is not None and dig(draft.data, "spec", "emitRetractions") is True:
+    if columns is not None and dig(draft.data, *draft.at, "emitRetractions") is True:
         columns = {**columns, RETRACTED: RETRACTED}
     return output_rules.columns_of(output, columns)
 
@@ -243,21 +280,19 @@ def _columns_of(output: Mapping[str, Any], draft: JobDraft) -> dict[str, str] | 
 # --- aggregates -------------------------------------------------------------------------------------------------------
 
 
-def unknown(at: Loc, name: Any, draft: JobDraft) -> Iterator[Finding]:
-    """Yields a finding unless the input or `compute` has a column of this name; none while columns are unknown."""
-    types = draft.inputs[0].types if draft.inputs else None
-    if types is None or not isinstance(name, str) or not name:
+def unknown(at: Loc, name: Any, draft: GroupedDraft) -> Iterator[Finding]:
+    """Yields a finding unless an input or `compute` has a column of this name; none while columns are unknown."""
+    if draft.columns is None or not isinstance(name, str) or not name:
         return
-    computed = (dig(computed_column, "as") for computed_column in items(draft.data, "spec", "compute"))
-    columns = [*types, *(alias for alias in computed if isinstance(alias, str))]
+    computed = (dig(computed_column, "as") for computed_column in draft.fields("compute"))
+    columns = [*draft.columns, *(alias for alias in computed if isinstance(alias, str))]
     if name not in columns:
-        hint = suggestion(name, columns)
-        yield at, f"{draft.inputs[0].name!r} has no column {name!r}{hint}; columns are {listed(columns)}"
+        yield at, f"{draft.source} no column {name!r}{suggestion(name, columns)}; columns are {listed(columns)}"
 
 
-def _columns(draft: JobDraft) -> Iterator[Finding]:
-    for i, aggregate in enumerate(items(draft.data, "spec", "aggregates")):
-        at: Loc = ("spec", "aggregates", i)
+def _columns(draft: GroupedDraft) -> Iterator[Finding]:
+    for i, aggregate in enumerate(draft.fields("aggregates")):
+        at: Loc = (*draft.at, "aggregates", i)
         function, column = dig(aggregate, "function"), dig(aggregate, "column")
         if function == "count" and column is not None:
             todo = f"drop `column`, or write function: count_col to count the rows where {column!r} is not null"
@@ -269,18 +304,17 @@ def _columns(draft: JobDraft) -> Iterator[Finding]:
             yield from _type((*at, "column"), function, column, draft)
 
 
-def _type(at: Loc, function: Any, column: Any, draft: JobDraft) -> Iterator[Finding]:
+def _type(at: Loc, function: Any, column: Any, draft: GroupedDraft) -> Iterator[Finding]:
     """Checks the type of an aggregate's column. Only the core knows the types of computed columns."""
-    types = (draft.inputs[0].types if draft.inputs else None) or {}
-    kind: ColumnType | None = types.get(column) if isinstance(column, str) else None
+    kind = (draft.columns or {}).get(column) if isinstance(column, str) else None
     if kind is not None and isinstance(function, str) and not takes(function, kind.name):
         facts = f"{function} takes {takes_text(function)}, and column {column!r} is {kind}"
         yield at, f"{facts}; choose another function or type"
 
 
-def _options(draft: JobDraft) -> Iterator[Finding]:
-    for i, aggregate in enumerate(items(draft.data, "spec", "aggregates")):
-        at: Loc = ("spec", "aggregates", i)
+def _options(draft: GroupedDraft) -> Iterator[Finding]:
+    for i, aggregate in enumerate(draft.fields("aggregates")):
+        at: Loc = (*draft.at, "aggregates", i)
         function = dig(aggregate, "function")
         for name in ("method", "limit"):
             if dig(aggregate, name) is not None and isinstance(function, str) and function != "count_distinct":
@@ -289,30 +323,24 @@ def _options(draft: JobDraft) -> Iterator[Finding]:
             yield (*at, "limit"), "is for method: exact, a sketch takes any number of values; drop it"
 
 
-def _one_limit(draft: JobDraft) -> Iterator[Finding]:
+def _one_limit(draft: GroupedDraft) -> Iterator[Finding]:
     """Reject different limits for exact counts of one column, which share a set of values in the state."""
     limits: dict[str, Any] = {}
-    for i, aggregate in enumerate(items(draft.data, "spec", "aggregates")):
+    for i, aggregate in enumerate(draft.fields("aggregates")):
         column, limit = dig(aggregate, "column"), dig(aggregate, "limit") or EXACT_LIMIT
         exact = dig(aggregate, "function") == "count_distinct" and dig(aggregate, "method") != "hll"
         if exact and isinstance(column, str) and limits.setdefault(column, limit) != limit:
             facts = f"column {column!r} is counted with limit {limits[column]} above"
-            yield ("spec", "aggregates", i, "limit"), f"{facts}, and its values are kept once; write the same limit"
+            yield (*draft.at, "aggregates", i, "limit"), f"{facts}, and its values are kept once; write the same limit"
 
 
-_OF_AGGREGATES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (_columns, _options, _one_limit)
+AGGREGATE_RULES: tuple[Callable[[GroupedDraft], Iterator[Finding]], ...] = (
+    *(_groups, _computed, _columns, _options, _one_limit, _late, _names, _select),
+    *(_keys_known, _retracted_selected, _selects_its_key, _takes_back_its_own),
+)
+"""The rules of every job that aggregates."""
 
-_RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
-    *(*input_rules.RULES, _table, _groups, _gap, _computed),
-    *(
-        *_OF_AGGREGATES,
-        _late,
-        _names,
-        _select,
-        _keys_known,
-        _retracted_selected,
-        _selects_its_key,
-        _takes_back_its_own,
-        *output_rules.RULES,
-    ),
+_RULES: tuple[Callable[[GroupedDraft], Iterator[Finding]], ...] = (
+    *(*input_rules.RULES, _table, _gap),
+    *(*AGGREGATE_RULES, *output_rules.RULES),
 )

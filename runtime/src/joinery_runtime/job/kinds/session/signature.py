@@ -1,18 +1,18 @@
-"""The fingerprint of a job of sessions, and whether a changed job may use its state (rule M2)."""
+"""The fingerprint of what a job aggregates, and whether a changed job may use its state (rule M2)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from joinery_runtime.job.kinds.session.resource import SessionWindow
-from joinery_runtime.job.kinds.session.sessions import SESSIONS_PART
+from joinery_runtime.job.kinds.aggregate.model import Aggregation
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.expression_tree import parse_tree
+from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import listed
 
 Origin = str | dict[str, Any]
@@ -20,43 +20,48 @@ Origin = str | dict[str, Any]
 _ACCUMULATOR = re.compile(r"\$(?P<function>\w+)\((?P<column>.*)\)[^()]*", re.DOTALL)
 
 
-def session_fields(job: SessionWindow, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """The fields of a signature for sessions. `stored` names the columns of the part SESSIONS_PART: groups, then
-    accumulators such as `$sum(amount)`."""
-    sessions = job.sessions
+def aggregate_fields(
+    aggregation: Aggregation, types: Mapping[str, ColumnType], stored: Sequence[str]
+) -> dict[str, Any]:
+    """The fields of a signature for what is aggregated. `types` are the columns that groups and aggregates may name,
+    `stored` those of the part of the state: groups, then accumulators such as `$sum(amount)`."""
     return {
-        "groups": [[name, origin(job, name)] for name in sessions.group_by],
-        "gap": sessions.gap,
-        "maxDuration": job.spec.max_duration,
-        "allowedLateness": job.spec.allowed_lateness,
-        "lateData": job.spec.late_data,
+        "groups": [[name, origin(aggregation, types, name)] for name in aggregation.group_by],
+        **aggregation.form.durations(),
+        "allowedLateness": aggregation.allowed_lateness,
+        "lateData": aggregation.late_data,
         "stored": {
-            name: origin(job, match["column"])
-            for name in stored[SESSIONS_PART]
+            name: origin(aggregation, types, match["column"])
+            for name in stored
             if (match := _ACCUMULATOR.fullmatch(name)) is not None
         },
     }
 
 
-def origin(job: SessionWindow, column: str) -> Origin:
-    """What a column of sessions holds: its declared type (empty for no column), or its expression with the types of the
-    columns that the expression reads."""
-    types = job.spec.input.types
+def origin(aggregation: Aggregation, types: Mapping[str, ColumnType], column: str) -> Origin:
+    """What a column of the state holds: its declared type (empty for no column), or its expression with the types of
+    the columns that the expression reads."""
     if column in types or not column:
         return str(types.get(column, ""))
-    text = next(computed.expression for computed in job.sessions.compute if computed.as_ == column)
-    read = sorted({part.name for part in _tree(text).find_all(exp.Column)} & types.keys())
-    return {"expression": text, "reads": {name: str(types[name]) for name in read}}
+    text = next(computed.expression for computed in aggregation.compute if computed.as_ == column)
+    names = {name for part in _tree(text, types).find_all(exp.Column) for name in (part.name, _qualified(part))}
+    return {"expression": text, "reads": {name: str(types[name]) for name in sorted(names & types.keys())}}
 
 
-def _tree(expression: str) -> exp.Expr:
-    """The parsed expression, with columns but without the name of the only input."""
+def _qualified(column: exp.Column) -> str:
+    return f"{column.table}.{column.name}"
+
+
+def _tree(expression: str, columns: Collection[str]) -> exp.Expr:
+    """The parsed expression. `columns` are those that it may read; where these have no input's name before them, the
+    name of the only input is left out."""
     try:
         tree = parse_tree(expression)
     except SqlglotError:
         return exp.Var(this=expression)  # the core rejects it, and says why
     for column in tree.find_all(exp.Column):
-        column.set("table", None)
+        if _qualified(column) not in columns:
+            column.set("table", None)
     return tree
 
 
@@ -65,7 +70,7 @@ def _tree(expression: str) -> exp.Expr:
 Signed = Mapping[str, Any]
 
 
-def session_refusals(old: Signed, new: Signed) -> Iterator[str]:
+def aggregate_refusals(old: Signed, new: Signed) -> Iterator[str]:
     """Yields why the state cannot be used although the inputs are the same."""
     was, now = old["groups"], new["groups"]
     names = [[name for name, _ in groups] for groups in (was, now)]
@@ -85,7 +90,8 @@ def _is_same_origin(was: Origin, now: Origin) -> bool:
     """Whether two origins are the same. Differences in how an expression is written do not count."""
     if isinstance(was, str) or isinstance(now, str):
         return was == now
-    return was["reads"] == now["reads"] and _tree(was["expression"]) == _tree(now["expression"])
+    trees = [_tree(side["expression"], side["reads"]) for side in (was, now)]
+    return bool(was["reads"] == now["reads"] and trees[0] == trees[1])
 
 
 def _origin_text(origin: Origin) -> str:
@@ -95,9 +101,9 @@ def _origin_text(origin: Origin) -> str:
     return f"{origin['expression']} of {listed(reads)}" if reads else str(origin["expression"])
 
 
-def session_warnings(old: Signed, new: Signed) -> Iterator[str]:
+def aggregate_warnings(old: Signed, new: Signed) -> Iterator[str]:
     for field, words in (("gap", "gap"), ("maxDuration", "maxDuration")):
-        if old[field] != new[field]:
+        if old.get(field) != new.get(field):
             yield f"{words} went from {_times(old, new, field)}: sessions that were formed before stay as they are"
     if new["allowedLateness"] > old["allowedLateness"]:
         yield (

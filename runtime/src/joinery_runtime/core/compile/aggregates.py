@@ -1,0 +1,150 @@
+"""Compiles what a job aggregates to a step with one side, whose state is made of groups and their accumulators: all of
+a `SessionWindow`, or the last step of a `StreamJoin`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import pyarrow as pa
+
+from joinery_runtime.core.aggregates import AggregateCall, accumulator
+from joinery_runtime.core.kinds.base import Aggregating, find_kinds
+from joinery_runtime.core.pipeline.expression import Expression, check_predicate, column_type, parse_expression
+from joinery_runtime.core.pipeline.sides import SESSIONS, Intake, OutputColumn, SideSpec
+from joinery_runtime.core.pipeline.spec import InputSpec, Pipeline, StepSpec
+from joinery_runtime.core.table.columns import arrow_schema, arrow_type, type_name
+from joinery_runtime.errors import ExpressionError, JobError, Problem
+from joinery_runtime.job import Aggregate, Input, Job, SessionWindow
+from joinery_runtime.job.kinds.aggregate.model import Aggregation
+from joinery_runtime.job.kinds.session.sessions import takes, takes_text
+from joinery_runtime.job.model.references import RETRACTED, WINDOW_COLUMNS
+
+ToError = Callable[[str, str], JobError]
+"""Makes the error of a message about a field of the aggregation: `aggregates[0].column`."""
+
+
+def compile_session(job: SessionWindow) -> Pipeline:
+    """Compiles a session job. Raises JobError naming `spec.where`, `spec.compute[n].expression` or the SQL if an
+    expression does not fit the input, and `spec.aggregates[n].column` if an aggregate does not take the column's
+    type."""
+
+    def error(path: str, message: str) -> JobError:
+        of_sql = job.spec.sql is not None and path != "input.where"
+        return JobError(job.name, [Problem("spec.sql" if of_sql else f"spec.{path}", message)])
+
+    aggregation, side = job.aggregation, job.spec.input
+    rows = rows_of_input(aggregation, side, error)
+    step = AggregateCompiler(job, aggregation, rows, error).step(
+        0,
+        SESSIONS,
+        where=_predicate("where", job.sessions.where, side, error),
+        input_filter=_predicate("input.where", side.where, side, error),
+    )
+    return Pipeline((InputSpec(side.name, 0, 0),), (step,))
+
+
+@dataclass(frozen=True, slots=True)
+class AggregatedRows:
+    """The rows that are aggregated. `schema` are their columns as the side names them, with the `computed` ones last.
+    `names` gives these names by those that the job writes. `event_time` is the column that counts, of the input `time`.
+    `chained`: a step makes the rows, and has computed the columns."""
+
+    schema: pa.Schema
+    names: Mapping[str, str]
+    inputs: tuple[str, ...]
+    time: str
+    event_time: str
+    computed: tuple[tuple[str, Expression], ...] = ()
+    chained: bool = False
+
+
+def rows_of_input(aggregation: Aggregation, side: Input, error: ToError) -> AggregatedRows:
+    """The records of an input, with the computed columns."""
+    declared = arrow_schema(side.columns)
+    computed = []
+    for number, column in enumerate(aggregation.compute):
+        try:
+            expression = parse_expression(column.expression, side.name)
+            kind = column_type(expression, {side.name: declared})
+        except ExpressionError as problem:
+            raise error(f"compute[{number}].expression", str(problem)) from problem
+        computed.append((column.as_, expression, kind))
+    own = {name: name for name in (*declared.names, *(name for name, *_ in computed))}
+    return AggregatedRows(
+        schema=pa.schema([*declared, *(pa.field(name, kind) for name, _, kind in computed)]),
+        names={**own, **{f"{side.name}.{name}": name for name in declared.names}},
+        inputs=(side.name,),
+        time=side.name,
+        event_time=side.event_time,
+        computed=tuple((name, expression) for name, expression, _ in computed),
+    )
+
+
+def _predicate(path: str, text: str | None, side: Input, error: ToError) -> Expression | None:
+    if text is None:
+        return None
+    try:
+        expression = parse_expression(text, side.name)
+        check_predicate(expression, {side.name: arrow_schema(side.columns)})
+    except ExpressionError as problem:
+        raise error(path, str(problem)) from problem
+    return expression
+
+
+class AggregateCompiler:
+    def __init__(self, job: Job, aggregation: Aggregation, rows: AggregatedRows, error: ToError) -> None:
+        self._job, self._aggregation, self._rows, self._error = job, aggregation, rows, error
+        self._keys = tuple(rows.names[name] for name in aggregation.group_by)
+        self._aggregates = tuple(self._aggregate(n, aggregate) for n, aggregate in enumerate(aggregation.aggregates))
+        self._kind = next(kind for kind in aggregate_kinds() if isinstance(aggregation.form, kind.written_as)).of(
+            aggregation, self._aggregates
+        )
+
+    def step(
+        self, number: int, part: str, *, where: Expression | None = None, input_filter: Expression | None = None
+    ) -> StepSpec:
+        """The step with this number. `where` is a condition on the rows, `input_filter` that of the input itself."""
+        read = {*self._keys, *(call.column for call in self._aggregates if call.column)}
+        rows = self._rows
+        intake = Intake(
+            schema=rows.schema,
+            event_time=rows.event_time,
+            keys=self._keys,
+            stored=tuple(name for name in rows.schema.names if name in read),
+            computed=rows.computed,
+            grouped=True,
+            chained=rows.chained,
+            predicate=where,
+            filter=input_filter,
+        )
+        state = self._kind.state_schema(intake)
+        side = SideSpec(part, rows.inputs, rows.time, intake, flags=True, state=state)
+        return StepSpec(number, (side,), self._kind, None, tuple(self._output()))
+
+    def _output(self) -> Sequence[OutputColumn]:
+        types = {name: self._rows.schema.field(name).type for name in self._keys}
+        types |= {**self._kind.column_types, **{call.name: accumulator(call).result_type for call in self._aggregates}}
+        types |= dict.fromkeys(WINDOW_COLUMNS, arrow_type(self._job.window_times))
+        types[RETRACTED] = pa.bool_()
+        groups = dict(zip(self._aggregation.group_by, self._keys, strict=True))
+        columns = [(column.name, column.step_column or "") for column in self._job.output_columns]
+        return [
+            OutputColumn(name, types[step_column], step_column=step_column)
+            for name, step_column in ((name, groups.get(written, written)) for name, written in columns)
+        ]
+
+    def _aggregate(self, number: int, aggregate: Aggregate) -> AggregateCall:
+        name = self._rows.names[aggregate.column] if aggregate.column is not None else ""
+        kind = self._rows.schema.field(name).type if name else None
+        if kind is not None and not takes(aggregate.function, type_name(kind) or ""):
+            facts = f"{aggregate.function} takes {takes_text(aggregate.function)}, and {aggregate.column!r} is {kind}"
+            raise self._error(f"aggregates[{number}].column", f"{facts}; choose another function or type")
+        return AggregateCall(aggregate.function, aggregate.as_, name, kind, aggregate.distinct_limit)
+
+
+@cache
+def aggregate_kinds() -> tuple[type[Aggregating], ...]:
+    """The kinds of window that aggregate rows."""
+    return find_kinds(Aggregating)  # type: ignore[type-abstract]

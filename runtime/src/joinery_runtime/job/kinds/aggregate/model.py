@@ -1,0 +1,119 @@
+"""`spec.aggregate` of a StreamJoin: the groups and windows of the rows that the joins make, and what is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from joinery_runtime.job.kinds.aggregate.base import WindowKind
+from joinery_runtime.job.kinds.aggregate.session import SessionOfGroup
+from joinery_runtime.job.kinds.session.sessions import Aggregate, ComputedColumn
+from joinery_runtime.job.model.base import Bool, Limits, Model, PositiveDuration, Text
+from joinery_runtime.job.model.cel import Rule, any_output, exactly_one
+from joinery_runtime.job.model.outputs import LAKES
+
+AGGREGATE = "aggregate"
+
+
+def aggregate_part(joins: int) -> str:
+    """The part of the state that holds what is aggregated after so many joins: `aggregate`, `aggregate.2`, ..."""
+    return AGGREGATE if joins == 0 else f"{AGGREGATE}.{joins + 1}"
+
+
+WINDOW_KINDS: tuple[type[WindowKind], ...] = (SessionOfGroup,)
+
+
+class AggregateWindow(Model):
+    """The windows in which rows are aggregated, and the input whose event time counts."""
+
+    fields: ClassVar[tuple[str, ...]] = tuple(kind.field for kind in WINDOW_KINDS)
+
+    of: Text | None = Field(default=None, examples=["orders"])
+    """The input whose event time counts: one that no step pads with nulls. If absent, the first input."""
+    session: SessionOfGroup | None = None
+    """A window ends when its group has no row for longer than `gap`."""
+
+    @property
+    def form(self) -> WindowKind:
+        """The one kind of window that is named."""
+        named: list[WindowKind] = [window for name in self.fields if (window := getattr(self, name)) is not None]
+        assert named, "an aggregate has a window"
+        return named[0]
+
+
+class Aggregation(Model):
+    """Groups rows by columns and windows of event time, and computes aggregates of each."""
+
+    group_by: Annotated[tuple[Text, ...], Field(min_length=1)] = Field(examples=[["orders.country"]])
+    """Columns whose values have windows of their own: `<input>.<column>`, or names of `compute`."""
+    window: AggregateWindow = Field(examples=[{"session": {"gap": "30m", "maxDuration": "12h"}}])
+    """The windows."""
+    compute: tuple[ComputedColumn, ...] = ()
+    """Columns that SQL expressions make, for `groupBy` and `aggregates`."""
+    aggregates: tuple[Aggregate, ...] = ()
+    """What is computed of each group and window."""
+    late_data: Literal["drop", "reopen", "dlq"] = "drop"
+    """What happens to rows behind the watermark: `drop` counts them, `reopen` changes what was emitted, `dlq` writes
+    records of an only input to the dead letters."""
+    allowed_lateness: PositiveDuration = Field(default=0, examples=["1m"])
+    """How much longer windows are kept for rows behind the watermark, a duration."""
+    emit_retractions: Bool = False
+    """With `reopen`: a row that takes back the old session is emitted before the changed one."""
+    limits: Limits | None = None
+    """Caps on the rows that are kept."""
+
+    @property
+    def form(self) -> WindowKind:
+        """The kind of window."""
+        return self.window.form
+
+    @property
+    def counted_from(self) -> str | None:
+        """The input whose event time counts; None: the first one."""
+        return self.window.of
+
+
+# --- the rules that the API server can check -------------------------------------------------------------------------
+
+AGGREGATE_RULES: tuple[Rule, ...] = (
+    Rule("!has(self.aggregate) || !has(self.sql)", "aggregate and sql are both named; keep one", ".aggregate"),
+    Rule(
+        "!has(self.aggregate) || !has(self.prefixes)",
+        "groups and aggregates name the columns; drop `prefixes`",
+        ".prefixes",
+    ),
+    Rule(
+        "!has(self.aggregate) || !has(self.aggregate.window.of) || "
+        "self.inputs.exists(i, i.name == self.aggregate.window.of)",
+        "names no input",
+        ".aggregate.window.of",
+    ),
+    Rule(
+        "!has(self.aggregate) || self.aggregate.lateData != 'dlq' || !has(self.joins) || size(self.joins) == 0",
+        "the rows that joins make are no records, so none can be a dead letter; write drop, and lateData: dlq in the "
+        "steps, which read records",
+        ".aggregate.lateData",
+    ),
+    Rule(
+        "!has(self.aggregate) || self.aggregate.lateData != 'dlq' || has(self.deadLetter)",
+        "dlq writes late records to the dead letters, and the job has none; name `deadLetter`, or write drop",
+        ".aggregate.lateData",
+    ),
+    *(
+        Rule(
+            f"!has(self.aggregate) || self.aggregate.lateData != 'reopen' || !({any_output(lake)})",
+            f"reopen replaces rows that are out already, and {lake} tables are only appended to; write drop, or write "
+            "to output.postgres",
+            ".aggregate.lateData",
+        )
+        for lake in LAKES
+    ),
+)
+"""Rules over all of `spec`."""
+
+AGGREGATE_MODEL_RULES: Mapping[type | tuple[type, str], tuple[Rule, ...]] = {
+    AggregateWindow: (exactly_one(*AggregateWindow.fields),),
+    **{target: rules for kind in WINDOW_KINDS for target, rules in kind.cel.items()},
+}

@@ -1,0 +1,179 @@
+"""`spec.aggregate` of a StreamJoin: good jobs load and name their columns, each rule rejects at its place, alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from job.chains import ITEMS, ORDERS, PAYMENTS, document, load, said_of, step, stream, window
+from joinery_runtime.core.compile import compile_job
+from joinery_runtime.errors import JobError
+from joinery_runtime.job import explain
+
+SESSION = {"gap": "30s", "maxDuration": "1h"}
+COUNT = {"function": "count", "as": "n"}
+PLAIN = {"groupBy": ["orders.currency"], "window": {"session": SESSION}, "aggregates": [COUNT]}
+
+
+def aggregate(**fields: Any) -> dict[str, Any]:
+    """An aggregate that counts, unless the fields say otherwise; None leaves a field out."""
+    return {name: value for name, value in (PLAIN | fields).items() if value is not None}
+
+
+def of(function: str, column: str, **more: Any) -> dict[str, Any]:
+    return {"function": function, "column": column, "as": f"{function}_", **more}
+
+
+NAMES: list[tuple[dict[str, Any], list[str]]] = [
+    ({}, ["currency", "window_start", "window_end", "session_id", "n"]),
+    (
+        {"emitRetractions": True, "lateData": "reopen"},
+        ["currency", "window_start", "window_end", "session_id", "n", "retracted"],
+    ),
+    ({"groupBy": ["payments.method", "twice"], "compute": [{"expression": "orders.amount * 2", "as": "twice"}]},
+     ["method", "twice", "window_start", "window_end", "session_id", "n"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "names"), NAMES)
+def test_columns_are_groups_then_the_windows_then_aggregates(fields: dict[str, Any], names: list[str]) -> None:
+    job = load(step(), aggregate=aggregate(**fields))
+    assert [column.name for column in job.output_columns] == names
+    assert compile_job(job).output_schema().names == names
+
+
+def test_a_select_is_exact_and_a_value_that_is_kept_has_its_columns_type() -> None:
+    chosen = [{"column": "n"}, {"column": "orders.currency", "as": "money"}, {"column": "max_"}]
+    fields = aggregate(aggregates=[COUNT, of("max", "payments.ts")])
+    job = load(step(), aggregate=fields, select=chosen)
+    assert [(column.name, str(column.type)) for column in job.output_columns] == [
+        ("n", "None"),
+        ("money", "string"),
+        ("max_", "timestamp"),
+    ]
+
+
+def test_one_input_needs_no_join() -> None:
+    job = load(inputs=[ORDERS], aggregate=aggregate(lateData="dlq"), deadLetter={"file": {"path": "dead"}})
+    (only,) = compile_job(job).steps
+    assert [side.part for side in only.sides] == ["aggregate"]
+    assert only.sides[0].intake.keys == ("currency",)
+    assert explain(job).title == "sessions of orders"
+
+
+def test_the_aggregate_is_the_step_behind_the_joins() -> None:
+    job = load(step(), step("items"), aggregate=aggregate())
+    *joins, last = compile_job(job).steps
+    assert [side.part for side in last.sides] == ["aggregate.3"]
+    assert joins[-1].output_schema().names == ["orders.ts", "orders.currency"]
+    assert explain(job).title == "sessions of orders + payments + items after a chain of 2 joins"
+
+
+def test_a_job_with_an_aggregate_is_no_single_step() -> None:
+    """The sessions need what a chain promises (J6): no pair from before the watermark of its rows."""
+    late = "late rows: of orders and payments, dropped and counted when ts < the input's own watermark"
+    assert late in explain(load(step(), aggregate=aggregate())).render()
+    assert late not in explain(load(step())).render()
+
+
+BAD: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
+    (aggregate(groupBy=["orders.curency"]), {}, "groupBy[0]", "no column 'orders.curency' (did you mean"),
+    (aggregate(groupBy=["currency"]), {}, "groupBy[0]", "the job has no column 'currency'"),
+    (aggregate(groupBy=["orders.id", "orders.id"]), {}, "groupBy[1]", "twice"),
+    (aggregate(groupBy=["orders.ts", "payments.ts"]), {}, "groupBy[1]", "two output columns would be named 'ts'"),
+    (aggregate(aggregates=[of("sum", "orders.id")]), {}, "aggregates[0].column", "sum takes numbers"),
+    (aggregate(aggregates=[of("max", "orders.x")]), {}, "aggregates[0].column", "no column 'orders.x'"),
+    (aggregate(aggregates=[COUNT, COUNT]), {}, "aggregates[1].as", "two aggregates are named 'n'"),
+    (aggregate(aggregates=[{**COUNT, "as": "currency"}]), {}, "aggregates[0].as", "the name of a group column"),
+    (aggregate(aggregates=[{**COUNT, "as": "session_id"}]), {}, "aggregates[0].as", "sessions have a column"),
+    (aggregate(window={}), {}, "window", "needs exactly one of session"),
+    (aggregate(window={"session": {"gap": "1h", "maxDuration": "1h"}}), {}, "window.session.maxDuration", "rule S2"),
+    (aggregate(window={"of": "order", "session": SESSION}), {}, "window.of", "'order' is not an input (did you mean"),
+    (aggregate(lateData="dlq"), {"deadLetter": {"file": {"path": "d"}}}, "lateData", "are no records"),
+    (aggregate(compute=[{"expression": "1", "as": "orders.one"}]), {}, "compute[0].as", "reads like a column of input"),
+]
+
+
+@pytest.mark.parametrize(("fields", "more", "path", "words"), BAD)
+def test_each_rule_rejects_at_its_place(fields: Any, more: dict[str, Any], path: str, words: str) -> None:
+    mistakes = said_of(document(step(), aggregate=fields, **more))
+    assert set(mistakes) == {f"spec.aggregate.{path}"}
+    assert words in mistakes[f"spec.aggregate.{path}"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "of_input", "words"),
+    [
+        ([step(type="left")], "payments", "a row without an event time is in no window; write of: orders"),
+        ([step(type="right")], None, "is in no window; write of: payments"),
+        ([step(type="full")], "orders", "write type: left, right or inner in the steps"),
+        ([step(type="semi")], "payments", "emits no column of 'payments'; write of: orders"),
+        ([step(), step("items", type="right")], "payments", "step 2 is a right join"),
+    ],
+)  # fmt: skip
+def test_the_time_is_of_an_input_that_no_step_pads(steps: Any, of_input: str | None, words: str) -> None:
+    windows = {"session": SESSION, **({"of": of_input} if of_input is not None else {})}
+    mistakes = said_of(document(*steps, aggregate=aggregate(window=windows)))
+    assert set(mistakes) == {"spec.aggregate.window.of"}
+    assert words in mistakes["spec.aggregate.window.of"]
+
+
+def job_with(*steps: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return document(*(steps or [step()]), **({"aggregate": aggregate()} | more))
+
+
+OF_THE_JOB: list[tuple[dict[str, Any], str, str]] = [
+    (job_with(window(tumbling="1h")), "joins[0].window", "no aggregate follows window steps"),
+    (job_with(prefixes="always"), "prefixes", "drop `prefixes`"),
+    (job_with(select=[{"expression": "n + 1", "as": "m"}]), "select[0].expression", "are emitted as they are"),
+    (job_with(select=[{"column": "orders.id"}]), "select[0].column", "is no column of these sessions"),
+    (document(inputs=[ORDERS, ITEMS], aggregate=aggregate()), "inputs[1]", "no step joins input 'items'"),
+    (document(inputs=[ORDERS]), "inputs", "a join needs two inputs"),
+    (
+        job_with(aggregate=aggregate(lateData="reopen"), output={"delta": {"path": "d"}}),
+        "aggregate.lateData",
+        "are only appended to",
+    ),
+]
+
+
+@pytest.mark.parametrize(("resource", "path", "words"), OF_THE_JOB)
+def test_what_does_not_go_with_an_aggregate_is_rejected(resource: dict[str, Any], path: str, words: str) -> None:
+    assert words in said_of(resource)[f"spec.{path}"]
+
+
+def test_a_computed_column_of_a_wrong_type_is_rejected_by_the_core_at_its_place() -> None:
+    text = [{"expression": "lower(orders.id)", "as": "low"}]
+    job = load(step(), aggregate=aggregate(compute=text, aggregates=[of("sum", "low")]))
+    with pytest.raises(JobError, match=r"spec\.aggregate\.aggregates\[0\]\.column.*sum takes numbers"):
+        compile_job(job)
+    job = load(step(), aggregate=aggregate(compute=[{"expression": "lower(orders.amount)", "as": "low"}]))
+    with pytest.raises(JobError, match=r"spec\.aggregate\.compute\[0\]\.expression"):
+        compile_job(job)
+
+
+def test_an_upsert_key_is_the_groups_and_the_session_unless_it_is_named() -> None:
+    postgres = {"output": {"postgres": {"dsn": "postgresql://x", "table": "t"}}}
+    job = load(step(), aggregate=aggregate(), **postgres)
+    assert job.upsert_key(job.outputs[0]) == ("currency", "session_id")
+    chosen = [{"column": "n"}, {"column": "session_id"}]
+    mistakes = said_of(document(step(), aggregate=aggregate(), select=chosen, **postgres))
+    assert "orders.currency is left out" in mistakes["spec.select"]
+
+
+def test_a_topic_is_no_order_warning() -> None:
+    """Records of a group come from one shard."""
+    topic = {"output": {"kafka": {"bootstrapServers": "k:9092", "topic": "t", "key": ["currency"]}}}
+    assert not [text for text in explain(load(step(), aggregate=aggregate(), **topic)).warnings if "NO ORDER" in text]
+
+
+def test_an_input_that_a_step_keys_by_a_computed_group_is_read() -> None:
+    """A name with a dot that is no column of an input stays a computed one."""
+    computed = [{"expression": "orders.amount * 1.5", "as": "amount * 1.5"}]
+    job = load(
+        step(), inputs=[stream("orders", "id", "amount:double"), PAYMENTS],
+        aggregate=aggregate(groupBy=["amount * 1.5"], compute=computed),
+    )  # fmt: skip
+    assert job.output_columns[0].name == "amount * 1.5"
+    assert compile_job(job).last.sides[0].intake.keys == ("amount * 1.5",)

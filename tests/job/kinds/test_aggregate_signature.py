@@ -1,0 +1,115 @@
+"""What a changed job may do with the state of an aggregate behind joins (rule M2), and its definition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from job.chains import ORDERS, load, step
+from job.kinds.test_aggregate_rules import COUNT, SESSION, aggregate, of
+from joinery_runtime.core.compile import compile_job, stored_columns
+from joinery_runtime.job import Comparison, StreamJoin, compare, definition, signature, under_definition
+from joinery_runtime.job.signature import NEWEST_VERSION
+
+SUM = of("sum", "orders.amount")
+TWICE = [{"expression": "orders.amount * 2", "as": "twice"}]
+
+
+def job_of(*steps: dict[str, Any], **fields: Any) -> StreamJoin:
+    return load(*(steps or [step()]), aggregate=aggregate(**fields))
+
+
+def changed(before: StreamJoin, after: StreamJoin) -> Comparison:
+    old, new = (signature(job, stored_columns(compile_job(job))) for job in (before, after))
+    return compare(old, new)
+
+
+GOES_ON: list[tuple[StreamJoin, StreamJoin]] = [
+    (job_of(), job_of()),
+    (job_of(aggregates=[COUNT, SUM]), job_of(aggregates=[COUNT])),
+    (job_of(), job_of(aggregates=[{**COUNT, "as": "renamed"}])),
+    (job_of(allowedLateness="1m"), job_of(allowedLateness="1s")),
+    (job_of(lateData="drop"), job_of(lateData="reopen", emitRetractions=True)),
+    (job_of(), job_of(limits={"maxRecords": 5})),
+    (
+        job_of(compute=TWICE, groupBy=["twice"]),
+        job_of(compute=[{"expression": "orders.amount*2", "as": "twice"}], groupBy=["twice"]),
+    ),
+]
+REJECTED: list[tuple[StreamJoin, StreamJoin, str]] = [
+    (load(step()), job_of(), "there is now an aggregate; it is neither added to a state nor removed from one"),
+    (job_of(), load(step()), "there was an aggregate; it is neither added"),
+    (job_of(), job_of(groupBy=["orders.id"]), "groupBy was orders.currency (string), it is now orders.id (string)"),
+    (job_of(), job_of(aggregates=[COUNT, SUM]), "sum(orders.amount) is not in the stored sessions"),
+    (
+        job_of(),
+        job_of(window={"of": "payments", "session": SESSION}),
+        "the input whose event time windows count was orders, it is now payments",
+    ),
+    (
+        job_of(compute=TWICE, groupBy=["twice"]),
+        job_of(compute=[{"expression": "orders.amount * 3", "as": "twice"}], groupBy=["twice"]),
+        "groupBy was twice (orders.amount * 2 of orders.amount double)",
+    ),
+]
+WARNS: list[tuple[StreamJoin, StreamJoin, str]] = [
+    (job_of(), job_of(window={"session": {**SESSION, "gap": "1m"}}), "gap went from 30s to 1m"),
+    (job_of(), job_of(allowedLateness="1m"), "sessions that were evicted before stay gone"),
+    (job_of(lateData="reopen"), job_of(), "lateData went from reopen to drop"),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), GOES_ON)
+def test_the_state_continues(before: StreamJoin, after: StreamJoin) -> None:
+    assert changed(before, after) == Comparison((), ())
+
+
+@pytest.mark.parametrize(("before", "after", "words"), REJECTED)
+def test_the_state_is_rejected(before: StreamJoin, after: StreamJoin, words: str) -> None:
+    assert words in changed(before, after).refused[0]
+
+
+@pytest.mark.parametrize(("before", "after", "words"), WARNS)
+def test_the_state_continues_with_a_warning(before: StreamJoin, after: StreamJoin, words: str) -> None:
+    (warning,) = changed(before, after).warnings
+    assert words in warning
+
+
+def test_computed_columns_that_swap_their_inputs_are_different() -> None:
+    jobs = [
+        job_of(compute=[{"expression": f"{one}.ts > {other}.ts", "as": "later"}], aggregates=[of("first", "later")])
+        for one, other in (("orders", "payments"), ("payments", "orders"))
+    ]
+    reason = changed(*jobs).refused[0]
+    assert "first(later) is stored over orders.ts > payments.ts" in reason
+
+
+def test_a_job_without_an_aggregate_has_the_signature_and_definition_of_before() -> None:
+    job = load(step())
+    signed = signature(job, stored_columns(compile_job(job)))
+    assert signed["version"] == 2
+    assert "aggregate" not in signed
+    assert "aggregate" not in definition(job)
+
+
+def test_older_releases_reject_the_state_of_an_aggregate() -> None:
+    assert signature(job_of(), stored_columns(compile_job(job_of())))["version"] == NEWEST_VERSION
+
+
+def test_a_plan_is_replayed_under_the_aggregate_that_made_it() -> None:
+    before = job_of(aggregates=[COUNT, of("count_distinct", "orders.id", limit=5)], limits={"maxRecords": 1})
+    counted = of("count_distinct", "orders.id", limit=9)
+    now = load(step(), aggregate=aggregate(aggregates=[counted], limits={"maxRecords": 7}))
+    replayed = under_definition(now, definition(before))
+    assert definition(replayed)["aggregate"]["aggregates"][0] == COUNT
+    assert replayed.aggregation is not None
+    assert replayed.aggregation.aggregates[1].limit == 9
+    assert replayed.aggregation.limits is not None
+    assert replayed.aggregation.limits.max_records == 7
+
+
+def test_a_plan_of_one_input_is_replayed_after_a_join_was_added() -> None:
+    before = load(inputs=[ORDERS], aggregate=aggregate())
+    assert under_definition(job_of(), definition(before)).joins == ()
+    assert under_definition(before, definition(job_of())).aggregated_time == "orders"
