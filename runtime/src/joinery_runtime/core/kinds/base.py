@@ -16,9 +16,8 @@ from joinery_runtime.core.pipeline.sides import Intake
 from joinery_runtime.core.pipeline.spec import Emits, StepOperator, StepSpec
 from joinery_runtime.core.pipeline.watermark import OutputWatermarks
 from joinery_runtime.job import JoinStep
-from joinery_runtime.job.kinds.aggregate.base import WindowKind
 from joinery_runtime.job.kinds.aggregate.model import Aggregation
-from joinery_runtime.job.kinds.base import StepKind
+from joinery_runtime.job.kinds.base import StepKind, WindowKind
 
 _Kind = TypeVar("_Kind", bound=StepOperator)
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from joinery_runtime.job.join.steps import STEP_KINDS
-from joinery_runtime.job.kinds.aggregate.base import WindowKind
 from joinery_runtime.job.kinds.aggregate.model import WINDOW_KINDS, AggregateWindow
+from joinery_runtime.job.kinds.base import WindowKind
 from joinery_runtime.job.kinds.session.rules import AGGREGATE_RULES, GroupedDraft
 from joinery_runtime.job.model.draft import Finding, JobDraft, Loc, dig, exactly_one, items
 from joinery_runtime.job.model.types import ColumnType

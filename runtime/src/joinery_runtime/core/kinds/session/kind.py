@@ -39,9 +39,9 @@ from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Wat
 from joinery_runtime.core.table.columns import EMITTED, FORCED, HASH, OFFSET, PARTITION, START, TS
 from joinery_runtime.core.table.keyhash import key_hash
 from joinery_runtime.core.table.segment import Run, SegmentMeta
-from joinery_runtime.job.kinds.aggregate.base import WindowKind
 from joinery_runtime.job.kinds.aggregate.model import Aggregation
 from joinery_runtime.job.kinds.aggregate.session import SessionOfGroup
+from joinery_runtime.job.kinds.base import WindowKind
 from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS
 
 

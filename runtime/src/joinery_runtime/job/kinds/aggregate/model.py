@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from joinery_runtime.job.kinds.aggregate.base import WindowKind
 from joinery_runtime.job.kinds.aggregate.session import SessionOfGroup
+from joinery_runtime.job.kinds.base import WindowKind
 from joinery_runtime.job.kinds.session.sessions import Aggregate, ComputedColumn
 from joinery_runtime.job.model.base import Bool, Limits, Model, PositiveDuration, Text
 from joinery_runtime.job.model.cel import Rule, any_output, exactly_one

@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from joinery_runtime.job.kinds.aggregate.base import WindowKind
-from joinery_runtime.job.kinds.base import milliseconds
+from joinery_runtime.job.kinds.base import WindowKind, milliseconds
 from joinery_runtime.job.model.base import Length, Model
 from joinery_runtime.job.model.cel import positive
 from joinery_runtime.job.model.draft import Finding, Loc, dig
