@@ -67,6 +67,12 @@ def test_the_figures_of_a_source(source: Path) -> None:
     assert figures == (1, 6, 250.0, 50.0, 50.0, 1)
 
 
+def test_a_private_helper_is_counted_in_its_own_file(source: Path) -> None:
+    for name in ("one.py", "two.py"):
+        (source / name).write_text("def read():\n    return _first()\n\n\ndef _first():\n    return 1\n")
+    assert measure(source).used_once == 50.0
+
+
 def test_a_folder_without_sources_is_no_success(source: Path) -> None:
     with pytest.raises(FileNotFoundError, match="reads the wrong folder"):
         measure(source)

@@ -3,7 +3,8 @@
 What is counted, in each distribution's sources (tests are not counted):
 
 * vague names: variables, parameters, fields and functions named by one of `VAGUE_WORDS`, per 1,000 such names;
-* helpers used once: functions and methods whose name occurs once outside its definition;
+* helpers used once: functions and methods whose name occurs once outside its definition, a private one (`_name`)
+  counted within its own file, where another file's helper of the same name is none of its uses;
 * function names of one word;
 * files shorter than 100 lines, without those that are empty;
 * retired words in docs, docstrings, comments and messages (`RETIRED_WORDS`; the glossary in CONTRIBUTING.md has what
@@ -64,12 +65,13 @@ class Figures(NamedTuple):
 
 
 BUDGETS: Mapping[str, Mapping[str, float]] = {
-    "runtime": {"vague": 2, "used_once": 25.2, "one_word": 55.8, "short_files": 83},
-    "operator": {"vague": 2, "used_once": 34, "one_word": 44.6, "short_files": 10},
+    "runtime": {"vague": 2, "used_once": 34.5, "one_word": 55.8, "short_files": 83},
+    "operator": {"vague": 2, "used_once": 38, "one_word": 44.6, "short_files": 10},
     "devkit": {"vague": 2},
     "bench": {"vague": 2},
 }
-"""The highest figure allowed for each distribution."""
+"""The highest figure allowed for each distribution. Until 2026-11-28 a private name counted over all files, which hid
+helpers of one name in several files: 25.2 % and 34 % were 34.2 % and 37.7 %."""
 WORD_BUDGETS: Mapping[str, int] = {
     "anew": 6,
     "away (not available)": 0,
@@ -131,12 +133,12 @@ def measure(source: Path) -> Figures:
         raise FileNotFoundError(f"{source} has no Python files: the check reads the wrong folder")
     lines = [len(file.read_text().splitlines()) for file in files]
     names = list(bound_names(source))
-    functions, uses = functions_and_uses(files)
+    functions, uses_per_function = functions_and_uses(files)
     return Figures(
         files=len(files),
         lines=sum(lines),
         vague=1000 * sum(name.is_vague for name in names) / len(names),
-        used_once=100 * sum(uses[name] == 1 for name in functions) / max(1, len(functions)),
+        used_once=100 * sum(uses == 1 for uses in uses_per_function) / max(1, len(functions)),
         one_word=100 * sum("_" not in name.strip("_") for name in functions) / max(1, len(functions)),
         short_files=sum(0 < count < SHORT_FILE_LINES for count in lines),
     )
@@ -167,19 +169,26 @@ def _bound_name(node: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, name
 
 
-def functions_and_uses(files: Iterable[Path]) -> tuple[list[str], Counter[str]]:
-    """Returns the names of all functions and methods except those that Python calls (`__init__`), and how often each
-    name is used in these files."""
-    functions, uses = [], Counter[str]()
-    for file in files:
+def functions_and_uses(files: Iterable[Path]) -> tuple[list[str], list[int]]:
+    """Returns the names of all functions and methods except those that Python calls (`__init__`), and for each how
+    often its name is used: in these files, or in its own file if it is private."""
+    uses_by_file = {file: Counter(_used_names(_tree(file))) for file in files}
+    all_uses = sum(uses_by_file.values(), Counter[str]())
+    functions, counts = [], []
+    for file, uses in uses_by_file.items():
         for node in ast.walk(_tree(file)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                functions += [] if node.name.startswith("__") else [node.name]
-            elif isinstance(node, ast.Name):
-                uses[node.id] += 1
-            elif isinstance(node, ast.Attribute):
-                uses[node.attr] += 1
-    return functions, uses
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("__"):
+                functions.append(node.name)
+                counts.append((uses if node.name.startswith("_") else all_uses)[node.name])
+    return functions, counts
+
+
+def _used_names(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
 
 
 class Occurrence(NamedTuple):

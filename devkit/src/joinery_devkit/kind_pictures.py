@@ -123,8 +123,12 @@ def _lines(trace: KindTrace) -> Iterator[str]:
 
 
 def _links(trace: KindTrace, scale: Scale, axes: Mapping[str, int]) -> Iterator[str]:
-    """Draw a line through the rows of each output row, and a ring around a row that is emitted with null."""
+    """Draw a line through the rows of each output row, and a ring around a row that is emitted with null. A dotted line
+    leads from a row of a semi join to its first match, which the output does not name."""
     dots = {(dot.input, dot.name): dot for dot in trace.dots()}
+    for left, right in _semi_matches(trace):
+        path = f"M{scale.x(left.time)} {axes[left.input]}L{scale.x(right.time)} {axes[right.input]}"
+        yield f'<path class="link" d="{path}" stroke-dasharray="2 3"/>'
     for row in trace.outputs():
         joined = [dots[name, row[name]] for name in trace.inputs if row.get(name) is not None]
         points = [(scale.x(dot.time), axes[dot.input]) for dot in joined]
@@ -192,6 +196,22 @@ def _ranges(trace: KindTrace) -> Iterator[tuple[int, int, str]]:
             ends = [*versions[1:], max(dot.time for dot in dots) + 10]
             for start, end in zip(versions, ends, strict=True):
                 yield start + 1, end - 1, trace.inputs[0]
+
+
+def _semi_matches(trace: KindTrace) -> Iterator[tuple[Dot, Dot]]:
+    """Yield each emitted row of a semi join with the first row that was read and matches it."""
+    emitted = {row[trace.inputs[0]] for row in trace.outputs() if trace.inputs[0] in row}
+    for step in trace.job.get("joins", ()):
+        if step.get("type") == "semi":
+            lower, upper = (parse_duration(step["interval"][bound]) for bound in ("lower", "upper"))
+            for left in trace.dots():
+                matches = [
+                    dot
+                    for dot in trace.dots()
+                    if dot.input == step["right"] and dot.key == left.key and lower <= dot.time - left.time <= upper
+                ]
+                if left.input == trace.inputs[0] and left.name in emitted:
+                    yield left, matches[0]
 
 
 def _emitting_watermarks(trace: KindTrace) -> Iterator[Mapping[str, int]]:

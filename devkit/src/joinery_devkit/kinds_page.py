@@ -31,6 +31,8 @@ KINDS = (
     Kind("Left join", "left", "outer-join"),
     Kind("Right join", "right", "outer-join"),
     Kind("Full join", "full", "outer-join"),
+    Kind("Semi join", "semi", "semi-and-anti-join"),
+    Kind("Anti join", "anti", "semi-and-anti-join"),
     Kind("Tumbling window join", "tumbling", "window-join"),
     Kind("Hopping window join", "hopping", "window-join"),
     Kind("Session window join", "session", "window-join"),
@@ -48,10 +50,10 @@ are those of the golden traces in [tests/traces/kinds/](../tests/traces/kinds/),
 restarts and with other numbers of shards between the steps. [Joins](joins.md) and [Sessions](sessions.md) describe
 each kind; [Semantics](semantics.md) has the rules.
 
-Times are milliseconds. In the pictures, a line connects the rows that make one row of the output, a ring marks a row
-that is emitted with null for the other side, grey rows are in no row of the output, and a green dashed line is a
-watermark that makes the job emit rows. Shaded are the times that match. Each row that goes in is written as key, name
-and event time.
+Times are milliseconds. In the pictures, a line connects the rows that make one row of the output, and a dotted line
+leads from a row of a semi join to its first match. A ring marks a row that is emitted with null for the other side.
+Grey rows are in no row of the output. A green dashed line is a watermark that makes the job emit rows. Shaded are the
+times that match. In the tables, each row that goes in is written as key, name and event time.
 """
 
 
@@ -74,7 +76,7 @@ def _section(kind: Kind, trace: KindTrace) -> str:
         [
             f"## {kind.title}\n",
             f"{trace.about} [Rules](semantics.md#{kind.rules}).\n",
-            f"![{kind.title}: {trace.about}](pictures/kinds/{kind.trace}.svg)\n",
+            f"![{kind.title}: the rows below on a line of time](pictures/kinds/{kind.trace}.svg)\n",
             f"```yaml\n{yaml_of(trace)}```\n",
             *_table(trace),
             "",
