@@ -23,7 +23,30 @@ def interval(lower, upper):
     return f"interval: {{of: orders, lower: {lower}, upper: {upper}}}"
 
 
+UNPAID = f"type: anti, {KEYS}, {interval(0, '1h')}"
+PAID = f"type: semi, {KEYS}, {interval(0, '1h')}"
+TESTED = f"SELECT 1 FROM payments p WHERE {KEY} AND {HOUR}"
+UNMATCHED = f"SELECT o.order_id FROM orders o LEFT JOIN payments p ON {KEY} AND {HOUR} WHERE"
 SAME = [
+    # semi and anti joins: each way of writing them is the same step
+    (f"SELECT o.order_id FROM orders o LEFT ANTI JOIN payments p ON {KEY} AND {HOUR}", UNPAID, ORDER),
+    (f"SELECT order_id FROM orders o WHERE NOT EXISTS ({TESTED})", UNPAID, ORDER),
+    (f"{UNMATCHED} p.order_id IS NULL", UNPAID, ORDER),
+    (f"{UNMATCHED} p.ts IS NULL AND p.order_id IS NULL", UNPAID, ORDER),
+    (f"SELECT o.order_id FROM orders o SEMI JOIN payments p ON {KEY} AND {HOUR}", PAID, ORDER),
+    (f"SELECT order_id FROM orders o WHERE EXISTS ({TESTED})", PAID, ORDER),
+    (f"SELECT order_id FROM orders o WHERE order_id IN (SELECT order_id FROM payments p WHERE {HOUR})", PAID, ORDER),
+    (
+        f"SELECT * FROM orders o WHERE EXISTS ({TESTED} AND country > 5) AND country < 3",
+        f'{PAID}, where: "payments.country > 5 AND orders.country < 3"',
+        "[{column: orders.order_id}, {column: orders.country}, {column: orders.amount}, {column: orders.ts}]",
+    ),
+    (
+        f"SELECT order_id FROM orders o WHERE NOT EXISTS (SELECT 1 FROM payments p WHERE {KEY}) "
+        "WINDOW TUMBLING(INTERVAL '1' HOUR)",
+        f"type: anti, {KEYS}, window: {{tumbling: 1h}}",
+        ORDER,
+    ),
     (joined(f"{KEY} AND {HOUR}"), f"{KEYS}, {interval(0, '1h')}", ORDER),
     (joined(f"p.order_id = o.order_id AND {HOUR}", more="EMIT CHANGES;"), f"{KEYS}, {interval(0, '1h')}", ORDER),
     (joined(KEY, more=f"WHERE {HOUR}"), f"{KEYS}, {interval(0, '1h')}", ORDER),

@@ -15,6 +15,7 @@ START = len("SELECT o.order_id FROM orders o JOIN ") + 1
 ON = len(joined("")) + 2
 BEHIND = len(joined(f"{KEY} AND {HOUR}")) + 2
 GOOD = joined(f"{KEY} AND {HOUR}")
+PAID, TESTED = "SELECT o.order_id FROM orders o WHERE o.amount > 1", f"SELECT 1 FROM payments p WHERE {KEY} AND {HOUR}"
 CROSS = "SELECT o.order_id FROM orders o CROSS JOIN payments p"
 FROM = "FROM orders o JOIN payments p ON"
 
@@ -46,8 +47,26 @@ REFUSED = [
     # never
     (f"SELECT o.ts FROM (SELECT * FROM orders) o JOIN payments p ON {KEY}", (1, 26), "a sub-query", "name an input"),
     (f"{CROSS} WHERE {KEY} AND {HOUR}", (1, START + 6), "a CROSS join", "write JOIN, LEFT JOIN"),
-    (GOOD.replace("JOIN", "LEFT SEMI JOIN"), (1, START + 10), "a LEFT SEMI join is not supported", "write JOIN, LEFT"),
-    (f"{GOOD} AND o.amount IN (SELECT 1)", None, "a sub-query is not supported", "columns of the inputs"),
+    (GOOD.replace("JOIN", "RIGHT SEMI JOIN"), (1, START + 11), "a RIGHT SEMI join is not supported", "LEFT SEMI JOIN"),
+    (f"{PAID} OR EXISTS (SELECT 1 FROM payments p)", None, "is not supported here", "with AND, into the WHERE"),
+    (f"{PAID} AND EXISTS (SELECT 1 FROM payments p LIMIT 1)", None, "reads one input", "(SELECT 1 FROM <input>"),
+    (f"{PAID} AND EXISTS (SELECT COUNT(*) FROM payments p)", None, "has a row in any case", "(SELECT 1 FROM <input>"),
+    (f"{PAID} AND EXISTS (SELECT 1 FROM payments p WHERE {KEY})", None, "no bound on o.ts and p.ts", "p.ts BETWEEN"),
+    (f"{PAID} AND p.ts > o.ts AND EXISTS ({TESTED})", None, "'p' is only tested for a match", "or JOIN it"),
+    (f"{PAID} AND (order_id, 1) IN (SELECT order_id, 1 FROM payments)", None, "IN compares one value", "write EXISTS"),
+    (
+        f"{PAID} AND o.order_id NOT IN (SELECT order_id FROM payments p WHERE {HOUR})",
+        None,
+        "NOT IN emits nothing while the sub-query has a NULL, and no row whose o.order_id is NULL",
+        "write NOT EXISTS (SELECT 1 FROM payments p WHERE p.order_id = o.order_id AND ...)",
+    ),
+    (
+        f"{PAID} AND o.order_id IS NOT NULL AND o.order_id NOT IN (SELECT order_id FROM payments p WHERE {HOUR})",
+        None,
+        "NOT IN emits nothing while the sub-query has a NULL",
+        "add `p.order_id IS NOT NULL` to the sub-query",
+    ),
+    (f"{GOOD} AND o.amount IN (SELECT 1)", None, "a sub-query is not supported", "into the WHERE of the job"),
     (f"SELECT (SELECT 1) AS x {FROM} {KEY} AND {HOUR}", None, "a sub-query is not supported", "columns of the inputs"),
     (f"{GOOD} GROUP BY o.order_id", (1, BEHIND), "`GROUP BY`: is not supported", "leave it out"),
     (f"{GOOD} ORDER BY o.order_id", (1, BEHIND), "`ORDER BY`: is not supported", "leave it out"),

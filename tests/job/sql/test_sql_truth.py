@@ -83,6 +83,46 @@ def filled(data):
     return database
 
 
+@st.composite
+def match_queries(draw):
+    """A SELECT with one of the ways to say that a row of `b` matches, or that none does."""
+    parts = [*draw(bounds("b", ["a"])), *draw(st.lists(condition(["a", "b"]), max_size=2))]
+    where = draw(st.lists(condition(["a"]), max_size=2))
+    negated = draw(st.sampled_from(["", "NOT "]))
+    way = draw(st.sampled_from(["EXISTS", "IN", "IS NULL"]))
+    if way == "IS NULL":
+        where.append(f"b.{draw(st.sampled_from(['id', 'time']))} IS NULL")
+        return f"SELECT a.id FROM a LEFT JOIN b ON b.id = a.id AND {' AND '.join(parts)} WHERE {' AND '.join(where)}"
+    if way == "EXISTS":
+        where.append(f"{negated}EXISTS (SELECT 1 FROM b WHERE b.id = a.id AND {' AND '.join(parts)})")
+    else:
+        parts += ["b.x IS NOT NULL"] if negated else []
+        where += ["a.x IS NOT NULL"] if negated else []
+        where.append(f"a.x {negated}IN (SELECT x FROM b WHERE {' AND '.join(parts)})")
+    return f"SELECT a.id FROM a WHERE {' AND '.join(where)}"
+
+
+@given(match_queries(), rows)
+def test_a_semi_or_anti_step_gives_the_rows_of_the_sql(sql, data):
+    translation = translate(sql, TABLES[:2])
+    assert not translation.problems
+    (step,) = translation.steps
+    filters = {name: translation.filters.get(name, "TRUE") for name in "ab"}
+    a, b = (f"(SELECT rowid, * FROM {name} WHERE {text}) {name}" for name, text in filters.items())
+    parts = [f"{left} = {key}" for left, key in step["keys"].items()]
+    parts += [
+        "b.time - a.time BETWEEN {lower} AND {upper}".format(**step["interval"]),
+        f"({step.get('where', 'TRUE')})",
+    ]
+    exists = f"{'NOT ' if step['type'] == 'anti' else ''}EXISTS (SELECT 1 FROM {b} WHERE {' AND '.join(parts)})"
+    database = filled(data)
+    by_sql, by_step = (
+        sorted(database.execute(text.replace("SELECT a.id", "SELECT a.rowid")))
+        for text in (sql, f"SELECT a.id FROM {a} WHERE {exists}")
+    )
+    assert by_step == by_sql
+
+
 @pytest.mark.skipif(sqlite3.sqlite_version_info < (3, 39), reason="this SQLite has no RIGHT and FULL JOIN")
 @given(queries(), rows)
 @example(

@@ -8,17 +8,20 @@ matches, and drops no row that an outer join emits in any case (rule O2).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, field, replace
 
 from sqlglot import exp
 
+from joinery_runtime.job.model.references import EXISTENCE, JoinType
 from joinery_runtime.job.model.wording import listed
-from joinery_runtime.job.sql.query import JoinClause, JoinType
+from joinery_runtime.job.sql.query import JoinClause, Source, split_ands
 from joinery_runtime.job.sql.report import Report, TextPosition, node_position
 from joinery_runtime.job.sql.scope import Relation, Scope
 
 _MIRRORED: dict[JoinType, JoinType] = {"inner": "inner", "left": "right", "right": "left", "full": "full"}
+_DROPS = {"inner", "semi"}
+"""The types of join that emit no row for which the condition on matches is not true."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,26 +42,18 @@ class ClauseConditions:
     broken: bool = False
 
 
-def read_predicates(condition: exp.Expr | None, scope: Scope) -> ClauseConditions:
+def read_predicates(condition: exp.Expr | None, scope: Scope, tested: Source | None = None) -> ClauseConditions:
+    """Read a clause; `tested` as in `Scope.resolve`."""
     if condition is None:
         return ClauseConditions()
     predicates, broken = [], False
-    for node in _split_ands(condition):
+    for node in (part.copy() for part in split_ands(condition)):
         at = node_position(node)  # before names are replaced
-        if node.find(exp.Query) is None and scope.qualify(node):
+        if node.find(exp.Query) is None and scope.qualify(node, tested):
             predicates.append(Predicate(node, frozenset(column.table for column in node.find_all(exp.Column)), at))
         else:
             broken = True  # a sub-query, which `query` has reported, or a wrong name
     return ClauseConditions(tuple(predicates), broken)
-
-
-def _split_ands(condition: exp.Expr) -> Iterator[exp.Expr]:
-    condition = condition.unnest()
-    if isinstance(condition, exp.And):
-        yield from _split_ands(condition.this)
-        yield from _split_ands(condition.expression)
-    else:
-        yield condition.copy()
 
 
 # --- the chain of joins -------------------------------------------------------------------------------------------
@@ -85,12 +80,60 @@ def link_joins(joined: Sequence[JoinClause], scope: Scope, first: str) -> list[L
     """Return the joins, without conditions. `first` is the job's first input, with which a chain starts: the first
     two inputs of the SQL may be in either order."""
     order, types = list(scope.relations.values()), [join.type for join in joined]
-    if order[1].table.name == first:
+    if order[1].table.name == first and types[0] in _MIRRORED:
         order[:2], types[0] = [order[1], order[0]], _MIRRORED[types[0]]
     elif order[0].table.name != first:
         todo = f"write FROM {first}, or list {order[0].table.name!r} first in spec.inputs"
         scope.report.add(order[0].source.at, f"joins start with the first input of the job, which is {first!r}; {todo}")
-    return [Link(tuple(order[: i + 1]), order[i + 1], types[i], join) for i, join in enumerate(joined)]
+    links: list[Link] = []
+    earlier = order[:1]
+    for right, join_type, join in zip(order[1:], types, joined, strict=True):
+        links.append(Link(tuple(earlier), right, join_type, join))
+        earlier += [right] if join_type not in EXISTENCE else []
+    return links
+
+
+def find_anti_joins(
+    joined: Sequence[JoinClause],
+    on: Sequence[ClauseConditions],
+    where: ClauseConditions,
+    scope: Scope,
+    selected: Set[str],
+) -> tuple[list[JoinClause], ClauseConditions]:
+    """Make anti joins of LEFT JOINs whose rows without a match are all that WHERE keeps: `right.column IS NULL`, where
+    the column is not NULL in any match, because it is compared as a key or is the event time. Returns the joins, and
+    WHERE without these conditions. `selected` are the inputs that the select list reads; whatever else reads the right
+    input needs its columns, which an anti join does not have."""
+    joins, rest = list(joined), list(where.good)
+    for i, join in enumerate(joins):
+        relation = scope.by_input(join.source.alias)
+        if join.type != "left" or relation is None:
+            continue
+        name = relation.table.name
+        never_null = {relation.table.event_time, *(_key_columns(on[i], name))}
+        tests = [predicate for predicate in rest if _tests_for_null(predicate, name, never_null)]
+        others = [*rest, *(predicate for j, clause in enumerate(on) if j != i for predicate in clause.good)]
+        read = any(name in predicate.inputs for predicate in others if predicate not in tests)
+        if tests and not read and name not in selected:
+            joins[i] = replace(join, type="anti", source=replace(join.source, hidden=True))
+            rest = [predicate for predicate in rest if predicate not in tests]
+    return joins, replace(where, good=tuple(rest))
+
+
+def _key_columns(conditions: ClauseConditions, name: str) -> Iterator[str]:
+    """Yield the columns of the input that are compared with columns of another one for equality."""
+    for predicate in conditions.good:
+        if isinstance(predicate.node, exp.EQ) and len(predicate.inputs) > 1:
+            sides = (predicate.node.left.unnest(), predicate.node.right.unnest())
+            yield from (side.name for side in sides if isinstance(side, exp.Column) and side.table == name)
+
+
+def _tests_for_null(predicate: Predicate, name: str, columns: Set[str]) -> bool:
+    node = predicate.node
+    if not isinstance(node, exp.Is) or not isinstance(node.expression, exp.Null):
+        return False
+    column = node.this.unnest()
+    return isinstance(column, exp.Column) and column.table == name and column.name in columns
 
 
 def place_conditions(
@@ -110,7 +153,7 @@ def place_conditions(
             if predicate.inputs <= {relation.table.name for relation in (*links[i].earlier, links[i].right)}:
                 # Left rows that fail it match nothing. If they would then not be emitted at all, they may be dropped
                 # at an earlier join.
-                moves = not links[i].reads_right(predicate) and links[i].type in {"inner", "right"}
+                moves = not links[i].reads_right(predicate) and links[i].type in {*_DROPS, "right"}
                 earlier = _earliest_filter(predicate, links[:i]) if moves else None
                 (links[i] if earlier is None else earlier).predicates.append(predicate)
             else:
@@ -140,7 +183,7 @@ def _filterable_input(predicate: Predicate, links: Sequence[Link]) -> str | None
     for link in links:
         if link.reads_right(predicate) and link.type not in {"inner", "right"}:
             return None
-        if any(relation.table.name == name for relation in link.earlier) and link.type not in {"inner", "left"}:
+        if any(relation.table.name == name for relation in link.earlier) and link.type in {"right", "full"}:
             return None
     return name
 
@@ -149,7 +192,7 @@ def _earliest_filter(predicate: Predicate, links: Sequence[Link]) -> Link | None
     """Return the earliest join at which the condition on matches drops what a filter after the last join would drop."""
     earliest = None
     for link in reversed(links):
-        earliest = link if link.type == "inner" else earliest
+        earliest = link if link.type in _DROPS else earliest
         if _blocks_filter(link, predicate):
             break
     return earliest
@@ -170,4 +213,4 @@ def _reject_filter(predicate: Predicate, links: Sequence[Link], report: Report) 
 
 def _blocks_filter(link: Link, predicate: Predicate) -> bool:
     """Say whether a filter after the join cannot move to before it."""
-    return link.reads_right(predicate) or link.type not in {"inner", "left"}
+    return link.reads_right(predicate) or link.type in {"right", "full"}

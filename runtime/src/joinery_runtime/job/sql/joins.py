@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -10,8 +10,8 @@ from typing import Any
 from sqlglot import exp
 
 from joinery_runtime.job.model.duration import format_duration
-from joinery_runtime.job.model.expression_tree import TOO_DEEP
-from joinery_runtime.job.model.references import side_prefixes
+from joinery_runtime.job.model.expression_tree import TOO_DEEP, parse_tree
+from joinery_runtime.job.model.references import EXISTENCE, side_prefixes
 from joinery_runtime.job.model.wording import listed
 from joinery_runtime.job.sql.clauses import (
     BROADCAST,
@@ -24,7 +24,7 @@ from joinery_runtime.job.sql.clauses import (
     Options,
     read_options,
 )
-from joinery_runtime.job.sql.conditions import Link, link_joins, place_conditions, read_predicates
+from joinery_runtime.job.sql.conditions import Link, find_anti_joins, link_joins, place_conditions, read_predicates
 from joinery_runtime.job.sql.matching import (
     Bound,
     Distances,
@@ -77,7 +77,7 @@ def _translate(sql: str, tables: Sequence[SqlInput]) -> Translation:
     inputs = [table.name for table in tables]
     prefixes = dict(zip(inputs, side_prefixes(inputs), strict=True))
     select = read_columns(query.items, scope, prefixes, windowed=query.window is not None)
-    links, filters = _link_query(query, scope, tables)
+    links, filters = _link_query(query, scope, tables, _inputs_read(select))
     return Translation(_translate_links(links, query, options, scope), select, report.problems, filters)
 
 
@@ -92,7 +92,8 @@ def _read_query_and_options(sql: str, report: Report) -> tuple[Query, Options] |
 def _check_parts(query: Query, report: Report) -> None:
     if not query.items:
         report.add(query.start, "selects nothing; write the columns to emit, or *")
-    if query.first is None or not query.joined:
+    has_rejected_test = query.where is not None and query.where.find(exp.Query) is not None
+    if query.first is None or not (query.joined or has_rejected_test):
         at = query.first.at if query.first is not None else query.start
         report.add(at, "nothing is joined; write FROM <input> JOIN <input> ON <conditions>")
     for join in query.joined:
@@ -110,10 +111,20 @@ def _check_parts(query: Query, report: Report) -> None:
             report.add(source.at, f"FOR SYSTEM_TIME is not supported where more than two inputs are joined; {todo}")
 
 
-def _link_query(query: Query, scope: Scope, tables: Sequence[SqlInput]) -> tuple[list[Link], Mapping[str, str]]:
+def _inputs_read(select: Sequence[Mapping[str, str]]) -> set[str]:
+    """Return the inputs that the select list reads."""
+    columns = {item["column"].partition(".")[0] for item in select if "column" in item}
+    texts = [item["expression"] for item in select if "expression" in item]
+    return columns | {column.table for text in texts for column in parse_tree(text).find_all(exp.Column)}
+
+
+def _link_query(
+    query: Query, scope: Scope, tables: Sequence[SqlInput], selected: Set[str]
+) -> tuple[list[Link], Mapping[str, str]]:
     """Return the links with their conditions, and the conditions of inputs; none if an input is unknown, and then only
-    names are checked."""
-    on, where = [read_predicates(joined.on, scope) for joined in query.joined], read_predicates(query.where, scope)
+    names are checked. `selected` are the inputs that the select list reads."""
+    on = [read_predicates(joined.on, scope, joined.source if joined.source.hidden else None) for joined in query.joined]
+    where = read_predicates(query.where, scope)
     if query.first is None or not scope.is_complete:
         return [], {}
     used = {relation.table.name for relation in scope.relations.values()}
@@ -121,7 +132,8 @@ def _link_query(query: Query, scope: Scope, tables: Sequence[SqlInput]) -> tuple
     if unused:
         facts = f"of the job's inputs, {listed(unused)} are not joined"
         scope.report.add(query.first.at, f"{facts}; JOIN them, or take them out of spec.inputs")
-    links = link_joins(query.joined, scope, tables[0].name)
+    joined, where = find_anti_joins(query.joined, on, where, scope, selected)
+    links = link_joins(joined, scope, tables[0].name)
     filters = place_conditions(links, on, where, scope.report, filters_inputs=query.kind != "session")
     return links, {name: exp.and_(*parts, copy=False).sql(comments=False) for name, parts in filters.items()}
 
@@ -213,6 +225,9 @@ def _broadcast(link: Link, matching: Matching, sent: set[str], context: _Context
         return {}
     side = chosen[0]
     sent.add(side.table.name)
+    if link.type in EXISTENCE and side is not link.right:
+        facts = f"each row of {side.source.alias!r} is emitted once, so it cannot be sent to all shards (rule J9)"
+        context.report.add(context.options.at[BROADCAST], f"{facts}; name {link.right.source.alias!r}")
     if link.type in {"full", "right" if side is link.right else "left"}:
         facts = f"every row of {side.source.alias!r} is emitted, so it cannot be sent to all shards (rule J9)"
         context.report.add(

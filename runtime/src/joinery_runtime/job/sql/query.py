@@ -6,13 +6,13 @@ parts. A part that the job's form does not read is reported.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from sqlglot import exp
 from sqlglot.tokenizer_core import Token
 
+from joinery_runtime.job.model.references import JoinType
 from joinery_runtime.job.sql.clauses import JoinKind, WindowClause
 from joinery_runtime.job.sql.parse import Parsed, parse_select
 from joinery_runtime.job.sql.report import Form, Report, TextPosition, node_position
@@ -25,25 +25,31 @@ _WORDS = {
     "laterals": "LATERAL",
 }
 
-JoinType = Literal["inner", "left", "right", "full"]
 _TYPES: dict[str, JoinType] = {"": "inner", "LEFT": "left", "RIGHT": "right", "FULL": "full"}
+_EXISTENCE_TYPES: dict[str, JoinType] = {"SEMI": "semi", "ANTI": "anti"}
+OUTER_NAME = "joinery.outer"
+"""Marks a column beside IN, whose name means no column of the sub-query's input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """An input as FROM or JOIN names it; `alias` is its name in the other parts. A rejected source has no name. `as_of`
-    is the time of FOR SYSTEM_TIME AS OF."""
+    is the time of FOR SYSTEM_TIME AS OF. `hidden`: a semi or anti join tests whether it has a match, so only the
+    conditions of this join can name it (rule E1). `nested`: they are those of a sub-query."""
 
     name: str
     alias: str
     quoted: bool
     at: TextPosition
     as_of: exp.Expr | None = None
+    hidden: bool = False
+    nested: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class JoinClause:
-    """One JOIN. `unsupported` says what it has in place of a supported type and ON."""
+    """One JOIN, or a sub-query in WHERE that tests for a match. `unsupported` says what it has in place of a supported
+    type and ON."""
 
     source: Source
     type: JoinType
@@ -53,9 +59,9 @@ class JoinClause:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """The parts of a SELECT. `first` is what FROM names (None: nothing), `joined` are the others, in text order.
-    `groups` are the entries of GROUP BY, `grouped` says whether there is one. `start` and `group_at` are the positions
-    of SELECT and GROUP BY."""
+    """The parts of a SELECT. `first` is what FROM names (None: nothing), `joined` are the others, in text order, those
+    of sub-queries in WHERE last; `where` is without these. `groups` are the entries of GROUP BY, `grouped` says whether
+    there is one. `start` and `group_at` are the positions of SELECT and GROUP BY."""
 
     start: TextPosition
     first: Source | None
@@ -85,14 +91,19 @@ def read_query(sql: str, report: Report, form: Form) -> Query | None:
     if parsed is None:
         return None
     select = parsed.select
-    _reject_other_parts(parsed, report, form)
     start, where, group = (select.args.get(part) for part in ("from_", "where", "group"))
+    conditions, tests = list(split_ands(where.this)) if where is not None else [], list[_ExistenceTest]()
+    if form.tests_existence:
+        tests = [test for node in conditions if (test := _existence_test(node)) is not None]
+        conditions = [node for node in conditions if node not in [test.node for test in tests]]
+    _reject_other_parts(parsed, report, form, [test.query for test in tests])
+    by_tests = [_read_test(test, conditions, report) for test in tests]
     return Query(
         start=parsed.position_of("SELECT"),
         first=_read_source(start.this, report) if start is not None else None,
-        joined=tuple(_read_join(join, report) for join in select.args.get("joins") or []),
+        joined=(*(_read_join(join, report) for join in select.args.get("joins") or []), *by_tests),
         items=tuple(select.expressions),
-        where=where.this if where is not None else None,
+        where=exp.and_(*conditions, copy=False) if conditions else None,
         groups=_read_groups(group, parsed, report) if group is not None and "group" in form.parts else (),
         grouped=group is not None,
         group_at=parsed.position_of("GROUP BY"),
@@ -101,7 +112,17 @@ def read_query(sql: str, report: Report, form: Form) -> Query | None:
     )
 
 
-def _reject_other_parts(parsed: Parsed, report: Report, form: Form) -> None:
+def split_ands(condition: exp.Expr) -> Iterator[exp.Expr]:
+    """Yield the conditions that ANDs connect."""
+    condition = condition.unnest()
+    if isinstance(condition, exp.And):
+        yield from split_ands(condition.this)
+        yield from split_ands(condition.expression)
+    else:
+        yield condition
+
+
+def _reject_other_parts(parsed: Parsed, report: Report, form: Form, tests: Sequence[exp.Expr]) -> None:
     for name, value in parsed.select.args.items():
         if value and name not in form.parts:
             at = parsed.position_of(_WORDS.get(name, name.strip("_").upper()))
@@ -109,7 +130,12 @@ def _reject_other_parts(parsed: Parsed, report: Report, form: Form) -> None:
     for query in parsed.select.find_all(exp.Query):
         # `_read_source` reports a sub-query in place of an input.
         if query is not parsed.select and not isinstance(query.parent, exp.Query | exp.From | exp.Join):
-            report.add(node_position(query), "a sub-query is not supported; use columns of the inputs")
+            text = "a sub-query is not supported; use columns of the inputs"
+            if form.tests_existence and isinstance(query.parent, exp.Exists | exp.In):
+                todo = "write [NOT] EXISTS or IN as a condition of its own, with AND, into the WHERE of the job"
+                text = f"a sub-query is not supported here; {todo}"
+            if not any(query is test for test in tests):
+                report.add(node_position(query), text)
 
 
 def _read_groups(group: exp.Expr, parsed: Parsed, report: Report) -> tuple[exp.Expr, ...]:
@@ -124,17 +150,109 @@ def _read_groups(group: exp.Expr, parsed: Parsed, report: Report) -> tuple[exp.E
 
 
 def _read_join(join: exp.Join, report: Report) -> JoinClause:
+    if not join.method and join.kind in _EXISTENCE_TYPES and join.side in {"", "LEFT"}:
+        source = replace(_read_source(join.this, report), hidden=True)
+        using = ("USING is not supported; write ON with the equality of the columns",) if join.args.get("using") else ()
+        return JoinClause(source, _EXISTENCE_TYPES[join.kind], join.args.get("on"), using)
     is_supported = (
         not join.method and join.side in _TYPES and join.kind in ({"", "OUTER"} if join.side else {"", "INNER"})
     )
     unsupported = []
     if not is_supported:
         kind = " ".join(filter(None, (join.method, join.side, join.kind)))
-        unsupported.append(f"a {kind} join is not supported; write JOIN, LEFT JOIN, RIGHT JOIN or FULL JOIN")
+        todo = "write JOIN, LEFT JOIN, RIGHT JOIN, FULL JOIN, LEFT SEMI JOIN or LEFT ANTI JOIN"
+        unsupported.append(f"a {kind} join is not supported; {todo}")
     if join.args.get("using"):
         unsupported.append("USING is not supported; write ON with the equality of the columns")
     source = _read_source(join.this, report)
     return JoinClause(source, _TYPES.get(join.side, "inner"), join.args.get("on"), tuple(unsupported))
+
+
+# --- tests for a match ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _ExistenceTest:
+    """`[NOT] EXISTS (query)` or `value [NOT] IN (query)`; `value` None: EXISTS. `node` is the whole condition."""
+
+    node: exp.Expr
+    query: exp.Expr
+    value: exp.Expr | None
+    negated: bool
+
+
+def _existence_test(node: exp.Expr) -> _ExistenceTest | None:
+    negated = isinstance(node, exp.Not)
+    test = node.this.unnest() if negated else node
+    if isinstance(test, exp.Exists):
+        return _ExistenceTest(node, test.this, None, negated)
+    if isinstance(test, exp.In) and test.args.get("query") is not None:
+        return _ExistenceTest(node, test.args["query"], test.this.unnest(), negated)
+    return None
+
+
+def _read_test(test: _ExistenceTest, others: Sequence[exp.Expr], report: Report) -> JoinClause:
+    """Read the sub-query as a semi or an anti join; the source of one that is rejected has no name. `others` are the
+    other conditions of WHERE."""
+    at, select = node_position(test.node), test.query.unnest()
+    join_type: JoinType = "anti" if test.negated else "semi"
+    rejected = JoinClause(Source("", "", False, at, hidden=True, nested=True), join_type, None)
+    more = {name for name, value in select.args.items() if value} - {"expressions", "from_", "where"}
+    if not isinstance(select, exp.Select) or more or select.args.get("from_") is None:
+        todo = "write (SELECT 1 FROM <input> <alias> WHERE <conditions>), with nothing else"
+        report.add(at, f"a sub-query that tests for a match reads one input; {todo}")
+        return rejected
+    if select.find(exp.AggFunc, exp.Window) is not None:
+        facts = "a sub-query with an aggregate has a row in any case"
+        report.add(at, f"{facts}; write (SELECT 1 FROM <input> <alias> WHERE <conditions>)")
+        return rejected
+    source = replace(_read_source(select.args["from_"].this, report), hidden=True, nested=True)
+    where = select.args.get("where")
+    parts = [where.this] if where is not None else []
+    if test.value is not None:
+        column = select.expressions[0].unalias().unnest() if len(select.expressions) == 1 else None
+        if not isinstance(column, exp.Column) or isinstance(test.value, exp.Tuple):
+            todo = "write EXISTS with an equality for each column"
+            report.add(at, f"IN compares one value with one column of the sub-query; {todo}")
+            return rejected
+        if test.negated and not (_excludes_null(column, parts) and _excludes_null(test.value, others)):
+            report.add(at, _nulls_of_not_in(test.value, column, source))
+            return rejected
+        if not column.table:
+            column.set("table", exp.to_identifier(source.alias))
+        for outer in test.value.find_all(exp.Column):
+            outer.meta[OUTER_NAME] = True
+        parts = [exp.EQ(this=column, expression=test.value), *parts]
+    on = exp.and_(*parts, copy=False) if parts else None
+    return JoinClause(source, join_type, on)
+
+
+def _excludes_null(value: exp.Expr, conditions: Sequence[exp.Expr]) -> bool:
+    """Say whether one of the conditions is `value IS NOT NULL`, with or without the name of its input."""
+    tested = [
+        part.this.unnest().this.unnest()
+        for condition in conditions
+        for part in split_ands(condition)
+        if isinstance(part, exp.Not) and isinstance(part.this.unnest(), exp.Is)
+        if isinstance(part.this.unnest().expression, exp.Null)
+    ]
+    if not isinstance(value, exp.Column):
+        return value in tested
+    return any(
+        isinstance(node, exp.Column)
+        and node.name == value.name
+        and (node.table in {value.table, ""} or not value.table)
+        for node in tested
+    )
+
+
+def _nulls_of_not_in(value: exp.Expr, column: exp.Column, source: Source) -> str:
+    text, inner = value.sql(comments=False), f"{source.alias}.{column.name}"
+    facts = f"NOT IN emits nothing while the sub-query has a NULL, and no row whose {text} is NULL (rule E3)"
+    return (
+        f"{facts}; write NOT EXISTS (SELECT 1 FROM {source.name} {source.alias} WHERE {inner} = {text} AND ...), or "
+        f"add `{inner} IS NOT NULL` to the sub-query and `{text} IS NOT NULL` to WHERE"
+    )
 
 
 def _read_source(table: exp.Expr, report: Report) -> Source:

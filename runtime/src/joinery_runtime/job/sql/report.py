@@ -67,7 +67,8 @@ class Form:
     """What the SQL of one kind of job may have, and the words for it. `example` is its shape, `before` what the clauses
     follow, `final` says why rows do not wait. `window_inside`: WINDOW may follow FROM, as in ksqlDB, or be at the end.
     `parts` are the parts of a SELECT that are read, by sqlglot's names. `rejected` says why other parts are not, `rest`
-    why any part without a reason of its own is not."""
+    why any part without a reason of its own is not. `tests_existence`: sub-queries in WHERE may be semi and anti
+    joins."""
 
     example: str
     before: str
@@ -76,6 +77,7 @@ class Form:
     rest: str
     rejected: Mapping[str, str] = field(default_factory=dict)
     window_inside: bool = False
+    tests_existence: bool = False
 
 
 JOINS = Form(
@@ -84,6 +86,7 @@ JOINS = Form(
     final="pairs are emitted as they are found",
     parts=frozenset({"expressions", "from_", "joins", "where"}),
     rest="a job emits every pair as it is found; leave it out",
+    tests_existence=True,
 )
 _NO_SORT = "sessions are emitted as they end, in no order and without a last one; leave it out"
 SESSIONS = Form(

@@ -9,7 +9,7 @@ from sqlglot import exp
 
 from joinery_runtime.job.model.draft import InputDraft
 from joinery_runtime.job.model.wording import listed, suggestion
-from joinery_runtime.job.sql.query import Source
+from joinery_runtime.job.sql.query import OUTER_NAME, Source
 from joinery_runtime.job.sql.report import Report, node_position
 
 
@@ -71,18 +71,28 @@ class Scope:
             (relation for relation in self.relations.values() if relation.table.name == name), None
         )
 
-    def has_column(self, name: str) -> bool:
-        return any(name in relation.table.columns for relation in self.relations.values())
+    @property
+    def visible(self) -> dict[str, Relation]:
+        """The relations that the select list and WHERE can name: without the right sides of semi and anti joins."""
+        return {alias: relation for alias, relation in self.relations.items() if not relation.source.hidden}
 
-    def resolve(self, column: exp.Column) -> tuple[Relation, str] | None:
-        """Return the relation and column that a name means; None if the name is wrong, which the report then says."""
+    def has_column(self, name: str) -> bool:
+        return any(name in relation.table.columns for relation in self.visible.values())
+
+    def resolve(self, column: exp.Column, tested: Source | None = None) -> tuple[Relation, str] | None:
+        """Return the relation and column that a name means; None if the name is wrong, which the report then says.
+        `tested` is the source whose matches the condition with the name decides, if only such conditions see it."""
         qualifier, name = column.table, column.name
         if column.args.get("db") is not None:
             self.report.add(node_position(column), "a column is written <alias>.<column>")
             return None
         if not qualifier:
-            return self._resolve_unqualified(column)
+            return self._resolve_unqualified(column, tested)
         relation = self.relations.get(qualifier)
+        if relation is not None and relation.source.hidden and relation.source is not tested:
+            facts = f"{qualifier!r} is only tested for a match, so none of its columns is there (rule E1)"
+            self.report.add(node_position(column), f"{facts}; leave it out, or JOIN it")
+            return None
         if relation is None:
             if qualifier not in self._rejected_aliases:
                 hint = suggestion(qualifier, self.relations)
@@ -98,24 +108,31 @@ class Scope:
             return None
         return relation, name
 
-    def _resolve_unqualified(self, column: exp.Column) -> tuple[Relation, str] | None:
-        owners = [relation for relation in self.relations.values() if column.name in relation.table.columns]
+    def _resolve_unqualified(self, column: exp.Column, tested: Source | None) -> tuple[Relation, str] | None:
+        relations = [relation for relation in self.relations.values() if relation.source is tested]
+        relations += self.visible.values()
+        owners = [relation for relation in relations if column.name in relation.table.columns]
+        if tested is not None and tested.nested and OUTER_NAME in column.meta:
+            owners = [relation for relation in owners if relation.source is not tested]
+        elif tested is not None and tested.nested and owners[:1] and owners[0].source is tested:
+            owners = owners[:1]  # the names of a sub-query mean its own input first
         if len(owners) == 1 and not self._rejected_aliases:
             return owners[0], column.name
         if len(owners) > 1:
             choices = " or ".join(f"{relation.source.alias}.{column.name}" for relation in owners)
             self.report.add(node_position(column), f"is ambiguous, several inputs have it; write {choices}")
         elif not self._rejected_aliases:
-            every = [name for relation in self.relations.values() for name in relation.table.columns]
+            every = [name for relation in relations for name in relation.table.columns]
             hint = suggestion(column.name, every)
             self.report.add(node_position(column), f"no input has a column {column.name!r}{hint}")
         return None
 
-    def qualify(self, condition: exp.Expr) -> bool:
-        """Qualify all columns of the condition with the inputs' own names. Returns False if a name is wrong."""
+    def qualify(self, condition: exp.Expr, tested: Source | None = None) -> bool:
+        """Qualify all columns of the condition with the inputs' own names. Returns False if a name is wrong. `tested`
+        as in `resolve`."""
         good = True
         for column in list(condition.find_all(exp.Column)):
-            resolved = self.resolve(column)
+            resolved = self.resolve(column, tested)
             good = good and resolved is not None
             if resolved is not None:
                 relation = resolved[0]

@@ -101,10 +101,10 @@ def _read_expression(value: exp.Expr, renamed: str, scope: Scope) -> Iterator[It
 
 def _star(column: exp.Expr, scope: Scope) -> Iterator[Item]:
     qualifier = column.table if isinstance(column, exp.Column) else ""
-    chosen = [relation for alias, relation in scope.relations.items() if qualifier in {"", alias}]
+    chosen = [relation for alias, relation in scope.visible.items() if qualifier in {"", alias}]
     if not chosen and scope.is_complete:
         scope.report.add(
-            node_position(column), f"{qualifier!r} is not an alias here; aliases are {' and '.join(scope.relations)}"
+            node_position(column), f"{qualifier!r} is not an alias here; aliases are {' and '.join(scope.visible)}"
         )
     for relation in chosen:
         yield from ({"column": f"{relation.table.name}.{name}"} for name in relation.table.columns)
