@@ -10,15 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
-from zoneinfo import ZoneInfo
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from joinery_runtime.core.table.zones import zone_to_utc
 from joinery_runtime.formats.batch import RawBatch
-from joinery_runtime.formats.convert import YEAR_9999_END, convert, in_years, shown
+from joinery_runtime.formats.convert import convert, in_years, shown
 from joinery_runtime.formats.records import BoolArray, Decoded, Decoder, Fault, IntArray, drop_rows, with_bad
 from joinery_runtime.job.model.inputs import Column
 from joinery_runtime.job.model.time_patterns import MONTHS, TimePattern, parse_pattern
@@ -26,7 +25,6 @@ from joinery_runtime.job.model.times import EPOCH_UNITS, ISO, TEXT
 
 _T = pl.col("t")
 _MS_OF_A_DAY = 86_400_000
-_YEAR_2100 = 4_102_444_800_000  # the end of Polars' table of zones, in milliseconds by the zone's clocks
 _OFFSET = r"(?:[Zz]|[+-]\d{2}(?::?\d{2})?)$"
 _ISO = r"^(\d{4}-\d{2}-\d{2})(?:[Tt ](\d{2}:\d{2})(:\d{2})?(?:[.,](\d+))?)?\s?([Zz]|[+-]\d{2}(?::?\d{2})?)?$"
 
@@ -143,7 +141,7 @@ def _iso(text: pl.Series, zone: str | None) -> pl.Series:
     )
     if zone is None:
         return times["zoned"]
-    return times.select(pl.coalesce("zoned", _in_zone(times["naive"], zone)))["zoned"]
+    return times.select(pl.coalesce("zoned", zone_to_utc(times["naive"], zone)))["zoned"]
 
 
 def _pattern(text: pl.Series, pattern: TimePattern, zone: str | None) -> pl.Series:
@@ -163,7 +161,7 @@ def _pattern(text: pl.Series, pattern: TimePattern, zone: str | None) -> pl.Seri
         times = days * 86_400_000 + seconds * 1000 + fraction
         fits &= pl.Series(on_calendar)
     read = pl.select(pl.when(fits).then(pl.Series(times))).to_series()
-    return read if zone is None or pattern.has_offset else _in_zone(read, zone)
+    return read if zone is None or pattern.has_offset else zone_to_utc(read, zone)
 
 
 def _by_polars(text: pl.Series, written: str, zone: str | None) -> pl.Series:
@@ -173,7 +171,7 @@ def _by_polars(text: pl.Series, written: str, zone: str | None) -> pl.Series:
     pattern = written.replace(".%f", "%.f")  # a fraction in Python's patterns and in those of Polars
     utc = "UTC" if has_offset else None
     times = text.str.to_datetime(pattern, strict=False, time_unit="ms", time_zone=utc).dt.epoch("ms")
-    return times if zone is None or has_offset else _in_zone(times, zone)
+    return times if zone is None or has_offset else zone_to_utc(times, zone)
 
 
 def _numbers(part: str, text: pl.Series) -> IntArray:
@@ -210,25 +208,3 @@ def _days(parts: Mapping[str, IntArray], count: int) -> tuple[IntArray, BoolArra
         first, day = (years * 12 + months - 1).astype("datetime64[M]"), parts.get("day", first_of)
     start, end = (edge.astype("datetime64[D]").astype(np.int64) for edge in (first, first + 1))
     return start + day - 1, day <= end - start
-
-
-def _in_zone(local: pl.Series, zone: str) -> pl.Series:
-    """Converts milliseconds since 1970 by a zone's clocks to those of UTC; null for times that the zone skips."""
-    times = local.cast(pl.Datetime("ms")).dt.replace_time_zone(zone, ambiguous="earliest", non_existent="null")
-    utc = times.dt.epoch("ms")
-    if not (local >= _YEAR_2100).any():
-        return utc
-    # Polars knows no summer time after 2099. Few rows are from then on, and most of these have the same time.
-    later = local.filter((local >= _YEAR_2100) & (local <= YEAR_9999_END)).unique()
-    own = [_by_zoneinfo(time, ZoneInfo(zone)) for time in later.to_list()]
-    return pl.select(
-        pl.when(local >= _YEAR_2100)
-        .then(local.replace_strict(later, pl.Series(own, dtype=pl.Int64), default=None))
-        .otherwise(utc)
-    ).to_series()
-
-
-def _by_zoneinfo(local: int, zone: ZoneInfo) -> int | None:
-    moment = datetime(1970, 1, 1) + timedelta(milliseconds=local)
-    before, after = (moment.replace(tzinfo=zone, fold=fold).utcoffset() or timedelta() for fold in (0, 1))
-    return None if before < after else local - round(before / timedelta(milliseconds=1))

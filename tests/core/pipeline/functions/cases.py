@@ -15,8 +15,10 @@ import re
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
 from decimal import ROUND_DOWN, ROUND_HALF_EVEN, ROUND_HALF_UP, Decimal
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import xxhash
 
@@ -33,11 +35,29 @@ VALUES: dict[str, list[Any]] = {
         None, 0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.14159, 1e-300, 1e300, -1e300, 123456.789, 9.0, 8.0, 2.0**53,
         math.inf, -math.inf, math.nan, 5e-324,
     ],
+    "timestamp": [
+        None, *(
+            datetime.fromisoformat(text)
+            for text in (
+                "0001-01-01", "0001-01-01 00:00:00.001", "0999-12-31 23:59:59.999", "1582-10-10", "1969-12-31 23:59:59.999", "1970-01-01",
+                "2000-02-29 12:00", "2023-12-31 23:30", "2024-01-01", "2024-02-29 08:15:30.25", "2024-03-31 00:59:59.999",
+                "2024-03-31 01:00", "2024-03-31 02:30", "2024-10-27 00:30", "2024-10-27 01:30", "2024-12-30 10:00", "2025-01-31 10:00", "2150-07-01 12:00",
+                "9999-01-01", "9999-12-30 12:00", "9999-12-31 23:59:59.999",
+            )
+        ),
+    ],
+    "month": [None, 0, 1, 2, 4, 12, 13, -1, 2**63 - 1],
+    "day": [None, 0, 1, 28, 29, 30, 31, 32, -1, -(2**63)],
+    "year": [None, 0, 1, 1900, 2000, 2023, 2024, 9999, 10000, -(2**63), 2**63 - 1],
+    "clock": [None, "2024-07-01 12:30", "2024-7-1 2:03", "2024-02-30 00:00", "0000-01-01 00:00", "0001-01-01 00:00", "9999-12-31 23:59",
+              "2024-07-01 24:00", "2024-07-01 12:30 ", "+2024-07-01 12:30", "", "x", "12024-07-01 12:30", "2024-07-01  12:30"],
     "decimal": [
         None, Decimal("0.000"), Decimal("1.005"), Decimal("-1.005"), Decimal("2.500"), Decimal("-2.500"), Decimal("99999999.999"),
         Decimal("-99999999.999"), Decimal("0.001"),
     ],
 }  # fmt: skip
+
+VALUES["inside"] = [time for time in VALUES["timestamp"] if time is None or 1 < time.year < 9999]  # in every zone
 
 
 @dataclass(frozen=True)
@@ -156,6 +176,71 @@ def _bucket(x: float, low: float, high: float, count: int) -> int:
         return count + 1
     share = (x - low) / (high - low) * count
     return min(max(math.floor(share), 0), count - 1) + 1 if math.isfinite(share) else count if share > 0 else 1
+
+
+def _in_years(moment: Callable[[], datetime]) -> datetime:
+    try:
+        return moment()
+    except OverflowError as error:
+        raise ValueError from error
+
+
+_EPOCH = datetime(1970, 1, 1)
+
+
+def _by_clocks(time: datetime, zone: str) -> datetime:
+    """What the zone's clocks show at a time of UTC."""
+    near = min(max(time, datetime(1, 1, 3)), datetime(9999, 12, 29))
+    offset = near.replace(tzinfo=UTC).astimezone(ZoneInfo(zone)).utcoffset()
+    assert offset is not None
+    return _in_years(lambda: time + offset)
+
+
+def _of_clocks(local: datetime, zone: str) -> datetime:
+    before, after = (local.replace(tzinfo=ZoneInfo(zone), fold=fold).utcoffset() for fold in (0, 1))
+    assert before is not None
+    assert after is not None
+    if before < after:
+        raise ValueError
+    return _in_years(lambda: local - before)
+
+
+def _day_by_clocks(time: datetime, zone: str) -> datetime:
+    return _of_clocks(_by_clocks(time, zone).replace(hour=0, minute=0, second=0, microsecond=0), zone)
+
+
+def _hour_by_clocks(time: datetime, zone: str) -> datetime:
+    local = _by_clocks(time, zone)
+    return _in_years(lambda: time - (local - local.replace(minute=0, second=0, microsecond=0)))
+
+
+def _parsed(text: str) -> datetime:
+    if not re.fullmatch(r"\d{4}-\d{1,2}-\d{1,2} \d{1,2}:\d{1,2}", text):
+        raise ValueError
+    return datetime.strptime(text, "%Y-%m-%d %H:%M")  # DuckDB's timestamps have no zone
+
+
+def _months_later(time: datetime, months: int) -> datetime:
+    month = time.year * 12 + time.month - 1 + months
+    if not 12 <= month < 10_000 * 12:
+        raise ValueError
+    first = date(month // 12, month % 12 + 1, 1)
+    last = 31 if first.month == 12 else (date(first.year, first.month + 1, 1) - timedelta(days=1)).day
+    return time.replace(year=first.year, month=first.month, day=min(time.day, last))
+
+
+def _whole_months(start: datetime, stop: datetime) -> int:
+    months = (stop.year - start.year) * 12 + stop.month - start.month
+    rests = [time - time.replace(day=1, hour=0, minute=0, second=0, microsecond=0) for time in (start, stop)]
+    if months > 0 and rests[1] < rests[0]:
+        return months - 1
+    return months + 1 if months < 0 and rests[1] > rests[0] else months
+
+
+def _span(number: int, milliseconds: int) -> datetime:
+    if abs(number) > 10**16:
+        raise ValueError
+    return _in_years(lambda: _EPOCH + timedelta(milliseconds=number * milliseconds))
 
 
 # What is NaN or infinite by IEEE 754 is an error in DuckDB.
@@ -408,6 +493,153 @@ CASES: dict[str, list[Case]] = {
     "SHIFTRIGHT": [
         Case("SHIFTRIGHT(a, b)", ("integer", "count"), None, lambda a, b: _shift(a, b, lambda x, n: x >> n))
     ],
+    # times
+    "DATE_PART": [
+        *(
+            Case(f"EXTRACT({unit} FROM a)", ("timestamp",), f"date_part('{unit}', a)")
+            for unit in (
+                "YEAR",
+                "QUARTER",
+                "MONTH",
+                "WEEK",
+                "DAY",
+                "DOW",
+                "ISODOW",
+                "DOY",
+                "ISOYEAR",
+                "HOUR",
+                "MINUTE",
+                "SECOND",
+                "MILLISECONDS",
+            )
+        ),
+        Case("DATE_PART('epoch', a)", ("timestamp",), "floor(epoch(a))"),
+        Case(
+            "DATE_PART('hour', a, 'Europe/Berlin')",
+            ("inside",),
+            None,
+            lambda a: (
+                _by_clocks(max(a, datetime(1, 1, 2)), "Europe/Berlin").hour
+                if a < datetime(9999, 12, 31)
+                else (a.hour + 1) % 24
+            ),
+        ),
+        Case("EXTRACT(MINUTE FROM a)", ("timestamp",), "minute(a)"),
+    ],
+    **{
+        name: [Case(f"{name}(a)", ("timestamp",))]
+        for name in (
+            "YEAR",
+            "QUARTER",
+            "MONTH",
+            "WEEK",
+            "DAY",
+            "DAYOFYEAR",
+            "HOUR",
+            "MINUTE",
+            "SECOND",
+            "DAYNAME",
+            "MONTHNAME",
+            "LAST_DAY",
+        )
+    },
+    "DAYOFWEEK": [Case("DAYOFWEEK(a)", ("timestamp",), "dayofweek(a) + 1")],
+    "DATE_TRUNC": [
+        *(
+            Case(f"DATE_TRUNC('{unit}', a)", ("timestamp",))
+            for unit in ("millisecond", "second", "minute", "hour", "day", "week", "month", "quarter", "year")
+        ),
+        Case("DATE_TRUNC('day', a, 'Europe/Berlin')", ("inside",), None, lambda a: _day_by_clocks(a, "Europe/Berlin")),
+        Case(
+            "DATE_TRUNC('hour', a, 'Asia/Kathmandu')",
+            ("inside",),
+            None,
+            lambda a: _hour_by_clocks(a, "Asia/Kathmandu"),
+        ),
+    ],
+    "DATE_BIN": [
+        Case(
+            "DATE_BIN(INTERVAL '7' MINUTE, a)",
+            ("timestamp",),
+            "CASE WHEN year(a) > 1 THEN time_bucket(INTERVAL 7 MINUTE, a, TIMESTAMP '1970-01-01') END",
+        ),
+        Case(
+            "TIME_BUCKET(INTERVAL '1' DAY, a, TIMESTAMP '2024-01-01 06:00:00')",
+            ("timestamp",),
+            None,
+            lambda a: _in_years(lambda: a - (a - datetime(2024, 1, 1, 6)) % timedelta(days=1)),
+        ),
+    ],
+    "TIMESTAMPADD": [
+        Case("TIMESTAMPADD(MONTH, b, a)", ("timestamp", "small"), None, _months_later),
+        Case("TIMESTAMPADD(QUARTER, b, a)", ("timestamp", "count"), None, lambda a, b: _months_later(a, 3 * b)),
+        Case(
+            "TIMESTAMPADD(HOUR, b, a)",
+            ("timestamp", "count"),
+            None,
+            lambda a, b: _in_years(lambda: a + timedelta(hours=b)),
+        ),
+    ],
+    "TIMESTAMPDIFF": [
+        *(
+            Case(f"TIMESTAMPDIFF({unit}, a, b)", ("timestamp", "timestamp"), f"date_sub('{unit}', a, b)")
+            for unit in ("SECOND", "MINUTE", "HOUR", "DAY", "WEEK")
+        ),
+        Case("TIMESTAMPDIFF(MONTH, a, b)", ("timestamp", "timestamp"), None, _whole_months),
+        Case("TIMESTAMPDIFF(YEAR, a, b)", ("timestamp", "timestamp"), None, lambda a, b: int(_whole_months(a, b) / 12)),
+    ],
+    "DATEDIFF": [Case("DATEDIFF(a, b)", ("timestamp", "timestamp"), "date_diff('day', b, a)")],
+    "DATE_ADD": [
+        Case(
+            "DATE_ADD(a, b)", ("timestamp", "count"), None, lambda a, b: _in_years(lambda: a + timedelta(days=b)).date()
+        )
+    ],
+    "MAKE_DATE": [
+        Case("MAKE_DATE(a, b, c)", ("year", "month", "day"), None, lambda a, b, c: _in_years(lambda: date(a, b, c)))
+    ],
+    "TIMESTAMP_MILLIS": [Case("TIMESTAMP_MILLIS(a)", ("integer",), None, lambda a: _span(a, 1))],
+    "TIMESTAMP_SECONDS": [Case("TIMESTAMP_SECONDS(a)", ("integer",), None, lambda a: _span(a, 1000))],
+    "UNIX_MILLIS": [Case("UNIX_MILLIS(a)", ("timestamp",), "epoch_ms(a)")],
+    "UNIX_SECONDS": [Case("UNIX_SECONDS(a)", ("timestamp",), "floor(epoch(a))")],
+    "FROM_UTC_TIMESTAMP": [
+        Case(f"FROM_UTC_TIMESTAMP(a, '{zone}')", ("timestamp",), None, lambda a, zone=zone: _by_clocks(a, zone))
+        for zone in ("Europe/Berlin", "America/New_York", "Asia/Kathmandu", "UTC")
+    ],
+    "TO_UTC_TIMESTAMP": [
+        Case(f"TO_UTC_TIMESTAMP(a, '{zone}')", ("timestamp",), None, lambda a, zone=zone: _of_clocks(a, zone))
+        for zone in ("Europe/Berlin", "America/New_York", "UTC")
+    ],
+    "DATE_FORMAT": [
+        Case(
+            "DATE_FORMAT(a, 'yyyy-MM-dd''T''HH:mm:ss.SSS')",
+            ("timestamp",),
+            None,
+            lambda a: a.isoformat(timespec="milliseconds"),
+        ),
+        Case("DATE_FORMAT(a, 'hh a DDD MMM %')", ("timestamp",), None, lambda a: a.strftime("%I %p %j %b %%")),
+    ],
+    "STRFTIME": [
+        Case(
+            "STRFTIME(a, '%d.%m.%y %H:%M:%S %A %B %p')",
+            ("timestamp",),
+            None,
+            lambda a: a.strftime("%d.%m.%y %H:%M:%S %A %B %p"),
+        )
+    ],
+    "TO_TIMESTAMP": [
+        Case("TO_TIMESTAMP(DATE_FORMAT(a, 'yyyyMMdd HHmmss.SSS'), 'yyyyMMdd HHmmss.SSS')", ("timestamp",), "a"),
+        Case("TO_TIMESTAMP(a, 'yyyy-MM-dd HH:mm')", ("clock",), None, _parsed),
+    ],
+    "STRPTIME": [
+        Case("STRPTIME(STRFTIME(a, '%Y %j %I%p'), '%Y %j %I%p')", ("timestamp",), "date_trunc('hour', a)"),
+        Case(
+            "STRPTIME(a, '%Y-%m-%d %H:%M', 'Europe/Berlin')",
+            ("clock",),
+            None,
+            lambda a: _of_clocks(_parsed(a), "Europe/Berlin"),
+        ),
+    ],
+    "TO_DATE": [Case("TO_DATE(DATE_FORMAT(a, 'dd.MM.yyyy'), 'dd.MM.yyyy')", ("timestamp",), "a::date")],
     # conditionals
     "NULLIF": [
         Case("NULLIF(a, b)", (kind, other))

@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from collections.abc import Sequence
+from datetime import date, datetime, time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,20 @@ from joinery_runtime.core.pipeline.functions.base import Function
 from joinery_runtime.job.model import function_signatures
 
 ALL = [function for family in FAMILIES for function in family.functions]
-TYPES: dict[str, tuple[pa.DataType, str]] = {
-    "string": (pa.string(), "varchar"),
-    "part": (pa.string(), "varchar"),
-    "count": (pa.int64(), "bigint"),
-    "small": (pa.int64(), "bigint"),
-    "integer": (pa.int64(), "bigint"),
-    "double": (pa.float64(), "double"),
-    "decimal": (pa.decimal128(11, 3), "decimal(11,3)"),
+TYPES: dict[str, pa.DataType] = {
+    "string": pa.string(),
+    "part": pa.string(),
+    "count": pa.int64(),
+    "small": pa.int64(),
+    "integer": pa.int64(),
+    "double": pa.float64(),
+    "decimal": pa.decimal128(11, 3),
+    "timestamp": pa.timestamp("ms", "UTC"),
+    "inside": pa.timestamp("ms", "UTC"),
+    "month": pa.int64(),
+    "day": pa.int64(),
+    "year": pa.int64(),
+    "clock": pa.string(),
 }
 RANDOM: dict[str, st.SearchStrategy[Any]] = {
     "string": st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12),
@@ -40,6 +47,14 @@ RANDOM: dict[str, st.SearchStrategy[Any]] = {
     "small": st.integers(-3, 20),
     "integer": st.integers(-(2**63), 2**63 - 1) | st.integers(-20, 100),
     "double": st.floats(allow_nan=True, allow_infinity=True),
+    "timestamp": st.datetimes().map(lambda moment: moment.replace(microsecond=moment.microsecond // 1000 * 1000)),
+    "inside": st.datetimes(datetime(2, 1, 1), datetime(9998, 12, 31)).map(
+        lambda moment: moment.replace(microsecond=moment.microsecond // 1000 * 1000)
+    ),
+    "month": st.integers(-1, 14),
+    "day": st.integers(-1, 33),
+    "year": st.integers(-1, 10_001),
+    "clock": st.datetimes().map(lambda moment: moment.strftime("%Y-%m-%d %H:%M")) | st.text("0123-: ", max_size=16),
     "decimal": st.decimals(-99999999, 99999999, places=3),
 }
 PAIRS = [(name, case) for name, cases in CASES.items() for case in cases]
@@ -50,7 +65,7 @@ def ours(text: str, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> 
     """The values, and the numbers of the rows that fail."""
     expression = parse_expression(text, "t")
     arrays = {
-        letter: pa.array([row[i] for row in rows], TYPES[kind][0])
+        letter: pa.array([row[i] for row in rows], TYPES[kind])
         for i, (letter, kind) in enumerate(zip("abcd", columns, strict=False))
     }
     evaluated = expression.evaluate(lambda ref: arrays[ref.column], len(rows))
@@ -63,7 +78,9 @@ def theirs(text: str, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -
         {
             "n": pa.array(range(len(rows)), pa.int64()),
             **{
-                name: pa.array([row[i] for row in rows], TYPES[kind][0])
+                name: pa.array(
+                    [row[i] for row in rows], pa.timestamp("ms") if kind in {"timestamp", "inside"} else TYPES[kind]
+                )
                 for i, (name, kind) in enumerate(zip(names, columns, strict=True))
             },
         }
@@ -73,6 +90,12 @@ def theirs(text: str, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -
 
 
 def same(one: Any, other: Any) -> bool:
+    if isinstance(one, datetime):
+        one = one.replace(tzinfo=None)
+    if isinstance(other, datetime) and type(one) is date and other.time() == time():
+        other = other.date()
+    if isinstance(one, datetime) and type(other) is date:
+        other = datetime.combine(other, time())
     if isinstance(one, float) and isinstance(other, (int, float)):
         return (
             (math.isnan(one) and math.isnan(other))
@@ -141,7 +164,7 @@ def test_the_example_has_its_value_and_type(function: Function) -> None:
 @pytest.mark.parametrize(("name", "case"), PAIRS, ids=[case.ours for _, case in PAIRS])
 def test_the_type_does_not_depend_on_the_rows(name: str, case: Case) -> None:
     expression = parse_expression(case.ours, "t")
-    kinds = dict(zip("abcd", (TYPES[kind][0] for kind in case.columns), strict=False))
+    kinds = dict(zip("abcd", (TYPES[kind] for kind in case.columns), strict=False))
 
     def column(rows: int, ref: ColumnRef) -> pa.Array:
         return pa.nulls(rows, kinds[ref.column])

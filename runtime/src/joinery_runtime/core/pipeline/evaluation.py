@@ -362,6 +362,8 @@ _CASTS = {
     exp.DataType.Type.VARCHAR: pa.string(),
     exp.DataType.Type.TEXT: pa.string(),
     exp.DataType.Type.BOOLEAN: pa.bool_(),
+    exp.DataType.Type.DATE: pa.date32(),
+    **dict.fromkeys(_DATETIME_TYPES - {exp.DataType.Type.DATE}, TIMESTAMP),
 }
 
 _BINARY: dict[type[exp.Expr], Callable[[Value, Value], Value]] = {

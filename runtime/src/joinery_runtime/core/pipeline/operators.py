@@ -257,12 +257,26 @@ def cast(value: Value, kind: pa.DataType) -> Value:
     """Casts a value. Raises ArrowInvalid for one that does not fit; a cast to double takes the nearest double."""
     if pa.types.is_decimal(kind) and pa.types.is_integer(value.type):
         return convert(value, kind)
+    if _is_time(kind) and not pa.types.is_null(value.type):
+        return _cast_to_time(value, kind)
     if not pa.types.is_floating(kind):
         return value.cast(kind)
     number = value.cast(kind, safe=not is_number(value.type))
     if pa.types.is_float64(value.type) and pc.any(pc.and_(pc.is_finite(value), pc.is_inf(number))).as_py():
         raise pa.ArrowInvalid(f"the number does not fit {kind}")
     return number
+
+
+def _cast_to_time(value: Value, kind: pa.DataType) -> Value:
+    """Cast a timestamp to its day in UTC, a date to its midnight, or ISO text to a date."""
+    if pa.types.is_string(value.type) and pa.types.is_date(kind):
+        days = value.cast(kind)
+        _check_years(days.cast(TIMESTAMP))
+        return days
+    if not _is_time(value.type):
+        todo = "; write TO_TIMESTAMP(text, 'yyyy-MM-dd HH:mm:ss')" if pa.types.is_string(value.type) else ""
+        raise pa.ArrowTypeError(f"cannot cast {type_text(value.type)} to {type_text(kind)}{todo}")
+    return value.cast(kind, safe=False)
 
 
 def find_unreadable(values: pa.StringArray, kind: pa.DataType) -> pa.BooleanArray:

@@ -85,6 +85,11 @@ _NOT_REPEATABLE = {
 }
 # Names that other systems give several meanings, or that mean what another name means here.
 _OTHERWISE = {
+    "TO_CHAR": "is DATE_FORMAT(time, 'yyyy-MM-dd') or STRFTIME(time, '%Y-%m-%d') here; a number is CAST(x AS VARCHAR)",
+    "CONVERT_TIMEZONE": "is FROM_UTC_TIMESTAMP or TO_UTC_TIMESTAMP here",
+    "DATE_DIFF": "is TIMESTAMPDIFF(DAY, first, second), or DATEDIFF(later, earlier) in days, here",
+    "TIMESTAMP_DIFF": "is TIMESTAMPDIFF(DAY, first, second) here",
+    "DATEADD": "is time + INTERVAL '1' DAY, or TIMESTAMPADD(DAY, 1, time), here",
     "NVL2": "is CASE WHEN x IS NOT NULL THEN a ELSE b END here",
     "DECODE": "is CASE x WHEN a THEN b ELSE c END, or FROM_UTF8(bytes), here",
     "ENCODE": "is TO_UTF8, TO_BASE64 or HEX here",

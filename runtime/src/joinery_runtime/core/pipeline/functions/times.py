@@ -1,0 +1,575 @@
+"""Functions of times. A timestamp is shown and taken apart by the clocks of UTC, or of a zone that the call names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from joinery_runtime.core.pipeline.functions.base import (
+    Family,
+    Parameter,
+    computed_by_polars,
+    constant,
+    integer,
+    optional,
+    require,
+    string,
+)
+from joinery_runtime.core.pipeline.operators import EVENT_TIME_MAX, EVENT_TIME_MIN, TIMESTAMP, Value
+from joinery_runtime.core.table.zones import utc_to_zone, zone_to_utc
+from joinery_runtime.job.model.times import checked_zone
+
+TIMES = Family("Times")
+_TIME, _DATE = Parameter("time", "timestamp"), Parameter("date", "date")
+_UNIT, _ZONE = constant(string("unit")), optional(constant(string("zone")))
+_DAY = 86_400_000
+_OUTSIDE = "the time is outside the years 1 to 9999"
+_FIXED = {"MILLISECOND": 1, "SECOND": 1_000, "MINUTE": 60_000, "HOUR": 3_600_000, "DAY": _DAY, "WEEK": 7 * _DAY}
+_MONTHS = {"MONTH": 1, "QUARTER": 3, "YEAR": 12}
+_MONDAY = -3 * _DAY  # the Monday before 1970
+
+
+def _unit_of(unit: str, units: dict[str, Any]) -> str:
+    name = unit.upper()
+    name = name if name in units else name.removesuffix("S")
+    if name not in units:
+        raise pa.ArrowTypeError(f"its unit must be one of {', '.join(units)}, found {unit!r}")
+    return name
+
+
+# --- milliseconds and calendars ---------------------------------------------------------------------------------------
+
+
+def _ms_of(*values: Value) -> list[Any]:
+    """Times and integers as NumPy's int64 of one length, with 0 for a NULL."""
+    length = next(len(value) for value in values if not isinstance(value, pa.Scalar))
+    arrays = [pa.repeat(value, length) if isinstance(value, pa.Scalar) else value for value in values]
+    return [pc.fill_null(array.cast(pa.int64()), 0).to_numpy(zero_copy_only=False) for array in arrays]
+
+
+def _local_ms(time: Value, zone: str | None) -> Any:
+    """The milliseconds by the clocks of a zone."""
+    (utc,) = _ms_of(time)
+    if zone is None:
+        return utc
+    return utc_to_zone(pl.Series(utc), _known_zone(zone)).to_numpy()
+
+
+def _known_zone(zone: str) -> str:
+    try:
+        return checked_zone(zone)
+    except ValueError as error:
+        raise pa.ArrowTypeError(f"its zone {error}") from error
+
+
+def _timestamps(ms: Any, valid: Any = True) -> pa.Array:
+    """Timestamps of milliseconds. Rows outside the years 1 to 9999, and those that are not `valid`, fail."""
+    inside = (ms >= EVENT_TIME_MIN) & (ms <= EVENT_TIME_MAX) & valid
+    require(pa.array(inside), _OUTSIDE)
+    return pa.array(ms, pa.int64()).cast(TIMESTAMP)
+
+
+def _month_of(ms: Any) -> Any:
+    """The month (datetime64[M])."""
+    return (ms // _DAY).astype("datetime64[D]").astype("datetime64[M]")
+
+
+def _months_since_1970(ms: Any) -> Any:
+    return _month_of(ms).astype(np.int64)
+
+
+def _first_ms(months: Any) -> Any:
+    """The milliseconds at which months (since 1970) begin."""
+    return months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64) * _DAY
+
+
+def _year(ms: Any) -> Any:
+    return _months_since_1970(ms) // 12 + 1970
+
+
+def _day_of_month(ms: Any) -> Any:
+    return (ms - _first_ms(_months_since_1970(ms))) // _DAY + 1
+
+
+def _day_of_year(ms: Any) -> Any:
+    return (ms - _first_ms(_months_since_1970(ms) // 12 * 12)) // _DAY + 1
+
+
+def _weekday(ms: Any) -> Any:
+    """0 on a Monday."""
+    return (ms - _MONDAY) // _DAY % 7
+
+
+def _thursday(ms: Any) -> Any:
+    """The Thursday of the week, which decides to which year the week belongs (ISO 8601)."""
+    return ms + (3 - _weekday(ms)) * _DAY
+
+
+_PARTS: dict[str, Callable[[Any], Any]] = {
+    "YEAR": _year,
+    "QUARTER": lambda ms: _months_since_1970(ms) % 12 // 3 + 1,
+    "MONTH": lambda ms: _months_since_1970(ms) % 12 + 1,
+    "WEEK": lambda ms: (_day_of_year(_thursday(ms)) - 1) // 7 + 1,
+    "DAY": _day_of_month,
+    "DOW": lambda ms: (_weekday(ms) + 1) % 7,
+    "ISODOW": lambda ms: _weekday(ms) + 1,
+    "DOY": _day_of_year,
+    "ISOYEAR": lambda ms: _year(_thursday(ms)),
+    "HOUR": lambda ms: ms // 3_600_000 % 24,
+    "MINUTE": lambda ms: ms // 60_000 % 60,
+    "SECOND": lambda ms: ms // 1_000 % 60,
+    "MILLISECOND": lambda ms: ms % 60_000,
+    "EPOCH": lambda ms: ms // 1_000,
+}
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+@TIMES.define(
+    "DATE_PART",
+    _UNIT,
+    _TIME,
+    _ZONE,
+    returns="int64",
+    meaning="a part: YEAR, QUARTER, MONTH, WEEK (ISO), DAY, DOW (0 on Sunday), ISODOW (1 on Monday), DOY, "
+    "ISOYEAR, HOUR, MINUTE, "
+    "SECOND (whole ones), MILLISECOND (with those of the seconds), EPOCH. Also `EXTRACT(unit FROM time)`",
+    example="EXTRACT(HOUR FROM TIMESTAMP '2024-07-01 12:30:00')",
+    result="12",
+)
+def _date_part(unit: str, time: Value, zone: str | None = None) -> Value:
+    name = _unit_of(unit, _PARTS)
+    # The epoch is the same by all clocks.
+    return pa.array(_PARTS[name](_local_ms(time, None if name == "EPOCH" else zone)), pa.int64())
+
+
+def _define_part(names: str, unit: str, meaning: str, result: str) -> None:
+    TIMES.define(
+        names,
+        _TIME,
+        _ZONE,
+        returns="int64",
+        meaning=meaning,
+        example=f"{names.split(maxsplit=1)[0]}(TIMESTAMP '2024-07-01 12:30:15')",
+        result=result,
+    )(lambda time, zone=None: _date_part(unit, time, zone))
+
+
+_define_part("YEAR", "YEAR", "the year", "2024")
+_define_part("QUARTER", "QUARTER", "the quarter, 1 to 4", "3")
+_define_part("MONTH", "MONTH", "the month, 1 to 12", "7")
+_define_part("WEEK WEEKOFYEAR", "WEEK", "the week of ISO 8601, 1 to 53", "27")
+_define_part("DAY DAYOFMONTH", "DAY", "the day of the month", "1")
+_define_part("DAYOFYEAR", "DOY", "the day of the year", "183")
+_define_part("HOUR", "HOUR", "the hour, 0 to 23", "12")
+_define_part("MINUTE", "MINUTE", "the minute", "30")
+_define_part("SECOND", "SECOND", "the whole second", "15")
+TIMES.define(
+    "DAYOFWEEK",
+    _TIME,
+    _ZONE,
+    returns="int64",
+    meaning="the day of the week, 1 on Sunday, as in Flink and Spark",
+    example="DAYOFWEEK(DATE '2024-07-01')",
+    result="2",
+)(lambda time, zone=None: pa.array((_weekday(_local_ms(time, zone)) + 1) % 7 + 1, pa.int64()))
+TIMES.define(
+    "DAYNAME",
+    _TIME,
+    _ZONE,
+    returns="string",
+    meaning="the day's English name",
+    example="DAYNAME(DATE '2024-07-01')",
+    result="'Monday'",
+)(lambda time, zone=None: _formatted(time, "%A", zone))
+TIMES.define(
+    "MONTHNAME",
+    _TIME,
+    _ZONE,
+    returns="string",
+    meaning="the month's English name",
+    example="MONTHNAME(DATE '2024-07-01')",
+    result="'July'",
+)(lambda time, zone=None: _formatted(time, "%B", zone))
+
+# --- rounding ---------------------------------------------------------------------------------------------------------
+
+
+@TIMES.define(
+    "DATE_TRUNC",
+    _UNIT,
+    _TIME,
+    _ZONE,
+    returns="timestamp",
+    meaning="the start of its MILLISECOND, SECOND, MINUTE, HOUR, DAY, WEEK (Monday), MONTH, QUARTER or YEAR. By "
+    "a zone's clocks "
+    "a day that skips midnight begins when its clocks do",
+    example="DATE_TRUNC('month', TIMESTAMP '2024-07-15 12:30:00')",
+    result="TIMESTAMP '2024-07-01'",
+    fails=True,
+)
+def _date_trunc(unit: str, time: Value, zone: str | None = None) -> Value:
+    name = _unit_of(unit, {**_FIXED, **_MONTHS})
+    local = _local_ms(time, zone)
+    if name in _MONTHS:
+        start = _first_ms(_months_since_1970(local) // _MONTHS[name] * _MONTHS[name])
+    else:
+        origin = _MONDAY if name == "WEEK" else 0
+        start = (local - origin) // _FIXED[name] * _FIXED[name] + origin
+    if zone is None:
+        return _timestamps(start)
+    (utc,) = _ms_of(time)
+    if _FIXED.get(name, _DAY) < _DAY:
+        return _timestamps(start - (local - utc))  # the clocks are not set within it, or both hours of the name count
+    starts = zone_to_utc(pl.Series(start), zone)
+    # The last moment before a skipped start is by the old offset, and the start is the same by it.
+    before = start - (local - utc) - 2 * 3_600_000
+    old = utc_to_zone(pl.Series(before), zone).to_numpy() - before
+    return _timestamps(starts.fill_null(pl.Series(start - old)).to_numpy())
+
+
+TIMES.define(
+    "LAST_DAY",
+    _DATE,
+    returns="date",
+    meaning="the last day of the month",
+    example="LAST_DAY(DATE '2024-02-10')",
+    result="DATE '2024-02-29'",
+)(lambda date: _dates(_first_ms(_months_since_1970(_day_ms(date)) + 1) - _DAY))
+
+
+@TIMES.define(
+    "DATE_BIN TIME_BUCKET",
+    constant(Parameter("width", "interval")),
+    _TIME,
+    optional(constant(_TIME)),
+    returns="timestamp",
+    meaning="the start of the range of this width that holds the time; ranges start at `time constant`, or at 1970",
+    example="DATE_BIN(INTERVAL '15' MINUTE, TIMESTAMP '2024-07-01 12:40:00')",
+    result="TIMESTAMP '2024-07-01 12:30:00'",
+    fails=True,
+)
+def _date_bin(width: Any, time: Value, origin: Any = None) -> Value:
+    step = round(width.total_seconds() * 1000)
+    if step <= 0:
+        raise pa.ArrowTypeError("its width must be more than nothing")
+    first = 0 if origin is None else round(origin.timestamp() * 1000)
+    (ms,) = _ms_of(time)
+    return _timestamps((ms - first) // step * step + first)
+
+
+def _day_ms(date: pa.Array) -> Any:
+    """The milliseconds at which days begin."""
+    return pc.fill_null(date.cast(pa.int32()), 0).to_numpy(zero_copy_only=False).astype(np.int64) * _DAY
+
+
+def _dates(ms: Any) -> pa.Array:
+    return _timestamps(ms).cast(pa.date32())
+
+
+# --- arithmetic -------------------------------------------------------------------------------------------------------
+
+
+@TIMES.define(
+    "TIMESTAMPADD",
+    _UNIT,
+    integer("count"),
+    _TIME,
+    returns="timestamp",
+    meaning="the time so many units later; the last day of a month that has no such day",
+    example="TIMESTAMPADD(MONTH, 1, TIMESTAMP '2024-01-31 08:00:00')",
+    result="TIMESTAMP '2024-02-29 08:00:00'",
+    fails=True,
+)
+def _timestampadd(unit: str, count: Value, time: Value) -> Value:
+    name = _unit_of(unit, {**_FIXED, **_MONTHS})
+    counts, ms = _ms_of(count, time)
+    # No more units than the calendar has, so that nothing leaves int64.
+    limit = (EVENT_TIME_MAX - EVENT_TIME_MIN) // _FIXED.get(name, 28 * _DAY) + 1
+    valid = (counts >= -limit) & (counts <= limit)
+    steps = np.where(valid, counts, 0)
+    if name in _FIXED:
+        return _timestamps(ms + steps * _FIXED[name], valid)
+    return _timestamps(_plus_months(ms, steps * _MONTHS[name]), valid)
+
+
+def _plus_months(ms: Any, months: Any) -> Any:
+    """Move times by months, to the last day of a month that has no such day."""
+    month = _months_since_1970(ms) + months
+    start, end = _first_ms(month), _first_ms(month + 1)
+    day = np.minimum(start + (_day_of_month(ms) - 1) * _DAY, end - _DAY)
+    return day + ms % _DAY
+
+
+@TIMES.define(
+    "TIMESTAMPDIFF",
+    _UNIT,
+    Parameter("start", "timestamp"),
+    Parameter("stop", "timestamp"),
+    returns="int64",
+    meaning="how many whole units lie between, negative if the stop is earlier",
+    example="TIMESTAMPDIFF(MONTH, DATE '2024-01-31', DATE '2024-03-30')",
+    result="1",
+)
+def _timestampdiff(unit: str, start: Value, stop: Value) -> Value:
+    name = _unit_of(unit, {**_FIXED, **_MONTHS})
+    first, last = _ms_of(start, stop)
+    if name in _FIXED:
+        distance = last - first
+        whole = np.abs(distance) // _FIXED[name]
+        return pa.array(np.sign(distance) * whole, pa.int64())
+    months = _months_since_1970(last) - _months_since_1970(first)
+    rest_first, rest_last = (ms - _first_ms(_months_since_1970(ms)) for ms in (first, last))
+    months -= (months > 0) & (rest_last < rest_first)
+    months += (months < 0) & (rest_last > rest_first)
+    return pa.array(np.sign(months) * (np.abs(months) // _MONTHS[name]), pa.int64())
+
+
+TIMES.define(
+    "DATEDIFF",
+    Parameter("later", "date"),
+    Parameter("earlier", "date"),
+    returns="int64",
+    meaning="the days from the second date to the first, as in Spark",
+    example="DATEDIFF(DATE '2024-03-01', DATE '2024-02-01')",
+    result="29",
+)(lambda later, earlier: pc.subtract(later.cast(pa.int32()), earlier.cast(pa.int32())).cast(pa.int64()))
+
+
+@TIMES.define(
+    "DATE_ADD",
+    _DATE,
+    integer("days"),
+    returns="date",
+    meaning="the date so many days later, as in Spark",
+    example="DATE_ADD(DATE '2024-02-28', 2)",
+    result="DATE '2024-03-01'",
+    fails=True,
+)
+def _date_add(date: Value, days: Value) -> Value:
+    return _timestampadd("DAY", days, date.cast(TIMESTAMP)).cast(pa.date32())
+
+
+# --- numbers and parts to times ---------------------------------------------------------------------------------------
+
+
+@TIMES.define(
+    "MAKE_DATE",
+    integer("year"),
+    integer("month"),
+    integer("day"),
+    returns="date",
+    meaning="the date; fails if the calendar does not have it",
+    example="MAKE_DATE(2024, 2, 29)",
+    result="DATE '2024-02-29'",
+    fails=True,
+)
+def _make_date(year: Value, month: Value, day: Value) -> Value:
+    years, months, days = _ms_of(year, month, day)
+    valid = (years >= 1) & (years <= 9999) & (months >= 1) & (months <= 12) & (days >= 1) & (days <= 31)
+    number = np.where(valid, (years - 1970) * 12 + months - 1, 0)
+    start = _first_ms(number)
+    ms = start + (np.where(valid, days, 1) - 1) * _DAY
+    missing = pc.or_(pc.or_(pc.is_null(year), pc.is_null(month)), pc.is_null(day))
+    exists = valid & (ms < _first_ms(number + 1)) | np.asarray(missing)
+    require(pa.array(exists), "the calendar has no such date")
+    return _dates(ms)
+
+
+for _names, _factor, _what in (
+    ("TIMESTAMP_MILLIS", 1, "milliseconds"),
+    ("TIMESTAMP_SECONDS", 1_000, "seconds"),
+):
+
+    def _from_number(number: Value, factor: int = _factor) -> Value:
+        (numbers,) = _ms_of(number)
+        valid = np.abs(numbers // 2) <= EVENT_TIME_MAX // factor
+        return _timestamps(np.where(valid, numbers, 0) * factor, valid)
+
+    TIMES.define(
+        _names,
+        integer("number"),
+        returns="timestamp",
+        meaning=f"the time so many {_what} after 1970 (UTC)",
+        example=f"{_names}({1_719_837_000_000 // _factor})",
+        result="TIMESTAMP '2024-07-01 12:30:00'",
+        fails=True,
+    )(_from_number)
+for _names, _factor, _what in (
+    ("UNIX_MILLIS EPOCH_MS", 1, "milliseconds"),
+    ("UNIX_SECONDS", 1_000, "whole seconds"),
+):
+    TIMES.define(
+        _names,
+        _TIME,
+        returns="int64",
+        meaning=f"the {_what} since 1970 (UTC)",
+        example=f"{_names.split()[0]}(TIMESTAMP '2024-07-01 12:30:00')",
+        result=str(1_719_837_000_000 // _factor),
+    )(lambda time, factor=_factor: pa.array(_ms_of(time)[0] // factor, pa.int64()))
+
+# --- zones ------------------------------------------------------------------------------------------------------------
+
+
+@TIMES.define(
+    "FROM_UTC_TIMESTAMP",
+    _TIME,
+    constant(string("zone")),
+    returns="timestamp",
+    meaning="what a zone's clocks show at this time, as a timestamp",
+    example="FROM_UTC_TIMESTAMP(TIMESTAMP '2024-07-01 12:00:00', 'Europe/Berlin')",
+    result="TIMESTAMP '2024-07-01 14:00:00'",
+    fails=True,
+)
+def _from_utc(time: Value, zone: str) -> Value:
+    return _timestamps(_local_ms(time, zone))
+
+
+@TIMES.define(
+    "TO_UTC_TIMESTAMP",
+    _TIME,
+    constant(string("zone")),
+    returns="timestamp",
+    meaning="the time at which a zone's clocks show this; the first one of two, and a failure for a time that "
+    "the clocks skip",
+    example="TO_UTC_TIMESTAMP(TIMESTAMP '2024-07-01 14:00:00', 'Europe/Berlin')",
+    result="TIMESTAMP '2024-07-01 12:00:00'",
+    fails=True,
+)
+def _to_utc(time: Value, zone: str) -> Value:
+    (local,) = _ms_of(time)
+    utc = zone_to_utc(pl.Series(local), _known_zone(zone))
+    require(utc.is_not_null().to_arrow(), f"the clocks of {zone} skip this time")
+    return _timestamps(utc.to_numpy())
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+# What a directive reads. Patterns are constants, and the texts are checked first: Polars would take more.
+_DIRECTIVES = {
+    "%Y": r"\d{4}", "%y": r"\d{2}", "%m": r"\d{1,2}", "%d": r"\d{1,2}", "%j": r"\d{3}", "%b": "[A-Za-z]{3}",
+    "%B": "[A-Za-z]+", "%H": r"\d{1,2}", "%I": r"\d{1,2}", "%p": "(?:AM|PM|am|pm)", "%M": r"\d{1,2}", "%S": r"\d{1,2}",
+    "%3f": r"\d{3}", "%%": "%", "%a": None, "%A": None,
+}  # fmt: skip
+_JAVA = {
+    "yyyy": "%Y", "uuuu": "%Y", "yy": "%y", "MM": "%m", "MMM": "%b", "MMMM": "%B", "dd": "%d", "DDD": "%j", "HH": "%H",
+    "hh": "%I", "a": "%p", "mm": "%M", "ss": "%S", "SSS": "%3f", "E": "%a", "EEE": "%a", "EEEE": "%A",
+}  # fmt: skip
+_TOKEN = re.compile(r"%\d?[A-Za-z%]|[^%]+|%")
+_JAVA_TOKEN = re.compile(r"'((?:[^']|'')*)'|([A-Za-z])\2*|[^A-Za-z']+|'")
+
+
+def _checked_pattern(pattern: str) -> list[str]:
+    """Cut a pattern into directives and literal text. Raises ArrowTypeError for an unknown directive."""
+    tokens = _TOKEN.findall(pattern)
+    unknown = next((token for token in tokens if token.startswith("%") and token not in _DIRECTIVES), None)
+    if unknown is not None:
+        raise pa.ArrowTypeError(f"its pattern has {unknown!r}, known are {', '.join(_DIRECTIVES)}")
+    return tokens
+
+
+def _from_java(pattern: str) -> str:
+    """Write a pattern of Java's letters, as Spark and Flink have them, with directives."""
+    text = ""
+    for match in _JAVA_TOKEN.finditer(pattern):
+        token = match[0]
+        if token[0] == "'":
+            text += (match[1] or "").replace("''", "'").replace("%", "%%") or "'"
+        elif token.isalpha() and token not in _JAVA:
+            raise pa.ArrowTypeError(f"its pattern has {token!r}, known are {', '.join(_JAVA)}")
+        else:
+            text += _JAVA.get(token, token.replace("%", "%%"))
+    return text
+
+
+def _formatted(time: Value, pattern: str, zone: str | None) -> Value:
+    _checked_pattern(pattern)
+    local = pa.array(_local_ms(time, zone), pa.int64()).cast(pa.timestamp("ms"))
+    return computed_by_polars(lambda time: time.dt.strftime(pattern), local)
+
+
+def _parsed(text: Value, pattern: str, zone: str | None) -> Value:
+    tokens = _checked_pattern(pattern)
+    readers = [_DIRECTIVES[token] if token.startswith("%") else re.escape(token) for token in tokens]
+    if None in readers or len({"%Y", "%y"} & set(tokens)) != 1 or not {"%j", "%d"} & set(tokens):
+        raise pa.ArrowTypeError("its pattern must name the year and the day, and cannot name a day of the week")
+    matching = pc.match_substring_regex(text, f"^(?:{''.join(filter(None, readers))})$")
+    # Polars reads a time only with hour and minute.
+    missing = "%H:%M" if not {"%H", "%I"} & set(tokens) else "" if "%M" in tokens else "%M"
+    zeros = missing.replace("%H", "00").replace("%M", "00")
+    times = computed_by_polars(
+        lambda text, matching: (
+            pl.when(matching)
+            .then(text + f" {zeros}")
+            .str.to_datetime(f"{pattern} {missing}", time_unit="ms", strict=False)
+        ),
+        text,
+        matching,
+    )
+    require(pc.or_(pc.is_valid(times), pc.is_null(text)), f"the text is no time in the pattern {pattern!r}")
+    timestamps = _timestamps(*_ms_of(times.cast(pa.timestamp("ms"))))
+    return timestamps if zone is None else _to_utc(timestamps, zone)
+
+
+_PATTERN = constant(string("pattern"))
+TIMES.define(
+    "DATE_FORMAT",
+    _TIME,
+    _PATTERN,
+    _ZONE,
+    returns="string",
+    meaning="the time as text, in the letters of Spark and Flink: `yyyy`, `MM`, `dd`, `HH`, `mm`, `ss`, `SSS`, "
+    "`MMM`, `EEE`, `a`",
+    example="DATE_FORMAT(TIMESTAMP '2024-07-01 12:30:00', 'yyyy-MM-dd HH:mm')",
+    result="'2024-07-01 12:30'",
+)(lambda time, pattern, zone=None: _formatted(time, _from_java(pattern), zone))
+TIMES.define(
+    "STRFTIME",
+    _TIME,
+    _PATTERN,
+    _ZONE,
+    returns="string",
+    meaning="likewise with directives: `%Y`, `%m`, `%d`, `%H`, `%M`, `%S`, `%3f` (milliseconds), `%j`, `%b`, "
+    "`%a`, `%p`",
+    example="STRFTIME(TIMESTAMP '2024-07-01 12:30:00', '%d.%m.%Y')",
+    result="'01.07.2024'",
+)(lambda time, pattern, zone=None: _formatted(time, pattern, zone))
+TIMES.define(
+    "TO_TIMESTAMP",
+    string("text"),
+    _PATTERN,
+    _ZONE,
+    returns="timestamp",
+    meaning="the time of a text in the letters of `DATE_FORMAT`, by the clocks of UTC or of the zone; fails for "
+    "other text",
+    example="TO_TIMESTAMP('2024-07-01 12:30', 'yyyy-MM-dd HH:mm')",
+    result="TIMESTAMP '2024-07-01 12:30:00'",
+    fails=True,
+)(lambda text, pattern, zone=None: _parsed(text, _from_java(pattern), zone))
+TIMES.define(
+    "STRPTIME",
+    string("text"),
+    _PATTERN,
+    _ZONE,
+    returns="timestamp",
+    meaning="likewise with the directives of `STRFTIME`",
+    example="STRPTIME('01.07.2024', '%d.%m.%Y')",
+    result="TIMESTAMP '2024-07-01'",
+    fails=True,
+)(lambda text, pattern, zone=None: _parsed(text, pattern, zone))
+TIMES.define(
+    "TO_DATE",
+    string("text"),
+    _PATTERN,
+    returns="date",
+    meaning="the date of a text in the letters of `DATE_FORMAT`; fails for other text",
+    example="TO_DATE('20240701', 'yyyyMMdd')",
+    result="DATE '2024-07-01'",
+    fails=True,
+)(lambda text, pattern: _parsed(text, _from_java(pattern), None).cast(pa.date32()))
