@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.pipeline.functions.base import Family, Parameter
-from joinery_runtime.core.pipeline.operators import Value, to_common_type
+from joinery_runtime.core.pipeline.functions.base import Family, Parameter, double, repeated
+from joinery_runtime.core.pipeline.operators import Value, as_column, to_common_type
 
 CONDITIONALS = Family("Conditionals")
 
@@ -27,6 +30,50 @@ def _null_if_equal(value: Value, other: Value) -> Value:
 
 
 CONDITIONALS.define(
+    "GREATEST",
+    repeated(Parameter("value", "any")),
+    returns="the type that holds all",
+    meaning="the largest of numbers, texts or times; NaN is larger than every number",
+    example="GREATEST(1, 3, NULL)",
+    result="3",
+    nulls="leaves out NULLs; NULL if there is nothing else",
+)(lambda *values: _choose_extreme(pc.max_element_wise, values))
+CONDITIONALS.define(
+    "LEAST",
+    repeated(Parameter("value", "any")),
+    returns="the type that holds all",
+    meaning="the smallest, likewise",
+    example="LEAST(1, 3, NULL)",
+    result="1",
+    nulls="leaves out NULLs; NULL if there is nothing else",
+)(lambda *values: _choose_extreme(pc.min_element_wise, values))
+
+
+def _choose_extreme(choose: Callable[..., Value], values: tuple[Value, ...]) -> Value:
+    """Choose the largest or the smallest of each row's values, which are NULL only if all are.
+
+    Raises ArrowTypeError for booleans, which have no order, and for types that do not go together.
+    """
+    common = [as_column(value) for value in to_common_type(*values)]
+    kind = common[0].type
+    if pa.types.is_null(kind):
+        return common[0]
+    if pa.types.is_boolean(kind):
+        raise pa.ArrowTypeError("its values must be numbers, texts or times, found boolean")
+    chosen = choose(*common)
+    if not pa.types.is_floating(kind):
+        return chosen
+    # Arrow takes any number before NaN. As the largest value, NaN is the greatest if there is one, and the least if
+    # there is nothing else, which Arrow gets right.
+    if choose is pc.min_element_wise:
+        return chosen
+    has_nan = pc.is_nan(common[0])
+    for value in common[1:]:
+        has_nan = pc.or_kleene(has_nan, pc.is_nan(value))
+    return pc.if_else(pc.fill_null(has_nan, False), pa.scalar(np.nan, kind), chosen)
+
+
+CONDITIONALS.define(
     "ISNULL",
     Parameter("value", "any"),
     returns="boolean",
@@ -44,3 +91,12 @@ CONDITIONALS.define(
     result="TRUE",
     nulls="FALSE for a NULL",
 )(pc.is_valid)
+CONDITIONALS.define(
+    "NANVL",
+    double("x"),
+    double("other"),
+    returns="double",
+    meaning="`x`, or the other value if `x` is NaN",
+    example="NANVL(CAST('NaN' AS DOUBLE), 0)",
+    result="0",
+)(lambda x, other: pc.if_else(pc.is_nan(x), other, x))

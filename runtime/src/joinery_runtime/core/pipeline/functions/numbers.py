@@ -18,10 +18,9 @@ from joinery_runtime.core.pipeline.functions.base import (
     integer,
     number,
     optional,
-    repeated,
     require,
 )
-from joinery_runtime.core.pipeline.operators import PRECISION, Value, absolute, as_column, to_common_type
+from joinery_runtime.core.pipeline.operators import PRECISION, Value, absolute, as_column
 
 NUMBERS = Family("Numbers")
 BITS = Family("Bits")
@@ -139,46 +138,6 @@ NUMBERS.define(
 )
 def _integer_quotient(x: Value, y: Value) -> Value:
     return pc.divide_checked(x, pc.if_else(pc.equal(y, 0), pa.scalar(None, pa.int64()), y))
-
-
-NUMBERS.define(
-    "GREATEST",
-    repeated(Parameter("value", "any")),
-    returns="the type that holds all",
-    meaning="the largest of numbers, texts or times; NaN is larger than every number",
-    example="GREATEST(1, 3, NULL)",
-    result="3",
-    nulls="leaves out NULLs; NULL if there is nothing else",
-)(lambda *values: _choose_extreme(pc.max_element_wise, values))
-NUMBERS.define(
-    "LEAST",
-    repeated(Parameter("value", "any")),
-    returns="the type that holds all",
-    meaning="the smallest, likewise",
-    example="LEAST(1, 3, NULL)",
-    result="1",
-    nulls="leaves out NULLs; NULL if there is nothing else",
-)(lambda *values: _choose_extreme(pc.min_element_wise, values))
-
-
-def _choose_extreme(choose: Callable[..., Value], values: tuple[Value, ...]) -> Value:
-    common = [as_column(value) for value in to_common_type(*values)]
-    kind = common[0].type
-    if pa.types.is_null(kind):
-        return common[0]
-    if pa.types.is_boolean(kind):
-        raise pa.ArrowTypeError("its values must be numbers, texts or times, found boolean")
-    chosen = choose(*common)
-    if not pa.types.is_floating(kind):
-        return chosen
-    # Arrow takes any number before NaN. As the largest value, NaN is the greatest if there is one, and the least if
-    # there is nothing else, which Arrow gets right.
-    if choose is pc.min_element_wise:
-        return chosen
-    has_nan = pc.is_nan(common[0])
-    for value in common[1:]:
-        has_nan = pc.or_kleene(has_nan, pc.is_nan(value))
-    return pc.if_else(pc.fill_null(has_nan, False), pa.scalar(np.nan, kind), chosen)
 
 
 @NUMBERS.define(
@@ -325,16 +284,6 @@ for _name, _kernel, _meaning, _example in (
     ("ISFINITE", pc.is_finite, "whether it is neither NaN nor infinite", "ISFINITE(1.5)"),
 ):
     NUMBERS.define(_name, double("x"), returns="boolean", meaning=_meaning, example=_example, result="TRUE")(_kernel)
-NUMBERS.define(
-    "NANVL",
-    double("x"),
-    double("other"),
-    returns="double",
-    meaning="`x`, or the other value if `x` is NaN",
-    example="NANVL(CAST('NaN' AS DOUBLE), 0)",
-    result="0",
-)(lambda x, other: pc.if_else(pc.is_nan(x), other, x))
-
 # --- bits -------------------------------------------------------------------------------------------------------------
 
 for _name, _kernel, _meaning, _example, _result in (
