@@ -28,12 +28,12 @@ ARROW_HEAD = (
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """A row that was read: its input, the name by which the output shows it, its event time and its key."""
+    """A row that was read: its input, the name by which the output shows it, its event time and its columns."""
 
     input: str
     name: str
     time: int
-    key: str
+    columns: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,10 @@ class KindTrace:
     def dots(self) -> tuple[Dot, ...]:
         """Return every row of the trace. A row's columns are its key, its name and `ts`, in this order."""
         return tuple(
-            Dot(name, str(row_name), time, str(key))
+            Dot(name, str([*row.values()][1]), row["ts"], row)
             for step in self.steps
             for name, rows in rows_of(step).items()
-            for key, row_name, time in (row.values() for row in rows)
+            for row in rows
         )
 
     def outputs(self) -> tuple[Mapping[str, Any], ...]:
@@ -123,10 +123,10 @@ def _lines(trace: KindTrace) -> Iterator[str]:
 
 
 def _links(trace: KindTrace, scale: Scale, axes: Mapping[str, int]) -> Iterator[str]:
-    """Draw a line through the rows of each output row, and a ring around a row that is emitted with null. A dotted line
-    leads from a row of a semi join to its first match, which the output does not name."""
+    """Draw a line through the rows of each output row, and a ring around a row that is emitted with null. Dotted
+    lines lead to matches that the output does not name: the first one of a semi join, all that are aggregated."""
     dots = {(dot.input, dot.name): dot for dot in trace.dots()}
-    for left, right in _semi_matches(trace):
+    for left, right in [*_semi_matches(trace), *_aggregated_matches(trace)]:
         path = f"M{scale.x(left.time)} {axes[left.input]}L{scale.x(right.time)} {axes[right.input]}"
         yield f'<path class="link" d="{path}" stroke-dasharray="2 3"/>'
     for row in trace.outputs():
@@ -149,7 +149,7 @@ def _dots(trace: KindTrace, scale: Scale, axes: Mapping[str, int]) -> Iterator[s
     }
     for dot in trace.dots():
         kind = "left" if dot.input == trace.inputs[0] else "right"
-        if len(trace.inputs) > 1 and (dot.input, dot.name) not in emitted:
+        if "joins" in trace.job and "aggregate" not in trace.job and (dot.input, dot.name) not in emitted:
             kind = "unmatched"
         x, y = scale.x(dot.time), axes[dot.input]
         text = f"{dot.time}, null" if (dot.input, dot.name) in with_null else dot.time
@@ -200,18 +200,31 @@ def _ranges(trace: KindTrace) -> Iterator[tuple[int, int, str]]:
 
 def _semi_matches(trace: KindTrace) -> Iterator[tuple[Dot, Dot]]:
     """Yield each emitted row of a semi join with the first row that was read and matches it."""
-    emitted = {row[trace.inputs[0]] for row in trace.outputs() if trace.inputs[0] in row}
+    first = trace.inputs[0]
+    emitted = {row[first] for row in trace.outputs() if first in row}
     for step in trace.job.get("joins", ()):
         if step.get("type") == "semi":
-            lower, upper = (parse_duration(step["interval"][bound]) for bound in ("lower", "upper"))
-            for left in trace.dots():
-                matches = [
-                    dot
-                    for dot in trace.dots()
-                    if dot.input == step["right"] and dot.key == left.key and lower <= dot.time - left.time <= upper
-                ]
-                if left.input == trace.inputs[0] and left.name in emitted:
-                    yield left, matches[0]
+            matches = [(left, right) for left, right in _matches(trace, step) if left.name in emitted]
+            yield from {left.name: (left, right) for left, right in reversed(matches)}.values()
+
+
+def _aggregated_matches(trace: KindTrace) -> Iterator[tuple[Dot, Dot]]:
+    """Yield the pairs whose aggregates are the output."""
+    if "aggregate" in trace.job:
+        for step in trace.job.get("joins", ()):
+            yield from _matches(trace, step)
+
+
+def _matches(trace: KindTrace, step: Mapping[str, Any]) -> Iterator[tuple[Dot, Dot]]:
+    """Yield the pairs that an interval step matches, in the order of reading."""
+    lower, upper = (parse_duration(step["interval"][bound]) for bound in ("lower", "upper"))
+    keys = [(left.partition(".")[2], right.partition(".")[2]) for left, right in step["keys"].items()]
+    for left in trace.dots():
+        for right in trace.dots():
+            if (left.input, right.input) == (step["interval"]["of"], step["right"]):
+                keys_are_equal = all(left.columns[of_left] == right.columns[of_right] for of_left, of_right in keys)
+                if keys_are_equal and lower <= right.time - left.time <= upper:
+                    yield left, right
 
 
 def _emitting_watermarks(trace: KindTrace) -> Iterator[Mapping[str, int]]:

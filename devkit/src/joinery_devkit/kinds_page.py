@@ -40,6 +40,7 @@ KINDS = (
     Kind("As-of join", "as-of", "as-of-join"),
     Kind("Join on time only", "time-only", "j9"),
     Kind("Sessions", "sessions", "session-window"),
+    Kind("Sessions of a join's rows", "aggregate-sessions", "s8"),
 )
 """The sections in their order. A new kind has a trace in tests/traces/kinds, and a line here."""
 _INTRODUCTION = """\
@@ -51,9 +52,10 @@ restarts and with other numbers of shards between the steps. [Joins](joins.md) a
 each kind; [Semantics](semantics.md) has the rules.
 
 Times are milliseconds. In the pictures, a line connects the rows that make one row of the output, and a dotted line
-leads from a row of a semi join to its first match. A ring marks a row that is emitted with null for the other side.
+leads to a match that the output does not name. A ring marks a row that is emitted with null for the other side.
 Grey rows are in no row of the output. A green dashed line is a watermark that makes the job emit rows. Shaded are the
-times that match. In the tables, each row that goes in is written as key, name and event time.
+times that match. In the tables, each row that goes in is written as its first column, its name and its event time;
+the column `session_id` of sessions is left out.
 """
 
 
@@ -86,10 +88,16 @@ def _section(kind: Kind, trace: KindTrace) -> str:
 
 def yaml_of(trace: KindTrace) -> str:
     """Return the part of the job that makes it this kind."""
+    text = ""
     if "joins" in trace.job:
-        return "joins:\n" + "".join(_step_yaml(step) for step in trace.job["joins"])
-    parts = {name: value for name, value in trace.job.items() if name != "input"}
-    return "".join(f"{name}: {_in_line(value)}\n" for name, value in parts.items())
+        text += "joins:\n" + "".join(_step_yaml(step) for step in trace.job["joins"])
+    if "aggregate" in trace.job:
+        fields = trace.job["aggregate"].items()
+        text += "aggregate:\n" + "".join(f"  {name}: {_in_line(value)}\n" for name, value in fields)
+    if "groupBy" in trace.job:
+        fields = [(name, value) for name, value in trace.job.items() if name != "input"]
+        text += "".join(f"{name}: {_in_line(value)}\n" for name, value in fields)
+    return text
 
 
 def _step_yaml(step: Mapping[str, Any]) -> str:
@@ -103,7 +111,7 @@ def _in_line(value: object) -> str:
 
 def _table(trace: KindTrace) -> Iterator[str]:
     columns = list(trace.outputs()[0])
-    yield f"| step | rows in: key, name, time | rows out: {', '.join(f'`{column}`' for column in columns)} |"
+    yield f"| step | rows in: column, name, time | rows out: {', '.join(f'`{column}`' for column in columns)} |"
     yield "|---|---|---|"
     for number, step in enumerate(trace.steps, start=1):
         rows_out = (
