@@ -205,8 +205,9 @@ def _remembering(job: Job) -> Job:
     document = job.job.model_dump(mode="json", by_alias=True, exclude_unset=True)
     for side in document["spec"]["inputs"]:
         side["watermark"]["maxFuture"] = A_DAY
-    if job.job.joins[0].as_of is not None:
-        document["spec"]["joins"][0]["asOf"]["historyRetention"] = "1h"
+    for step in document["spec"]["joins"]:
+        if "asOf" in step:
+            step["asOf"]["historyRetention"] = "1h"
     return replace(job, job=StreamJoin.model_validate(document))
 
 

@@ -339,7 +339,7 @@ class Check:
             if name in self._tables:
                 assert at == most, "a table has reached another time than its records say"
             else:
-                waited, asked = self._oracle.asked_from(plan.watermarks)
+                waited, asked = self._oracle.asked_from(plan.watermarks, name)
                 assert at <= min(most, asked), "versions go that rows will ask for (A2)"
                 assert at == most or at > waited, "versions stay that no row will ask for"
         self._behind = {name for name in self._streams() if self._unread(name, ends)}

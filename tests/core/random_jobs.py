@@ -19,7 +19,7 @@ NAN = float("nan")
 A_DAY = 24 * 3_600_000
 FUTURES = (A_DAY, A_DAY, 5, 12)  # `watermark.maxFuture`; no row of a history is a day ahead of another one
 INPUTS = ("o", "d", "r", "x")
-KINDS = ("interval", "broadcast", "chain", "fixed", "session", "asof")
+KINDS = ("interval", "broadcast", "chain", "fixed", "session", "asof", "mixed")
 TYPES = ("inner", "left", "right", "full", "semi", "anti")
 NARROWER = {"full": ("left", "right", "inner"), "left": ("inner",), "right": ("inner",)}
 """By type, the types to which a job with state may be edited (M2)."""
@@ -207,10 +207,11 @@ def session_steps(draw: Any, left: Sequence[str], right: str) -> dict[str, Any]:
 def asof_steps(draw: Any, left: Sequence[str], right: str) -> dict[str, Any]:
     retention = draw(st.integers(1, 12))
     columns = draw(st.sampled_from([["k"], ["n"], ["k", "n"]]))
+    origin = {"of": draw(st.sampled_from(left))} if draw(st.booleans()) else {}
     return {
-        "asOf": {"historyRetention": ms(retention), "grace": ms(draw(st.integers(0, retention - 1)))},
+        "asOf": {**origin, "historyRetention": ms(retention), "grace": ms(draw(st.integers(0, retention - 1)))},
         "type": draw(st.sampled_from(["inner", "left"])),
-        "keys": {f"{left[0]}.{column}": f"{right}.{column}" for column in columns},
+        "keys": {f"{draw(st.sampled_from(left))}.{column}": f"{right}.{column}" for column in columns},
     }
 
 
@@ -225,18 +226,32 @@ STEPS: dict[str, Callable[..., Any]] = {
 
 
 @st.composite
+def mixed_steps(draw: Any, before: Sequence[dict[str, Any]], left: Sequence[str], right: str) -> dict[str, Any]:
+    """A step of any kind that may follow these. It counts from the time of an input that is no table."""
+    tables = {step["right"] for step in before if "asOf" in step}
+    step = draw(draw(st.sampled_from([interval_steps, asof_steps]))(left, right))
+    timed = [name for name in left if name not in tables]
+    for matching in step.values():
+        if isinstance(matching, dict) and matching.get("of") in tables:
+            matching["of"] = draw(st.sampled_from(timed))
+    return step
+
+
+@st.composite
 def jobs(draw: Any, kind: str) -> Job:
-    names = INPUTS[: draw(st.sampled_from([3, 4])) if kind == "chain" else 2]
+    names = INPUTS[: draw(st.sampled_from([3, 4])) if kind in ("chain", "mixed") else 2]
     key = draw(st.sampled_from(sorted(KEY_TYPES)))
     steps, predicates = [], {}
     left = names[:1]
     for number, right in enumerate(names[1:]):
-        where, predicates[number] = draw(wheres(left, right, versions=kind == "asof"))
-        steps.append({"right": right, **draw(STEPS[kind](left, right)), **({"where": where} if where else {})})
-        left = left if steps[-1]["type"] in EXISTENCE else (*left, right)
+        step = draw(mixed_steps(steps, left, right) if kind == "mixed" else STEPS[kind](left, right))
+        where, predicates[number] = draw(wheres(left, right, versions="asOf" in step))
+        steps.append({"right": right, **step, **({"where": where} if where else {})})
+        left = left if step["type"] in EXISTENCE else (*left, right)
     inputs = [draw(an_input(name, key)) for name in names]
-    if kind == "asof":
-        inputs[1]["table"] = {"key": [text.partition(".")[2] for text in steps[0]["keys"].values()]}
+    for side, step in zip(inputs[1:], steps, strict=True):
+        if "asOf" in step:
+            side["table"] = {"key": [text.partition(".")[2] for text in step["keys"].values()]}
     select, computed = draw(selects(left))
     spec = {"inputs": inputs, "joins": steps, **select, "output": {"file": {"path": "out.jsonl"}, "format": "json"}}
     spec["deadLetter"] = {"file": {"path": "dead.jsonl"}}
@@ -257,7 +272,7 @@ def edited_jobs(draw: Any, job: Job) -> Job:
             step["interval"] |= {"lower": ms(lower), "upper": ms(upper)}
         if "asOf" in step:
             retention = draw(st.integers(1, 12))
-            step["asOf"] = {"historyRetention": ms(retention), "grace": ms(draw(st.integers(0, retention - 1)))}
+            step["asOf"] |= {"historyRetention": ms(retention), "grace": ms(draw(st.integers(0, retention - 1)))}
         else:
             step["allowedLateness"] = ms(draw(st.sampled_from([0, 0, 1, 5, 12])))
             step["lateData"] = draw(st.sampled_from(["drop", "dlq", *(["reopen"] if "interval" in step else [])]))

@@ -149,7 +149,7 @@ def test_j9_a_join_on_time_only_has_no_key_to_be_null() -> None:
 # --- chains -----------------------------------------------------------------------------------------------------------
 
 # Seed 004: d BETWEEN o - 1 AND o + 3, r BETWEEN d - 1 AND d + 4.
-SEED_004 = (Step("d", IntervalRule(-1, 3), []), Step("r", IntervalRule(-1, 4, "d"), []))
+SEED_004 = (Step("d", IntervalRule(-1, 3), []), Step("r", IntervalRule(-1, 4), [], left_input="d"))
 ODR = ("o", "d", "r")
 
 
@@ -165,7 +165,7 @@ def test_n3_the_worked_trace_of_seed_004() -> None:
 
 def test_n2_bounds_add_up_along_the_chain() -> None:
     """o >= d - 3 and d >= r - 4 give o >= r - 7: what waits for x by o's time lives that long."""
-    steps = (*SEED_004, Step("x", IntervalRule(0, 0, "o"), []))
+    steps = (*SEED_004, Step("x", IntervalRule(0, 0), [], left_input="o"))
     keep = ChainTimes("o", steps).next({"o": 200, "d": 200, "r": 110, "x": 0}).keep_from
     assert keep[2][1] == 110 - 7
 
@@ -175,7 +175,7 @@ def test_n4_a_padded_time_matches_nothing_later() -> None:
     for kind, wanted in (("left", [(1, None, None)]), ("inner", [])):
         chain = Oracle(
             ("l", "r", "x"),
-            [Step("r", IntervalRule(0, 0), keys, "left"), Step("x", IntervalRule(-9, 9, "r"), keys, kind)],
+            [Step("r", IntervalRule(0, 0), keys, "left"), Step("x", IntervalRule(-9, 9), keys, kind, left_input="r")],
         )
         chain.epoch(dict.fromkeys("lrx"), {"l": [row(1)], "x": [row(1)]})
         found = [r for epoch in chain.end() for r in times(epoch)]
@@ -192,7 +192,8 @@ def test_n3_what_an_outer_step_closes_still_meets_what_waits_for_it() -> None:
 
 def test_n2_a_chain_judges_late_by_each_inputs_own_watermark() -> None:
     chain = Oracle(
-        ODR, (Step("d", IntervalRule(-1, 3), [], allowed_lateness=2), Step("r", IntervalRule(-1, 4, "d"), []))
+        ODR,
+        (Step("d", IntervalRule(-1, 3), [], allowed_lateness=2), Step("r", IntervalRule(-1, 4), [], left_input="d")),
     )
     found = chain.epoch({"o": 10, "d": 10, "r": 10}, {"o": rows(7, 8), "d": rows(7, 8), "r": rows(8, 9, 10)})
     assert found.late == {"o": 1, "d": 1, "r": 2}
@@ -273,10 +274,10 @@ def test_a2_only_superseded_versions_go() -> None:
 def test_a2_versions_stay_for_rows_that_are_not_read_or_have_waited() -> None:
     join = job(AsOfRule(10, grace=5), "left")
     join.epoch(NONE, {"l": rows(12, 40), "r": versions((1, False), (15, False), (30, False))})
-    assert join.asked_from(NONE) == (-math.inf, 12)
+    assert join.asked_from(NONE, "l") == (-math.inf, 12)
     assert times(join.epoch(NONE, {}, {"l": 12})) == [(12, 1)], "a version goes when the next one is at 2 or before"
-    assert join.asked_from(NONE) == (35, math.inf)
-    assert join.asked_from({"l": END, "r": None}) == (35, 40)
+    assert join.asked_from(NONE, "l") == (35, math.inf)
+    assert join.asked_from({"l": END, "r": None}, "l") == (35, 40)
     join.epoch(NONE, {})
     assert times(join.epoch({"l": END, "r": None}, {"l": [row(14, offset=2)]})) == [(14, None), (40, 30)]
 

@@ -155,12 +155,12 @@ class Auditor:
             assert at in (BEGIN_OF_TIME, *times) or self._asked(plan, name, at), "an input has reached another time"
         for name in self._world.topics.keys() - self._tables if self._tables else ():
             at = plan.get("reached", {}).get(name, END_OF_TIME)
-            _, asked = self._oracle.asked_from(plan["watermarks"])
+            _, asked = self._oracle.asked_from(plan["watermarks"], name)
             assert at <= asked, "rows that wait ask for versions that go (A2)"
 
     def _asked(self, plan: Mapping[str, Any], name: str, at: int) -> bool:
         """Whether rows of the stream wait that may ask for versions of this time."""
-        waited, asked = self._oracle.asked_from(plan["watermarks"])
+        waited, asked = self._oracle.asked_from(plan["watermarks"], name)
         return name not in self._tables and waited < at <= asked
 
     def _ranges_of(self, plan: Mapping[str, Any], name: str) -> list[list[Any]]:

@@ -165,6 +165,7 @@ def test_fewer_stored_columns_go_on() -> None:
     [
         (as_of(asOf={"historyRetention": "1h"}), as_of(asOf={"historyRetention": "30m", "grace": "10m"})),
         (as_of(asOf={"historyRetention": "1h", "grace": "9m"}), as_of(asOf={"historyRetention": "1h"})),
+        (as_of(), as_of(asOf={"historyRetention": "1h", "of": "orders"})),
         ({**window(tumbling="1h"), "allowedLateness": "1m"}, window(tumbling="1h")),
         (window(tumbling="1h"), {**window(tumbling="1h"), "where": "orders.amount > 1"}),
     ],
@@ -297,7 +298,7 @@ def test_refuses_more_and_other_steps() -> None:
 def test_refuses_bounds_that_count_from_another_input() -> None:
     of_payments = step("items", interval={**DAY, "of": "payments"})
     (refused,) = compare(of(step(), step("items")), of(step(), of_payments)).refused
-    assert refused == "the bounds counted from orders, they now count from payments (step 2)"
+    assert refused == "the step counted from the time of orders, it now counts from that of payments (step 2)"
 
 
 def test_refuses_another_key_type() -> None:

@@ -296,11 +296,13 @@ BAD_STEPS: list[tuple[list[Any], dict[str, Any], str, str]] = [
     ([as_of(lateData="reopen")], {}, "joins[0].lateData", "a row that was emitted stays as it is; write drop"),
     ([as_of(allowedLateness="1s")], {}, "joins[0].allowedLateness", "write asOf.grace instead"),
     (
-        [as_of(), step()],
+        [as_of(), step(interval={**DAY, "of": "rates"})],
         {},
-        "joins[0].asOf",
-        "asOf steps do not take part in chains, and there are 2 steps; write interval",
+        "joins[1].interval.of",
+        "a version of 'rates' may be older than its row by any time, so rows would wait for ever (rule N2); "
+        "write of: orders",
     ),
+    ([as_of(asOf={"historyRetention": "1h", "of": "rates"})], {}, "joins[0].asOf.of", "write of: orders"),
     (
         [step("rates", keys={"orders.currency": "rates.currency"})],
         {},

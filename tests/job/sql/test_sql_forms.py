@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from job.sql_jobs import RATES, SEED_001, SEED_004
+from job.sql_jobs import RATES, SEED_001, SEED_004, Inputs
 from joinery_runtime.core.compile import compile_join
 from joinery_runtime.job import definition, parse_job
 from joinery_runtime.job.sql import SqlInput, translate
@@ -280,9 +280,29 @@ AS_OF_FORMS = {
     ),
 }
 
+PAID = Inputs(
+    {"rates": "currency", "fees": "method"}, orders="id int64, currency string, amount double, ts timestamp",
+    payments="id int64, method string, ts timestamp", rates="currency string, rate double, ts timestamp",
+    fees="method string, fee double, ts timestamp",
+)  # fmt: skip
+PAID_STEP = (
+    "{right: payments, keys: {orders.id: payments.id}, interval: {of: orders, lower: 0s, upper: 1h}, lateData: reopen}"
+)
+FEES_STEP = "{right: fees, type: left, keys: {payments.method: fees.method}, asOf: {of: payments, historyRetention: 1h}}"
+
+MIXED_FORMS = {
+    "a join, then a lookup at each input's time": (
+        "SELECT o.id, f.fee FROM orders o JOIN payments p ON p.id = o.id AND p.ts BETWEEN o.ts AND o.ts + INTERVAL '1' "
+        "HOUR JOIN rates FOR SYSTEM_TIME AS OF o.ts AS r ON o.currency = r.currency LEFT JOIN fees FOR SYSTEM_TIME AS "
+        "OF p.ts AS f ON p.method = f.method WITH ('join.history_retention' = '1h', 'join.late_data' = 'reopen')",
+        f"{PAID_STEP}, {{{AS_OF_KEYS}, asOf: {{historyRetention: 1h}}}}, {FEES_STEP}",
+        "{column: orders.id}, {column: fees.fee}",
+    ),
+}
+
 FORMS = [
     pytest.param(inputs, *form, id=name)
-    for inputs, forms in ((SEED_001, SEED_001_FORMS), (SEED_004, SEED_004_FORMS), (RATES, AS_OF_FORMS))
+    for inputs, forms in ((SEED_001, SEED_001_FORMS), (SEED_004, SEED_004_FORMS), (RATES, AS_OF_FORMS), (PAID, MIXED_FORMS))
     for name, form in forms.items()
 ]
 

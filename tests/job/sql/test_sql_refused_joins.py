@@ -129,8 +129,8 @@ AT = [
      "orders FOR", "a table is not the first input of a job", "list 'orders' behind 'rates'"),
     (RATES, "SELECT r.rate FROM rates FOR SYSTEM_TIME AS OF o.ts AS r JOIN orders o ON o.currency = r.currency "
      f"AND o.ts = r.ts {HISTORY}", "rates", "FOR SYSTEM_TIME belongs to the table", "write FROM <stream>"),
-    (SEED_004, f"{CHAIN.replace('returns r', 'returns FOR SYSTEM_TIME AS OF d.time AS r')} {HISTORY}", "returns",
-     "where more than two inputs are joined", "in a job of its own"),
+    (SEED_004, f"{CHAIN.replace('returns r', 'returns FOR SYSTEM_TIME AS OF d.id AS r')} {HISTORY}", "returns",
+     "the event time of an input that is joined before", "AS OF o.time or d.time"),
 ]  # fmt: skip
 
 

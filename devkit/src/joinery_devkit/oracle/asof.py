@@ -4,7 +4,7 @@ still counts is computed again for every row."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from joinery_devkit.oracle.horizons import UNKNOWN, Time
@@ -15,17 +15,15 @@ from joinery_devkit.oracle.windows import time_of
 
 @dataclass(slots=True)
 class AsOfStep:
-    """One as-of step. `stream` is the name of the left input. The rows of earlier epochs move the times of both sides
-    (A2, A3): rows have waited up to `waited`, and versions that were superseded up to `expired` are gone. In this epoch
-    the table has `reached` a time (A4)."""
+    """One as-of step. `stream` is the input at whose time a left row asks. In this epoch rows have waited up to
+    `waited` (A3), versions that were superseded up to `expired` are gone (A2), and the table has `reached` a time
+    (A4)."""
 
     step: Step
     stream: str
     rule: AsOfRule
     versions: list[Joined] = field(default_factory=list)
     waiting: list[Joined] = field(default_factory=list)
-    stream_time: Time = UNKNOWN
-    table_time: Time = UNKNOWN
     waited: Time = UNKNOWN
     expired: Time = UNKNOWN
     reached: Time = math.inf
@@ -36,22 +34,13 @@ class AsOfStep:
         self.waiting = [forget(LEFT, row) for row in self.waiting]
         self.versions = [forget(RIGHT, version) for version in self.versions]
 
-    def begin(self, reached: Mapping[str, int]) -> None:
-        """An epoch begins in which those inputs that are behind have `reached` these times; the rows that the stream
-        has yet to join are from after its own. Neither horizon goes back, also not after an edit."""
-        self.reached = reached.get(self.table, math.inf)
-        slowest = min(self.table_time, self.reached, reached.get(self.stream, math.inf))
-        self.waited = max(self.waited, min(self.stream_time - self.rule.grace, self.reached))
-        self.expired = max(self.expired, slowest - self.rule.retention)
+    def begin(self, waited: Time, expired: Time, reached: Time) -> None:
+        """An epoch begins with these times."""
+        self.waited, self.expired, self.reached = waited, expired, reached
 
-    def asked_from(self, *, ended: bool) -> Time:
-        """The time of the first waiting row whose grace has ended when the next epoch begins (A2)."""
-        until = math.inf if ended else self.stream_time - self.rule.grace
-        return min((time for time in map(time_of, self.waiting) if time <= until), default=math.inf)
-
-    @property
-    def table(self) -> str:
-        return self.step.right
+    def asked_from(self, until: Time) -> Time:
+        """The time of the first waiting row up to `until`."""
+        return min((time for time in map(self._time, self.waiting) if time <= until), default=math.inf)
 
     @property
     def at_once(self) -> Time:
@@ -67,42 +56,38 @@ class AsOfStep:
 
     def close(self) -> list[Joined]:
         """The results of waiting rows whose time has come."""
-        ready = [row for row in self.waiting if time_of(row) <= self.waited]
-        self.waiting = [row for row in self.waiting if time_of(row) > self.waited]
-        return [joined_row for row in sorted(ready, key=time_of) for joined_row in self._result(row)]
+        ready = [row for row in self.waiting if self._time(row) <= self.waited]
+        self.waiting = [row for row in self.waiting if self._time(row) > self.waited]
+        return [joined_row for row in sorted(ready, key=self._time) for joined_row in self._result(row)]
 
     def arrive(self, rows: Iterable[Joined]) -> list[Joined]:
         """Takes stream rows: they are emitted at once, or wait until their time has come."""
         out: list[Joined] = []
         for row in rows:
-            if self.step.why_unjoinable(LEFT, row) is not None:
-                out += self._padded(row)  # O2
-            elif time_of(row) <= self.at_once:
+            if row.time(self.stream) is None or self.step.why_unjoinable(LEFT, row) is not None:
+                out += self._padded(row)  # O2, N4
+            elif self._time(row) <= self.at_once:
                 out += self._result(row)
             else:
                 self.waiting.append(row)
         return out
 
-    def end_stream(self) -> None:
-        """Ends the stream's wait: nothing can arrive any more for which a row would have to wait (A4)."""
-        self.stream_time = math.inf
-
-    def settle(self, stream: Iterable[Row], table: Iterable[Row]) -> None:
-        """Applies the times that this epoch's rows imply, which count from the next epoch on (T3)."""
-        self.stream_time = max([self.stream_time, *(row.ts for row in stream)])
-        self.table_time = max([self.table_time, *(row.ts for row in table)])
-
     def _result(self, row: Joined) -> list[Joined]:
         of_key = self._of_key(self.step.key(LEFT, row))
         # A1: of the versions still there, the newest one that is not newer than the row.
-        usable = [v for v in of_key if time_of(v) <= time_of(row) and not self._superseded(v, of_key)]
+        usable = [v for v in of_key if time_of(v) <= self._time(row) and not self._superseded(v, of_key)]
         version = max(usable, key=_age, default=None)
         if version is None or _input_row(version).deleted or not self.step.fits(row, version):
             return self._padded(row)
         return [joined(row, version)]
 
     def _padded(self, row: Joined) -> list[Joined]:
-        return [joined(row, Joined({self.table: None}))] if self.step.preserved(LEFT) else []
+        return [joined(row, Joined({self.step.right: None}))] if self.step.preserved(LEFT) else []
+
+    def _time(self, row: Joined) -> int:
+        time = row.time(self.stream)
+        assert time is not None, "a row without a time is not looked up (N4)"
+        return time
 
     def _superseded(self, version: Joined, of_key: Sequence[Joined]) -> bool:
         """Whether a newer version of the key is beyond the horizon (A2)."""

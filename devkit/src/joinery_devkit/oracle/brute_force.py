@@ -27,8 +27,7 @@ def brute_force(inputs: Sequence[str], steps: Sequence[Step], rows: Mapping[str,
 def _joined(step: Step, before: Sequence[str], sides: Sides) -> Iterator[Joined]:
     match step.rule:
         case IntervalRule():
-            left_input = step.rule.left_input or before[0]
-            return _outer(step, before, sides, _interval(step, step.rule, left_input), _no_window)
+            return _outer(step, before, sides, _interval(step, step.rule, step.left_input or before[0]), _no_window)
         case WindowRule():
             windows = _fixed(step.rule)
             return _outer(step, before, sides, lambda a, b: set(windows(a)) & set(windows(b)), windows)
@@ -36,7 +35,7 @@ def _joined(step: Step, before: Sequence[str], sides: Sides) -> Iterator[Joined]
             sessions = _sessions(step, step.rule, sides)
             return _outer(step, before, sides, lambda a, b: {sessions(a)} & {sessions(b)}, lambda row: [sessions(row)])
         case AsOfRule():
-            return _outer(step, before, sides, _newest(step, sides[RIGHT]), _no_window)
+            return _outer(step, before, sides, _newest(step, sides[RIGHT], step.left_input or before[0]), _no_window)
 
 
 def _outer(
@@ -108,9 +107,11 @@ def _sessions(step: Step, rule: SessionRule, sides: Sides) -> Callable[[Joined],
     return session
 
 
-def _newest(step: Step, versions: Sequence[Joined]) -> Match:
+def _newest(step: Step, versions: Sequence[Joined], left_input: str) -> Match:
     def match(left: Joined, right: Joined) -> Iterator[None]:
-        key, at = step.key(LEFT, left), _only(left).ts
+        key, at = step.key(LEFT, left), left.time(left_input)
+        if at is None:
+            return
         same_key = [_only(v) for v in versions if _can(step, RIGHT, v) and step.key(RIGHT, v) == key]
         newest = max((v for v in same_key if v.ts <= at), key=lambda v: (v.ts, v.offset), default=None)
         if newest is _only(right) and not newest.deleted:

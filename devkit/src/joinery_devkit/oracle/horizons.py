@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from joinery_devkit.oracle.model import LEFT, RIGHT, IntervalRule, Step
+from joinery_devkit.oracle.model import LEFT, RIGHT, AsOfRule, IntervalRule, Step
 from joinery_devkit.oracle.rows import END
 
 Time = float  # milliseconds, in practice int or an infinity
@@ -24,15 +25,15 @@ def as_time(watermark: int | None) -> Time:
 
 @dataclass(frozen=True, slots=True)
 class Horizons:
-    """`accept_from`: a row of the input below this time is late. `keep_from`: per step and side, a row below this time
-    is not kept; on the left side it refers to the input from whose time the step's bound counts."""
+    """`accept_from`: a row of the input below this time is late. `keep_from`: per step and side, the time up to which
+    rows are closed; on the left side it refers to the input from whose time the step counts."""
 
     accept_from: Mapping[str, Time]
     keep_from: Sequence[tuple[Time, Time]]
 
 
 class ChainTimes:
-    """The horizons of a chain of interval steps, epoch after epoch."""
+    """The horizons of a chain of steps of any kinds, epoch after epoch."""
 
     def __init__(self, first: str, steps: Sequence[Step]) -> None:
         self._first, self._steps = first, steps
@@ -42,17 +43,27 @@ class ChainTimes:
         """Continues the job with steps that have other bounds, types or lateness."""
         self._steps = steps
 
-    def next(self, watermarks: Mapping[str, int | None]) -> Horizons:
-        """The horizons of the next epoch, under its plan's watermarks."""
+    def next(
+        self,
+        watermarks: Mapping[str, int | None],
+        highest: Mapping[str, Time] = MappingProxyType({}),
+        reached: Mapping[str, int] = MappingProxyType({}),
+    ) -> Horizons:
+        """The horizons of the next epoch, under its plan's watermarks. `highest` are the highest event times that
+        earlier epochs have read. `reached` are the times up to which inputs were read that are behind (A4)."""
         accept = self._accept_from(watermarks)
         coming = {self._first: accept[self._first]}
         keep_from: list[tuple[Time, Time]] = []
         for number, step in enumerate(self._steps):
-            lower, upper, left_input = bound(step, self._first)
+            coming = {**coming, step.right: accept[step.right]}
+            if isinstance(step.rule, AsOfRule):
+                ended = watermarks[step.left_input or self._first] == END
+                left, right = self._table_horizons(number, step.rule, coming, highest, reached, ended=ended)
+            else:
+                left, right = self._closed(step, coming)
             was = self._before[number]  # a horizon never goes back, also not after an edit
-            now = (max(was[LEFT], accept[step.right] - upper), max(was[RIGHT], coming[left_input] + lower))
-            keep_from.append(now)
-            coming = self._handed_on(number, coming, accept[step.right], now)
+            keep_from.append((max(was[LEFT], left), max(was[RIGHT], right)))
+            coming = self._handed_on(number, coming, keep_from[-1])
         self._before = keep_from
         return Horizons(accept, keep_from)
 
@@ -62,17 +73,53 @@ class ChainTimes:
         lateness |= {step.right: step.allowed_lateness for step in self._steps}
         return {name: as_time(watermarks[name]) - allowed for name, allowed in lateness.items()}
 
-    def _handed_on(
-        self, number: int, coming: Mapping[str, Time], right: Time, now: tuple[Time, Time]
-    ) -> dict[str, Time]:
-        """For each input's time, the minimum of what came in and what may still be kept (N3). Rows that a preserved
-        side closes in this epoch are emitted in this epoch, so that side counts with what it kept before."""
+    def _closed(self, step: Step, coming: Mapping[str, Time]) -> tuple[Time, Time]:
+        """Up to where the sides of a step are closed: of an interval step by the other side, row by row (J3); of a
+        window step by both (W2)."""
+        left, right = coming[step.left_input or self._first], coming[step.right]
+        if isinstance(step.rule, IntervalRule):
+            return right - step.rule.upper, left + step.rule.lower
+        return min(left, right), min(left, right)
+
+    def _table_horizons(
+        self,
+        number: int,
+        rule: AsOfRule,
+        coming: Mapping[str, Time],
+        highest: Mapping[str, Time],
+        reached: Mapping[str, int],
+        *,
+        ended: bool,
+    ) -> tuple[Time, Time]:
+        """Up to where rows have waited (A3, A4), and from where on versions count (A2). In a chain, versions stay for
+        the rows that the steps before may still hand on, once a row of their input was read."""
         step = self._steps[number]
-        before = self._before[number]
-        left_kept, right_kept = (before[side] if step.preserved(side) else now[side] for side in (LEFT, RIGHT))
-        left_input = bound(step, self._first)[2]
-        out = {name: min(low, left_kept + self._least(name, left_input)) for name, low in coming.items()}
-        return {**out, step.right: min(right, right_kept)} if step.emits_right else out
+        stream, table = step.left_input or self._first, step.right
+        seen, table_reached = highest.get(stream, UNKNOWN), reached.get(table, math.inf)
+        asked = [highest.get(table, UNKNOWN), table_reached, reached.get(stream, math.inf)]
+        if number > 0 and seen != UNKNOWN:
+            asked.append(coming[stream])
+        return min(math.inf if ended else seen - rule.grace, table_reached), min(asked) - rule.retention
+
+    def _handed_on(self, number: int, coming: Mapping[str, Time], now: tuple[Time, Time]) -> dict[str, Time]:
+        """For each input's time, the minimum of what came in and what may still be kept (N3). The time of a version is
+        not handed on (N2)."""
+        step = self._steps[number]
+        left_kept, right_kept = self._still_emitted(number, now)
+        origin, names = step.left_input or self._first, [name for name in coming if name != step.right]
+        out = {name: min(coming[name], left_kept + self._least(name, origin)) for name in names}
+        if isinstance(step.rule, AsOfRule) or not step.emits_right:
+            return out
+        return {**out, step.right: min(coming[step.right], right_kept)}
+
+    def _still_emitted(self, number: int, now: tuple[Time, Time]) -> tuple[Time, Time]:
+        """The lowest times of kept rows that this epoch or a later one may emit. Rows that are closed in this epoch
+        and emitted then count with what was kept before it."""
+        step, before = self._steps[number], self._before[number]
+        if isinstance(step.rule, AsOfRule):
+            return before[LEFT] + 1, UNKNOWN
+        left, right = (before[side] if step.preserved(side) else now[side] for side in (LEFT, RIGHT))
+        return left, right
 
     def _least(self, name: str, base: str) -> int:
         """The least (time of `name` - time of `base`) in rows that have both: bounds add up along the chain (N2)."""
@@ -88,13 +135,13 @@ class ChainTimes:
         way: list[tuple[str, int, int]] = []
         while name != self._first:
             step = next(step for step in self._steps if step.right == name)
-            lower, upper, left_input = bound(step, self._first)
+            lower, upper = bound(step)
             way.append((name, lower, upper))
-            name = left_input
+            name = step.left_input or self._first
         return way
 
 
-def bound(step: Step, first: str) -> tuple[int, int, str]:
-    """(lower, upper, of) of an interval step."""
-    assert isinstance(step.rule, IntervalRule), "only interval steps take part in chains (W4)"
-    return step.rule.lower, step.rule.upper, step.rule.left_input or first
+def bound(step: Step) -> tuple[int, int]:
+    """The lowest and the highest distance of the right row's time from that of the step's left input."""
+    assert isinstance(step.rule, IntervalRule), "other steps count only from times that are bounded (N2)"
+    return step.rule.lower, step.rule.upper

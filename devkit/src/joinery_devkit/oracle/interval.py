@@ -66,7 +66,7 @@ class IntervalStep:
 
     def _matches(self, side: int, arrived: KeptRow) -> list[Joined]:
         """The matches of a row among the kept rows of the other side (J1)."""
-        lower, upper, _ = bound(self.step, self.first)
+        lower, upper = bound(self.step)
         matches: list[Joined] = []
         for other in self.buffers[1 - side]:
             if other.key != arrived.key:  # first, because it rules out most rows
@@ -83,7 +83,7 @@ class IntervalStep:
 
     def time_of(self, side: int) -> str:
         """The input to whose time the bound refers on this side."""
-        return bound(self.step, self.first)[2] if side == LEFT else self.step.right
+        return self.step.left_input or self.first if side == LEFT else self.step.right
 
     def padded(self, side: int, row: Joined) -> Joined:
         if not self.step.emits_right:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from joinery_devkit.oracle.asof import AsOfStep
-from joinery_devkit.oracle.horizons import UNKNOWN, ChainTimes, Horizons, Time, as_time, bound
+from joinery_devkit.oracle.horizons import UNKNOWN, ChainTimes, Horizons, Time, as_time
 from joinery_devkit.oracle.interval import IntervalStep
 from joinery_devkit.oracle.model import (
     LEFT,
@@ -35,6 +36,8 @@ from joinery_runtime.job import StreamJoin
 Watermarks = Mapping[str, int | None]
 SideBatches = Mapping[str, Iterable[Row]]
 Dropped = dict[str, Counter[str]]
+Drops = tuple[Counter[str], Counter[str]]  # by side
+Sides = tuple[Sequence[Joined], Sequence[Joined]]
 LATE = "late"
 
 
@@ -49,25 +52,12 @@ class EpochExpectation:
     dropped: Mapping[str, Mapping[str, int]]
 
 
-class _Rules(Protocol):
-    """The rules of one kind of job. `epoch` takes the readable rows of every input, ordered by (partition, offset), and
-    counts what it drops. `reached` has the times up to which inputs were read that are behind (A4)."""
-
-    def epoch(
-        self, watermarks: Watermarks, rows: Mapping[str, Sequence[Row]], dropped: Dropped, reached: Mapping[str, int]
-    ) -> list[Joined]: ...
-
-    def edit(self, steps: Sequence[Step], forgets: Sequence[Forget]) -> None:
-        """Continues the job with these steps; `forgets` has one function for each."""
-
-
 class Oracle:
-    """The oracle. `inputs` are those of the job, in its order; `steps` are a chain of interval steps, or one step of
-    another kind."""
+    """The oracle. `inputs` are those of the job, in its order; `steps` are its chain."""
 
     def __init__(self, inputs: Sequence[str], steps: Sequence[Step], columns: Sequence[Projection] = ()) -> None:
         self.inputs, self.steps, self._columns = tuple(inputs), tuple(steps), tuple(columns)
-        self._rules = _rules(self.inputs, self.steps)
+        self._chain = _Chain(self.inputs, self.steps)
 
     @property
     def depth(self) -> int:
@@ -94,7 +84,7 @@ class Oracle:
         """Continues the job as the job of `edited` (M2). By step, and by side, `forgotten` are the columns (by input)
         that rows in the state lack."""
         self.steps, self._columns = edited.steps, edited._columns
-        self._rules.edit(self.steps, [_forgetting(forgotten[number]) for number in range(len(self.steps))])
+        self._chain.edit(self.steps, [_forgetting(forgotten[number]) for number in range(len(self.steps))])
 
     def epoch(
         self, watermarks: Watermarks, rows: SideBatches, reached: Mapping[str, int] = MappingProxyType({})
@@ -104,17 +94,16 @@ class Oracle:
         behind (A4)."""
         dropped: Dropped = {name: Counter() for name in self.inputs}
         listed = {name: sorted(rows.get(name, ()), key=lambda row: (row.partition, row.offset)) for name in self.inputs}
-        joined_rows = tuple(self._rules.epoch(watermarks, listed, dropped, reached))
+        joined_rows = tuple(self._chain.epoch(watermarks, listed, dropped, reached))
         late = {name: counts.pop(LATE, 0) for name, counts in dropped.items()}
         return EpochExpectation(
             joined_rows, tuple(output_row(row, self._columns) for row in joined_rows), late, dropped
         )
 
-    def asked_from(self, watermarks: Watermarks) -> tuple[Time, Time]:
-        """For which times an as-of step's waiting rows ask in an epoch with these watermarks (A2): none up to the first
-        of these times, and some from the second on."""
-        assert isinstance(self._rules, _Versions), "only rows of an as-of step ask for versions"
-        return self._rules.run.waited, self._rules.run.asked_from(ended=watermarks[self.inputs[0]] == END)
+    def asked_from(self, watermarks: Watermarks, name: str) -> tuple[Time, Time]:
+        """For which times of the input waiting rows of as-of steps ask in an epoch with these watermarks (A2): none up
+        to the first of these times, and some from the second on."""
+        return self._chain.asked_from(name, ended=watermarks[name] == END)
 
     def end(self) -> Iterator[EpochExpectation]:
         """Yields the epochs that end all inputs (T7): what each step closes passes to the next step."""
@@ -144,38 +133,28 @@ def _forgetting(columns: Sequence[Collection[tuple[str, str]]]) -> Forget:
     return forget
 
 
-def _rules(inputs: Sequence[str], steps: Sequence[Step]) -> _Rules:
-    step = steps[0]
-    match step.rule:
-        case IntervalRule():
-            return _Chain(inputs, steps)
-        case WindowRule():
-            return _Windowed(inputs, step, FixedWindows(step, inputs, step.rule))
-        case SessionRule():
-            return _Windowed(inputs, step, SessionWindows(step, inputs, step.rule))
-        case AsOfRule():
-            return _Versions(inputs, AsOfStep(step, inputs[0], step.rule))
+class _Step(Protocol):
+    """One step of a chain."""
 
+    def edit(self, step: Step, forget: Forget) -> None:
+        """Continues the step as this one."""
 
-def _joinable(step: Step, side: int, row: Joined, dropped: Counter[str]) -> bool:
-    """Whether a row can be joined. On a side that is not preserved, a row that cannot match is dropped first of all
-    (J4)."""
-    reason = None if step.preserved(side) else step.why_unjoinable(side, row)
-    if reason is not None:
-        dropped[reason] += 1
-    return reason is None
+    def epoch(self, rows: Sides, keep_from: tuple[Time, Time], reached: Time, dropped: Drops) -> list[Joined]:
+        """Takes an epoch's rows of both sides, and returns the joined rows. `dropped` counts by side, where the rows
+        are records."""
 
 
 class _Chain:
-    """A chain of interval steps, or a single one."""
+    """A chain of steps of any kinds."""
 
     def __init__(self, inputs: Sequence[str], steps: Sequence[Step]) -> None:
         self._first, self._inputs, self._steps = inputs[0], inputs, steps
         self._times = ChainTimes(self._first, steps)
+        self._highest: dict[str, Time] = {}
         left: list[str] = [self._first]
-        self._run: list[IntervalStep] = []
+        self._run: list[_Step] = []
         for step in steps:
-            self._run.append(IntervalStep(step, tuple(left), self._first))
+            self._run.append(_run(step, tuple(left), self._first))
             left += [step.right] if step.emits_right else []
 
     def edit(self, steps: Sequence[Step], forgets: Sequence[Forget]) -> None:
@@ -187,69 +166,109 @@ class _Chain:
     def epoch(
         self, watermarks: Watermarks, rows: Mapping[str, Sequence[Row]], dropped: Dropped, reached: Mapping[str, int]
     ) -> list[Joined]:
-        horizons = self._times.next(watermarks)
-        accepted = {
-            name: [
-                row
-                for row in map(_to_joined(name), rows[name])
-                if self._takes(name, row, watermarks, horizons, dropped)
-            ]
+        """Takes the readable rows of every input, ordered by (partition, offset), and counts what it drops. `reached`
+        has the times up to which inputs were read that are behind (A4)."""
+        horizons = self._times.next(watermarks, self._highest, reached)
+        late_below = self._late_below(watermarks, horizons)
+        records = {
+            name: [row for row in map(_to_joined(name), rows[name]) if self._takes(name, row, late_below, dropped)]
             for name in self._inputs
         }
-        left = accepted[self._first]
-        for run, keep_from in zip(self._run, horizons.keep_from, strict=True):
-            closed = run.close(keep_from)
-            arrived = run.arrive(LEFT, left, keep_from)
-            left = [*closed, *arrived, *run.arrive(RIGHT, accepted[run.step.right], keep_from)]
+        left, left_drops = records[self._first], dropped[self._first]
+        for run, step, keep_from in zip(self._run, self._steps, horizons.keep_from, strict=True):
+            drops = (left_drops, dropped[step.right])
+            left = run.epoch((left, records[step.right]), keep_from, reached.get(step.right, math.inf), drops)
+            left_drops = Counter()
+        for name in self._inputs:  # they count from the next epoch on (T3)
+            self._highest[name] = max([self._highest.get(name, UNKNOWN), *(row.ts for row in rows[name])])
         return left
 
-    def _takes(self, name: str, row: Joined, watermarks: Watermarks, horizons: Horizons, dropped: Dropped) -> bool:
-        step, side = next(((s, RIGHT) for s in self._steps if s.right == name), (self._steps[0], LEFT))
-        if not _joinable(step, side, row, dropped[name]):
-            return False
-        late = not step.reopen and self._is_late(name, row, watermarks, horizons)
-        dropped[name][LATE] += late
-        return not late
+    def asked_from(self, name: str, *, ended: bool) -> tuple[Time, Time]:
+        """See `Oracle.asked_from`."""
+        asking = [run.run for run in self._run if isinstance(run, _Versions) and run.run.stream == name]
+        highest = math.inf if ended else self._highest.get(name, UNKNOWN)
+        waited = min((run.waited for run in asking), default=math.inf)
+        return waited, min((run.asked_from(highest - run.rule.grace) for run in asking), default=math.inf)
 
-    def _is_late(self, name: str, row: Joined, watermarks: Watermarks, horizons: Horizons) -> bool:
-        """Whether a row is late (J6): with a single inner step by what can still match, else by its own input."""
-        ts, step = row.time(name), self._steps[0]
+    def _takes(self, name: str, row: Joined, late_below: Mapping[str, Time], dropped: Dropped) -> bool:
+        """Whether a record is neither dropped first of all, as one that cannot match on a side that is not preserved
+        (J4), nor late (J6)."""
+        step, side = self._reading(name)
+        reason = None if step.preserved(side) else step.why_unjoinable(side, row)
+        ts = row.time(name)
         assert ts is not None, "a row of an input has a time"
-        if len(self._steps) > 1 or step.type not in {"inner", "semi"}:
-            return ts < horizons.accept_from[name]
-        lower, upper, _ = bound(step, self._first)
-        lowest = min(as_time(watermark) for watermark in watermarks.values())
-        return ts + max(upper, -lower) + step.allowed_lateness < lowest
+        if reason is None and ts < late_below[name]:
+            reason = LATE
+        if reason is not None:
+            dropped[name][reason] += 1
+        return reason is None
+
+    def _reading(self, name: str) -> tuple[Step, int]:
+        return next(((step, RIGHT) for step in self._steps if step.right == name), (self._steps[0], LEFT))
+
+    def _late_below(self, watermarks: Watermarks, horizons: Horizons) -> dict[str, Time]:
+        """By input, the time before which a record is late (J6): with a single inner step by what can still match, else
+        by its own input. Only interval steps judge records so."""
+        below = dict.fromkeys(self._inputs, UNKNOWN)
+        for name in self._inputs:
+            step, _ = self._reading(name)
+            if isinstance(step.rule, IntervalRule) and not step.reopen:
+                below[name] = horizons.accept_from[name]
+                if len(self._steps) == 1 and step.type in {"inner", "semi"}:
+                    reach = max(step.rule.upper, -step.rule.lower)
+                    below[name] = min(map(as_time, watermarks.values())) - reach - step.allowed_lateness
+        return below
+
+
+def _run(step: Step, left: Sequence[str], first: str) -> _Step:
+    match step.rule:
+        case IntervalRule():
+            return _Interval(IntervalStep(step, left, first))
+        case WindowRule():
+            return _Windowed([*left, step.right], step, FixedWindows(step, [*left, step.right], step.rule))
+        case SessionRule():
+            return _Windowed([*left, step.right], step, SessionWindows(step, [*left, step.right], step.rule))
+        case AsOfRule():
+            return _Versions(AsOfStep(step, step.left_input or first, step.rule))
+
+
+@dataclass(frozen=True, slots=True)
+class _Interval:
+    """An interval step."""
+
+    run: IntervalStep
+
+    def edit(self, step: Step, forget: Forget) -> None:
+        self.run.edit(step, forget)
+
+    def epoch(self, rows: Sides, keep_from: tuple[Time, Time], reached: Time, dropped: Drops) -> list[Joined]:
+        closed = self.run.close(keep_from)
+        arrived = self.run.arrive(LEFT, rows[LEFT], keep_from)
+        return [*closed, *arrived, *self.run.arrive(RIGHT, rows[RIGHT], keep_from)]
 
 
 class _Windowed:
-    """One window step."""
+    """A window step."""
 
     def __init__(self, inputs: Sequence[str], step: Step, windows: WindowStep) -> None:
         self._inputs, self._step, self._windows = inputs, step, windows
-        self._closed = UNKNOWN
 
-    def edit(self, steps: Sequence[Step], forgets: Sequence[Forget]) -> None:
-        (self._step,), (forget,) = steps, forgets
-        self._windows.edit(self._step, forget)
+    def edit(self, step: Step, forget: Forget) -> None:
+        self._step = step
+        self._windows.edit(step, forget)
 
-    def epoch(
-        self, watermarks: Watermarks, rows: Mapping[str, Sequence[Row]], dropped: Dropped, reached: Mapping[str, int]
-    ) -> list[Joined]:
-        now = min(as_time(watermarks[name]) for name in self._inputs) - self._step.allowed_lateness
-        closed = self._closed = max(self._closed, now)  # also after an edit
+    def epoch(self, rows: Sides, keep_from: tuple[Time, Time], reached: Time, dropped: Drops) -> list[Joined]:
+        closed, _ = keep_from
         out = self._windows.close(closed)
         coming: tuple[list[Joined], list[Joined]] = ([], [])
-        for side, name in enumerate(self._inputs):
-            for row in map(_to_joined(name), rows[name]):
-                if not _joinable(self._step, side, row, dropped[name]):
-                    continue
+        for side in (LEFT, RIGHT):
+            for row in rows[side]:
                 if self._step.why_unjoinable(side, row) is None:
                     coming[side].append(row)
                 else:
-                    out += self._pad_at_once(side, row, closed, dropped[name])
-        for name, late in zip(self._inputs, self._windows.arrive(coming, closed), strict=True):
-            dropped[name][LATE] += late
+                    out += self._pad_at_once(side, row, closed, dropped[side])
+        for side, late in enumerate(self._windows.arrive(coming, closed)):
+            dropped[side][LATE] += late
         return out
 
     def _pad_at_once(self, side: int, row: Joined, closed: float, dropped: Counter[str]) -> list[Joined]:
@@ -260,34 +279,22 @@ class _Windowed:
         return [unmatched(self._step, self._inputs, side, row, window) for window in open_windows]
 
 
+@dataclass(frozen=True, slots=True)
 class _Versions:
-    """One as-of step."""
+    """An as-of step."""
 
-    def __init__(self, inputs: Sequence[str], run: AsOfStep) -> None:
-        self._inputs, self.run = inputs, run
+    run: AsOfStep
 
-    def edit(self, steps: Sequence[Step], forgets: Sequence[Forget]) -> None:
-        (step,), (forget,) = steps, forgets
+    def edit(self, step: Step, forget: Forget) -> None:
         assert isinstance(step.rule, AsOfRule), "a step stays of its kind (M2)"
         self.run.edit(step, step.rule, forget)
 
-    def epoch(
-        self, watermarks: Watermarks, rows: Mapping[str, Sequence[Row]], dropped: Dropped, reached: Mapping[str, int]
-    ) -> list[Joined]:
-        """Replays one epoch. The table's rows come before stream rows, even before those that have waited (A4)."""
-        run, (stream, table) = self.run, self._inputs
-        if watermarks[stream] == END:
-            run.end_stream()
-        run.begin(reached)
-        for row in map(_to_joined(table), rows[table]):
-            if _joinable(run.step, RIGHT, row, dropped[table]) and not run.version_arrives(row):
-                dropped[table]["expired"] += 1
-        coming = [
-            row for row in map(_to_joined(stream), rows[stream]) if _joinable(run.step, LEFT, row, dropped[stream])
-        ]
-        out = [*run.close(), *run.arrive(coming)]
-        run.settle(rows[stream], rows[table])
-        return out
+    def epoch(self, rows: Sides, keep_from: tuple[Time, Time], reached: Time, dropped: Drops) -> list[Joined]:
+        """The table's rows come before stream rows, even before those that have waited (A4)."""
+        self.run.begin(*keep_from, reached)
+        for row in rows[RIGHT]:
+            dropped[RIGHT]["expired"] += not self.run.version_arrives(row)
+        return [*self.run.close(), *self.run.arrive(rows[LEFT])]
 
 
 def _to_joined(name: str) -> Callable[[Row], Joined]:

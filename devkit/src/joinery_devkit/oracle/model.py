@@ -23,12 +23,10 @@ Residual = Callable[[Values, Values], bool | None]
 
 @dataclass(frozen=True, slots=True)
 class IntervalRule:
-    """`right.ts` minus the time of `left_input` is in [lower, upper], in milliseconds. `left_input` None: the first
-    input."""
+    """`right.ts` minus the time of the left row is in [lower, upper], in milliseconds."""
 
     lower: int
     upper: int
-    left_input: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,8 @@ class Predicates:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One join step. `keys` are (an earlier input, its column, the right input's column)."""
+    """One join step. `keys` are (an earlier input, its column, the right input's column). A left row has the time of
+    `left_input`; None: the first input."""
 
     right: str
     rule: Rule
@@ -74,6 +73,7 @@ class Step:
     type: JoinType = "inner"
     allowed_lateness: int = 0
     reopen: bool = False
+    left_input: str | None = None
     predicates: Predicates = field(default_factory=Predicates)
 
     def preserved(self, side: int) -> bool:
@@ -199,13 +199,14 @@ def _step(step: JoinStep, predicates: Predicates) -> Step:
         type=step.type,
         allowed_lateness=step.allowed_lateness,
         reopen=step.late_data == "reopen",
+        left_input=step.matching.counted_from,
         predicates=predicates,
     )
 
 
 def _rule(step: JoinStep) -> Rule:
     if step.interval is not None:
-        return IntervalRule(step.interval.lower, step.interval.upper, step.interval.of)
+        return IntervalRule(step.interval.lower, step.interval.upper)
     if step.as_of is not None:
         return AsOfRule(step.as_of.history_retention, step.as_of.grace)
     assert step.window is not None, "a step has a bound on time (J8)"

@@ -140,12 +140,13 @@ class JobState:
         return any(times.closes(self.pipeline, meta, reached) for meta in self.remaining)
 
     def due_from(self, now: Times) -> dict[str, int]:
-        """For each input with kept rows that an epoch with these times lets go, a time below which there is none."""
+        """For each input by whose time kept rows ask a table that an epoch with these times lets go: a time below which
+        there is none."""
         horizons = self.horizons(now)
         due: dict[str, int] = {}
         for meta in self.remaining:
-            if times.closes(self.pipeline, meta, horizons):
-                step, side = self.pipeline.side(meta.part)
+            step, side = self.pipeline.side(meta.part)
+            if step.sides[-1].intake.table and times.closes(self.pipeline, meta, horizons):
                 before, name = horizons[meta.part].previous, step.sides[side].time
                 lowest = meta.ts_min if before is None else max(meta.ts_min, before + 1)
                 due[name] = min(lowest, due.get(name, lowest))

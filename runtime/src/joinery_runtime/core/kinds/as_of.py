@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.kinds.base import Join
+from joinery_runtime.core.kinds.base import Join, lower_of, lowest_of_left
 from joinery_runtime.core.kinds.rows import (
     PairFailures,
     Pairs,
@@ -32,8 +32,8 @@ from joinery_runtime.core.kinds.rows import (
 )
 from joinery_runtime.core.pipeline.retention import AcceptedRow, EventTime, Retention, RowTime
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SideSpec
-from joinery_runtime.core.pipeline.spec import StepSpec
-from joinery_runtime.core.pipeline.step import Horizon, StateRun, StepResult, StepRun, StepWork
+from joinery_runtime.core.pipeline.spec import Distance, StepSpec
+from joinery_runtime.core.pipeline.step import Horizon, Horizons, StateRun, StepResult, StepRun, StepWork
 from joinery_runtime.core.pipeline.watermark import (
     BEGIN_OF_TIME,
     END_OF_TIME,
@@ -140,12 +140,22 @@ class AsOfJoin(Join):
     def horizons(self, step: StepSpec, times: Times, lows: OutputWatermarks) -> Mapping[str, int | None]:
         """The stream's horizon is the time up to which rows have waited long enough (A3) and the table was read (A4);
         `end` ends the waiting for late versions. A table that has ended forgets nothing: its time stays at its last
-        row. Rows that are not read yet, or wait for the table, will ask for versions of their times (A2)."""
+        row. Rows that are not read yet, wait for the table, or may still come from the steps before will ask for versions
+        of their times (A2)."""
         left, right = step.sides
         stream, table = times[left.time], times[right.time]
         waited = END_OF_TIME if stream.watermark == END_OF_TIME else earlier(stream.highest, self.grace)
         earliest_lookup = _lowest(table.highest, table.reached, stream.reached)
+        if left.intake.chained and stream.highest is not None:
+            earliest_lookup = lower_of(earliest_lookup, lows[left.time])
         return {left.part: _lowest(waited, table.reached), right.part: earlier(earliest_lookup, self.history_retention)}
+
+    def output_watermarks(
+        self, step: StepSpec, lows: OutputWatermarks, horizons: Horizons, distance: Distance
+    ) -> OutputWatermarks:
+        """Waiting rows are later than the horizon of the epoch before. A version may be older than its row by any
+        time, so nothing counts from the table's times."""
+        return lowest_of_left(step, lows, earlier(horizons[step.sides[LEFT].part].previous, -1), distance)
 
     def closes(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
         assert horizon.current is not None, "asked when a horizon moves"
@@ -163,10 +173,10 @@ class AsOfJoin(Join):
         return [state_run.where(chosen) for state_run, chosen in zip(runs, live, strict=True)]
 
     def released_by(self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark]) -> set[str]:
-        stream, table = (side.time for side in step.sides)
+        left, table = step.sides[LEFT], step.sides[RIGHT].time
         if side == RIGHT:
-            return {table}
-        return {stream, table} if self.grace else {table}
+            return {table, *left.inputs} if left.intake.chained else {table}
+        return {left.time, table} if self.grace else {table}
 
 
 # --- what is emitted, what stays --------------------------------------------------------------------------------------

@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from joinery_runtime.core import kinds
 from joinery_runtime.core.aggregates import AggregateCall
-from joinery_runtime.core.pipeline.sides import Intake
-from joinery_runtime.core.pipeline.spec import Emits, StepOperator, StepSpec
-from joinery_runtime.core.pipeline.watermark import OutputWatermarks
+from joinery_runtime.core.pipeline.sides import LEFT, Intake
+from joinery_runtime.core.pipeline.spec import Distance, Emits, StepOperator, StepSpec
+from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Watermark, earlier
 from joinery_runtime.job import JoinStep
 from joinery_runtime.job.kinds.aggregate.model import Aggregation
 from joinery_runtime.job.kinds.base import StepKind, WindowKind
@@ -81,6 +81,22 @@ def find_kinds(base: type[_Kind]) -> tuple[type[_Kind], ...]:
 def lower_of_both(step: StepSpec, lows: OutputWatermarks) -> Mapping[str, int | None]:
     """The horizons of window kinds: the lower of the two times closes both sides."""
     left, right = step.sides
-    low, other = lows[left.time], lows[right.time]
-    both = None if low is None or other is None else min(low, other)
+    both = lower_of(lows[left.time], lows[right.time])
     return {left.part: both, right.part: both}
+
+
+def lowest_of_left(
+    step: StepSpec, lows: OutputWatermarks, lowest_kept: Watermark, distance: Distance
+) -> OutputWatermarks:
+    """N3 for the times of the left side, of whose kept rows none that may still be emitted is before `lowest_kept`."""
+    left, low_by_time = step.sides[LEFT], dict[str, Watermark]()
+    for name in left.inputs:
+        least = distance(name, left.time)
+        if name in lows and least is not None:
+            low_by_time[name] = lower_of(lows[name], earlier(lowest_kept, -least))
+    return low_by_time
+
+
+def lower_of(first: Watermark, second: Watermark) -> Watermark:
+    """The lower of two times; None while one of them is unknown."""
+    return None if first is None or second is None else min(first, second)

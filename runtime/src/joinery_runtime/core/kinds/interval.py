@@ -12,7 +12,7 @@ from typing import ClassVar, Self, cast
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.kinds.base import Join
+from joinery_runtime.core.kinds.base import Join, lower_of, lowest_of_left
 from joinery_runtime.core.kinds.rows import (
     PairFailures,
     Pairs,
@@ -132,14 +132,10 @@ class IntervalJoin(Join):
         self, step: StepSpec, lows: OutputWatermarks, horizons: Horizons, distance: Distance
     ) -> OutputWatermarks:
         left, right = step.sides
-        out = {left.time: _may_go_out(left, horizons), right.time: _may_go_out(right, horizons)}
-        for name in left.inputs:
-            if name != left.time:
-                out[name] = earlier(out[left.time], -distance(name, left.time))
-        emitted = out if step.emits == "pairs" else left.inputs
-        return {
-            name: None if (low := lows[name]) is None or (at := out[name]) is None else min(low, at) for name in emitted
-        }
+        out = lowest_of_left(step, lows, _may_go_out(left, horizons), distance)
+        if step.emits != "pairs":
+            return out
+        return {**out, right.time: lower_of(lows[right.time], _may_go_out(right, horizons))}
 
     def _retention(self, side: int) -> Retention:
         """J3: rows stay until their latest partner cannot come any more."""

@@ -25,8 +25,8 @@ from joinery_runtime.core.table.segment import SegmentMeta
 Emits = Literal["pairs", "matched", "unmatched"]
 """What a step emits: pairs and padded rows, or of its left side alone the rows with a match (semi join) or those
 without one (anti join)."""
-Distance = Callable[[str, str], int]
-"""Gives the c of `name.ts >= other.ts + c` for the inputs `name` and `other` of a joined row (N2)."""
+Distance = Callable[[str, str], int | None]
+"""Gives the c of `name.ts >= other.ts + c` for the inputs `name` and `other` of a joined row (N2); None: unbounded."""
 
 
 class StepOperator(ABC):
@@ -104,7 +104,8 @@ class StepOperator(ABC):
     def output_watermarks(
         self, step: StepSpec, lows: OutputWatermarks, horizons: Horizons, distance: Distance
     ) -> OutputWatermarks:
-        """N3: for each time, the lowest event time that may still arrive or be emitted from the state."""
+        """N3: for each time, the lowest event time that may still arrive or be emitted from the state. A time that
+        nothing bounds is left out: later steps cannot count from it."""
         return lows
 
     # --- how long rows are kept ---------------------------------------------------------------------------------------

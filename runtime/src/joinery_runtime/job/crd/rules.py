@@ -38,7 +38,8 @@ _SAME_ADDRESS = f"self.inputs.all(i, !has(i.kafka) || self.inputs.all(j, !has(j.
 
 _FIELDS = [f"has(self.{field})" for field in FIELDS]
 _ALONE = list(dict.fromkeys(kind.field for kind in STEP_KINDS if not kind.chains))
-_IS_ALONE = " && ".join(f"!has(self.{field})" for field in _ALONE)
+_KEYED = dict.fromkeys(kind.field for kind in STEP_KINDS if not kind.without_keys)
+_FINAL = dict.fromkeys(kind.field for kind in STEP_KINDS if kind.what_is_final)
 _TIMES = f"[{', '.join(map(repr, WINDOW_COLUMNS))}]"
 _WINDOWED = "has(self.joins) && self.joins.exists(step, has(step.window)) && "
 
@@ -211,7 +212,7 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
             ".broadcast",
         ),
         Rule(
-            f"!has(self.broadcast) || ({_IS_ALONE})",
+            f"!has(self.broadcast) || ({' && '.join(f'!has(self.{field})' for field in _KEYED)})",
             "only an interval step can do without keys; drop broadcast and name a key",
             ".broadcast",
         ),
@@ -224,7 +225,7 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
             ".broadcast",
         ),
         Rule(
-            f"self.lateData != 'reopen' || ({_IS_ALONE})",
+            f"self.lateData != 'reopen' || ({' && '.join(f'!has(self.{field})' for field in _FINAL)})",
             "reopen is for interval steps; write drop",
             ".lateData",
         ),

@@ -77,7 +77,8 @@ def _shape(old: Signed, new: Signed) -> Iterator[str]:
 
 def _in_steps(old: Signed, new: Signed) -> Iterator[str]:
     for number, (was, now, where) in enumerate(_steps(old, new)):
-        yield from (f"{text}{where}" for text in (*_matching(was, now), *_columns(was, now, new, number)))
+        first = new["inputs"][0]["name"]
+        yield from (f"{text}{where}" for text in (*_matching(was, now, first), *_columns(was, now, new, number)))
 
 
 def _aggregate(old: Signed, new: Signed) -> Iterator[str]:
@@ -114,7 +115,8 @@ def _steps(old: Signed, new: Signed) -> Iterator[tuple[Signed, Signed, str]]:
 # --- one step -----------------------------------------------------------------------------------------------------
 
 
-def _matching(was: Signed, now: Signed) -> Iterator[str]:
+def _matching(was: Signed, now: Signed, first: str) -> Iterator[str]:
+    """`first` is the first input, from which a step counts that names none."""
     if was["keys"] != now["keys"]:
         yield f"the keys were {_keys(was)}, they are now {_keys(now)}"
     facts = f"the join type was {was['type']}, it is now {now['type']}"
@@ -127,8 +129,9 @@ def _matching(was: Signed, now: Signed) -> Iterator[str]:
     if was.get("coPartitioned") != now.get("coPartitioned"):
         before, after = (step.get("coPartitioned", "off") for step in (was, now))
         yield f"coPartitioned was {before}, it is now {after}, and it says where rows are in the state"
-    if was.get("of") != now.get("of"):
-        yield f"the bounds counted from {was['of']}, they now count from {now['of']}"
+    before, after = (step.get("of", first) for step in (was, now))
+    if before != after:
+        yield f"the step counted from the time of {before}, it now counts from that of {after}"
     for field, words in _FIXED.items():
         if was.get(field) != now.get(field):
             times = [format_duration(step[field]) for step in (was, now)]

@@ -3,11 +3,11 @@ rows match (J8, W4): what the kinds of step share, then the rules of each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from joinery_runtime.job.join.steps import FIELDS, STEP_KINDS, JoinStep
-from joinery_runtime.job.kinds.base import Rules
+from joinery_runtime.job.kinds.base import Rules, StepKind
 from joinery_runtime.job.model.draft import (
     Finding,
     InputDraft,
@@ -77,7 +77,7 @@ def _keys(draft: JobDraft) -> Iterator[Finding]:
             continue
         if not keys and step.data.get("broadcast") is None:
             todo = "name at least one"
-            if any(step.data.get(kind.field) is not None for kind in STEP_KINDS if kind.chains):
+            if any(step.data.get(kind.field) is not None for kind in STEP_KINDS if kind.without_keys):
                 todo += f", or for a join on time only the small side: broadcast: {step.data.get('right')}"
             yield (*step.at, "keys"), f"there is no key, so every row would meet every row (rule J9); {todo}"
         for left, right in keys.items():
@@ -135,7 +135,7 @@ def _broadcast_problem(name: str, step: StepDraft) -> Iterator[str]:
     keys, kind = step.data.get("keys"), step.data.get("type", "inner")
     if keys and isinstance(keys, Mapping):
         yield f"is for a join without keys (rule J9), and this has {len(keys)}; drop broadcast, or the keys"
-    elif any(step.data.get(kind.field) is not None for kind in STEP_KINDS if not kind.chains):
+    elif any(step.data.get(kind.field) is not None for kind in STEP_KINDS if not kind.without_keys):
         yield "only an interval step can do without keys; drop broadcast and name a key"
     elif not step.left or step.right is None:
         return
@@ -219,6 +219,37 @@ def _unchainable_kinds(draft: JobDraft) -> Iterator[Finding]:
                 yield (*step.at, way), f"{facts}; write interval, or make it a job of its own"
 
 
+def _counted_from(draft: JobDraft) -> Iterator[Finding]:
+    """Checks that a step counts from the time of an input that was joined before, and whose time the steps before
+    bound."""
+    unbounded: set[str] = set()
+    for step in draft.steps:
+        bounded = [name for name in step.left_names if name not in unbounded]
+        for kind in {kind.field: kind for kind in STEP_KINDS}.values():
+            origin, at = dig(step.data, kind.field, "of"), (*step.at, kind.field, "of")
+            if step.left and isinstance(origin, str) and origin not in step.left_names:
+                yield at, _not_before(origin, kind, step, bounded)
+            elif step.left and origin in unbounded:
+                facts = f"a version of {origin!r} may be older than its row by any time, so rows would wait for ever"
+                yield at, f"{facts} (rule N2); write of: {either(bounded)}"
+            if step.data.get(kind.field) is not None and not kind.bounds_right and step.right is not None:
+                unbounded.add(step.right.name or "")
+
+
+def _not_before(origin: str, kind: type[StepKind], step: StepDraft, names: Sequence[str]) -> str:
+    """`names` are the inputs from whose times the step can count."""
+    absent = next((absent for absent in step.absent if absent.source.name == origin), None)
+    if absent is not None:
+        return f"{origin!r} has no time any more: {absent.reason} (rule E1); write {either(names)}"
+    swap = ""
+    if origin == step.data.get("right") and kind.bounds_right:
+        swap = " (to count from the right input, negate the bounds and swap them)"
+    if len(names) == 1:
+        return f"{origin!r} is not the left input; {kind.counts} {names[0]!r}: write of: {names[0]}{swap}"
+    facts = f"{origin!r} is not joined before this step; {kind.counts} an input that is"
+    return f"{facts}: write {either(names)}{swap}"
+
+
 def _lateness(draft: JobDraft) -> Iterator[Finding]:
     final = {kind.field: kind.what_is_final for kind in STEP_KINDS if kind.what_is_final}
     never = {kind.field: kind.never_late for kind in STEP_KINDS if kind.never_late}
@@ -235,6 +266,7 @@ def _lateness(draft: JobDraft) -> Iterator[Finding]:
 
 
 RULES: Rules = (
-    *(_number_of_steps, _inputs_of_steps, _keys, _broadcast, _co_partitioned, _one_way, _unchainable_kinds, _lateness),
+    *(_number_of_steps, _inputs_of_steps, _keys, _broadcast, _co_partitioned, _one_way, _unchainable_kinds),
+    *(_counted_from, _lateness),
     *dict.fromkeys(rule for kind in STEP_KINDS for rule in kind.rules),
 )

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from joinery_runtime.job.kinds.base import Chain, Rules, StepKind, StepWords, milliseconds
-from joinery_runtime.job.model.base import Length, Model, PositiveDuration
+from joinery_runtime.job.model.base import Length, Model, PositiveDuration, Text
 from joinery_runtime.job.model.cel import Rule, positive, time
 from joinery_runtime.job.model.draft import Finding, JobDraft, StepDraft, items, reference
 from joinery_runtime.job.model.duration import format_duration
@@ -69,6 +69,9 @@ class AsOf(Model, StepKind):
     """Each row takes the table's version that is valid at its time."""
 
     field: ClassVar[str] = "asOf"
+    chains: ClassVar[bool] = True
+    bounds_right: ClassVar[bool] = False
+    counts: ClassVar[str] = "a version is the one at the time of"
     never_late: ClassVar[str] = "no row of an asOf step is late (rule A3)"
     what_is_final: ClassVar[str] = "a row that was emitted"
     adds_lateness: ClassVar[bool] = False
@@ -76,6 +79,15 @@ class AsOf(Model, StepKind):
     padding: ClassVar[str] = "where no version is valid"
     widens: ClassVar[Mapping[str, tuple[str, int]]] = {"historyRetention": ("historyRetention", 1)}
     rules: ClassVar[Rules] = (_as_of, _tables_elsewhere)
+    cel_of_job: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "has(self.sql) || !has(self.joins) || "
+            "self.joins.all(step, !has(step.asOf) || !has(step.asOf.of) || (step.asOf.of != step.right && "
+            "self.inputs.exists(i, i.name == step.asOf.of)))",
+            "a version is the one at the time of an input that was joined before: `asOf.of` must name one",
+            ".joins",
+        ),
+    )
     cel_of_step: ClassVar[tuple[Rule, ...]] = (
         Rule(
             f"!has(self.asOf) || {time('allowedLateness')} == duration('0s')",
@@ -89,6 +101,8 @@ class AsOf(Model, StepKind):
         ),
     )
 
+    of: Text | None = Field(default=None, examples=["orders"])
+    """The input at whose event time the version is valid: one that was joined before; if absent, the first."""
     history_retention: Length = Field(examples=["24h"])
     """How long a version is kept after a newer one has superseded it, a duration."""
     grace: PositiveDuration = Field(default=0, examples=["30s"])
@@ -102,22 +116,36 @@ class AsOf(Model, StepKind):
     def title(self) -> str:
         return "as-of"
 
+    @property
+    def counted_from(self) -> str | None:
+        return self.of
+
     def durations(self) -> dict[str, Any]:
-        return {"historyRetention": self.history_retention, "grace": self.grace}
+        origin = {"of": self.of} if self.of is not None else {}
+        return {**origin, "historyRetention": self.history_retention, "grace": self.grace}
 
     def keeps(self, chain: Chain, left: tuple[str, ...], right: str) -> tuple[int, int]:
-        return self.grace, self.history_retention
+        """How long rows wait, and versions stay. In a chain versions stay for the rows that the steps before may still
+        hand on (rule A2)."""
+        origin = self.of or left[0]
+        retention_ms = self.history_retention + (chain.lag[origin] if len(left) > 1 else 0)
+        chain.keep_left(left, origin, self.grace)
+        return self.grace, retention_ms
 
     def bound(self, words: StepWords) -> tuple[str, str]:
         wait = "at once" if not self.grace else f"after {format_duration(self.grace)} [grace]"
-        left, right = (words.time(name) for name in words.labels)
+        left, right = words.time(self.of or words.left[0]), words.time(words.right)
         text = f"the version of {words.right} that is valid at {left} (newest with {right} <= it), joined {wait}"
         return "table", text
 
     def kept_until(self, words: StepWords) -> tuple[str, str]:
-        waits = f"the highest event time of {words.labels[0]} >= ts + {format_duration(self.grace)} [grace]"
+        origin = self.of or words.left[0]
+        waits = f"the highest event time of {origin} >= ts + {format_duration(self.grace)} [grace]"
+        reached = f"the highest event time of {words.right}"
+        if words.chained(origin):
+            reached = f"min({reached}, {words.watermark(origin)})"
         return waits if self.grace else "they are joined, at once", (
-            f"a newer version of the key is older than the highest event time of {words.right} - "
+            f"a newer version of the key is older than {reached} - "
             f"{format_duration(self.history_retention)} [historyRetention]; the newest of every key stays"
         )
 
@@ -139,3 +167,4 @@ AsOf.cel = {
     ),
     (AsOf, "historyRetention"): positive(),
 }
+AsOf.schemas = {(AsOf, "of"): {"maxLength": 253}}

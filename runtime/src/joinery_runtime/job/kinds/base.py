@@ -28,6 +28,21 @@ class Chain:
     lag: dict[str, int] = field(default_factory=dict)
     distances: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
 
+    def keep_left(self, left: tuple[str, ...], origin: str, kept_ms: int) -> None:
+        """Count that left rows are kept for so long after the time of the input `origin`."""
+        for name in left:
+            if (origin, name) in self.distances:
+                self.lag[name] = max(self.lag[name], kept_ms - self.distances[origin, name][0])
+
+    def add_bound(self, left: tuple[str, ...], origin: str, right: str, bound_ms: tuple[int, int]) -> None:
+        """Count that the step bounds `right.ts - origin.ts`."""
+        self.distances[right, right] = (0, 0)
+        for name in left:
+            if (name, origin) in self.distances:
+                low, high = self.distances[name, origin]
+                low, high = low + bound_ms[0], high + bound_ms[1]
+                self.distances[name, right], self.distances[right, name] = (low, high), (-high, -low)
+
 
 @dataclass(frozen=True, slots=True)
 class StepWords:
@@ -75,7 +90,13 @@ class StepKind(ABC):
     field: ClassVar[str]
     """Of a step, as YAML names it."""
     chains: ClassVar[bool] = False
-    """Whether it can be one of several steps, do without keys, and take late rows back (`lateData: reopen`)."""
+    """Whether it can be one of several steps."""
+    without_keys: ClassVar[bool] = False
+    """Whether it can do without keys (rule J9)."""
+    bounds_right: ClassVar[bool] = True
+    """Whether it bounds the time of the right row, so that later steps may count from that time (rule N2)."""
+    counts: ClassVar[str] = "bounds count from"
+    """What precedes the input that `counted_from` names, in messages."""
     chain_rule: ClassVar[str] = ""
     """The rule that keeps it out of chains, to follow `do not take part in chains`: ` (rule W4)`."""
     never_late: ClassVar[str] = ""

@@ -10,8 +10,8 @@ from pydantic import Field
 from joinery_runtime.job.kinds.base import Chain, Rules, StepKind, StepWords, milliseconds, plus
 from joinery_runtime.job.model.base import Bound, Model, Text
 from joinery_runtime.job.model.cel import Rule, time
-from joinery_runtime.job.model.draft import Finding, JobDraft, StepDraft, dig
-from joinery_runtime.job.model.wording import either, listed
+from joinery_runtime.job.model.draft import Finding, JobDraft, dig
+from joinery_runtime.job.model.wording import listed
 
 
 def _interval(draft: JobDraft) -> Iterator[Finding]:
@@ -21,22 +21,6 @@ def _interval(draft: JobDraft) -> Iterator[Finding]:
         if lower is not None and upper is not None and lower > upper:
             facts = f"lower ({dig(interval, 'lower')}) is above upper ({dig(interval, 'upper')})"
             yield at, f"{facts}, so nothing can match; swap them"
-        origin = dig(interval, "of")
-        if step.left and isinstance(origin, str) and origin not in step.left_names:
-            yield (*at, "of"), _not_before(origin, step)
-
-
-def _not_before(origin: str, step: StepDraft) -> str:
-    names = step.left_names
-    absent = next((absent for absent in step.absent if absent.source.name == origin), None)
-    if absent is not None:
-        return f"{origin!r} has no time any more: {absent.reason} (rule E1); write {either(names)}"
-    swap = (
-        " (to count from the right input, negate the bounds and swap them)" if origin == step.data.get("right") else ""
-    )
-    if len(names) == 1:
-        return f"{origin!r} is not the left input; bounds count from {names[0]!r}: write of: {names[0]}{swap}"
-    return f"{origin!r} is not joined before this step; bounds count from an input that is: write {either(names)}{swap}"
 
 
 class Interval(Model, StepKind):
@@ -44,6 +28,7 @@ class Interval(Model, StepKind):
 
     field: ClassVar[str] = "interval"
     chains: ClassVar[bool] = True
+    without_keys: ClassVar[bool] = True
     shorter: ClassVar[str] = "narrow the interval"
     padding: ClassVar[str] = "each once, when evicted without a match"
     matched: ClassVar[str] = "each once, at its first match"
@@ -85,16 +70,10 @@ class Interval(Model, StepKind):
     def keeps(self, chain: Chain, left: tuple[str, ...], right: str) -> tuple[int, int]:
         """How long rows are kept (rule J3), including the other side's lag: that side's watermark trails the times that
         arrive together with this row."""
-        lag, distances = chain.lag, chain.distances
-        kept_ms = max(0, self.upper + lag[right]), max(0, -self.lower + lag[self.of])
-        lag[right] = max(lag[right], kept_ms[1])
-        for name in left:
-            lag[name] = max(lag[name], kept_ms[0] - distances[self.of, name][0])
-        distances[right, right] = (0, 0)
-        for name in left:
-            low, high = distances[name, self.of]
-            low, high = low + self.lower, high + self.upper
-            distances[name, right], distances[right, name] = (low, high), (-high, -low)
+        kept_ms = max(0, self.upper + chain.lag[right]), max(0, -self.lower + chain.lag[self.of])
+        chain.lag[right] = max(chain.lag[right], kept_ms[1])
+        chain.keep_left(left, self.of, kept_ms[0])
+        chain.add_bound(left, self.of, right, (self.lower, self.upper))
         return kept_ms
 
     def bound(self, words: StepWords) -> tuple[str, str]:

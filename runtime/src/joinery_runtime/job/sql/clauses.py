@@ -226,18 +226,18 @@ class Options:
     broken: bool = False
 
 
-def read_options(tokens: Sequence[Token], kind: JoinKind, report: Report) -> Options:
-    """Read the options. `kind` is what the clauses of the SQL say, which 'join.type' must not contradict."""
+def read_options(tokens: Sequence[Token], kinds: Sequence[JoinKind], report: Report) -> Options:
+    """Read the options. `kinds` are those of the joins in the SQL, which 'join.type' must not contradict."""
     before = len(report.problems)
     options = Options()
     for name, value in _pairs(tokens, report):
-        problem = _name_problem(name.text, kind, options)
+        problem = _name_problem(name.text, kinds, options)
         if problem:
             report.add(token_position(name), problem)
             continue
         options.at[name.text] = token_position(value)
         try:
-            _take(name.text, value.text, kind, options)
+            _take(name.text, value.text, kinds, options)
         except ValueError as error:
             report.add(token_position(value), str(error))
     if RETENTION in options.at and LATENESS in options.at:
@@ -246,23 +246,25 @@ def read_options(tokens: Sequence[Token], kind: JoinKind, report: Report) -> Opt
     return options
 
 
-def _name_problem(name: str, kind: JoinKind, options: Options) -> str:
+def _name_problem(name: str, kinds: Sequence[JoinKind], options: Options) -> str:
     if name not in _KNOWN:
         return f"is not an option{suggestion(name, _KNOWN)}; options are {listed(_KNOWN)}"
-    if name not in _OF_KIND[kind]:
-        return f"is not an option of this kind of join ({kind}); its options are {listed(_OF_KIND[kind])}"
+    usable = tuple(dict.fromkeys(option for kind in kinds for option in _OF_KIND[kind]))
+    if name not in usable:
+        kind_text = "this kind" if len(kinds) == 1 else "these kinds"
+        return f"is not an option of {kind_text} of join ({listed(kinds)}); its options are {listed(usable)}"
     return "is given twice; keep one" if name in options.at else ""
 
 
-def _take(name: str, text: str, kind: JoinKind, options: Options) -> None:
+def _take(name: str, text: str, kinds: Sequence[JoinKind], options: Options) -> None:
     """Take one option. Raises ValueError, which says what is wrong with the value."""
     if name == TYPE:
         if text.lower() not in _CLAUSES:
             hint = suggestion(text.lower(), _CLAUSES)
             raise ValueError(f"is not a kind of join{hint}; write {listed(map(repr, _CLAUSES))}")
         written_kind, todo = _CLAUSES[text.lower()]
-        if written_kind != kind:
-            raise ValueError(f"the SQL says {kind}; {todo}, or leave {TYPE!r} out")
+        if (written_kind,) != tuple(kinds):
+            raise ValueError(f"the SQL says {listed(kinds)}; {todo}, or leave {TYPE!r} out")
     elif name == LATE_DATA:
         if text not in {"drop", "reopen", "dlq"}:
             raise ValueError("is drop, reopen or dlq")

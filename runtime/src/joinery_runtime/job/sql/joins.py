@@ -12,7 +12,7 @@ from sqlglot import exp
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.expression_tree import TOO_DEEP, parse_tree
 from joinery_runtime.job.model.references import EXISTENCE, side_prefixes
-from joinery_runtime.job.model.wording import listed
+from joinery_runtime.job.model.wording import either, listed
 from joinery_runtime.job.sql.clauses import (
     BROADCAST,
     GRACE,
@@ -36,7 +36,7 @@ from joinery_runtime.job.sql.matching import (
 )
 from joinery_runtime.job.sql.query import Query, read_query
 from joinery_runtime.job.sql.report import JOINS, Report, problems_of
-from joinery_runtime.job.sql.scope import Scope, SqlInput
+from joinery_runtime.job.sql.scope import Relation, Scope, SqlInput
 from joinery_runtime.job.sql.select_list import read_columns
 
 Step = dict[str, Any]
@@ -86,7 +86,7 @@ def _read_query_and_options(sql: str, report: Report) -> tuple[Query, Options] |
     if query is None:
         return None
     _check_parts(query, report)
-    return query, read_options(query.options, query.kind, report)
+    return query, read_options(query.options, query.kinds, report)
 
 
 def _check_parts(query: Query, report: Report) -> None:
@@ -105,10 +105,6 @@ def _check_parts(query: Query, report: Report) -> None:
     if len(query.joined) > 1 and query.window is not None:
         facts = "a window joins two inputs only (rule W4)"
         report.add(query.window.at, f"{facts}; write a bound on time for each JOIN")
-    for source in query.sources if len(query.joined) > 1 else ():
-        if source.as_of is not None:
-            todo = "join the table in a job of its own"
-            report.add(source.at, f"FOR SYSTEM_TIME is not supported where more than two inputs are joined; {todo}")
 
 
 def _inputs_read(select: Sequence[Mapping[str, str]]) -> set[str]:
@@ -134,7 +130,7 @@ def _link_query(
         scope.report.add(query.first.at, f"{facts}; JOIN them, or take them out of spec.inputs")
     joined, where = find_anti_joins(query.joined, on, where, scope, selected)
     links = link_joins(joined, scope, tables[0].name)
-    filters = place_conditions(links, on, where, scope.report, filters_inputs=query.kind != "session")
+    filters = place_conditions(links, on, where, scope.report, filters_inputs="session" not in query.kinds)
     return links, {name: exp.and_(*parts, copy=False).sql(comments=False) for name, parts in filters.items()}
 
 
@@ -154,8 +150,8 @@ class _Context:
 
 def _translate_links(links: Sequence[Link], query: Query, options: Options, scope: Scope) -> tuple[Step, ...]:
     """Return one step per link. If the report has problems, the steps must not be used."""
-    if len(links) > 1 and query.kind != "interval":
-        return ()  # rejected by _check_query
+    if len(links) > 1 and query.window is not None:
+        return ()  # rejected by _check_parts
     context = _Context(query, options, scope)
     for name in (LOWER, UPPER):
         if len(links) > 1 and name in options.ms:
@@ -173,7 +169,7 @@ def _translate_links(links: Sequence[Link], query: Query, options: Options, scop
 
 
 def _step(link: Link, distances: Distances, sent: set[str], context: _Context) -> Step:
-    kind = context.query.kind
+    kind = context.query.kind_of(link.joined)
     matching = read_matching(link, timed=kind == "interval", report=context.report)
     matching.broken = matching.broken or context.options.broken
     step: Step = {"right": link.right.table.name, "keys": matching.keys}
@@ -186,7 +182,8 @@ def _step(link: Link, distances: Distances, sent: set[str], context: _Context) -
     else:
         _check_keys(link, matching, "", context)
         step |= _as_of(link, context) if kind == "asof" else _window(context)
-    step |= {"lateData": context.options.late_data} if context.options.late_data != "drop" else {}
+    if context.options.late_data != "drop" and kind != "asof":
+        step["lateData"] = context.options.late_data
     where = matching.where_text(from_input)
     return step if where is None else {**step, "where": where}
 
@@ -283,22 +280,25 @@ def _window(context: _Context) -> Step:
 
 
 def _as_of(link: Link, context: _Context) -> Step:
-    source, stream = link.right.source, link.earlier[0]
+    source, first = link.right.source, link.earlier[0]
+    origin: Relation | None = None
     if source.as_of is None:
-        todo = f"list {stream.table.name!r} behind {link.right.table.name!r} in spec.inputs"
-        context.report.add(stream.source.at, f"a table is not the first input of a job; {todo}")
-    elif not (
-        isinstance(source.as_of, exp.Column)
-        and context.scope.resolve(source.as_of) == (stream, stream.table.event_time)
-    ):
-        time = f"{stream.source.alias}.{stream.table.event_time}"
-        text = f"the version is the one at the event time of the other input; write FOR SYSTEM_TIME AS OF {time}"
-        context.report.add(source.at, text)
+        todo = f"list {first.table.name!r} behind {link.right.table.name!r} in spec.inputs"
+        context.report.add(first.source.at, f"a table is not the first input of a job; {todo}")
+    else:
+        named = context.scope.resolve(source.as_of) if isinstance(source.as_of, exp.Column) else None
+        origin = next((relation for relation in link.earlier if named == (relation, relation.table.event_time)), None)
+        if origin is None:
+            time = either([f"{relation.source.alias}.{relation.table.event_time}" for relation in link.earlier])
+            others = "the other input" if len(link.earlier) == 1 else "an input that is joined before"
+            facts = f"the version is the one at the event time of {others}"
+            context.report.add(source.at, f"{facts}; write FOR SYSTEM_TIME AS OF {time}")
     if link.type not in {"inner", "left"}:
         context.report.add(source.at, "FOR SYSTEM_TIME goes with JOIN and LEFT JOIN only (rule A4); write one of these")
     ms = context.options.ms
     if HISTORY not in ms and not context.options.broken:
         todo = f"write WITH ('{HISTORY}' = '1h')"
         context.report.add(source.at, f"the SQL does not say how long old versions are kept (rule A2); {todo}")
-    grace = ms.get(GRACE, 0)
-    return {"asOf": {"historyRetention": ms.get(HISTORY), **({"grace": grace} if grace else {})}}
+    counted_from = {"of": origin.table.name} if origin is not None and origin is not first else {}
+    grace = {"grace": ms[GRACE]} if ms.get(GRACE) else {}
+    return {"asOf": {**counted_from, "historyRetention": ms.get(HISTORY), **grace}}

@@ -79,10 +79,16 @@ class Query:
         return (*([self.first] if self.first is not None else []), *(joined.source for joined in self.joined))
 
     @property
-    def kind(self) -> JoinKind:
+    def kinds(self) -> tuple[JoinKind, ...]:
+        """The kinds of its joins, each once, in their order."""
+        return tuple(dict.fromkeys(map(self.kind_of, self.joined))) or ("interval",)
+
+    def kind_of(self, join: JoinClause) -> JoinKind:
         if self.window is not None:
             return self.window.kind
-        return "asof" if any(source.as_of is not None for source in self.sources) else "interval"
+        if join.source.as_of is not None or (len(self.joined) == 1 and self.sources[0].as_of is not None):
+            return "asof"
+        return "interval"
 
 
 def read_query(sql: str, report: Report, form: Form) -> Query | None:
