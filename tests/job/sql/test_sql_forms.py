@@ -288,7 +288,8 @@ PAID = Inputs(
 PAID_STEP = (
     "{right: payments, keys: {orders.id: payments.id}, interval: {of: orders, lower: 0s, upper: 1h}, lateData: reopen}"
 )
-FEES_STEP = "{right: fees, type: left, keys: {payments.method: fees.method}, asOf: {of: payments, historyRetention: 1h}}"
+AT_PAYMENTS = "asOf: {of: payments, historyRetention: 1h}"
+FEES_STEP = f"{{right: fees, type: left, keys: {{payments.method: fees.method}}, {AT_PAYMENTS}}}"
 
 MIXED_FORMS = {
     "a join, then a lookup at each input's time": (
@@ -302,7 +303,10 @@ MIXED_FORMS = {
 
 FORMS = [
     pytest.param(inputs, *form, id=name)
-    for inputs, forms in ((SEED_001, SEED_001_FORMS), (SEED_004, SEED_004_FORMS), (RATES, AS_OF_FORMS), (PAID, MIXED_FORMS))
+    for inputs, forms in (
+        *((SEED_001, SEED_001_FORMS), (SEED_004, SEED_004_FORMS)),
+        *((RATES, AS_OF_FORMS), (PAID, MIXED_FORMS)),
+    )
     for name, form in forms.items()
 ]
 

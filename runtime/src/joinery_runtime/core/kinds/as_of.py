@@ -140,8 +140,8 @@ class AsOfJoin(Join):
     def horizons(self, step: StepSpec, times: Times, lows: OutputWatermarks) -> Mapping[str, int | None]:
         """The stream's horizon is the time up to which rows have waited long enough (A3) and the table was read (A4);
         `end` ends the waiting for late versions. A table that has ended forgets nothing: its time stays at its last
-        row. Rows that are not read yet, wait for the table, or may still come from the steps before will ask for versions
-        of their times (A2)."""
+        row. Rows that are not read yet, wait for the table, or may still come from the steps before will ask for
+        versions of their times (A2)."""
         left, right = step.sides
         stream, table = times[left.time], times[right.time]
         waited = END_OF_TIME if stream.watermark == END_OF_TIME else earlier(stream.highest, self.grace)
