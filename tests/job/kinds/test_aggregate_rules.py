@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from job.chains import ITEMS, ORDERS, PAYMENTS, document, load, said_of, step, stream, window
+from job.chains import ITEMS, ORDERS, PAYMENTS, as_of, document, load, said_of, step, stream, window
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import explain
@@ -110,6 +110,7 @@ def test_each_rule_rejects_at_its_place(fields: Any, more: dict[str, Any], path:
         ([step(type="full")], "orders", "write type: left, right or inner in the steps"),
         ([step(type="semi")], "payments", "emits no column of 'payments'; write of: orders"),
         ([step(), step("items", type="right")], "payments", "step 2 is a right join"),
+        ([step(), as_of()], "rates", "may be older than its row by any time, so groups would never be complete"),
     ],
 )  # fmt: skip
 def test_the_time_is_of_an_input_that_no_step_pads(steps: Any, of_input: str | None, words: str) -> None:

@@ -85,9 +85,13 @@ def _time(draft: JobDraft) -> Iterator[Finding]:
         return
     padded = _padded_inputs(draft)
     counted = name if isinstance(name, str) else first
-    if counted in padded:
-        whole = [other for other in draft.by_name if other not in padded]
-        todo = f"write of: {either(whole)}" if whole else "write type: left, right or inner in the steps"
+    timed = [other for other, source in draft.by_name.items() if source.data.get("table") is None]
+    whole = [other for other in timed if other not in padded]
+    todo = f"write of: {either(whole)}" if whole else "write type: left, right or inner in the steps"
+    if counted not in timed and draft.steps:
+        facts = f"a version of {counted!r} may be older than its row by any time, so groups would never be complete"
+        yield at, f"{facts} (rule N2); {todo}"
+    elif counted in padded:
         facts = f"rows of {counted!r} may be missing, because {padded[counted]}, and a row without an event time is in"
         yield at, f"{facts} no window; {todo}"
 
