@@ -246,6 +246,8 @@ def test_a_value_that_does_not_fit_its_cast_is_an_error(text: str) -> None:
         ("CAST(o.i AS DATE)", "cannot cast int64 to date"),
         ("CAST(o.s AS TIMESTAMP)", "write TO_TIMESTAMP(text, 'yyyy-MM-dd HH:mm:ss')"),
         ("CAST(o.s AS DATE)", "'abc' is not a valid date"),
+        ("JSON_VALUE(o.s, 'a')", "its path is like $.name"),
+        ("JSON_VALUE(o.s, '$.a[*]')", "its path is like $.name"),
         ("YEAR(o.s)", "its time must be timestamp, found string"),
         ("DATE_TRUNC('fortnight', o.ts)", "its unit must be one of MILLISECOND, SECOND"),
         ("DATE_TRUNC('day', o.ts, 'Europe/Atlantis')", "'Europe/Atlantis' is no time zone"),

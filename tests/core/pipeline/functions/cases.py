@@ -46,6 +46,10 @@ VALUES: dict[str, list[Any]] = {
             )
         ),
     ],
+    "json": [
+        None, "", "nope", "{", "null", " null ", "3", '"t"', "[1, [2, 3]]", '{"a": {"b": [1, "x", null, true, 1.50, {"c": "é"}]}}',
+        '{"a": null}', '{"a": "q\\"u\\u00e9"}', '{"a": {}}', '{"a": []}', '{"a": -0.0}', '{"a": 9007199254740993}', '{"a":1}x', "'a'", '{"b": 1, "a": ""}',
+    ],
     "month": [None, 0, 1, 2, 4, 12, 13, -1, 2**63 - 1],
     "day": [None, 0, 1, 28, 29, 30, 31, 32, -1, -(2**63)],
     "year": [None, 0, 1, 1900, 2000, 2023, 2024, 9999, 10000, -(2**63), 2**63 - 1],
@@ -374,6 +378,16 @@ CASES: dict[str, list[Case]] = {
         Case("REGEXP_LIKE('a.b', REGEXP_ESCAPE('a.b')) AND a = a", ("string",), "a = a"),
         Case("LENGTH(REGEXP_ESCAPE(a)) >= LENGTH(a)", ("string",), "a = a"),
     ],
+    # JSON
+    "JSON_VALUE": [
+        *(
+            Case(f"JSON_VALUE(a, '{path}')", ("json",), f"json_extract_string(a, '{path}')")
+            for path in ("$", "$.a", "$.a.b", "$.a.b[1]", "$.a.b[4]", "$.a.b[5].c", "$[1][0]", "$.a.b[9]", "$.c")
+        ),
+        Case("a ->> '$.a'", ("json",), "json_extract_string(a, '$.a')"),
+        Case("JSON_VALUE(a, '$[''a''].b[0]')", ("json",), "json_extract_string(a, '$.a.b[0]')"),
+    ],
+    "JSON_VALID": [Case("JSON_VALID(a)", ("json",), "json_valid(a)")],
     # hashes and encodings
     "MD5": [Case("MD5(a)", ("string",))],
     "SHA1": [Case("SHA1(a)", ("string",))],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import random
 from collections.abc import Sequence
@@ -39,6 +40,7 @@ TYPES: dict[str, pa.DataType] = {
     "day": pa.int64(),
     "year": pa.int64(),
     "clock": pa.string(),
+    "json": pa.string(),
 }
 RANDOM: dict[str, st.SearchStrategy[Any]] = {
     "string": st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12),
@@ -54,6 +56,11 @@ RANDOM: dict[str, st.SearchStrategy[Any]] = {
     "month": st.integers(-1, 14),
     "day": st.integers(-1, 33),
     "year": st.integers(-1, 10_001),
+    "json": st.recursive(
+        st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text('aé"\\ ', max_size=3),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+        max_leaves=6,
+    ).map(json.dumps),
     "clock": st.datetimes().map(lambda moment: moment.strftime("%Y-%m-%d %H:%M")) | st.text("0123-: ", max_size=16),
     "decimal": st.decimals(-99999999, 99999999, places=3),
 }

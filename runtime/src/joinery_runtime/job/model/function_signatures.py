@@ -56,6 +56,8 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(("REGEXP_SUBSTR",), "REGEXP_SUBSTR(text string, pattern string constant)", 2, 2),
     Signature(("REGEXP_INSTR",), "REGEXP_INSTR(text string, pattern string constant)", 2, 2),
     Signature(("REGEXP_ESCAPE",), "REGEXP_ESCAPE(text string)", 1, 1),
+    Signature(("JSON_VALUE", "GET_JSON_OBJECT", "JSON_EXTRACT_STRING", "JSON_EXTRACT_SCALAR"), "JSON_VALUE(text string, path string constant)", 2, 2),
+    Signature(("JSON_VALID", "IS_JSON"), "JSON_VALID(text string)", 1, 1),
     Signature(("MD5",), "MD5(value bytes)", 1, 1),
     Signature(("SHA1", "SHA"), "SHA1(value bytes)", 1, 1),
     Signature(("SHA224",), "SHA224(value bytes)", 1, 1),

@@ -1,8 +1,12 @@
-"""Functions of regular expressions, in the syntax of RE2: linear in the text, without look-around and back references
-in patterns. A pattern is a constant, and Joinery checks it when it loads the job."""
+"""Functions that find parts of texts: by regular expressions, and by paths in JSON.
+
+Regular expressions have the syntax of RE2: linear in the text, without look-around and back references in patterns.
+Patterns and paths are constants, and Joinery checks them when it loads the job.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import polars as pl
@@ -19,7 +23,7 @@ from joinery_runtime.core.pipeline.functions.base import (
 )
 from joinery_runtime.core.pipeline.operators import Value
 
-PATTERNS = Family("Regular expressions")
+PATTERNS, JSON = Family("Regular expressions"), Family("JSON")
 _FLAGS = {"i": "i", "c": "", "m": "m", "n": "m", "s": "s", "g": ""}
 _PATTERN, _OPTIONAL_FLAGS = constant(string("pattern")), optional(constant(string("flags")))
 
@@ -47,7 +51,8 @@ PATTERNS.define(
     _PATTERN,
     _OPTIONAL_FLAGS,
     returns="boolean",
-    meaning="whether a part of the text matches. Flags: `i` any case, `m` lines, `s` the point takes line breaks. Also "
+    meaning="whether a part of the text matches. Flags: `i` any case, `m` lines, `s` the point takes line "
+    "breaks. Also "
     "`text RLIKE pattern`",
     example="REGEXP_LIKE('ABC', '^a.', 'i')",
     result="TRUE",
@@ -193,3 +198,40 @@ PATTERNS.define(
     example="REGEXP_ESCAPE('a.b')",
     result="'a\\.b'",
 )(lambda text: computed_by_polars(lambda text: text.str.escape_regex(), text))
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+_PATH = re.compile(r"""\$(\.[^.\[\]"'*?@\s]+|\["[^"]*"\]|\['[^']*'\]|\[-?\d+\])*""")
+
+
+@JSON.define(
+    "JSON_VALUE GET_JSON_OBJECT JSON_EXTRACT_STRING JSON_EXTRACT_SCALAR",
+    string("text"),
+    constant(string("path")),
+    returns="string",
+    meaning="what a path such as `$.a.b[0]` leads to: a text without its quotes, anything else as JSON; NULL for "
+    "a null, a "
+    "path that leads nowhere, and text that is not JSON. Also `text ->> path`",
+    example="JSON_VALUE('{\"a\": {\"b\": [7, 8]}}', '$.a.b[1]')",
+    result="'8'",
+)
+def _value_at(text: Value, path: str) -> Value:
+    if not _PATH.fullmatch(path):
+        raise pa.ArrowTypeError(f"""its path is like $.name, $["a name"] or $.names[0], found {path!r}""")
+    return computed_by_polars(lambda text: text.str.json_path_match(path), text)
+
+
+JSON.define(
+    "JSON_VALID IS_JSON",
+    string("text"),
+    returns="boolean",
+    meaning="whether the text is JSON",
+    example="JSON_VALID('{')",
+    result="FALSE",
+)(
+    lambda text: computed_by_polars(
+        # A path finds nothing in a null.
+        lambda text: text.str.json_path_match("$").is_not_null() | (text.str.strip_chars(" \t\n\r") == "null"),
+        text,
+    )
+)
