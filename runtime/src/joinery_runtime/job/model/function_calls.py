@@ -12,7 +12,7 @@ from sqlglot.dialects.dialect import Dialect
 from sqlglot.tokenizer_core import TokenType
 
 from joinery_runtime.job.model.function_signatures import SIGNATURES
-from joinery_runtime.job.model.wording import suggestion
+from joinery_runtime.job.model.wording import counted, suggestion
 
 _BY_NAME = {name: signature for signature in SIGNATURES for name in signature.names}
 
@@ -117,7 +117,7 @@ def cannot_call(name: str, count: int) -> str:
             return f"{name} {_OTHERWISE[name]} (docs/functions.md)"
         return f"there is no function {name}{suggestion(name, _BY_NAME)}; docs/functions.md lists all"
     if count < signature.fewest or (signature.most is not None and count > signature.most):
-        return f"found {count} arguments, and the function is {signature.text}"
+        return f"found {counted(count, 'argument')}, and the function is {signature.text}"
     return ""
 
 
