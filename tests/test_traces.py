@@ -38,6 +38,7 @@ COVERED = (
     *(f"E{n}" for n in range(1, 4)),
     *(f"{letter}{n}" for letter in "WNA" for n in range(1, 5)),
     *(f"S{n}" for n in range(1, 9)),
+    *(f"G{n}" for n in range(1, 7)),
     *("V1", "V2", "V3"),
 )  # fmt: skip
 LEAST_TRACES = 450

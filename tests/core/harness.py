@@ -23,6 +23,7 @@ from joinery_devkit.oracle import (
     Row,
     SessionOracle,
     WatermarkOracle,
+    WindowOracle,
     differences,
     too_far_ahead,
 )
@@ -369,7 +370,7 @@ class Check:
 
 
 def _expected(
-    oracle: Oracle | SessionOracle,
+    oracle: Oracle | SessionOracle | WindowOracle,
     watermarks: Mapping[str, int | None],
     rows: Mapping[str, Sequence[Row]],
     reached: Mapping[str, int],

@@ -107,7 +107,7 @@ COMPUTED = "v + 1"
 GROUPS = (["k"], ["k"], ["k"], ["k", "n"], ["n"], ["p"], ["p", "k"])
 
 
-def _plus_one(row: Values) -> Any:
+def plus_one(row: Values) -> Any:
     return None if row["v"] is None else row["v"] + 1
 
 
@@ -162,7 +162,7 @@ def session_jobs(draw: Any, *, capped: bool = True, futures: Sequence[int] = FUT
         **({"where": where[0]} if where else {}),
     }
     job = SessionWindow.model_validate({"metadata": {"name": "random"}, "spec": spec})
-    return SessionJob(job, types, where[1] if where else None, {"p": _plus_one}, busy)
+    return SessionJob(job, types, where[1] if where else None, {"p": plus_one}, busy)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def session_rows(draw: Any, job: SessionJob, place: tuple[int, int], ts: int) ->
         "w": draw(st.sampled_from([*VALUES[job.types["w"]], None])),
         "ts": datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ts),
     }
-    values[STAMP] = draw(stamps(job.job.spec.input, ts))
+    values[STAMP] = draw(stamps(job.job.inputs[0], ts))
     return Row(*place, ts, values)
 
 
@@ -188,7 +188,12 @@ JITTER = [-30, *range(-20, 6), *range(-3, 4), 9, 40]
 @st.composite
 def session_cases(draw: Any, longest: int = 6, capped: bool = True) -> Case:
     """Anything goes: disorder, late rows, idle partitions, an early end, restarts, other shard counts."""
-    job = draw(session_jobs(capped=capped))
+    return draw(histories(draw(session_jobs(capped=capped)), longest))
+
+
+@st.composite
+def histories(draw: Any, job: Any, longest: int) -> Case:
+    """A history of rows of `session_rows` for a job of one input."""
     partitions = tuple(range(draw(st.sampled_from([1, 1, 2]))))
     offsets = dict.fromkeys(partitions, 0)
     epochs: list[Epoch] = []

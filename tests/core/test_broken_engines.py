@@ -14,6 +14,7 @@ from budget import found_with
 from core.cases import HISTORIES, Case, cases
 from core.harness import check_against_oracle, few_hashes, merge_early
 from core.random_sessions import session_cases
+from core.random_windows import windowed_cases
 from joinery_runtime.core.kinds import interval
 from joinery_runtime.core.kinds.as_of import AsOfJoin
 from joinery_runtime.core.kinds.interval import IntervalJoin
@@ -23,6 +24,8 @@ from joinery_runtime.core.kinds.session import kind as session_kind
 from joinery_runtime.core.kinds.session.kind import SessionAggregation
 from joinery_runtime.core.kinds.session_join import SessionWindowJoin
 from joinery_runtime.core.kinds.window import WindowJoin
+from joinery_runtime.core.kinds.windowed import panes as window_panes
+from joinery_runtime.core.kinds.windowed.kind import WindowAggregation
 from joinery_runtime.core.pipeline import times
 from joinery_runtime.core.pipeline.lateness import FutureRows
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT
@@ -33,7 +36,9 @@ from joinery_runtime.engine.job_state import JobState
 
 Patch = pytest.MonkeyPatch
 Kernel = Callable[[StepSpec, StepWork], StepRun]
-KINDS: tuple[type[StepOperator], ...] = (IntervalJoin, WindowJoin, SessionWindowJoin, AsOfJoin, SessionAggregation)
+KINDS: tuple[type[StepOperator], ...] = (
+    *(IntervalJoin, WindowJoin, SessionWindowJoin, AsOfJoin, SessionAggregation, WindowAggregation),
+)
 
 
 def kernel(wrapped: Callable[[Kernel, StepSpec, StepWork], StepRun]) -> Callable[[Patch], None]:
@@ -193,6 +198,24 @@ def emitted_is_forgotten(patch: Patch) -> None:
     patch.setattr(session_kind, "_bools", lambda rows, name: real(rows, name) & (name == FORCED))
 
 
+# --- windows of aggregates --------------------------------------------------------------------------------------------
+
+
+def counts_new_rows_only(patch: Patch) -> None:
+    """A window that grows forgets what earlier epochs have counted."""
+    real = window_panes.Panes.add
+
+    def add(self: Any, rows: Any, stored: Any) -> Any:
+        real(self, rows, stored)
+        return self._fold(rows)
+
+    patch.setattr(window_panes.Panes, "add", add)
+
+
+def one_group_per_hash(patch: Patch) -> None:
+    patch.setattr(window_panes, "distinguish_keys", lambda hashes, _: np.zeros(len(hashes), dtype=np.int64))
+
+
 MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "a row is late one millisecond early": ("interval", late_by_one),
     "the upper bound is not included": ("interval", another_duration(upper=lambda ms: ms - 1)),
@@ -235,7 +258,21 @@ MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "compaction drops a session too early": ("sessions", greedy_compaction),
     "compaction keeps what a session was before": ("sessions", compaction_before_the_epoch),
     "complete sessions wait for the next row": ("sessions", no_following_epochs),
+    "windows begin one millisecond later": (
+        "windows",
+        another_duration(windows=lambda windows: replace(windows, offset=windows.offset + 1)),
+    ),
+    "windows of aggregates are emitted one millisecond early": ("windows", other_horizons(one_later, LEFT)),
+    "windows of aggregates are emitted again": ("windows", other_horizons(without_before, LEFT)),
+    "late rows of aggregates are not counted": ("windows", kernel(count_no_drops)),
+    "a window stays beside what it has become": ("windows", kernel(forget_flags)),
+    "a window forgets its rows when it grows": ("windows", counts_new_rows_only),
+    "one group's window takes the rows of another": ("windows", one_group_per_hash),
+    "compaction drops a window too early": ("windows", greedy_compaction),
+    "windows that end wait for the next row": ("windows", no_following_epochs),
 }
+
+OF_ONE_INPUT = {"sessions": session_cases, "windows": windowed_cases}
 
 # Seeds with which a mistake is found within a dozen examples; the others are with 1.
 FOUND_WITH = {
@@ -262,8 +299,12 @@ DIFFERENCE = (
 )
 
 
-# Found after half a minute, in `make test-slow`: few histories of sessions meet them.
-RARE = {"compaction drops a session too early", "sessions that went out and grew go out again"}
+# Found after half a minute, in `make test-slow`: few histories meet them.
+RARE = {
+    "compaction drops a session too early",
+    "sessions that went out and grew go out again",
+    "compaction drops a window too early",
+}
 
 
 @pytest.mark.parametrize(
@@ -276,9 +317,9 @@ def test_the_oracle_finds_a_broken_engine(mistake: str, monkeypatch: Patch) -> N
 
     @found_with(FOUND_WITH.get(mistake, 1))
     @settings(HISTORIES, max_examples=3000, database=None, phases=[Phase.generate], report_multiple_bugs=False)
-    @given(case=session_cases() if kind == "sessions" else cases(kind))
+    @given(case=OF_ONE_INPUT[kind]() if kind in OF_ONE_INPUT else cases(kind))
     def search(case: Case) -> None:
-        if kind == "sessions":
+        if kind in OF_ONE_INPUT:
             check_against_oracle(case, few_hashes(2))
         else:
             check_against_oracle(case)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from joinery_runtime.core.compile.aggregates import aggregate_kinds
 from joinery_runtime.core.compile.joins import join_kinds
-from joinery_runtime.core.kinds.session.kind import SessionAggregation
 from joinery_runtime.inspect.kinds import base
 
 
 def test_each_kind_is_described() -> None:
-    assert set(base._descriptions()) == {*join_kinds(), SessionAggregation}
+    assert set(base._descriptions()) == {*join_kinds(), *aggregate_kinds()}

@@ -2,8 +2,8 @@
 
 It shares no code with the core. `Oracle` replays epochs (the plan's watermarks and the rows of each input) and says
 which rows every epoch must emit and which it must drop; `brute_force` says the same about a whole history at once. For
-a SessionWindow these are `SessionOracle` and `sessions_at_once`. `WatermarkOracle` says which watermarks the plans must
-hold; `multiset` and `differences` compare rows in any order.
+a SessionWindow these are `SessionOracle` and `sessions_at_once`, and for windows in an `aggregate` `WindowOracle`.
+`WatermarkOracle` says which watermarks the plans must hold; `multiset` and `differences` compare rows in any order.
 
     oracle = Oracle.of_job(job)
     for plan, rows in epoch_log:
@@ -31,6 +31,7 @@ from joinery_devkit.oracle.rows import END, Joined, Row, Values, differences, mu
 from joinery_devkit.oracle.session_rows import SessionShape, sessions_at_once
 from joinery_devkit.oracle.sessions import SessionOracle
 from joinery_devkit.oracle.watermarks import WatermarkOracle, too_far_ahead
+from joinery_devkit.oracle.windowed import WindowOracle, WindowShape
 
 __all__ = [
     "END",
@@ -51,7 +52,9 @@ __all__ = [
     "Step",
     "Values",
     "WatermarkOracle",
+    "WindowOracle",
     "WindowRule",
+    "WindowShape",
     "brute_force",
     "differences",
     "multiset",

@@ -28,6 +28,8 @@ from joinery_runtime.core.table.segment import concat
 from joinery_runtime.core.table.sort import list_pairs
 
 Sides = tuple[list[Selection], list[Selection]]
+Numbers = tuple[int, int]  # windows are numbered by n; first and last, both included
+Bounds = tuple[np.ndarray, np.ndarray]  # int64[n] each: the first and the last window of each row
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,3 +144,27 @@ def concat_selections(side: SideSpec, selections: Sequence[Selection]) -> pa.Rec
     """One batch of all the selected rows, in the order of the selections."""
     batches = [rows.batch.take(pa.array(rows.index)) for rows in selections if len(rows)]
     return concat(batches) if batches else pa.RecordBatch.from_pylist([], schema=side.segment_schema())
+
+
+def within(bounds: Bounds, numbers: Numbers) -> Bounds:
+    return np.maximum(bounds[0], numbers[0]), np.minimum(bounds[1], numbers[1])
+
+
+def cut_by_window(bounds: Sequence[Bounds]) -> Iterator[Numbers]:
+    """Yields spans of windows that hold at most PROJECTED_ROWS members together, or single windows. A row is a member
+    of size / slide windows, so a few rows can make very many members."""
+    filled = [b for b in bounds if len(b[0])]
+    if filled:
+        all_windows = min(int(first.min()) for first, _ in filled), max(int(last.max()) for _, last in filled)
+        yield from _halve_windows(filled, all_windows)
+
+
+def _halve_windows(bounds: Sequence[Bounds], numbers: Numbers) -> Iterator[Numbers]:
+    first, last = numbers
+    members = sum(int(np.maximum(b[1] - b[0] + 1, 0).sum()) for b in (within(b, numbers) for b in bounds))
+    if members <= PROJECTED_ROWS or first == last:
+        yield numbers
+        return
+    middle = (first + last) // 2
+    yield from _halve_windows(bounds, (first, middle))
+    yield from _halve_windows(bounds, (middle + 1, last))

@@ -45,9 +45,9 @@ class ReplaceableRows:
         for run, live in self._runs():
             yield run.run.batch, live & chosen(run.run.batch)
 
-    def with_hashes(self, hashes: np.ndarray) -> GatheredRows:
-        """The rows of keys with these hashes (uint64, sorted, distinct)."""
-        return self._gather([_rows_of(run, live, hashes) for run, live in self._runs()])
+    def with_hashes(self, hashes: np.ndarray, times: tuple[int, int] | None = None) -> GatheredRows:
+        """The rows of keys with these hashes (uint64, sorted, distinct), from the first to the last of the times."""
+        return self._gather([_rows_of(run, _within(run, live, times), hashes) for run, live in self._runs()])
 
     def remove(self, gathered: GatheredRows, chosen: np.ndarray) -> None:
         """Removes the chosen ones (bool[n])."""
@@ -76,6 +76,14 @@ class ReplaceableRows:
         batch = concat(batches) if batches else pa.RecordBatch.from_pylist([], schema=self._schema)
         run = np.repeat(np.arange(len(rows)), [len(numbers) for numbers in rows])
         return GatheredRows(batch, run, np.concatenate([np.empty(0, dtype=np.int64), *rows]))
+
+
+def _within(state_run: StateRun, live: np.ndarray, times: tuple[int, int] | None) -> np.ndarray:
+    """bool[n]: the live rows from the first to the last of the times (None: all)."""
+    if times is None:
+        return live
+    ts = state_run.run.ts
+    return np.asarray(live & (ts >= times[0]) & (ts <= times[1]))
 
 
 def _rows_of(state_run: StateRun, live: np.ndarray, hashes: np.ndarray) -> np.ndarray:

@@ -14,7 +14,17 @@ import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.core.kinds.base import Join, lower_of_both
-from joinery_runtime.core.kinds.cells import Members, Sides, WindowOutput, concat_selections, cut_by_hash
+from joinery_runtime.core.kinds.cells import (
+    Bounds,
+    Members,
+    Numbers,
+    Sides,
+    WindowOutput,
+    concat_selections,
+    cut_by_hash,
+    cut_by_window,
+    within,
+)
 from joinery_runtime.core.kinds.grouping import changes, expand_ranges, number_groups
 from joinery_runtime.core.kinds.rows import PROJECTED_ROWS, Selection, run_to_add, split_joinable
 from joinery_runtime.core.pipeline.retention import AcceptedRow, Retention, RowTime
@@ -35,9 +45,6 @@ from joinery_runtime.core.table.sort import list_pairs, sort_order
 from joinery_runtime.job import Hopping, JoinStep
 from joinery_runtime.job.kinds.base import StepKind
 from joinery_runtime.job.kinds.window import Tumbling
-
-Numbers = tuple[int, int]  # windows are numbered by n; first and last, both included
-Bounds = tuple[np.ndarray, np.ndarray]  # int64[n] each: the first and the last window of each row
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,37 +175,13 @@ def _in_windows(kind: WindowJoin, run: Run, numbers: Numbers) -> Selection:
 def _members(kind: WindowJoin, step: StepSpec, piece: Sides, closing: Numbers) -> Iterator[tuple[Members, Members]]:
     batches = [concat_selections(step.sides[side], piece[side]) for side in SIDES]
     bounds = [_bounds(kind, batch, closing) for batch in batches]
-    for numbers in _cut_by_window(bounds):
-        yield _in_cells(kind, batches, [_within(b, numbers) for b in bounds])
+    for numbers in cut_by_window(bounds):
+        yield _in_cells(kind, batches, [within(b, numbers) for b in bounds])
 
 
 def _bounds(kind: WindowJoin, batch: pa.RecordBatch, closing: Numbers) -> Bounds:
     every = kind.windows_of(batch.column(TS).to_numpy())
-    return _within(every, (clamp(closing[0]), clamp(closing[1])))
-
-
-def _within(bounds: Bounds, numbers: Numbers) -> Bounds:
-    return np.maximum(bounds[0], numbers[0]), np.minimum(bounds[1], numbers[1])
-
-
-def _cut_by_window(bounds: Sequence[Bounds]) -> Iterator[Numbers]:
-    """Yields spans of windows that hold at most PROJECTED_ROWS members together, or single windows. A row is a member
-    of size / slide windows, so a few rows can make very many members."""
-    filled = [b for b in bounds if len(b[0])]
-    if filled:
-        all_windows = min(int(first.min()) for first, _ in filled), max(int(last.max()) for _, last in filled)
-        yield from _halve_windows(filled, all_windows)
-
-
-def _halve_windows(bounds: Sequence[Bounds], numbers: Numbers) -> Iterator[Numbers]:
-    first, last = numbers
-    members = sum(int(np.maximum(b[1] - b[0] + 1, 0).sum()) for b in (_within(b, numbers) for b in bounds))
-    if members <= PROJECTED_ROWS or first == last:
-        yield numbers
-        return
-    middle = (first + last) // 2
-    yield from _halve_windows(bounds, (first, middle))
-    yield from _halve_windows(bounds, (middle + 1, last))
+    return within(every, (clamp(closing[0]), clamp(closing[1])))
 
 
 def _in_cells(kind: WindowJoin, batches: Sequence[pa.RecordBatch], bounds: Sequence[Bounds]) -> tuple[Members, Members]:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from joinery_runtime.core.pipeline.expression import ColumnRef, Expression
 from joinery_runtime.core.pipeline.retention import Retention
-from joinery_runtime.core.pipeline.sides import FLAGS, LEFT, RIGHT, Intake, OutputColumn, SideSpec
+from joinery_runtime.core.pipeline.sides import FLAGS, LEFT, RIGHT, SESSIONS, Intake, OutputColumn, SideSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons, StateRun, StepRun, StepWork
 from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Watermark, earlier
 from joinery_runtime.core.table.segment import SegmentMeta
@@ -185,8 +185,8 @@ class StepSpec:
     def side_name(self, side: int) -> str:
         """The name of a side in messages: `step 2, left side (orders, payments)`."""
         if len(self.sides) == 1:
-            inputs = self.sides[side].inputs
-            return f"the sessions of {inputs[0]}" if self.number == 0 else f"step {self.number + 1}, the aggregate"
+            sessions = f"the sessions of {self.sides[side].time}"
+            return sessions if self.sides[side].part == SESSIONS else f"step {self.number + 1}, the aggregate"
         name = "left" if side == LEFT else "right"
         return f"step {self.number + 1}, {name} side ({', '.join(self.sides[side].inputs)})"
 

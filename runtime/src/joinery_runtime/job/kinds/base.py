@@ -182,6 +182,10 @@ class WindowKind(ABC):
     """What a row of the state is, in words: `sessions`."""
     shorter: ClassVar[str]
     """What makes its state smaller."""
+    reaches: ClassVar[str] = ">"
+    """How the watermark compares with `end_text` when a window is emitted."""
+    fixed: ClassVar[Mapping[str, str]] = {}
+    """Of `durations`, with their names for people: those that no edit may change while there is state."""
     cel: ClassVar[Mapping[Any, tuple[Rule, ...]]] = {}
     """The rules that the API server can check, by model, or by model and field."""
 
@@ -206,7 +210,12 @@ class WindowKind(ABC):
     @property
     @abstractmethod
     def end_text(self) -> str:
-        """When a window ends, to follow `wm(orders) > `: `last + 30s [gap]`."""
+        """When a window ends, to follow `wm(orders)` and `reaches`: `last + 30s [gap]`."""
+
+    @abstractmethod
+    def late_text(self, watermark: str, late: str) -> str:
+        """When a row is late that nothing takes back, to follow `dropped and counted when`. `late` is the
+        allowedLateness in words."""
 
 
 def plus(ms: int) -> str:

@@ -7,6 +7,12 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from joinery_runtime.job.kinds.aggregate.aligned import (
+    ALIGNED_WINDOWS,
+    CumulativeOfGroup,
+    HoppingOfGroup,
+    TumblingOfGroup,
+)
 from joinery_runtime.job.kinds.aggregate.session import SessionOfGroup
 from joinery_runtime.job.kinds.base import WindowKind
 from joinery_runtime.job.kinds.session.sessions import Aggregate, ComputedColumn
@@ -22,7 +28,7 @@ def aggregate_part(joins: int) -> str:
     return AGGREGATE if joins == 0 else f"{AGGREGATE}.{joins + 1}"
 
 
-WINDOW_KINDS: tuple[type[WindowKind], ...] = (SessionOfGroup,)
+WINDOW_KINDS: tuple[type[WindowKind], ...] = (*ALIGNED_WINDOWS, SessionOfGroup)
 
 
 class AggregateWindow(Model):
@@ -32,6 +38,12 @@ class AggregateWindow(Model):
 
     of: Text | None = Field(default=None, examples=["orders"])
     """The input whose event time counts: one that no step pads with nulls. If absent, the first input."""
+    tumbling: TumblingOfGroup | None = Field(default=None, examples=[{"size": "1h"}])
+    """Windows of one length, one after the other."""
+    hopping: HoppingOfGroup | None = None
+    """Windows that overlap."""
+    cumulative: CumulativeOfGroup | None = None
+    """Windows that begin together and grow step by step."""
     session: SessionOfGroup | None = None
     """A window ends when its group has no row for longer than `gap`."""
 

@@ -57,6 +57,9 @@ class SessionOfGroup(Model, WindowKind):
     def end_text(self) -> str:
         return f"last + {format_duration(self.gap)} [gap]"
 
+    def late_text(self, watermark: str, late: str) -> str:
+        return f"ts < {watermark} - {late}"
+
 
 def too_short_a_cap(cap: int, gap: int) -> str:
     """Say why a cap (ms) of at most the gap (ms) is rejected."""

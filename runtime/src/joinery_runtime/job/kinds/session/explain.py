@@ -56,7 +56,7 @@ def aggregate_plan(aggregation: Aggregation, aggregated: Aggregated) -> StepPlan
     side = SidePlan(
         part=aggregated.part,
         rows_of=aggregated.rows_of,
-        kept_until=f"{aggregated.watermark} > {window.end_text} + {late}",
+        kept_until=f"{aggregated.watermark} {window.reaches} {window.end_text} + {late}",
         kept_for_ms=window.closes_after + aggregation.allowed_lateness + aggregated.lag,
         row_bytes=_row_bytes(aggregation, aggregated.types),
         holds=window.rows,
@@ -89,22 +89,23 @@ def _aggregate(aggregate: Aggregate) -> str:
 
 
 def _emitted(aggregation: Aggregation, aggregated: Aggregated) -> str:
-    end, late = aggregation.form.end_text, format_duration(aggregation.allowed_lateness)
+    window, late = aggregation.form, format_duration(aggregation.allowed_lateness)
     if aggregation.late_data != "reopen":
-        return f"each session once, when {aggregated.watermark} > {end} + {late} [allowedLateness]"
+        end = f"{window.reaches} {window.end_text} + {late} [allowedLateness]"
+        return f"each {window.rows.removesuffix('s')} once, when {aggregated.watermark} {end}"
     repetition = "again, whole, after each epoch that changes it"
     if aggregation.emit_retractions:
         repetition += "; an id that this replaces is emitted before with retracted: true"
-    return f"each session when {aggregated.watermark} > {end}, and {repetition}"
+    return f"each session when {aggregated.watermark} > {window.end_text}, and {repetition}"
 
 
 def _late(aggregation: Aggregation, aggregated: Aggregated) -> str:
-    """What happens to late rows, in words (rules S4, S5 and S8)."""
+    """What happens to late rows, in words (rules S4, S5, S8 and G3)."""
     late = f"{format_duration(aggregation.allowed_lateness)} [allowedLateness]"
     none = "none, unless a step has lateData: reopen; such rows are " if aggregated.from_steps else ""
     if aggregation.late_data != "reopen":
         handling = "written to the dead letters" if aggregation.late_data == "dlq" else "dropped"
-        return f"{none}{handling} and counted when ts < {aggregated.watermark} - {late}"
+        return f"{none}{handling} and counted when {aggregation.form.late_text(aggregated.watermark, late)}"
     reach = f"{aggregated.watermark} > ts + {format_duration(aggregation.form.closes_after)} [gap] + {late}"
     return f"{none}taken by the kept sessions that they are near to; others dropped and counted when {reach}"
 

@@ -9,7 +9,7 @@ from typing import Any
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from joinery_runtime.job.kinds.aggregate.model import Aggregation
+from joinery_runtime.job.kinds.aggregate.model import WINDOW_KINDS, Aggregation
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.expression_tree import parse_tree
 from joinery_runtime.job.model.types import ColumnType
@@ -77,13 +77,23 @@ def aggregate_refusals(old: Signed, new: Signed) -> Iterator[str]:
     if names[0] != names[1] or not all(_is_same_origin(a[1], b[1]) for a, b in zip(was, now, strict=True)):
         groups_text = [listed(f"{name} ({_origin_text(source)})" for name, source in groups) for groups in (was, now)]
         yield f"groupBy was {groups_text[0]}, it is now {groups_text[1]}"
+    yield from _window_refusals(old, new)
     for name, source in new["stored"].items():
         before = old["stored"].get(name)
         text = name.removeprefix("$")
         if before is None:
-            yield f"{text} is not in the stored sessions, and the job now needs it"
+            stored = "sessions" if "gap" in new else "windows"
+            yield f"{text} is not in the stored {stored}, and the job now needs it"
         elif not _is_same_origin(before, source):
             yield f"{text} is stored over {_origin_text(before)}, the job now makes it of {_origin_text(source)}"
+
+
+def _window_refusals(old: Signed, new: Signed) -> Iterator[str]:
+    for kind in WINDOW_KINDS:
+        for field, words in kind.fixed.items() if kind.field == new.get("window") else ():
+            if old.get(field, 0) != new.get(field, 0):
+                was, now = (format_duration(signed.get(field, 0)) for signed in (old, new))
+                yield f"{words} was {was}, it is now {now}"
 
 
 def _is_same_origin(was: Origin, now: Origin) -> bool:
@@ -106,10 +116,10 @@ def aggregate_warnings(old: Signed, new: Signed) -> Iterator[str]:
         if old.get(field) != new.get(field):
             yield f"{words} went from {_times(old, new, field)}: sessions that were formed before stay as they are"
     if new["allowedLateness"] > old["allowedLateness"]:
-        yield (
-            f"allowedLateness went from {_times(old, new, 'allowedLateness')}: sessions that were evicted before stay "
-            "gone, so rows that belong to them open new ones"
-        )
+        rest = "sessions that were evicted before stay gone, so rows that belong to them open new ones"
+        if "gap" not in new:
+            rest = "windows that were emitted before stay as they are, and rows of these alone are late"
+        yield f"allowedLateness went from {_times(old, new, 'allowedLateness')}: {rest}"
     if old["lateData"] == "reopen" != new["lateData"]:
         went = f"lateData went from reopen to {new['lateData']}"
         yield f"{went}: what was emitted is emitted again only with a row that is not late"

@@ -1,0 +1,127 @@
+"""The oracle of windows in an `aggregate` of one input: section G of docs/semantics.md, one row at a time. A window of
+a group is the list of its rows, and everything else is computed from these."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from joinery_devkit.oracle.aggregates import Sketch, aggregate, exact
+from joinery_devkit.oracle.horizons import UNKNOWN, Time, as_time
+from joinery_devkit.oracle.joins import LATE, EpochExpectation, SideBatches, Watermarks
+from joinery_devkit.oracle.rows import END, Row, Values, comparable
+from joinery_runtime.job import StreamJoin
+from joinery_runtime.job.kinds.aggregate.model import Aggregation
+
+Span = tuple[int, int]  # the start and the end of a window; the end is not in it
+
+
+@dataclass(frozen=True)
+class WindowShape:
+    """What a job's rows and windows look like. `where` and `computed` are its expressions in Python, on a row's
+    columns."""
+
+    job: StreamJoin
+    where: Callable[[Values], bool | None] | None = None
+    computed: Mapping[str, Callable[[Values], Any]] = field(default_factory=dict)
+    sketch: Sketch = exact
+
+    def spans(self, ts: int) -> list[Span]:
+        """The windows that hold the time (G1)."""
+        window = self._aggregation.window
+        if window.tumbling is not None:
+            start = ts - (ts - window.tumbling.offset) % window.tumbling.size
+            return [(start, start + window.tumbling.size)]
+        if window.hopping is not None:
+            hopping = window.hopping
+            last = ts - (ts - hopping.offset) % hopping.slide
+            starts = range(last, ts - hopping.size, -hopping.slide)
+            return [(start, start + hopping.size) for start in starts]
+        cumulative = window.cumulative
+        assert cumulative is not None, "of aligned windows"
+        start = ts - (ts - cumulative.offset) % cumulative.size
+        ends = range(start + cumulative.step, start + cumulative.size + 1, cumulative.step)
+        return [(start, end) for end in ends if ts < end]
+
+    def values(self, row: Row) -> Values:
+        """The columns that groups and aggregates may name."""
+        name = self.job.inputs[0].name
+        own = {f"{name}.{column}": value for column, value in row.values.items()}
+        return {**own, **{column: compute(row.values) for column, compute in self.computed.items()}}
+
+    def group(self, values: Values) -> Values:
+        return {name: values[name] for name in self._aggregation.group_by}
+
+    def output(self, span: Span, rows: Sequence[Values]) -> dict[str, Any]:
+        """A window's row (G4), from the rows in order of event time, then arrival."""
+        types = {f"{side.name}.{column}": kind for side in self.job.inputs for column, kind in side.types.items()}
+        group = {name.rpartition(".")[2]: value for name, value in self.group(rows[0]).items()}
+        aggregates = {
+            spec.as_: aggregate(
+                spec,
+                [None if spec.column is None else values[spec.column] for values in rows],
+                types.get(spec.column or ""),
+                self.sketch,
+            )
+            for spec in self._aggregation.aggregates
+        }
+        return {**group, "window_start": span[0], "window_end": span[1], **aggregates}
+
+    @property
+    def lateness(self) -> int:
+        return self._aggregation.allowed_lateness
+
+    @property
+    def _aggregation(self) -> Aggregation:
+        assert self.job.aggregation is not None, "the job aggregates"
+        return self.job.aggregation
+
+
+class WindowOracle:
+    """The oracle. `depth` is how many epochs it takes until what the first one closes has been emitted."""
+
+    depth = 1
+
+    def __init__(self, shape: WindowShape) -> None:
+        (self._input,) = self.inputs = tuple(side.name for side in shape.job.inputs)
+        self._shape, self._closed, self._arrived = shape, UNKNOWN, 0
+        self._rows: dict[tuple[Hashable, Span], list[tuple[int, int, int, int, Values]]] = defaultdict(list)
+
+    def edit(self, job: StreamJoin) -> None:
+        """Continues the job with another lateness."""
+        self._shape = replace(self._shape, job=job)
+
+    def epoch(self, watermarks: Watermarks, rows: SideBatches) -> EpochExpectation:
+        """Replays one epoch, like `Oracle.epoch`."""
+        self._arrived += 1
+        self._closed = max(self._closed, as_time(watermarks[self._input]) - self._shape.lateness)
+        emitted = tuple(self._close(self._closed))
+        dropped: Counter[str] = Counter()
+        for row in rows.get(self._input, ()):
+            if self._shape.where is None or self._shape.where(row.values) is True:
+                dropped[LATE] += not self._take(row)
+            else:
+                dropped["filtered"] += 1
+        late = dropped.pop(LATE, 0)
+        return EpochExpectation((), emitted, {self._input: late}, {self._input: dropped})
+
+    def end(self) -> Iterator[EpochExpectation]:
+        """Yields the epoch that ends the input (T7)."""
+        yield self.epoch({self._input: END}, {})
+
+    def _close(self, horizon: Time) -> Iterator[dict[str, Any]]:
+        """Emits the windows whose end has been reached (G2)."""
+        for key, span in [cell for cell in self._rows if cell[1][1] <= horizon]:
+            ordered = sorted(self._rows.pop((key, span)), key=lambda row: row[:4])
+            yield self._shape.output(span, [values for *_, values in ordered])
+
+    def _take(self, row: Row) -> bool:
+        """Puts a row into its windows that are open; False: there is none (G3)."""
+        values = self._shape.values(row)
+        key = tuple(comparable(value) for value in self._shape.group(values).values())
+        open_spans = [span for span in self._shape.spans(row.ts) if span[1] > self._closed]
+        for span in open_spans:
+            self._rows[key, span].append((row.ts, self._arrived, row.partition, row.offset, values))
+        return bool(open_spans)

@@ -1,0 +1,188 @@
+"""Aggregates of tumbling, hopping and cumulative windows of one shard in one epoch (rules G1 to G6).
+
+The state has a row per group and pane (`Windows.pane`), so an arrival costs the same however many windows hold it. An
+epoch first emits the windows that the horizon closes, each merged from its panes. Then arrivals are folded into their
+panes (T3). No I/O, no clock, no randomness: the same work gives the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Self, cast
+
+import numpy as np
+import pyarrow as pa
+
+from joinery_runtime.core.aggregates import AggregateCall
+from joinery_runtime.core.kinds.base import Aggregating
+from joinery_runtime.core.kinds.cells import concat_selections, cut_by_hash, cut_by_window, within
+from joinery_runtime.core.kinds.replaceable import ReplaceableRows
+from joinery_runtime.core.kinds.rows import Selection
+from joinery_runtime.core.kinds.windowed.panes import Panes, pane_schema
+from joinery_runtime.core.kinds.windowed.windows import LastEnd, Windows
+from joinery_runtime.core.pipeline.operators import EVENT_TIME_MAX, EVENT_TIME_MIN
+from joinery_runtime.core.pipeline.retention import Retention
+from joinery_runtime.core.pipeline.sides import Intake
+from joinery_runtime.core.pipeline.spec import StepSpec
+from joinery_runtime.core.pipeline.step import CLOSING, ORDER_COLUMNS, Horizon, Horizons, StepResult, StepRun, StepWork
+from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Watermark, earlier
+from joinery_runtime.core.table.columns import OFFSET, PARTITION, TS
+from joinery_runtime.core.table.segment import Run, SegmentMeta
+from joinery_runtime.job.kinds.aggregate.aligned import (
+    ALIGNED_WINDOWS,
+    AlignedWindow,
+    CumulativeOfGroup,
+    HoppingOfGroup,
+)
+from joinery_runtime.job.kinds.aggregate.model import Aggregation
+from joinery_runtime.job.kinds.base import WindowKind
+from joinery_runtime.job.model.references import WINDOW_COLUMNS
+
+
+@dataclass(frozen=True, slots=True)
+class WindowAggregation(Aggregating):
+    """Aggregates the rows of one side in windows. A row of the state is a pane of a group, flagged once another row has
+    replaced it. Its event time is the start of the pane.
+
+    The horizon is `wm - allowedLateness`, with the watermark that the step before hands on (N3), or the input's own. A
+    window is emitted, once, by the epoch whose horizon reaches its end."""
+
+    written_as: ClassVar[tuple[type[WindowKind], ...]] = ALIGNED_WINDOWS
+    column_types: ClassVar[Mapping[str, pa.DataType]] = dict.fromkeys(WINDOW_COLUMNS, pa.int64())
+    windows: Windows
+    aggregates: tuple[AggregateCall, ...]
+    allowed_lateness: int = 0
+    late_to_dead_letters: bool = False
+    retention: tuple[Retention, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        kept_for = self.windows.size + self.allowed_lateness
+        retention = Retention(LastEnd(self.windows), "g2", kept_for_ms=kept_for, inclusive=True)
+        object.__setattr__(self, "retention", (retention,))
+
+    @classmethod
+    def of(cls, aggregation: Aggregation, aggregates: tuple[AggregateCall, ...], /) -> Self:
+        window = cast(AlignedWindow, aggregation.form)
+        match window:
+            case HoppingOfGroup():
+                windows = Windows(window.size, window.slide, window.offset)
+            case CumulativeOfGroup():
+                windows = Windows(window.size, window.step, window.offset, cumulative=True)
+            case _:
+                windows = Windows(window.size, window.size, window.offset)
+        return cls(windows, aggregates, aggregation.allowed_lateness, aggregation.late_data == "dlq")
+
+    def state_schema(self, intake: Intake) -> pa.Schema:
+        return pane_schema(intake, self.aggregates)
+
+    def flagged_rows_leave(self, step: StepSpec) -> bool:
+        return True
+
+    def run(self, step: StepSpec, work: StepWork) -> StepRun:
+        (side,), (state_runs,), (horizon,), (rows,) = step.sides, work.state_runs, work.horizons, work.arrivals
+        since = None if horizon.previous is None else self.windows.open_from(horizon.previous)
+        stored = ReplaceableRows(state_runs, since, side.segment_schema())
+        panes = Panes(self.windows, self.aggregates, side)
+        yield from self._close(step, panes, stored, horizon, ordered=work.ordered)
+        added, late, accepted = None, 0, 0
+        if horizon.current is not None:
+            open_from = self.windows.open_from(horizon.current)
+            stored.forget(open_from)
+            if rows is not None:
+                on_time = rows.filter(pa.array(rows.column(TS).to_numpy() >= open_from))
+                late, rows = rows.num_rows - on_time.num_rows, on_time
+        if rows is not None and rows.num_rows:
+            accepted, added = rows.num_rows, Run.sort(panes.add(rows, stored))
+        return StepResult(
+            added=(added,),
+            flags=(stored.flags(),),
+            finished=stored.finished(),
+            dropped=({"late": late} if late else {},),
+            lookups=(accepted,),
+        )
+
+    def needs_state(self, step: StepSpec, side: int, arrived: tuple[bool, ...], *, closing: bool) -> bool:
+        return True
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def complete_from(self, step: StepSpec, side: int, horizons: Sequence[Horizon]) -> int | None:
+        """The first window of a row before this time has been emitted without the row."""
+        closed = horizons[side].current
+        return None if closed is None else self.windows.whole_from(closed)
+
+    def horizons(self, step: StepSpec, times: Times, lows: OutputWatermarks) -> Mapping[str, int | None]:
+        """See G2."""
+        (side,) = step.sides
+        low = lows[side.time]  # of an input, less the allowedLateness already
+        return {side.part: earlier(low, self.allowed_lateness) if side.intake.chained else low}
+
+    def late_below(
+        self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark], horizons: Horizons
+    ) -> int | None:
+        """See G3."""
+        closed = horizons[step.sides[side].part].current
+        return None if closed is None else self.windows.open_from(closed)
+
+    def half_closed(self, side: int, ts: np.ndarray, horizon: int) -> np.ndarray:
+        """bool[n]: the panes that are in a window that is closed and in an open one."""
+        return np.asarray((ts >= self.windows.open_from(horizon)) & (ts < self.windows.whole_from(horizon)))
+
+    def closes(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
+        span = self.windows.closing(horizon)
+        if span is None:
+            return False
+        first, last = self.windows.numbers_of(np.array([meta.ts_min, meta.ts_max]))
+        return bool(max(first[0], span[0]) <= min(last[1], span[1]))
+
+    # --- closing ------------------------------------------------------------------------------------------------------
+
+    def _close(
+        self, step: StepSpec, panes: Panes, stored: ReplaceableRows, horizon: Horizon, *, ordered: bool
+    ) -> Iterator[pa.RecordBatch]:
+        """Emits the windows that the horizon closes. Those of one group come in the order of their ends."""
+        closing = self.windows.closing(horizon)
+        if closing is None:
+            return
+
+        def closes(rows: pa.RecordBatch) -> np.ndarray:
+            first, last = within(self.windows.numbers_of(rows.column(TS).to_numpy()), closing)
+            return first <= last
+
+        selections = [Selection(rows, np.flatnonzero(chosen)) for rows, chosen in stored.where(closes)]
+        for piece, _ in cut_by_hash((selections, [])):
+            rows = concat_selections(step.sides[0], piece)
+            bounds = within(self.windows.numbers_of(rows.column(TS).to_numpy()), closing)
+            for numbers in cut_by_window([bounds]):
+                yield self._rows(step, panes, panes.merge_windows(rows, within(bounds, numbers)), ordered=ordered)
+
+    def _rows(self, step: StepSpec, panes: Panes, closed: pa.RecordBatch, *, ordered: bool) -> pa.RecordBatch:
+        """The output rows of windows, which are rows of the state with a window's number as event time."""
+        schema, numbers = step.output_schema(), closed.column(TS).to_numpy()
+        times = (self.windows.starts(numbers), self.windows.ends(numbers))
+        values = {
+            **{name: closed.column(name) for name in step.sides[0].intake.keys},
+            **dict(zip((call.name for call in self.aggregates), panes.folding.results(closed), strict=True)),
+            **{name: _in_years(time) for name, time in zip(WINDOW_COLUMNS, times, strict=True)},
+        }
+        names = [column.step_column or "" for column in step.output]
+        columns = [values[name].cast(kind) for name, kind in zip(names, schema.types, strict=True)]
+        rows = pa.record_batch(columns, schema=schema)
+        return _add_order_columns(rows, closed, times) if ordered else rows
+
+
+def _in_years(times: np.ndarray) -> pa.Array:
+    """A window's times, which may reach further than its rows, within the years of timestamps."""
+    return pa.array(np.clip(times, EVENT_TIME_MIN, EVENT_TIME_MAX))
+
+
+def _add_order_columns(
+    rows: pa.RecordBatch, closed: pa.RecordBatch, times: tuple[np.ndarray, np.ndarray]
+) -> pa.RecordBatch:
+    """Adds ORDER_COLUMNS: by (start, place of the group's first record), and the last time that the window holds."""
+    zero = np.zeros(rows.num_rows, dtype=np.int64)
+    partition, offset = (closed.column(name).to_numpy() for name in (PARTITION, OFFSET))
+    order = [zero + CLOSING, times[0], zero, partition, offset, zero + 1, zero, times[1] - 1]
+    names = [*rows.schema.names, *ORDER_COLUMNS]
+    return pa.RecordBatch.from_arrays([*rows.columns, *map(pa.array, order)], names=names)

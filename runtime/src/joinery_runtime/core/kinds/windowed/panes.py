@@ -1,0 +1,138 @@
+"""Panes of groups: folds arrivals into them, and merges them to windows (G1, G4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from joinery_runtime.core.aggregates import AggregateCall, GroupError, Groups
+from joinery_runtime.core.kinds.cells import Bounds
+from joinery_runtime.core.kinds.folding import Folding, in_defined_order
+from joinery_runtime.core.kinds.grouping import changes, distinguish_keys, expand_ranges, has_hash_collisions
+from joinery_runtime.core.kinds.replaceable import ReplaceableRows
+from joinery_runtime.core.kinds.windowed.windows import Windows
+from joinery_runtime.core.pipeline.sides import Intake, SideSpec
+from joinery_runtime.core.table.columns import ENGINE_FIELDS, FLAG_FIELD, HASH, OFFSET, PARTITION, TS
+from joinery_runtime.core.table.segment import concat
+from joinery_runtime.core.table.sort import by_hash_and_time, sort_order
+from joinery_runtime.errors import AggregateError
+
+_STUCK = (
+    "The rows are in the state already. Remove the aggregate from the job and discard what is planned with `joinery "
+    "state reset --drop-planned`, or start from the beginning with upgrade.mode: stateless"
+)
+
+
+def pane_schema(intake: Intake, aggregates: Sequence[AggregateCall]) -> pa.Schema:
+    """The rows of the state. TS is the start of the pane. PARTITION and OFFSET are those of the group's first record in
+    the pane, by partition and offset."""
+    groups = [intake.schema.field(name) for name in intake.keys]
+    return pa.schema([*ENGINE_FIELDS, FLAG_FIELD, *groups, *Folding(aggregates).fields])
+
+
+class Panes:
+    """Makes rows of the state of one side. Methods raise AggregateError."""
+
+    def __init__(self, windows: Windows, aggregates: Sequence[AggregateCall], side: SideSpec) -> None:
+        self._windows, self._aggregates, self._intake = windows, aggregates, side.intake
+        self._keys, self._schema = side.intake.keys, side.segment_schema()
+        self.folding = Folding(aggregates)
+
+    def add(self, rows: pa.RecordBatch, stored: ReplaceableRows) -> pa.RecordBatch:
+        """Folds n > 0 prepared rows into their panes. Returns the new rows of the state, and removes from `stored`
+        those that they replace."""
+        arrived = self._fold(in_defined_order(rows, self._aggregates) if self._intake.chained else rows)
+        hashes, times = np.sort(pc.unique(arrived.column(HASH)).to_numpy()), arrived.column(TS).to_numpy()
+        before = stored.with_hashes(hashes, (int(times.min()), int(times.max())))
+        count = before.batch.num_rows
+        if not count:
+            return arrived
+        members = concat([before.batch, arrived])
+        panes = members.column(TS).to_numpy()
+        order, begins = self._order(members, panes, panes, np.arange(members.num_rows))
+        starts = np.flatnonzero(begins)
+        changed = np.repeat(np.logical_or.reduceat(order >= count, starts), np.diff(starts, append=len(order)))
+        order, begins = order[changed], begins[changed]
+        groups = Groups(np.flatnonzero(begins), len(order))
+        with self._naming(members, panes, order[groups.starts]):
+            merged = self._merge(members, panes, order, groups)
+        replaced = np.zeros(count, dtype=bool)
+        replaced[order[order < count]] = True
+        stored.remove(before, replaced)
+        return merged
+
+    def merge_windows(self, rows: pa.RecordBatch, bounds: Bounds) -> pa.RecordBatch:
+        """Merges n panes to the windows that hold them, by number from `bounds[0]` to `bounds[1]` (int64[n] each).
+        Returns rows of the state with the number of the window as TS."""
+        position, numbers = expand_ranges(bounds[0], bounds[1] + 1)
+        members = rows.take(pa.array(position))
+        order, begins = self._order(members, numbers, numbers, members.column(TS).to_numpy())
+        groups = Groups(np.flatnonzero(begins), len(order))
+        with self._naming(members, self._windows.starts(numbers), order[groups.starts], _STUCK):
+            return self._merge(members, numbers, order, groups)
+
+    def _fold(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """One row of the state for each group and pane of n > 0 rows."""
+        ts = rows.column(TS).to_numpy()
+        panes = self._windows.pane_starts(ts)
+        arrival_order = (*(rows.column(name).to_numpy() for name in (PARTITION, OFFSET)), np.arange(rows.num_rows))
+        order, begins = self._order(rows, panes, ts, *arrival_order)
+        groups = Groups(np.flatnonzero(begins), len(order))
+        values = rows.select(self.folding.columns).take(pa.array(order))
+        with self._naming(rows, panes, order[groups.starts]):
+            states = self.folding.fold(values, ts[order], groups)
+        return self._state_rows(rows, panes, order, groups, states)
+
+    def _merge(self, members: pa.RecordBatch, times: np.ndarray, order: np.ndarray, groups: Groups) -> pa.RecordBatch:
+        """One row of the state for each group of rows of the state, which are taken in `order`."""
+        states = members.select([field.name for field in self.folding.fields]).take(pa.array(order))
+        return self._state_rows(members, times, order, groups, self.folding.merge(states, groups))
+
+    def _order(self, rows: pa.RecordBatch, times: np.ndarray, *sorted_by: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns an order (int64[n]) in which the rows of one key and one time (int64[n], ascending with `sorted_by`)
+        are consecutive, sorted by `sorted_by`, and bool[n]: where they begin."""
+        hashes, keys = rows.column(HASH).to_numpy(), [rows.column(name) for name in self._keys]
+        order = by_hash_and_time(hashes, *sorted_by)
+        if not has_hash_collisions(hashes, keys, order):
+            return order, changes(hashes[order]) | changes(times[order])
+        key = distinguish_keys(hashes, keys)
+        order = sort_order(hashes, key, *sorted_by)
+        return order, changes(hashes[order]) | changes(key[order]) | changes(times[order])
+
+    def _state_rows(
+        self, rows: pa.RecordBatch, times: np.ndarray, order: np.ndarray, groups: Groups, states: pa.RecordBatch
+    ) -> pa.RecordBatch:
+        first = order[groups.starts]
+        places = [rows.column(name).to_numpy()[order] for name in (PARTITION, OFFSET)]
+        partition, offset = _first_places(places[0], places[1], groups)
+        engine = {HASH: rows.column(HASH).to_numpy()[first], TS: times[first], PARTITION: partition, OFFSET: offset}
+        own = [pa.array(values) for values in (*engine.values(), np.zeros(len(first), dtype=bool))]
+        keys = [rows.column(name).take(pa.array(first)) for name in self._keys]
+        return pa.record_batch([*own, *keys, *states.columns], schema=self._schema)
+
+    @contextmanager
+    def _naming(
+        self, rows: pa.RecordBatch, starts: np.ndarray, first: np.ndarray, todo: str | None = None
+    ) -> Iterator[None]:
+        """Turns a GroupError into an AggregateError that names the group and the start of its pane or window. `starts`
+        (int64[n]) are those of the rows, `first` (int64[m]) the first row of each group."""
+        try:
+            yield
+        except GroupError as error:
+            row = int(first[error.group])
+            group = ", ".join(f"{name}={rows.column(name)[row].as_py()!r}" for name in self._keys)
+            facts = f"{error.facts}, in a window of {group} that holds {int(starts[row])}"
+            raise AggregateError(
+                "An aggregate of a window has no value", facts=facts, todo=error.todo if todo is None else todo
+            ) from None
+
+
+def _first_places(partition: np.ndarray, offset: np.ndarray, groups: Groups) -> tuple[np.ndarray, np.ndarray]:
+    """The least (partition, offset) of each group."""
+    first = np.minimum.reduceat(partition, groups.starts)
+    of_first = np.where(partition == first[groups.number], offset, np.iinfo(np.int64).max)
+    return first, np.minimum.reduceat(of_first, groups.starts)

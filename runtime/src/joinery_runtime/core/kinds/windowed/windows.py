@@ -1,0 +1,103 @@
+"""Windows of event time by number: which of them hold a row, where they begin and end, which a horizon closes (G1, G2).
+
+All times are event-time milliseconds. Arithmetic on horizons uses Python ints, because it must not wrap around at the
+ends of int64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+import numpy as np
+
+from joinery_runtime.core.kinds.cells import Bounds, Numbers
+from joinery_runtime.core.pipeline.retention import AcceptedRow, RowTime
+from joinery_runtime.core.pipeline.step import Horizon
+from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME, clamp
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Windows [start, end), aligned to `offset` after 1970-01-01T00:00 UTC. Window n begins at n * every and is `size`
+    long (tumbling: `every` is `size`; hopping: it is the slide, at most `size`). If the windows are `cumulative`, every
+    is their step, which divides `size`: window n ends at (n + 1) * every, and begins at the last multiple of `size`
+    before that."""
+
+    size: int
+    every: int
+    offset: int = 0
+    cumulative: bool = False
+
+    @property
+    def pane(self) -> int:
+        """The longest time such that a window holds all or none of [k * pane, (k + 1) * pane)."""
+        return self.every if self.cumulative else gcd(self.size, self.every)
+
+    def pane_starts(self, ts: np.ndarray) -> np.ndarray:
+        """int64[n]: the start of the pane of each row, by its `ts` (int64[n])."""
+        return (ts - self.offset) // self.pane * self.pane + self.offset
+
+    def numbers_of(self, ts: np.ndarray) -> Bounds:
+        """The first and the last window that hold each row, by its `ts` (int64[n])."""
+        since = ts - self.offset
+        if self.cumulative:
+            return since // self.every, (since // self.size + 1) * (self.size // self.every) - 1
+        return (since - self.size) // self.every + 1, since // self.every
+
+    def starts(self, numbers: np.ndarray) -> np.ndarray:
+        """int64[n]: the starts of the windows with these numbers (int64[n])."""
+        begin = numbers * self.every
+        return (begin // self.size * self.size if self.cumulative else begin) + self.offset
+
+    def ends(self, numbers: np.ndarray) -> np.ndarray:
+        """int64[n]: the ends of the windows with these numbers (int64[n])."""
+        return numbers * self.every + (self.every if self.cumulative else self.size) + self.offset
+
+    # --- what a horizon closes ----------------------------------------------------------------------------------------
+
+    def last_closed(self, horizon: int) -> int:
+        """The number of the last window whose end is at the horizon or before; END_OF_TIME: all are closed."""
+        if horizon == END_OF_TIME:
+            return END_OF_TIME
+        return (horizon - self.offset - (self.every if self.cumulative else self.size)) // self.every
+
+    def closing(self, horizon: Horizon) -> Numbers | None:
+        """The windows that an epoch closes, `before < end <= now`. None: it closes none."""
+        if horizon.current is None:
+            return None
+        first = BEGIN_OF_TIME if horizon.previous is None else self.last_closed(horizon.previous) + 1
+        last = self.last_closed(horizon.current)
+        return (clamp(first), clamp(last)) if first <= last else None
+
+    def open_from(self, horizon: int) -> int:
+        """The lowest event time that is still in an open window: the start of the first open one."""
+        if horizon >= END_OF_TIME:
+            return END_OF_TIME
+        begin = (self.last_closed(horizon) + 1) * self.every
+        return clamp((begin // self.size * self.size if self.cumulative else begin) + self.offset)
+
+    def whole_from(self, horizon: int) -> int:
+        """The lowest event time of which every window is still open: the end of the last closed one."""
+        if horizon >= END_OF_TIME:
+            return END_OF_TIME
+        return clamp((self.last_closed(horizon) + 1) * self.every + self._rest + self.offset)
+
+    @property
+    def _rest(self) -> int:
+        """How much further than one `every` after its begin a window ends."""
+        return 0 if self.cumulative else self.size - self.every
+
+
+@dataclass(frozen=True, slots=True)
+class LastEnd(RowTime):
+    """The end of the last window that holds the row decides."""
+
+    windows: Windows
+
+    def time_of(self, row: AcceptedRow) -> int | None:
+        (last,) = self.windows.numbers_of(np.array([row.ts]))[1]
+        return int(self.windows.ends(last))
+
+    def event_time_at(self, time: int) -> int:
+        return self.windows.open_from(time - 1)

@@ -1,0 +1,172 @@
+"""Windows of an aggregate that are aligned to the epoch: tumbling, hopping and cumulative ones (rules G1 to G5)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from math import gcd
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from joinery_runtime.job.kinds.base import WindowKind, milliseconds
+from joinery_runtime.job.model.base import Length, Model, PositiveDuration
+from joinery_runtime.job.model.cel import Rule, positive, time
+from joinery_runtime.job.model.draft import Finding, Loc, dig
+from joinery_runtime.job.model.duration import format_duration
+from joinery_runtime.job.model.references import WINDOW_COLUMNS
+
+
+class AlignedWindow(Model, WindowKind):
+    """What windows that are aligned to the epoch share. All of them are emitted once."""
+
+    columns: ClassVar[tuple[str, ...]] = WINDOW_COLUMNS
+    identity: ClassVar[tuple[str, ...]] = WINDOW_COLUMNS
+    rows: ClassVar[str] = "windows"
+    shorter: ClassVar[str] = "shorten the windows, or count distinct values with method: hll"
+    reaches: ClassVar[str] = ">="
+    fixed: ClassVar[Mapping[str, str]] = {
+        "size": "the windows' size",
+        "slide": "the windows' slide",
+        "step": "the windows' step",
+        "offset": "the windows' offset",
+    }
+
+    size: Length = Field(examples=["1h"])
+    """How long a window is, a duration."""
+    offset: PositiveDuration = Field(default=0, examples=["6h"])
+    """How long after midnight UTC of 1970-01-01 a window begins, a duration below `size`."""
+
+    @classmethod
+    def problems(cls, data: Any, at: Loc) -> Iterator[Finding]:
+        size, offset = (milliseconds(dig(data, name)) for name in ("size", "offset"))
+        if size and offset is not None and offset >= size:
+            facts = f"is {format_duration(offset)}, and windows begin every {format_duration(size)} or more often"
+            yield (*at, "offset"), f"{facts}; write {format_duration(offset % size)}"
+
+    def durations(self) -> dict[str, Any]:
+        return {"size": self.size, **({"offset": self.offset} if self.offset else {})}
+
+    @property
+    def closes_after(self) -> int:
+        return self.size
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        aligned = f", {format_duration(self.offset)} [offset] after the full ones" if self.offset else ""
+        yield "windows", f"{self.text}, aligned to midnight UTC{aligned}"
+        yield "a window", "holds its start, and not its end; one without rows is not emitted"
+        if self.size > self.pane:
+            spans = f"{self.size // self.pane:,} spans of {format_duration(self.pane)}"
+            yield "kept as", f"spans of time that all windows hold whole or not at all: up to {spans} make a window"
+
+    @property
+    @abstractmethod
+    def pane(self) -> int:
+        """The longest time such that each window holds all or none of it, from one multiple to the next."""
+
+    @property
+    @abstractmethod
+    def text(self) -> str:
+        """The windows in words."""
+
+    @property
+    def end_text(self) -> str:
+        return "the window's end"
+
+    def late_text(self, watermark: str, late: str) -> str:
+        return f"the end of their last window + {late} <= {watermark}"
+
+
+class TumblingOfGroup(AlignedWindow):
+    """One window after the other."""
+
+    field: ClassVar[str] = "tumbling"
+
+    @property
+    def pane(self) -> int:
+        return self.size
+
+    @property
+    def text(self) -> str:
+        return f"{format_duration(self.size)} long, one after the other"
+
+
+class HoppingOfGroup(AlignedWindow):
+    """A window of `size` begins every `slide`; a row is in several."""
+
+    field: ClassVar[str] = "hopping"
+
+    slide: Length = Field(examples=["15m"])
+    """How often a window begins, a duration; at most `size`."""
+
+    @classmethod
+    def problems(cls, data: Any, at: Loc) -> Iterator[Finding]:
+        yield from super().problems(data, at)
+        size, slide = (milliseconds(dig(data, name)) for name in ("size", "slide"))
+        if size and slide and slide > size:
+            facts = f"slide ({format_duration(slide)}) is longer than size ({format_duration(size)})"
+            yield (*at, "slide"), f"{facts}, so rows between windows would be lost; write at most the size"
+
+    def durations(self) -> dict[str, Any]:
+        return {**super().durations(), "slide": self.slide}
+
+    @property
+    def pane(self) -> int:
+        return gcd(self.size, self.slide)
+
+    @property
+    def text(self) -> str:
+        return f"{format_duration(self.size)} long, one begins every {format_duration(self.slide)}"
+
+
+class CumulativeOfGroup(AlignedWindow):
+    """Windows that begin every `size` and end at each further `step`, up to `size`."""
+
+    field: ClassVar[str] = "cumulative"
+
+    step: Length = Field(examples=["15m"])
+    """How much longer each window is than the one before, a duration that divides `size`."""
+
+    @classmethod
+    def problems(cls, data: Any, at: Loc) -> Iterator[Finding]:
+        yield from super().problems(data, at)
+        size, step = (milliseconds(dig(data, name)) for name in ("size", "step"))
+        if size and step and size % step:
+            facts = f"step ({format_duration(step)}) does not divide size ({format_duration(size)})"
+            yield (
+                (*at, "step"),
+                f"{facts}, so the last window would be cut off; write for example {format_duration(gcd(size, step))}",
+            )
+
+    def durations(self) -> dict[str, Any]:
+        return {**super().durations(), "step": self.step}
+
+    @property
+    def pane(self) -> int:
+        return self.step
+
+    @property
+    def text(self) -> str:
+        size, step = format_duration(self.size), format_duration(self.step)
+        return f"{step}, {format_duration(2 * self.step)}, ... up to {size} long, from the same start every {size}"
+
+
+ALIGNED_WINDOWS: tuple[type[AlignedWindow], ...] = (TumblingOfGroup, HoppingOfGroup, CumulativeOfGroup)
+
+_OFFSET = Rule(f"!has(self.offset) || {time('offset')} < {time('size')}", "must be less than size", ".offset")
+
+AlignedWindow.cel = {
+    **{(kind, "size"): positive() for kind in ALIGNED_WINDOWS},
+    (HoppingOfGroup, "slide"): positive(),
+    (CumulativeOfGroup, "step"): positive(),
+    TumblingOfGroup: (_OFFSET,),
+    HoppingOfGroup: (
+        _OFFSET,
+        Rule(
+            f"{time('slide')} <= {time('size')}",
+            "slide is longer than size, so rows between windows would be lost; write at most the size",
+            ".slide",
+        ),
+    ),
+    CumulativeOfGroup: (_OFFSET,),
+}

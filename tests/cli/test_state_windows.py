@@ -1,0 +1,87 @@
+"""`joinery state show` and `stats` of windows of an aggregate, on state that real epochs have left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from joinery_runtime.inspect.state_show import show
+from joinery_runtime.inspect.state_stats import stats
+from joinery_runtime.inspect.trace import run_trace
+from joinery_runtime.job import StreamJoin, parse_job
+from joinery_runtime.state.memory import MemoryStore
+
+COLUMNS = [{"name": "k", "type": "string"}, {"name": "v", "type": "int32"}, {"name": "ts", "type": "timestamp"}]
+AGGREGATES = [{"function": "count", "as": "events"}, {"function": "sum", "column": "c.v", "as": "total"}]
+ZERO = "1970-01-01T00:00:00"
+
+
+def job_of(window: Mapping[str, Any], **fields: Any) -> StreamJoin:
+    source = {"name": "c", "file": {"path": "c.jsonl"}, "format": "json", "schema": COLUMNS, "eventTime": "ts"}
+    spec = {
+        "inputs": [{**source, "watermark": {"delay": 0}}],
+        "aggregate": {"groupBy": ["c.k"], "window": window, "aggregates": AGGREGATES, **fields},
+        "output": {"file": {"path": "out.jsonl"}, "format": "json"},
+    }
+    resource = {"apiVersion": "joinery.dev/v1alpha1", "kind": "StreamJoin", "metadata": {"name": "w"}, "spec": spec}
+    return parse_job(json.dumps(resource), "job.json")
+
+
+def row(ts: int, v: int = 1, k: str = "x") -> dict[str, Any]:
+    return {"k": k, "v": v, "ts": ts}
+
+
+def after(job: StreamJoin, *epochs: list[dict[str, Any]]) -> MemoryStore:
+    store = MemoryStore()
+    list(run_trace(job, [{"input": "c", "rows": rows} for rows in epochs], store))
+    return store
+
+
+def shown(job: StreamJoin, store: MemoryStore, key: str = "k=x") -> list[dict[str, Any]]:
+    (step,) = show(job, store, [key]).document()["steps"]
+    return list(step["rows"])
+
+
+def test_a_tumbling_window_has_its_aggregates_so_far_and_its_end() -> None:
+    job = job_of({"tumbling": {"size": "10ms"}}, allowedLateness="5ms")
+    store = after(job, [row(100, 3), row(105, 4), row(103, k="y")], [row(101, 5)])
+    assert shown(job, store) == [
+        {
+            **{"input": "c", "start": 100, "end": 110, "windows": [[100, 110]], "until_input": "c", "until": 115},
+            "aggregates": {"events": 3, "total": 12},
+        }
+    ]
+    first, line = show(job, store, ["k=x"]).lines()
+    assert first == 'job w, step 1, key k "x": 1 span is kept after epoch 2'
+    assert line == (
+        f"rows from {ZERO}.100Z to before {ZERO}.110Z: events 3, total 12; in the window {ZERO}.100Z to {ZERO}.110Z; "
+        f"the first one is emitted when the watermark of c ({ZERO}.105Z) is at {ZERO}.115Z or above"
+    )
+
+
+def test_a_hopping_window_is_shown_by_the_spans_that_windows_share() -> None:
+    job = job_of({"hopping": {"size": "20ms", "slide": "10ms"}})
+    store = after(job, [row(105), row(111)], [row(99), row(112)])
+    # The watermark is 112: [90, 110) has been emitted. The row at 99 was in [80, 100) and in [90, 110), so it was late.
+    assert [(found["start"], found["windows"], found["until"]) for found in shown(job, store)] == [
+        (100, [[100, 120]], 120),
+        (110, [[100, 120], [110, 130]], 120),
+    ]
+    document = stats(job, store).document()
+    assert document["windows"] == {"kept": 2, "due": 0, "until_input": "c", "until": 120}
+    (side,) = document["sides"]
+    assert (side["part"], side["side"]) == ("aggregate", "aggregate")
+    assert side["goes"] == f"emits windows that end at {ZERO}.112Z or before"
+    lines = list(stats(job, store).lines())
+    assert "windows: 2 spans of a group, 0 in a window that the next epoch emits" in lines
+    assert f"  the next window is emitted when the watermark of c is at {ZERO}.120Z or above" in lines
+
+
+def test_windows_that_have_been_emitted_are_not_shown() -> None:
+    job = job_of({"cumulative": {"size": "20ms", "step": "10ms"}})
+    store = after(job, [row(100), row(119, k="y")])
+    assert [found["windows"] for found in shown(job, store)] == [[[100, 120]]]
+    store = after(job, [row(100), row(119, k="y")], [row(120, k="y")])
+    assert shown(job, store) == []
+    assert shown(job, store, "k=y")[0]["windows"] == [[120, 130], [120, 140]]

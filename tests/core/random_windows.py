@@ -1,0 +1,106 @@
+"""Hypothesis strategies: random windows in an `aggregate` of one input, with what their expressions mean in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from core.cases import Case
+from core.random_jobs import FUTURES, KEY_TYPES, ms
+from core.random_sessions import COMPUTED, GROUPS, INPUT, VALUES, WHERES, aggregates, estimate, histories, plus_one
+from joinery_devkit.oracle.windowed import WindowOracle, WindowShape
+from joinery_runtime.job import StreamJoin
+
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True, repr=False)
+class WindowedJob:
+    """`types` are the types of the columns of which rows have random values; `busy`: all rows are of one group."""
+
+    job: StreamJoin
+    types: Mapping[str, str]
+    where: Callable[[Values], bool | None] | None = None
+    computed: Mapping[str, Callable[[Values], Any]] = field(default_factory=dict)
+    busy: bool = False
+
+    def oracle(self) -> WindowOracle:
+        """A fresh one."""
+        return WindowOracle(WindowShape(self.job, self.where, self.computed, self._sketched))
+
+    def edit(self, oracle: WindowOracle, before: WindowedJob) -> None:
+        oracle.edit(self.job)
+
+    def with_lateness(self, milliseconds: int) -> WindowedJob:
+        document = self.job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        document["spec"]["aggregate"]["allowedLateness"] = ms(milliseconds)
+        return replace(self, job=StreamJoin.model_validate(document))
+
+    def _sketched(self, values: Sequence[Any]) -> int:
+        """The estimate of one sketch that sees all values."""
+        return estimate(values, self.types["w"])
+
+    def __repr__(self) -> str:
+        """What of the job a failing example is about."""
+        spec = self.job.model_dump(mode="json", by_alias=True, exclude_unset=True)["spec"]
+        return f"<{spec['aggregate']}, delay {self.job.inputs[0].watermark.delay}, {dict(self.types)}>"
+
+
+WINDOWS: list[dict[str, dict[str, int]]] = [
+    {"tumbling": {"size": 5}},
+    {"tumbling": {"size": 7, "offset": 3}},
+    {"hopping": {"size": 6, "slide": 2}},
+    {"hopping": {"size": 7, "slide": 4}},
+    {"hopping": {"size": 9, "slide": 6, "offset": 5}},
+    {"cumulative": {"size": 12, "step": 4}},
+    {"cumulative": {"size": 6, "step": 1, "offset": 2}},
+]
+
+
+@st.composite
+def windowed_jobs(draw: Any) -> WindowedJob:
+    kinds = {"k": draw(st.sampled_from(sorted(KEY_TYPES))), "w": draw(st.sampled_from(sorted(VALUES)))}
+    busy = draw(st.booleans())
+    types = {"k": KEY_TYPES[kinds["k"]][0][0], "n": "int32", "v": "int64", "w": kinds["w"]}
+    where = None if busy else draw(st.sampled_from([None, None, None, *WHERES]))
+    ((window, durations),) = draw(st.sampled_from(WINDOWS)).items()
+    late_data = draw(st.sampled_from(["drop", "drop", "dlq"]))
+    aggregate = {
+        "groupBy": [name if name == "p" else f"{INPUT}.{name}" for name in draw(st.sampled_from(GROUPS))],
+        "window": {window: {name: ms(duration) for name, duration in durations.items()}},
+        "compute": [{"expression": f"{INPUT}.{COMPUTED}", "as": "p"}],
+        "aggregates": [_of_input(spec) for spec in draw(aggregates(kinds["w"]))],
+        "lateData": late_data,
+        "allowedLateness": ms(draw(st.sampled_from([0, 0, 1, 5, 25]))),
+    }
+    source = {
+        "name": INPUT,
+        "file": {"path": "c.jsonl"},
+        "format": "json",
+        "schema": [{"name": name, "type": kind} for name, kind in {**types, "ts": "timestamp"}.items()],
+        "eventTime": "ts",
+        "watermark": {
+            "delay": ms(draw(st.sampled_from([0, 0, 3, 8]))),
+            "maxFuture": ms(draw(st.sampled_from(FUTURES))),
+        },
+        **({"where": where[0]} if where else {}),
+    }
+    written = {"file": {"path": "out.jsonl"}, "format": "json"}
+    dead = {"deadLetter": {"file": {"path": "dead.jsonl"}}}
+    spec = {"inputs": [source], "aggregate": aggregate, "output": written, **(dead if late_data == "dlq" else {})}
+    job = StreamJoin.model_validate({"metadata": {"name": "random"}, "spec": spec})
+    return WindowedJob(job, types, where[1] if where else None, {"p": plus_one}, busy)
+
+
+def _of_input(spec: dict[str, Any]) -> dict[str, Any]:
+    column = spec.get("column", "p")
+    return spec if column == "p" else {**spec, "column": f"{INPUT}.{column}"}
+
+
+@st.composite
+def windowed_cases(draw: Any, longest: int = 6) -> Case:
+    """As `random_sessions.session_cases`, of windows."""
+    return draw(histories(draw(windowed_jobs()), longest))
