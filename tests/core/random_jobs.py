@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -44,13 +44,14 @@ Check = Callable[[Mapping[str, Mapping[str, Any]]], bool | None]
 
 @dataclass(frozen=True, repr=False)
 class Job:
-    """`predicates` and `computed` say the job's expressions in Python; `keys` are the key columns of every input, by
-    kind of key."""
+    """`predicates`, `computed` and `keeps` (the filters of steps) say the job's expressions in Python; `keys` are the
+    key columns of every input, by kind of key."""
 
     job: StreamJoin
     predicates: Mapping[int, Predicates]
     computed: Mapping[str, Check]
     keys: Mapping[str, str]
+    keeps: Mapping[int, Check] = field(default_factory=dict)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -58,7 +59,7 @@ class Job:
 
     def oracle(self) -> Oracle:
         """A fresh one."""
-        return Oracle.of_job(self.job, predicates=self.predicates, computed=self.computed)
+        return Oracle.of_job(self.job, predicates=self.predicates, keeps=self.keeps, computed=self.computed)
 
     def edit(self, oracle: Oracle, before: Job) -> None:
         oracle.edit(self.oracle(), newly_stored(before.job, self.job))
@@ -146,6 +147,18 @@ def wheres(draw: Any, left: Sequence[str], right: str, *, versions: bool) -> tup
     of_left, of_right, rest = map(all_of, sides)
     reads = frozenset(name for name in left if texts and f"{name}." in texts[0]) if of_left else frozenset()
     return " AND ".join(texts) or None, Predicates(of_left, of_right, rest, reads)
+
+
+@st.composite
+def filters(draw: Any, left: Sequence[str], right: str, join_type: str) -> tuple[str, Check] | None:
+    """A filter of a step that only the step itself can check, because the step pads what the filter reads."""
+    a, b = left[-1], right
+    options = {
+        "left": [*one_sided(b), *two_sided(a, b), (f"{b}.v IS NULL", lambda columns: columns[b]["v"] is None)],
+        "right": [*one_sided(a), *two_sided(a, b)],
+        "full": [*one_sided(a), *one_sided(b), *two_sided(a, b)],
+    }.get(join_type, [])
+    return draw(st.sampled_from(options)) if options and draw(st.integers(0, 2)) == 0 else None
 
 
 # --- jobs -------------------------------------------------------------------------------------------------------------
@@ -241,12 +254,14 @@ def mixed_steps(draw: Any, before: Sequence[dict[str, Any]], left: Sequence[str]
 def jobs(draw: Any, kind: str) -> Job:
     names = INPUTS[: draw(st.sampled_from([3, 4])) if kind in ("chain", "mixed") else 2]
     key = draw(st.sampled_from(sorted(KEY_TYPES)))
-    steps, predicates = [], {}
+    steps, predicates, keeps = [], {}, {}
     left = names[:1]
     for number, right in enumerate(names[1:]):
         step = draw(mixed_steps(steps, left, right) if kind == "mixed" else STEPS[kind](left, right))
         where, predicates[number] = draw(wheres(left, right, versions="asOf" in step))
         steps.append({"right": right, **step, **({"where": where} if where else {})})
+        if (chosen := draw(filters(left, right, step["type"]))) is not None:
+            steps[-1]["filter"], keeps[number] = chosen
         left = left if step["type"] in EXISTENCE else (*left, right)
     inputs = [draw(an_input(name, key)) for name in names]
     for side, step in zip(inputs[1:], steps, strict=True):
@@ -256,7 +271,7 @@ def jobs(draw: Any, kind: str) -> Job:
     spec = {"inputs": inputs, "joins": steps, **select, "output": {"file": {"path": "out.jsonl"}, "format": "json"}}
     spec["deadLetter"] = {"file": {"path": "dead.jsonl"}}
     job = StreamJoin.model_validate({"metadata": {"name": "random"}, "spec": spec})
-    return Job(job, predicates, computed, {"k": key, "n": "integers"})
+    return Job(job, predicates, computed, {"k": key, "n": "integers"}, keeps)
 
 
 @st.composite
@@ -264,9 +279,16 @@ def edited_jobs(draw: Any, job: Job) -> Job:
     """The job with anything else that goes on with its state (M2)."""
     document = job.job.model_dump(mode="json", by_alias=True, exclude_unset=True)
     spec, predicates, computed = document["spec"], dict(job.predicates), job.computed
+    keeps = dict(job.keeps)
     for number, step in enumerate(spec["joins"]):
         left = job.job.left_inputs(number)
-        step["type"] = draw(st.sampled_from([step["type"], step["type"], *NARROWER.get(step["type"], ())]))
+        before = step["type"]
+        step["type"] = draw(st.sampled_from([before, before, *NARROWER.get(before, ())]))
+        if step["type"] != before or draw(st.integers(0, 3)) == 0:
+            step.pop("filter", None)
+            keeps.pop(number, None)
+            if (chosen := draw(filters(left, step["right"], step["type"]))) is not None:
+                step["filter"], keeps[number] = chosen
         if "interval" in step:
             lower, upper = sorted((draw(st.integers(-9, 4)), draw(st.integers(-4, 9))))
             step["interval"] |= {"lower": ms(lower), "upper": ms(upper)}
@@ -287,7 +309,7 @@ def edited_jobs(draw: Any, job: Job) -> Job:
     for side in spec["inputs"]:
         side["watermark"]["delay"] = ms(draw(st.sampled_from([0, 0, 3, 6])))
         side["watermark"]["maxFuture"] = ms(draw(st.sampled_from([A_DAY, 5, 12, 20])))
-    return replace(job, job=StreamJoin.model_validate(document), predicates=predicates, computed=computed)
+    return replace(job, job=StreamJoin.model_validate(document), predicates=predicates, computed=computed, keeps=keeps)
 
 
 @st.composite

@@ -238,6 +238,11 @@ def test_a_time_that_the_chain_joined_before_trails_by_the_bounds_between():
             "unmatched: orders and payments rows are emitted padded with nulls, once per window without a partner",
         ),
         (
+            {**chains.window(tumbling="1h"), "type": "left", "filter": "payments.method IS NULL"},
+            (3_610_000,) * 2,
+            "filter: payments.method IS NULL; rows for which it is not true are not emitted, and counted",
+        ),
+        (
             {**chains.window(tumbling="1h"), "type": "anti"},
             (3_610_000,) * 2,
             "emits: orders rows alone: those without a match, once per window without a partner",

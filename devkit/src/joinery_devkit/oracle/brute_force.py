@@ -3,6 +3,7 @@ epochs, watermarks or state. Where epochs are cut cannot change it (T9)."""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from joinery_devkit.oracle.model import LEFT, RIGHT, AsOfRule, IntervalRule, SessionRule, Step, WindowRule
@@ -19,7 +20,7 @@ def brute_force(inputs: Sequence[str], steps: Sequence[Step], rows: Mapping[str,
     before = [inputs[0]]
     for step in steps:
         right = [Joined({step.right: row}) for row in rows[step.right]]
-        left = list(_joined(step, before, (left, right)))
+        left = step.filtered(_joined(step, before, (left, right)), defaultdict(Counter))
         before += [step.right] if step.emits_right else []
     return left
 

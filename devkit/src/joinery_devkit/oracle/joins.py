@@ -17,6 +17,7 @@ from joinery_devkit.oracle.model import (
     RIGHT,
     AsOfRule,
     ByInput,
+    Check,
     Filter,
     IntervalRule,
     Predicates,
@@ -72,13 +73,15 @@ class Oracle:
         filters: Mapping[str, Filter] | None = None,
         residual: Residual | None = None,
         predicates: Mapping[int, Predicates] | None = None,
+        keeps: Mapping[int, Check] | None = None,
         computed: Mapping[str, Callable[[ByInput], Any]] | None = None,
     ) -> Oracle:
         """The oracle of a job. Its `where` must be given in Python, split as in the job's plan: `predicates` by step
-        or, for a job of two inputs, `filters` by input and a `residual` on the columns of a left and a right row."""
+        or, for a job of two inputs, `filters` by input and a `residual` on the columns of a left and a right row.
+        `keeps` are the filters of steps, by step, if no earlier place can check them."""
         names = [side.name for side in job.spec.inputs]
         by_step = predicates if predicates is not None else {0: _predicates(names, filters or {}, residual)}
-        return cls(names, steps_of(job, by_step), output_columns(job, computed))
+        return cls(names, steps_of(job, by_step, keeps), output_columns(job, computed))
 
     def edit(self, edited: Oracle, forgotten: Mapping[int, Sequence[Collection[tuple[str, str]]]]) -> None:
         """Continues the job as the job of `edited` (M2). By step, and by side, `forgotten` are the columns (by input)
@@ -177,7 +180,8 @@ class _Chain:
         left, left_drops = records[self._first], dropped[self._first]
         for run, step, keep_from in zip(self._run, self._steps, horizons.keep_from, strict=True):
             drops = (left_drops, dropped[step.right])
-            left = run.epoch((left, records[step.right]), keep_from, reached.get(step.right, math.inf), drops)
+            made = run.epoch((left, records[step.right]), keep_from, reached.get(step.right, math.inf), drops)
+            left = step.filtered(made, dropped)
             left_drops = Counter()
         for name in self._inputs:  # they count from the next epoch on (T3)
             self._highest[name] = max([self._highest.get(name, UNKNOWN), *(row.ts for row in rows[name])])

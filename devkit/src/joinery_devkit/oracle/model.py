@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -75,6 +75,16 @@ class Step:
     reopen: bool = False
     left_input: str | None = None
     predicates: Predicates = field(default_factory=Predicates)
+    keeps: Check | None = None
+    """The condition on the rows that the step makes (J11)."""
+
+    def filtered(self, rows: Iterable[Joined], dropped: Mapping[str, Counter[str]]) -> list[Joined]:
+        """The rows that the step emits, of those that it makes; counts the others."""
+        made = list(rows)
+        kept = [row for row in made if self.keeps is None or self.keeps(row.by_input) is True]
+        if len(kept) < len(made):
+            dropped[self.right]["filtered_rows"] += len(made) - len(kept)
+        return kept
 
     def preserved(self, side: int) -> bool:
         return self.type in {"full", ("left", "right")[side]} or (self.type == "anti" and side == LEFT)
@@ -153,9 +163,11 @@ def output_columns(job: StreamJoin, computed: Mapping[str, Callable[[ByInput], A
     ]
 
 
-def steps_of(job: StreamJoin, predicates: Mapping[int, Predicates]) -> tuple[Step, ...]:
-    """The job's steps; `predicates` are by the step's number, from 0. What the left side of a later step decides, and
-    an earlier step can check, counts there too (J4)."""
+def steps_of(
+    job: StreamJoin, predicates: Mapping[int, Predicates], keeps: Mapping[int, Check] | None = None
+) -> tuple[Step, ...]:
+    """The job's steps; `predicates` and `keeps`, the filters of steps, are by the step's number, from 0. What the left
+    side of a later step decides, and an earlier step can check, counts there too (J4)."""
     checked = {number: predicates.get(number, Predicates()) for number in range(len(job.joins))}
     for number, step in enumerate(job.joins):
         step_predicates = predicates.get(number, Predicates())
@@ -163,7 +175,8 @@ def steps_of(job: StreamJoin, predicates: Mapping[int, Predicates]) -> tuple[Ste
             earliest = _earliest(job, number, step_predicates.left_reads)
             if earliest is not None:
                 checked[earliest] = _with_check(checked[earliest], step_predicates, job.joins[earliest].right)
-    return tuple(_step(step, checked[number]) for number, step in enumerate(job.joins))
+    by_step = keeps or {}
+    return tuple(replace(_step(step, checked[n]), keeps=by_step.get(n)) for n, step in enumerate(job.joins))
 
 
 def _earliest(job: StreamJoin, number: int, reads: frozenset[str]) -> int | None:

@@ -104,7 +104,8 @@ class StepTask:
             return None
         result = StepResult.nothing(len(self._step.sides))
         if not idle:
-            result = yield from self._run(arrivals, closing, ordered=ordered)
+            run = self._run(arrivals, closing, ordered=ordered)
+            result = yield from (run if self._step.filter is None else _without_empty(run))
         merged = [group for groups in flag_merges.values() for group in groups]
         shared = {meta.key for rewrite in rewrites if rewrite.shared for meta in rewrite.group}
         return StepOutcome(
@@ -272,6 +273,18 @@ class StepTask:
             return set()
         pairs = zip(self._flags, ({meta.key for meta in side} for side in self.sides), strict=True)
         return set[str]().union(*(self._flag_cache.useless(flags, live) for flags, live in pairs))
+
+
+def _without_empty(run: StepRun) -> StepRun:
+    """The same rows without the batches of which a filter left nothing."""
+    while True:
+        try:
+            batch = next(run)
+        except StopIteration as end:
+            result: StepResult = end.value
+            return result
+        if batch.num_rows:
+            yield batch
 
 
 def _with_new_flags(state_run: StateRun, new_flags: Mapping[str, np.ndarray]) -> StateRun:

@@ -18,7 +18,7 @@ from typing import Any
 
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.spec import Pipeline
-from joinery_runtime.core.pipeline.step import Horizon
+from joinery_runtime.core.pipeline.step import FILTERED_ROWS, Horizon
 from joinery_runtime.core.pipeline.watermark import Watermark
 from joinery_runtime.core.table.columns import HASH, OFFSET, PARTITION, TS
 from joinery_runtime.core.table.segment import SegmentMeta
@@ -453,7 +453,7 @@ class _Comparison:
         detail = [row["reason"] for row in letters if (row["topic"], row["partition"], row["offset"]) == at]
         moved = self._with[epoch].drop_counts - (without[epoch].drop_counts if epoch in without else Counter())
         name = position.partition.input
-        reasons = sorted(reason for input_name, reason in moved if input_name == name)
+        reasons = sorted(reason for input_name, reason in moved if input_name == name and reason != FILTERED_ROWS)
         if not reasons and _failed(self._with, name) > _failed(without, name):
             reasons = ["failed"]  # its expression failed with a partner that arrived later
         if reasons:

@@ -487,6 +487,8 @@ class RecordOutcomes:
             return "within reach, and it deletes the key", rule
         if not true:
             return "within reach, but `where` is not true for the two", rule
+        if description.step.filter is not None:
+            return "they match; if no row is emitted, `filter` is not true for it", "j11"
         if description.step.emits == "unmatched":
             return f"they match, so the row of {description.step.sides[LEFT].time} is not emitted", ALONE
         if description.step.emits == "matched" and len(self._pipeline.steps) == 1:

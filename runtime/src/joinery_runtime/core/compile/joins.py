@@ -91,6 +91,12 @@ class _SplitStep:
     conditions: tuple[Expression, ...]
     predicates: tuple[Expression | None, Expression | None]
     residual: Expression | None
+    filter: Expression | None
+
+    @property
+    def filtered_by(self) -> Set[ColumnRef]:
+        """The columns that the filter reads of a row once the step has made it."""
+        return self.filter.columns if self.filter is not None else frozenset()
 
     @property
     def confirmed(self) -> set[ColumnRef]:
@@ -112,6 +118,11 @@ class _JoinCompiler:
             conjuncts(self._predicate(number, step.where)) if step.where else []
             for number, step in enumerate(job.joins)
         ]
+        self._filters: list[list[Expression]] = [[] for _ in job.joins]
+        self._filters_of_inputs: dict[str, list[Expression]] = {side.name: [] for side in job.inputs}
+        for number, step in enumerate(job.joins):
+            for condition in conjuncts(self._filter(number, step.filter)) if step.filter else []:
+                self._place_filter(condition, number, written)
         conditions = [[*own, *moved] for own, moved in zip(written, _move_conditions(job.joins, written), strict=True)]
         self._steps = [self._split(number, step, conditions[number]) for number, step in enumerate(job.joins)]
 
@@ -145,7 +156,28 @@ class _JoinCompiler:
             conditions=tuple(parts),
             predicates=(conjunction(of_side[LEFT]), conjunction(of_side[RIGHT])),
             residual=conjunction(rest),
+            filter=conjunction(self._filters[number]),
         )
+
+    def _place_filter(self, condition: Expression, number: int, matching: Sequence[list[Expression]]) -> None:
+        """Place a condition on the rows that a step makes where it leaves out the same rows earliest: at the step
+        itself, an earlier one, among the conditions on matches of an inner one (`matching`, by step), or at an input.
+        A condition that may fail stays, because elsewhere it would be computed for other rows. So do those of session
+        windows, where a row that is left out earlier would change sessions."""
+        step = self._job.joins[number]
+        inputs = {ref.input for ref in condition.columns}
+        if not inputs or condition.may_fail or step.kind == "session":
+            self._filters[number].append(condition)
+        elif step.type in {"inner", "semi"}:
+            matching[number].append(condition)
+        elif step.right not in inputs and step.type in {"left", "anti"} and number:
+            self._place_filter(condition, number - 1, matching)
+        elif inputs == {self._job.inputs[0].name} and step.type in {"left", "anti"}:
+            self._filters_of_inputs[self._job.inputs[0].name].append(condition)
+        elif inputs == {step.right} and step.type == "right":
+            self._filters_of_inputs[step.right].append(condition)
+        else:
+            self._filters[number].append(condition)
 
     def _compile(self, split: _SplitStep) -> StepSpec:
         return StepSpec(
@@ -155,6 +187,7 @@ class _JoinCompiler:
             residual=split.residual,
             output=tuple(self._output_columns(split)),
             emits=_emits(split.step),
+            filter=split.filter,
         )
 
     def _side(self, split: _SplitStep, side: int) -> SideSpec:
@@ -173,7 +206,8 @@ class _JoinCompiler:
         chained = split.number > 0 and side == LEFT
         table = split.kind.right_is_table and side == RIGHT
         event_time = ColumnRef(time, self._job.input(time).event_time)
-        read_columns = {ref for ref in split.confirmed | self._needed_after(split.number) if ref.input in inputs}
+        read = split.confirmed | split.filtered_by | self._needed_after(split.number)
+        read_columns = {ref for ref in read if ref.input in inputs}
         if not chained:
             read_columns.discard(event_time)  # it is `$ts`
         schema = self._schemas[time]
@@ -195,12 +229,17 @@ class _JoinCompiler:
             checked=() if chained or table else self._checked_parts(time),
             compared=() if chained or table else self._compared_parts(split.number, time),
             partitioner=split.step.partitioner if split.step.co_partitioned else None,
-            filter=None if chained else _input_filter(self._job, time),
+            filter=None if chained else self._input_filter(time),
         )
 
+    def _input_filter(self, name: str) -> Expression | None:
+        own = _input_filter(self._job, name)
+        return conjunction([*([own] if own is not None else []), *self._filters_of_inputs[name]])
+
     def _checked_parts(self, name: str) -> tuple[Expression, ...]:
-        """The parts of output expressions that read only this input."""
+        """The parts of output expressions and of filters that read only this input."""
         expressions = [output.expression for output in self._output if output.expression is not None]
+        expressions += [condition for conditions in self._filters for condition in conditions]
         return tuple(part for expression in expressions for part in parts_of_one_input(expression, name))
 
     def _compared_parts(self, reading: int, name: str) -> tuple[Expression, ...]:
@@ -221,7 +260,11 @@ class _JoinCompiler:
         """The columns that a row still needs once the step has made it."""
         needed = {ref for output in self._output for ref in output.columns}
         for later in self._steps[number + 1 :]:
-            needed |= later.confirmed | {ColumnRef(later.left_time, self._job.input(later.left_time).event_time)}
+            needed |= (
+                later.confirmed
+                | later.filtered_by
+                | {ColumnRef(later.left_time, self._job.input(later.left_time).event_time)}
+            )
             needed |= set(later.predicates[LEFT].columns) if later.predicates[LEFT] is not None else set()
         return needed
 
@@ -318,6 +361,15 @@ class _JoinCompiler:
             check_predicate(expression, {name: self._schemas[name] for name in joined})
         except ExpressionError as error:
             raise self._error(f"spec.joins[{number}].where", error) from error
+        return expression
+
+    def _filter(self, number: int, text: str) -> Expression:
+        try:
+            expression = parse_expression(text)
+            made_of = self._job.left_inputs(number + 1)
+            check_predicate(expression, {name: self._schemas[name] for name in made_of})
+        except ExpressionError as error:
+            raise self._error(f"spec.joins[{number}].filter", error) from error
         return expression
 
     def _error(self, path: str, error: ExpressionError) -> JobError:

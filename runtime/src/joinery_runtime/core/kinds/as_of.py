@@ -23,6 +23,7 @@ from joinery_runtime.core.kinds.rows import (
     PairFailures,
     Pairs,
     Selection,
+    apply_filter,
     as_segment,
     gather,
     project,
@@ -108,6 +109,7 @@ class AsOfJoin(Join):
             lookups=(lookups, 0),
             matches=matches,
             failed=failures.count,
+            filtered=failures.filtered,
             late=(np.empty((0, 2), np.int64), unresolved),
         )
 
@@ -308,7 +310,7 @@ def _join(
     stream_rows = Selection(rows, np.flatnonzero(_joinable(rows)))
     pairs = _pairs(step, stream_rows, runs, work.horizons[RIGHT].current, failures)
     padded = Pairs(_unmatched_rows(rows, pairs), None) if step.sides[LEFT].preserved else None
-    parts = [part for part in (pairs, padded) if part is not None]
+    parts = [apply_filter(step, part, failures) for part in (pairs, padded) if part is not None]
     arrived = None if closing else LEFT
     batches = [project(step, part, failures, ordered=work.ordered, arrived=arrived) for part in parts]
     output = _in_stream_order(parts, batches) if batches else pa.RecordBatch.from_pylist([], step.output_schema())

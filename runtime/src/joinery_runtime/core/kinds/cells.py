@@ -15,6 +15,7 @@ from joinery_runtime.core.kinds.rows import (
     PairFailures,
     Pairs,
     Selection,
+    apply_filter,
     confirm,
     cut_pairs,
     pieces,
@@ -104,7 +105,8 @@ class WindowOutput:
             yield self._rows(piece, arrived)
 
     def _rows(self, pairs: Pairs, arrived: int | None) -> pa.RecordBatch:
-        return project(self._step, pairs, self.failures, ordered=self._ordered, arrived=arrived)
+        emitted = apply_filter(self._step, pairs, self.failures)
+        return project(self._step, emitted, self.failures, ordered=self._ordered, arrived=arrived)
 
 
 def _candidates(left: np.ndarray, right: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:

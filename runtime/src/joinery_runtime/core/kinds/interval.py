@@ -17,6 +17,7 @@ from joinery_runtime.core.kinds.rows import (
     PairFailures,
     Pairs,
     Selection,
+    apply_filter,
     as_segment,
     confirm,
     cut_pairs,
@@ -95,6 +96,7 @@ class IntervalJoin(Join):
             lookups=(epoch.lookups(LEFT), epoch.lookups(RIGHT)),
             matches=epoch.matches,
             failed=epoch.failures.count,
+            filtered=epoch.failures.filtered,
         )
 
     def needs_state(self, step: StepSpec, side: int, arrived: tuple[bool, ...], *, closing: bool) -> bool:
@@ -326,7 +328,8 @@ class _IntervalEpoch:
             yield self._rows(chunk, arrived)
 
     def _rows(self, pairs: Pairs, arrived: int | None) -> pa.RecordBatch:
-        return project(self._step, pairs, self.failures, ordered=self._work.ordered, arrived=arrived)
+        emitted = apply_filter(self._step, pairs, self.failures)
+        return project(self._step, emitted, self.failures, ordered=self._work.ordered, arrived=arrived)
 
     def _note(self, side: int, rows: _JoinableRows, pairs: Pairs) -> None:
         selected = pairs.side(side)

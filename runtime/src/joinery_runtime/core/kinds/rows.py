@@ -128,9 +128,11 @@ def gather(side: SideSpec, rows: Selection, name: str) -> pa.Array:
 
 @dataclass(slots=True)
 class PairFailures:
-    """The number of pairs or padded rows so far for which a condition or a column could not be computed."""
+    """The number of pairs or padded rows so far for which a condition or a column could not be computed (`count`), or
+    that the step's filter left out (`filtered`)."""
 
     count: int = 0
+    filtered: int = 0
 
 
 def confirm(step: StepSpec, pairs: Pairs, failures: PairFailures) -> np.ndarray:
@@ -191,6 +193,17 @@ def project(
     if not ordered:
         return rows
     return _add_closing_order(rows, pairs) if arrived is None else _add_arrival_order(rows, arrived, pairs)
+
+
+def apply_filter(step: StepSpec, pairs: Pairs, failures: PairFailures) -> Pairs:
+    """The pairs and padded rows for which the step's filter is true (J11)."""
+    if step.filter is None:
+        return pairs
+    mask = step.filter.mask(lambda ref: resolve(step, pairs, ref), len(pairs))
+    passes = np.array(mask.values.to_numpy(zero_copy_only=False))
+    failures.count += len(mask.failed)
+    failures.filtered += len(pairs) - int(passes.sum()) - len(mask.failed)
+    return pairs.where(passes)
 
 
 def _output(step: StepSpec, pairs: Pairs, column: OutputColumn) -> pa.Array:

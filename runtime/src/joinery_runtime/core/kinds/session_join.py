@@ -100,6 +100,7 @@ class SessionWindowJoin(Join):
             lookups=(epoch.out.lookups[LEFT], epoch.out.lookups[RIGHT]),
             matches=epoch.out.matches,
             failed=epoch.out.failures.count,
+            filtered=epoch.out.failures.filtered,
             late=epoch.late if self.late_to_dead_letters else (),
         )
 

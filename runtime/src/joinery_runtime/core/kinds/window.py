@@ -98,6 +98,7 @@ class WindowJoin(Join):
             lookups=(out.lookups[LEFT], out.lookups[RIGHT]),
             matches=out.matches,
             failed=out.failures.count,
+            filtered=out.failures.filtered,
         )
 
     def needs_state(self, step: StepSpec, side: int, arrived: tuple[bool, ...], *, closing: bool) -> bool:

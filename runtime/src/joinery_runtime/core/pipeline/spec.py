@@ -173,6 +173,8 @@ class StepSpec:
     residual: Expression | None
     output: tuple[OutputColumn, ...]
     emits: Emits = "pairs"
+    filter: Expression | None = None
+    """The condition on the rows that the step makes (J11)."""
 
     def output_schema(self) -> pa.Schema:
         return pa.schema([pa.field(c.name, c.type) for c in self.output])

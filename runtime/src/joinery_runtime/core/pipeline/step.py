@@ -29,6 +29,8 @@ ORDER_COLUMNS = (
     LAST_TIME,
 )
 CLOSING, ARRIVAL = 0, 1
+FILTERED_ROWS = "filtered_rows"
+"""The reason for which rows that a step's filter leaves out are counted, at the step's right input (J11)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,7 @@ class StepResult:
     - `dropped`: the number of dropped arrivals by reason (`late`, ...).
     - `lookups`: the number of arrivals looked up in the other side. `matches`: the number of pairs found.
     - `failed`: the number of pairs for which a condition or a column could not be computed.
+    - `filtered`: the number of rows that the step's filter left out (J11).
     - `after_eviction`: per side, the number of accepted rows whose partners may be evicted already (T10), where
       `StepOperator.complete_from` does not say.
     - `late`: per side, partition and offset (int64[k, 2]) of late arrivals, where the kind judges them for the dead
@@ -125,6 +128,7 @@ class StepResult:
     lookups: tuple[int, ...] = (0, 0)
     matches: int = 0
     failed: int = 0
+    filtered: int = 0
     after_eviction: Mapping[int, int] = field(default_factory=dict)
     late: tuple[np.ndarray, ...] = ()
 

@@ -65,6 +65,8 @@ class _StepExplainer:
         yield self._kind.bound(self._words)
         if step.where is not None:
             yield "where", step.where
+        if step.filter is not None:
+            yield "filter", f"{step.filter}; rows for which it is not true are not emitted, and counted"
         if not step.emits_right:
             chosen = f"with a match, {self._kind.matched}"
             if step.type == "anti":

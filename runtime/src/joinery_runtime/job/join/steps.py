@@ -39,6 +39,9 @@ class JoinStep(Model):
     """Each row takes the version of a table that is valid at its time."""
     where: Text | None = Field(default=None, examples=["orders.amount > 10"])
     """An SQL condition over columns of the inputs (`input.column`) that a pair must meet."""
+    filter: Text | None = Field(default=None, examples=["payments.method IS NULL OR payments.method <> 'test'"])
+    """An SQL condition on the rows that the step makes, also on those padded with nulls: rows for which it is not true
+    are not emitted, and the next step does not get them."""
     late_data: Literal["drop", "reopen", "dlq"] = "drop"
     """What happens to late rows: `drop` counts them, `reopen` joins them with what is still kept, `dlq` writes them to
     the dead letters."""

@@ -220,6 +220,11 @@ class StreamJoin(Job):
             for number, step in enumerate(self.joins)
             if step.where is not None
         )
+        conditions += tuple(
+            PlacedExpression(f"spec.joins[{number}].filter", step.filter, self.left_inputs(number + 1))
+            for number, step in enumerate(self.joins)
+            if step.filter is not None
+        )
         computed = tuple(
             PlacedExpression(f"spec.aggregate.compute[{number}].expression", column.expression, self.joined)
             for number, column in enumerate(self.aggregation.compute if self.aggregation is not None else ())
@@ -228,7 +233,7 @@ class StreamJoin(Job):
 
     @property
     def has_expressions(self) -> bool:
-        conditions = bool(self.input_filters) or any(step.where for step in self.joins)
+        conditions = bool(self.input_filters) or any(step.where or step.filter for step in self.joins)
         computed = self.aggregation is not None and bool(self.aggregation.compute)
         return conditions or computed or any(item.expression for item in self.select or ())
 
