@@ -53,6 +53,34 @@ def horizons(pipeline: Pipeline, **watermarks: int | None) -> dict[str, Horizon]
     return times.horizons(pipeline, {name: InputTime(value) for name, value in watermarks.items()}, {})
 
 
+@pytest.mark.parametrize(
+    ("join_type", "condition", "at_the_step"),
+    [
+        ("left", "o.amount > 1", None),
+        ("left", "o.amount > 1 AND p.paid IS NULL", "p.paid IS NULL"),
+        ("left", "o.amount > p.paid", "o.amount > p.paid"),
+        ("left", "o.id * o.id > 1", "o.id * o.id > 1"),  # may fail, so it is not computed for other rows
+        ("anti", "o.amount > 1", None),
+        ("right", "p.paid > 1 AND o.note IS NULL", "o.note IS NULL"),
+        ("full", "o.amount > 1", "o.amount > 1"),
+        ("inner", "o.amount > p.paid", None),
+    ],
+)
+def test_a_filter_is_checked_where_it_leaves_out_the_same_rows_earliest(
+    join_type: str, condition: str, at_the_step: str | None
+) -> None:
+    (step,) = compiled([{"column": "o.id"}], type=join_type, filter=condition).steps
+    assert (step.filter.text if step.filter is not None else None) == at_the_step
+    assert (step.residual is not None) == (join_type == "inner")
+    # What an input decides is not kept for the step.
+    assert ("note" in step.sides[LEFT].stored) == ("o.note" in condition)
+
+
+def test_a_filter_that_does_not_fit_names_its_place() -> None:
+    with pytest.raises(JobError, match=r"spec\.joins\[0\]\.filter"):
+        compiled(type="anti", filter="p.paid IS NULL")
+
+
 def test_bounds_are_seen_from_each_side() -> None:
     (step,) = compiled().steps
     assert isinstance(step.kind, IntervalJoin)
