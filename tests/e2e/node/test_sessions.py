@@ -28,6 +28,7 @@ EPOCH = 100  # records: what it reads at most while it is to lag
 WAITING, GROWS_PER_S = 3 * EPOCH, 20  # records
 WIDE = 4  # executors
 SCALE = {"maxInstances": WIDE, "targetBusy": 100, "targetLag": "5s", "upAfter": "2s", "downAfter": "5s"}
+DEADLINE_S = 60
 # No limit of the product: what may go by on a machine that is not this test's alone.
 PAUSE_MS = 20_000
 
@@ -157,6 +158,37 @@ def test_an_image_that_cannot_be_pulled_is_named_and_an_edit_leads_out(job: Clus
     assert job.driver()["metadata"]["uid"] == before
 
 
+def test_an_edit_whose_executors_no_node_has_room_for_is_rolled_back_in_its_deadline(
+    job: ClusterJob, record_property: Callable[[str, object], None]
+) -> None:
+    """Its driver is alive all the while, and waits for them."""
+    spark, revision = job.manifest["spec"]["spark"], job.status["revision"]
+    with job.feeder:
+        job.apply(
+            upgrade={"progressDeadline": f"{DEADLINE_S}s"},
+            spark={**spark, "executor": {**spark["executor"], "memory": "500g"}},
+        )
+        job.wait("its driver waits", lambda: job.condition("Ready").get("reason") == "WaitingForExecutors")
+        waits, driver = time.monotonic(), job.driver()
+        assert driver["metadata"]["labels"][REVISION_LABEL] != revision
+        assert job.status["rollout"]["stage"] == "Starting"
+        job.wait("it is told what keeps them away", lambda: "Insufficient memory" in job.condition("Ready")["message"])
+        job.wait("it is taken back", lambda: job.status.get("refused") is not None)
+        took = time.monotonic() - waits
+        record_property(TOOK, f"rolled back after {took:.0f} s of waiting, with a deadline of {DEADLINE_S} s")
+        refused = job.status["refused"]
+        assert (refused["revision"], refused["reason"]) == (
+            driver["metadata"]["labels"][REVISION_LABEL],
+            "DeadlineExceeded",
+        )
+        assert "Insufficient memory" in refused["message"]
+        job.wait("the driver of before runs", lambda: "rollout" not in job.status and _revisions(job) == [revision])
+        job.wait_for_more_epochs(3)
+        assert job.status["revision"] == revision
+        job.apply(spark=spark)
+        job.wait_until_running()
+
+
 def test_another_grouping_is_refused(job: ClusterJob) -> None:
     before = job.driver()["metadata"]["uid"]
     with job.feeder:
@@ -213,6 +245,10 @@ def _apply_under_a_growing_lag(job: ClusterJob, **changes: object) -> None:
         applied = pool.submit(job.apply, **changes)
         _wait_under_a_growing_lag(job, "it is applied", applied.done)
         applied.result()
+
+
+def _revisions(job: ClusterJob) -> list[str]:
+    return [pod["metadata"]["labels"][REVISION_LABEL] for pod in job.running("driver")]
 
 
 def _shards(job: ClusterJob) -> int:
