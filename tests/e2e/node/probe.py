@@ -209,3 +209,38 @@ class Java:
 
 def java_of(job: ClusterJob, name: str) -> Java:
     return Java(**json.loads(job.kubectl("exec", name, "-n", job.namespace, "--", "python", "-c", _JAVA)))
+
+
+# --- what a row costs -------------------------------------------------------------------------------------------------
+
+_CPU = """
+import json, os, pathlib
+
+ticks, seconds = os.sysconf("SC_CLK_TCK"), {"java": 0.0, "python": 0.0}
+for folder in pathlib.Path("/proc").glob("[0-9]*"):
+    try:
+        program = (folder / "cmdline").read_bytes().split(b"\\0")[0].decode()
+        fields = (folder / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        continue
+    if int(folder.name) == os.getpid():
+        continue
+    own, ended = ([int(field) / ticks for field in fields[at : at + 2]] for at in (11, 13))
+    kind = "java" if program.endswith("/java") else "python"
+    seconds[kind] += sum(own)
+    if kind == "python":
+        seconds[kind] += sum(ended)
+print(json.dumps(seconds))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """Seconds of CPU that a pod's processes have used, in user and system mode."""
+
+    java: float
+    python: float
+
+
+def cpu_of(job: ClusterJob, name: str) -> Cpu:
+    return Cpu(**json.loads(job.kubectl("exec", name, "-n", job.namespace, "--", "python", "-c", _CPU)))

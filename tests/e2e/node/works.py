@@ -8,12 +8,13 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 from ruamel.yaml import YAML
 
 from e2e.kill_harness import INPUTS, Feeder, Job, dead_letter_rows, judge, topic_rows
 from e2e.node import clicks
 from joinery_devkit.kafka_admin import KafkaAdmin
+from joinery_devkit.topics import ordered_producer
 from joinery_runtime.job import load_job
 
 Manifest = dict[str, Any]
@@ -93,6 +94,32 @@ class Pairs(Work):
         out = topic_rows(self.bootstrap, f"{self.name}.out")
         dead = dead_letter_rows(self.bootstrap, f"{self.name}.dead")
         assert judge(load_job(path), self.bootstrap, log, out, dead).ok
+
+
+class Backlog(Pairs):
+    """Pairs that are there before the job runs, a millisecond of event time apart."""
+
+    def fill(self, pairs: int) -> None:
+        """Produces that many orders, each with a payment some seconds of event time later."""
+        producer = ordered_producer(self.bootstrap, {"linger.ms": 50, "compression.type": "lz4"})
+        first_ts = 1_760_000_000_000
+        for number in range(pairs):
+            order = f'{{"id": "o{number}", "amount": {number}, "ts": {first_ts + number}}}'
+            paid_ts = first_ts + number + number % 5_000
+            payment = f'{{"order": "o{number}", "paid": {number}, "ts": {paid_ts}}}'
+            for topic, value in (("orders", order), ("payments", payment)):
+                self._produce(producer, topic, value, number)
+        producer.flush()
+
+    def _produce(self, producer: Producer, topic: str, value: str, number: int) -> None:
+        """Waits while the producer's queue is full."""
+        while True:
+            try:
+                producer.produce(f"{self.name}.{topic}", value, partition=number % INPUTS[topic])
+            except BufferError:
+                producer.poll(0.1)
+            else:
+                return
 
 
 class Sessions(Work):
