@@ -13,4 +13,4 @@ def test_page_and_pictures_are_those_of_the_traces() -> None:
 def test_every_trace_has_its_section_and_every_picture_its_trace() -> None:
     names = {kind.trace for kind in KINDS}
     assert names == {path.stem for path in TRACES.glob("*.yaml")} == {path.stem for path in (ROOT / PICTURES).glob("*")}
-    assert len(names) == len(KINDS) >= 14
+    assert len(names) == len(KINDS) >= 17

@@ -40,6 +40,9 @@ KINDS = (
     Kind("As-of join", "as-of", "as-of-join"),
     Kind("Join on time only", "time-only", "j9"),
     Kind("Sessions", "sessions", "session-window"),
+    Kind("Aggregates of tumbling windows", "aggregate-tumbling", "g1"),
+    Kind("Aggregates of hopping windows", "aggregate-hopping", "g1"),
+    Kind("Aggregates of cumulative windows", "aggregate-cumulative", "g1"),
     Kind("Sessions of a join's rows", "aggregate-sessions", "s8"),
 )
 """The sections in their order. A new kind has a trace in tests/traces/kinds, and a line here."""
