@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import sqlglot
 
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import SessionWindow, StreamJoin, expression_problems
+from joinery_runtime.job.model.expression_tree import parse_tree
 
 STORE = {"postgres": {"dsn": "postgresql://db/state"}}
 STEPS = [
@@ -100,3 +102,14 @@ def test_the_runtime_refuses_all_that_is_refused_here(made: Any, _: str) -> None
     compiling = pytest.importorskip("joinery_runtime.core.compile")
     with pytest.raises(JobError):
         compiling.compile_job(made())
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["LCASE(a.x)", "UCASE(a.x)", "LEN(a.x)", "CHAR_LENGTH(a.x)", "SUBSTR(a.x, 2)",
+     "SUBSTRING(a.x FROM 1 FOR 2)", "trim(a.x)", "abs(a.x)",
+     "IFNULL(a.x, 1)", "nvl(a.x, 1)", "MOD(a.x, 2)", "IIF(a.x, 1, 2)", "LENGTH(LOWER(a.x)) + 1"],
+)  # fmt: skip
+def test_functions_of_earlier_releases_keep_the_text_that_is_stored(text: str) -> None:
+    """Signatures and definitions of running jobs hold the text of the tree."""
+    assert parse_tree(text).sql() == sqlglot.parse_one(text).sql()

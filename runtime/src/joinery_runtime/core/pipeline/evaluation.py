@@ -119,8 +119,9 @@ def _value(node: exp.Expr, rows: EvaluatedRows) -> Value:
 
 def _call(node: exp.Expr, rows: EvaluatedRows) -> Value:
     function, arguments = called(node)
+    argument_values = [_value(argument, rows) for argument in arguments]
     try:
-        compute, values = function.bind([_value(argument, rows) for argument in arguments])
+        compute, values = function.bind(argument_values)
         return _apply(rows, compute, *values)
     except pa.ArrowTypeError as error:
         raise ExpressionError(f"{node.sql()!r}", facts=f"{error}; the function is {function.signature}") from error
