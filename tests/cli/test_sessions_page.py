@@ -21,7 +21,7 @@ from joinery_runtime.job import SessionWindow, load_job, parse_job, parse_type
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "sessions.md").read_text()
-JOB, SQL = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+JOB, MORE, SQL = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 
 
 def cells(heading: str) -> list[list[str]]:
@@ -38,6 +38,16 @@ def test_its_job_is_that_of_the_example() -> None:
     assert isinstance(example, SessionWindow)
     assert job.sessions == example.sessions
     assert job.output_columns == example.output_columns
+
+
+def test_its_further_aggregates_are_understood() -> None:
+    resource, further = yaml.safe_load(JOB), yaml.safe_load(MORE)["aggregates"]
+    resource["spec"]["input"]["schema"] += [{"name": "price", "type": "double"}, {"name": "latency", "type": "int32"}]
+    resource["spec"]["aggregates"] = further
+    job = parse_job(yaml.safe_dump(resource), "page")
+    assert isinstance(job, SessionWindow)
+    names = [call.name for call in compile_job(job).steps[0].kind.aggregates]
+    assert names == [aggregate["as"] for aggregate in further]
 
 
 def test_its_sql_is_understood() -> None:
@@ -70,9 +80,9 @@ def test_its_ids() -> None:
 def test_the_types_of_its_aggregates(row: list[str]) -> None:
     for function in row[0].replace("`", "").split(", "):
         for kind in kinds_of(row[1]):
-            limit = 10 if function == "count_distinct" else None
             column = "" if function == "count" else "v"
-            of = AggregateCall(function, "a", column, None if function == "count" else kind, limit)
+            by = {"by": "b", "by_type": pa.int64()} if function in {"min_by", "max_by"} else {}
+            of = AggregateCall(function, "a", column, None if function == "count" else kind, 10, **by)
             assert accumulator(of).result_type == wanted(row[2], kind)
 
 

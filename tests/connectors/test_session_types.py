@@ -14,7 +14,7 @@ from connectors.postgres.committed import commit, content
 from connectors.rows import FULL, attempt
 from joinery_runtime.core.aggregates import accumulator
 from joinery_runtime.core.aggregates.base import AggregateCall, Groups
-from joinery_runtime.core.compile.sessions import compile_session
+from joinery_runtime.core.compile.aggregates import compile_session
 from joinery_runtime.core.kinds.session.kind import SessionAggregation
 from joinery_runtime.formats.json.encode import rows_to_json
 from joinery_runtime.job import SessionWindow as Job

@@ -42,9 +42,11 @@ VALUES: dict[str, list[Any]] = {
     "timestamp": [datetime(1969, 12, 31, tzinfo=UTC), datetime(2024, 1, 1, tzinfo=UTC)],
 }
 NUMBERS = {"int32", "int64", "float", "double", "decimal(9,2)", "decimal(38,0)"}
-OF_NUMBERS = ("sum", "avg")
+OF_NUMBERS = ("sum", "avg", "var_pop", "var_samp", "stddev_pop", "stddev_samp", "median")
 OF_ORDERED = ("min", "max")
-OF_ANY = ("count_col", "first", "last", "count_distinct")
+OF_ANY = ("count_col", "first", "last", "count_distinct", "array_agg")
+OF_CONDITIONS = ("bool_and", "bool_or", "count_if")
+SHARED = ("percentile_cont", "percentile_disc", "approx_percentile")
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,7 +62,7 @@ class SessionJob:
 
     @property
     def shape(self) -> SessionShape:
-        return SessionShape(self.job, reference_hash, self.where, self.computed, self._sketched)
+        return SessionShape(self.job, reference_hash, self.where, self.computed, self._sketched, dict(CONDITIONS))
 
     def oracle(self) -> SessionOracle:
         """A fresh one."""
@@ -98,7 +100,7 @@ def estimate(values: Sequence[Any], kind: str) -> int:
 
 # --- jobs -------------------------------------------------------------------------------------------------------------
 
-WHERES: list[tuple[str, Callable[[Values], bool | None]]] = [
+CONDITIONS: list[tuple[str, Callable[[Values], bool | None]]] = [
     ("v > 0", lambda row: None if row["v"] is None else row["v"] > 0),
     ("v IS NOT NULL", lambda row: row["v"] is not None),
     ("NOT (v = 2)", lambda row: None if row["v"] is None else row["v"] != 2),
@@ -114,14 +116,22 @@ def plus_one(row: Values) -> Any:
 @st.composite
 def aggregates(draw: Any, kind: str) -> list[dict[str, Any]]:
     """Of `w`, which is of this type, of the computed column `p`, of the event time, and of rows."""
-    of_w = [
-        *OF_ANY,
-        *(OF_NUMBERS if kind in NUMBERS else ()),
-        *(OF_ORDERED if kind not in ("boolean", "binary") else ()),
-    ]
+    ordered = kind not in ("boolean", "binary")
+    of_w = [*OF_ANY, *(OF_NUMBERS if kind in NUMBERS else ()), *(OF_ORDERED if ordered else ())]
     choices = [
         *[{"function": "count"}] * 4,
         *({"function": function, "column": "w"} for function in of_w),
+        *({"function": function, "column": "w", "where": draw(st.sampled_from(CONDITIONS))[0]} for function in of_w),
+        *(
+            {"function": function, "column": "w", "percentile": draw(st.sampled_from([0, 0.1, 0.5, 0.99, 1]))}
+            for function in SHARED
+            if kind in NUMBERS
+        ),
+        *({"function": function, "column": "w"} for function in OF_CONDITIONS if kind == "boolean"),
+        *({"function": "string_agg", "column": "w", "separator": "; "} for _ in range(1) if kind == "string"),
+        *({"function": function, "column": "w", "by": "p"} for function in ("min_by", "max_by")),
+        *({"function": function, "column": "v", "by": "w"} for function in ("min_by", "max_by") if ordered),
+        {"function": "count", "where": "v > 0"},
         {"function": "count_distinct", "column": "w", "method": "hll"},
         {"function": "sum", "column": "p"},
         {"function": "avg", "column": "p"},
@@ -137,7 +147,7 @@ def session_jobs(draw: Any, *, capped: bool = True, futures: Sequence[int] = FUT
     kinds = {"k": draw(st.sampled_from(sorted(KEY_TYPES))), "w": draw(st.sampled_from(sorted(VALUES)))}
     busy = draw(st.booleans())
     types = {"k": KEY_TYPES[kinds["k"]][0][0], "n": "int32", "v": "int64", "w": kinds["w"]}
-    where = None if busy else draw(st.sampled_from([None, None, None, *WHERES]))
+    where = None if busy else draw(st.sampled_from([None, None, None, *CONDITIONS]))
     spec = {
         "input": {
             "name": INPUT,

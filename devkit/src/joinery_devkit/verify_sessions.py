@@ -95,8 +95,9 @@ def verify_sessions(
 def _only_what_is_known(job: SessionWindow) -> None:
     sessions = job.sessions
     final = job.spec.late_data != "reopen" or job.spec.emit_retractions
+    filters = sessions.where is not None or any(aggregate.where is not None for aggregate in sessions.aggregates)
     unknown = [
-        *(["it computes columns or filters rows"] if sessions.compute or sessions.where else []),
+        *(["it computes columns or filters rows"] if sessions.compute or filters else []),
         *(["ids that were replaced stay in its table: it emits no retractions"] if not final else []),
     ]
     if unknown:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from fractions import Fraction
 from typing import Any
@@ -13,16 +14,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from budget import examples
-from core.aggregates.cases import ALL, DOUBLE, FLOAT, NUMBERS, ORDERED, SPECIAL, Rows, merged, rows
-from core.aggregates.reference import exact_sum, reference
+from core.aggregates.cases import ALL, BOOLEAN, DOUBLE, FLOAT, NUMBERS, ORDERED, SPECIAL, STRING, Rows, merged, rows
+from core.aggregates.reference import SHARE, exact_sum, reference
 from joinery_runtime.core.aggregates import Accumulator, Groups, accumulator
 from joinery_runtime.core.aggregates.base import AggregateCall
 
-FUNCTIONS = ("count_col", "first", "last", "count_distinct", "min", "max", "sum", "avg")
+OF_ANY = ("count_col", "first", "last", "count_distinct", "array_agg")
+OF_ORDERED = (*OF_ANY, "min", "max")
+OF_NUMBERS = (
+    *("sum", "avg", "var_pop", "var_samp", "stddev_pop", "stddev_samp"),
+    *("median", "percentile_cont", "percentile_disc", "approx_percentile"),
+)
+OF_CONDITIONS = ("bool_and", "bool_or", "count_if")
+FUNCTIONS = (*OF_ORDERED, *OF_NUMBERS)
 
 
 def aggregate(function: str, kind: pa.DataType, limit: int | None = None) -> Accumulator:
-    return accumulator(AggregateCall(function, "out", "v", kind, limit))
+    by = {"by": "b", "by_type": kind.field("by").type} if pa.types.is_struct(kind) else {}
+    column_type = kind.field("value").type if by else kind
+    call = AggregateCall(function, "out", "v", column_type, limit, share=SHARE, separator="; ", **by)
+    return accumulator(call)
 
 
 def agree(given_rows: Rows, function: str, found: pa.Array) -> None:
@@ -30,6 +41,10 @@ def agree(given_rows: Rows, function: str, found: pa.Array) -> None:
         wanted = reference(function, given_rows.kind, values)
         if function in ("sum", "avg") and found.type == pa.float64() and values:
             assert near(value, wanted, values, units=Fraction(1 if function == "sum" else "3/2"))
+        elif function == "array_agg" and value is not None:
+            elements = json.loads(value)
+            shortest = given_rows.kind == FLOAT  # the shortest text that names the float
+            assert ([e and float(np.float32(e)) for e in elements] if shortest else elements) == wanted
         else:
             assert same(value, wanted)
 
@@ -54,7 +69,7 @@ def near(value: float, wanted: Any, values: list[Any], *, units: Fraction) -> bo
 @pytest.mark.parametrize("kind", ALL, ids=str)
 def test_every_value_as_in_plain_python(kind: pa.DataType, data: st.DataObject) -> None:
     case = data.draw(rows(kind, ALL[kind]))
-    for function in FUNCTIONS[: 6 if kind in ORDERED else 4]:
+    for function in OF_ORDERED if kind in ORDERED else OF_ANY:
         check(function, case, data)
 
 
@@ -63,7 +78,32 @@ def test_every_value_as_in_plain_python(kind: pa.DataType, data: st.DataObject) 
 @pytest.mark.parametrize("kind", NUMBERS, ids=str)
 def test_sums_and_averages_as_in_plain_python(kind: pa.DataType, data: st.DataObject) -> None:
     case = data.draw(rows(kind, NUMBERS[kind]))
-    for function in ("sum", "avg"):
+    for function in OF_NUMBERS:
+        check(function, case, data)
+
+
+@given(data=st.data())
+def test_conditions_as_in_plain_python(data: st.DataObject) -> None:
+    case = data.draw(rows(BOOLEAN, st.booleans()))
+    for function in OF_CONDITIONS:
+        check(function, case, data)
+
+
+@given(data=st.data())
+def test_texts_are_joined_in_order(data: st.DataObject) -> None:
+    check("string_agg", data.draw(rows(STRING, ALL[STRING])), data)
+
+
+@settings(max_examples=examples(40))
+@given(data=st.data())
+@pytest.mark.parametrize("by", ORDERED, ids=str)
+def test_the_value_of_the_least_and_greatest_as_in_plain_python(by: pa.DataType, data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(list(ALL)))
+    struct = pa.struct([("value", kind), ("by", by)])
+    few = data.draw(st.lists(ORDERED[by], min_size=1, max_size=3))  # so that there are ties
+    pairs = st.fixed_dictionaries({"value": ALL[kind], "by": st.sampled_from(few)})
+    case = data.draw(rows(struct, pairs))
+    for function in ("min_by", "max_by"):
         check(function, case, data)
 
 
@@ -82,7 +122,7 @@ def check(function: str, case: Rows, data: st.DataObject) -> None:
 @pytest.mark.parametrize("kind", [FLOAT, DOUBLE], ids=str)
 def test_infinities_and_nan_add_up_as_in_ieee(kind: pa.DataType, data: st.DataObject) -> None:
     case = data.draw(rows(kind, NUMBERS[kind] | SPECIAL))
-    for function in ("sum", "avg"):
+    for function in OF_NUMBERS:
         check(function, case, data)
 
 
@@ -125,6 +165,11 @@ def test_every_nan_is_one_exact_value(kind: pa.DataType, bits: list[int]) -> Non
 def test_columns_of_the_state_tell_aggregates_apart() -> None:
     each = [aggregate(function, pa.int64(), limit=5) for function in FUNCTIONS]
     each += [aggregate("count_distinct", pa.int64()), accumulator(AggregateCall("count", "out"))]
-    names = [field.name for of in each for field in of.fields]
+    each += [aggregate(function, BOOLEAN) for function in OF_CONDITIONS]
+    each += [accumulator(AggregateCall("sum", "out", "v", pa.int64(), condition="v > 0"))]
+    # What is equal is shared: the sums of variances, and the values of exact percentiles.
+    columns = {of.fields[0].name: of for of in each}
+    names = [field.name for of in columns.values() for field in of.fields]
+    assert len(columns) == len(each) - 5
     assert len(set(names)) == len(names)
     assert all(name.startswith("$") for name in names)

@@ -114,12 +114,12 @@ def test_limits_that_stop_a_plan_can_be_raised_to_end_it() -> None:
     for now, records, values in ((high, 7, 9), (plain, None, 10_000)):
         again = under_definition(now, definition(low))
         assert (again.spec.limits.max_records if again.spec.limits is not None else None) == records
-        assert again.sessions.aggregates[0].distinct_limit == values
+        assert again.sessions.aggregates[0].values_limit == values
 
 
 def test_a_limit_of_another_aggregate_is_none_of_it() -> None:
     now = load(of("count_distinct", "user_id", limit=9))
-    assert under_definition(now, definition(load(EXACT))).sessions.aggregates[0].distinct_limit == 10_000
+    assert under_definition(now, definition(load(EXACT))).sessions.aggregates[0].values_limit == 10_000
 
 
 def test_a_definition_that_this_release_does_not_take() -> None:

@@ -84,14 +84,32 @@ BAD: list[tuple[list[Any], dict[str, Any], str, str]] = [
     ([of("min", "raw")], {}, "aggregates[0].column", "min takes all types but boolean and binary"),
     ([of("max", "seen")], {}, "aggregates[0].column", "and column 'seen' is boolean; choose another function or type"),
     ([of("sum", "qty", method="hll")], {}, "aggregates[0].method", "is for count_distinct, and this is sum; drop it"),
-    ([of("first", "qty", limit=5)], {}, "aggregates[0].limit", "is for count_distinct, and this is first; drop it"),
+    ([of("first", "qty", limit=5)], {}, "aggregates[0].limit", "and median, and this is first; drop it"),
     ([of("count_distinct", "page", method="hll", limit=5)], {}, "aggregates[0].limit", "a sketch takes any number"),
     (
         [of("count_distinct", "page", limit=5), of("count_distinct", "page", limit=6, **{"as": "again"})],
         {},
         "aggregates[1].limit",
-        "column 'page' is counted with limit 5 above, and its values are kept once; write the same limit",
+        "another aggregate above keeps the values of 'page' with limit 5, and they are kept once; write the same limit",
     ),
+    (
+        [of("array_agg", "page", limit=5, where="qty > 1"), of("string_agg", "page", where="clicks.qty>1")],
+        {},
+        "aggregates[1].limit",
+        "another aggregate above keeps the values of 'page' with limit 5",
+    ),
+    ([of("max_by", "page")], {}, "aggregates[0].by", "is missing: max_by needs it; name the column whose least or"),
+    ([of("max_by", "page", by="gone")], {}, "aggregates[0].by", "'clicks' has no column 'gone'"),
+    ([of("min_by", "page", by="raw")], {}, "aggregates[0].by", "and column 'raw' is binary; choose another column"),
+    ([of("max", "page", by="qty")], {}, "aggregates[0].by", "is for min_by and max_by, and this is max; drop it"),
+    ([of("percentile_disc", "qty")], {}, "aggregates[0].percentile", "is missing: percentile_disc needs it; write"),
+    ([of("approx_percentile", "qty", percentile=95)], {}, "aggregates[0].percentile", "must be at most 1"),
+    ([of("median", "qty", percentile=0.5)], {}, "aggregates[0].percentile", "and this is median; drop it"),
+    ([of("sum", "qty", separator=";")], {}, "aggregates[0].separator", "is for string_agg, and this is sum; drop it"),
+    ([of("string_agg", "qty")], {}, "aggregates[0].column", "string_agg takes json and string, and column 'qty'"),
+    ([of("count_if", "qty")], {}, "aggregates[0].column", "count_if takes boolean, and column 'qty' is int32"),
+    ([of("stddev_pop", "page")], {}, "aggregates[0].column", "stddev_pop takes numbers, and column 'page' is string"),
+    ([of("median", "page")], {}, "aggregates[0].column", "median takes numbers, and column 'page' is string"),
     ([of("count_distinct", "page", limit=0)], {}, "aggregates[0].limit", "must be at least 1"),
     ([of("count_distinct", "page", method="fm")], {}, "aggregates[0].method", "write exact or hll"),
     ([{"function": "count"}], {}, "aggregates[0].as", "is missing"),
@@ -315,7 +333,7 @@ def test_values_of_json_columns_go_out_as_json() -> None:
     ],
 )
 def test_distinct_values_are_counted_exactly_unless_told_otherwise(aggregate: Any, limit: int | None) -> None:
-    assert load(aggregate).sessions.aggregates[0].distinct_limit == limit
+    assert load(aggregate).sessions.aggregates[0].values_limit == limit
 
 
 @settings(max_examples=examples(200), deadline=None)

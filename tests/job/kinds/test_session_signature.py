@@ -31,7 +31,23 @@ def retyped(column: str, kind: str) -> dict[str, Any]:
 
 TIMED = {**CLICKS, "eventTime": "at", "schema": [*CLICKS["schema"], {"name": "at", "type": "timestamp"}]}
 
+PART = of("sum", "price", where="qty > 1")
+
 GOES_ON: list[tuple[Job, Job]] = [
+    (load(PART), load({**PART, "where": "clicks.qty>1", "as": "renamed"})),
+    (
+        load(PART),
+        parsed(
+            in_sql(
+                "SELECT user_id, SUM(price) FILTER (WHERE qty > 1) AS x FROM clicks "
+                "GROUP BY user_id, SESSION(ts, INTERVAL '30' SECOND)"
+            )
+        ),
+    ),
+    (load(of("var_pop", "price")), load(of("stddev_samp", "price"))),
+    (load(of("median", "price")), load(of("percentile_disc", "price", percentile=0.9, limit=5))),
+    (load(of("array_agg", "page")), load(of("string_agg", "page", separator="; "))),
+    (load(of("max_by", "page", by="price")), load(of("max_by", "page", by="price", **{"as": "again"}))),
     (load(COUNT, SUM, FIRST), load(FIRST, COUNT)),
     (load(SUM), load({**SUM, "as": "renamed"})),
     (load(of("count_distinct", "page", limit=5)), load(of("count_distinct", "page", limit=9))),
@@ -86,6 +102,17 @@ REFUSED: list[tuple[Job, Job, str]] = [
         load(of("count_distinct", "page")),
         load(of("count_distinct", "page", method="hll")),
         "count_distinct(page).sketch is not in the stored sessions",
+    ),
+    (
+        load(PART),
+        load({**PART, "where": "qty > 2"}),
+        "sum(price FILTER (WHERE qty > 2)) is not in the stored sessions, and the job now needs it",
+    ),
+    (load(PART), load(PART, input=retyped("qty", "int64")), "sum(price FILTER (WHERE qty > 1)) is stored over"),
+    (
+        load(of("max_by", "page", by="price")),
+        load(of("max_by", "page", by="price"), input=retyped("price", "float")),
+        "max_by(page, price) is stored over",
     ),
     (load(FIRST), load(FIRST, input=retyped("page", "int64")), "first(page) is stored over string, the job now makes"),
     (

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import math
-from collections.abc import Callable, Sequence
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime
 from decimal import ROUND_HALF_UP, Decimal, localcontext
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 from joinery_devkit.oracle.rows import comparable, is_nan
@@ -17,29 +22,32 @@ Sketch = Callable[[Sequence[Any]], int]
 _DIGITS = 38  # of a decimal
 
 
-def aggregate(spec: Aggregate, values: Sequence[Any], kind: ColumnType | None, sketch: Sketch) -> Any:
-    """The value of an aggregate. `values` are those of its column in order of (event time, arrival), one per row;
-    `kind` is the column's type."""
+def aggregate(
+    spec: Aggregate, values: Sequence[Any], kind: ColumnType | None, sketch: Sketch, by: Sequence[Any] = ()
+) -> Any:
+    """The value of an aggregate. `values` are those of its column in order of (event time, arrival), one per row that
+    meets its condition, and `by` those of its second column; `kind` is the column's type."""
     present = [value for value in values if value is not None]
     match spec.function:
         case "count":
             return len(values)
         case "count_col":
             return len(present)
+        case "count_if":
+            return present.count(True)
         case "count_distinct":
             return sketch(present) if spec.method == "hll" else exact(present)
-        case "first":
-            return present[0] if present else None
-        case "last":
-            return present[-1] if present else None
-        case "min":
-            return min(present, key=_rank, default=None)
-        case "max":
-            return max(present, key=_rank, default=None)
-        case "sum":
-            return _sum(present) if present else None
+        case "min_by" | "max_by":
+            pairs = [pair for pair in zip(values, by, strict=True) if None not in pair]
+            extreme = min if spec.function == "min_by" else max  # both take the first of equal ones
+            return extreme(pairs, key=lambda pair: _rank(pair[1]), default=(None, None))[0]
         case "avg":
             return _average(present, kind) if present else None
+        case "median" | "percentile_cont" | "percentile_disc" | "approx_percentile":
+            return _percentile(spec, present) if present else None
+        case "string_agg":
+            return ("," if spec.separator is None else spec.separator).join(present) if present else None
+    return _OF_VALUES[spec.function](present) if present else None
 
 
 def exact(values: Sequence[Any]) -> int:
@@ -77,3 +85,70 @@ def _average(values: Sequence[Any], kind: ColumnType | None) -> Any:
             return (_decimal_sum(values) / len(values)).quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP)
     total = _sum(values)
     return total / len(values) if not math.isfinite(total) else float(sum(map(Fraction, values)) / len(values))
+
+
+def _spread(values: Sequence[Any], *, sample: bool, root: bool) -> float | None:
+    """The variance, or its root: of exact numbers, rounded once."""
+    if len(values) < 1 + sample:
+        return None
+    if not all(math.isfinite(value) for value in values):
+        return math.nan
+    numbers = [Fraction(value) for value in values]
+    mean = sum(numbers) / len(numbers)
+    try:
+        variance = float(sum((number - mean) ** 2 for number in numbers) / (len(numbers) - sample))
+    except OverflowError:
+        variance = math.inf
+    return math.sqrt(variance) if root else variance
+
+
+def _percentile(spec: Aggregate, values: Sequence[Any]) -> float:
+    """The percentile of values as doubles. The sketch of more than 256 values drops the last 44 bits of each."""
+    doubles = sorted((float(value) + 0.0 for value in values), key=_rank)
+    share = Fraction(1, 2) if spec.percentile is None else Fraction(str(spec.percentile))
+    if spec.function in {"percentile_disc", "approx_percentile"}:
+        value = doubles[max(1, math.ceil(share * len(doubles))) - 1]
+        if spec.function == "percentile_disc" or len(doubles) <= 256 or is_nan(value):
+            return value
+        (bits,) = struct.unpack("<q", struct.pack("<d", value))
+        (cut,) = struct.unpack("<d", struct.pack("<q", bits >> 44 << 44))
+        return float(cut) + 0.0
+    whole, part = divmod(share * (len(doubles) - 1), 1)
+    if not part:
+        return doubles[int(whole)]
+    lower, upper = doubles[int(whole)], doubles[int(whole) + 1]
+    return lower + float(part) * (upper - lower)
+
+
+def _element(value: Any) -> Any:
+    """A value in a JSON array, as in JSON outputs."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, datetime):
+        return round(value.timestamp() * 1000)
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return format(value, "f") if isinstance(value, Decimal) else value
+
+
+def _array(values: Sequence[Any]) -> str:
+    return json.dumps([_element(value) for value in values], ensure_ascii=False, separators=(",", ":"))
+
+
+_OF_VALUES: Mapping[str, Callable[[Sequence[Any]], Any]] = {
+    "first": lambda values: values[0],
+    "last": lambda values: values[-1],
+    "min": lambda values: min(values, key=_rank),
+    "max": lambda values: max(values, key=_rank),
+    "sum": _sum,
+    "var_pop": partial(_spread, sample=False, root=False),
+    "var_samp": partial(_spread, sample=True, root=False),
+    "stddev_pop": partial(_spread, sample=False, root=True),
+    "stddev_samp": partial(_spread, sample=True, root=True),
+    "bool_and": all,
+    "bool_or": any,
+    "array_agg": _array,
+}
+"""The functions that values alone decide; of no values they are NULL."""

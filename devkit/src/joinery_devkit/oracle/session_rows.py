@@ -29,13 +29,14 @@ class Arrived:
 @dataclass(frozen=True)
 class SessionShape:
     """What a job's rows and sessions look like. `where` and `computed` are its expressions in Python, on a row's
-    columns."""
+    columns; `conditions` are those of its aggregates, by their text."""
 
     job: SessionWindow
     identify: Identify
     where: Callable[[Values], bool | None] | None = None
     computed: Mapping[str, Callable[[Values], Any]] = field(default_factory=dict)
     sketch: Sketch = exact
+    conditions: Mapping[str, Callable[[Values], bool | None]] = field(default_factory=dict)
 
     @property
     def retracts(self) -> bool:
@@ -72,8 +73,10 @@ class SessionShape:
         types = self.job.spec.input.types
         output = {}
         for spec in self.job.sessions.aggregates:
-            values = [None if spec.column is None else row.values[spec.column] for row in rows]
-            output[spec.as_] = aggregate(spec, values, types.get(spec.column or ""), self.sketch)
+            chosen = rows if spec.where is None else [row for row in rows if self.conditions[spec.where](row.values)]
+            values = [None if spec.column is None else row.values[spec.column] for row in chosen]
+            by = [row.values[spec.by] for row in chosen] if spec.by is not None else ()
+            output[spec.as_] = aggregate(spec, values, types.get(spec.column or ""), self.sketch, by)
         return output
 
 

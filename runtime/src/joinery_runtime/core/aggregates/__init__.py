@@ -5,12 +5,20 @@ Each module lists its functions in `FUNCTIONS`.
 
 from __future__ import annotations
 
-from joinery_runtime.core.aggregates import averages, extremes, sums
-from joinery_runtime.core.aggregates.base import Accumulator, AggregateCall, GroupError, Groups, Make, States
+from joinery_runtime.core.aggregates import averages, extremes, lists, percentiles, sums, variance
+from joinery_runtime.core.aggregates.base import (
+    Accumulator,
+    AggregateCall,
+    GroupError,
+    Groups,
+    Make,
+    States,
+    condition_column,
+)
 from joinery_runtime.core.aggregates.distinct import Distinct
 from joinery_runtime.errors import EnvironmentProblem
 
-__all__ = ["Accumulator", "AggregateCall", "GroupError", "Groups", "States", "accumulator"]
+__all__ = ["Accumulator", "AggregateCall", "GroupError", "Groups", "States", "accumulator", "condition_column"]
 
 
 def _distinct(name: str, call: AggregateCall) -> Accumulator:
@@ -32,6 +40,9 @@ _MAKERS: dict[str, Make] = {
     **sums.FUNCTIONS,
     **averages.FUNCTIONS,
     **extremes.FUNCTIONS,
+    **lists.FUNCTIONS,
+    **percentiles.FUNCTIONS,
+    **variance.FUNCTIONS,
     "count_distinct": _distinct,
 }
 
@@ -39,4 +50,4 @@ _MAKERS: dict[str, Make] = {
 def accumulator(call: AggregateCall) -> Accumulator:
     """The accumulator of an aggregate. Raises KeyError for an unknown function, and EnvironmentProblem if its library
     is not installed."""
-    return _MAKERS[call.function](f"${call.function}({call.column})", call)
+    return _MAKERS[call.function](f"${call.function}({call.arguments})", call)

@@ -11,6 +11,13 @@
 | | decimal(p, s) | decimal(P, S): P = min(38, p + 4), S = min(s + 4, P) |
 | `min`, `max` | every type but boolean and binary | the same |
 | `first`, `last` | every type | the same |
+| `min_by`, `max_by` | every type, by every type but boolean and binary | the same |
+| `var_pop`, `var_samp`, `stddev_pop`, `stddev_samp` | numbers | double |
+| `approx_percentile`, `percentile_cont`, `percentile_disc`, `median` | numbers | double |
+| `bool_and`, `bool_or` | boolean | boolean |
+| `count_if` | boolean | int64 |
+| `array_agg` | every type | string, which is a JSON array |
+| `string_agg` | string | string |
 
 NaN is one value, greater than every number, and -0.0 is 0.0, as in Postgres and Spark. A sum that overflows its type is
 an error even if later rows would bring it back into range, because the state has to hold it.
@@ -21,22 +28,68 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+
+from joinery_runtime.job.kinds.session.sessions import arguments_text
+
+
+def condition_column(condition: str) -> str:
+    """The name of the column that says which rows meet a condition of aggregates."""
+    return f"$where({condition})"
 
 
 @dataclass(frozen=True, slots=True)
 class AggregateCall:
     """One aggregate of a session (S7): `function` over `column` of type `type` (None: it counts rows), called `name` in
-    the output. `limit`: the most values that an exact `count_distinct` takes; None: it is a sketch."""
+    the output. `limit`: the most values that the state lists; None: it lists none, or is a sketch. `by`, of type
+    `by_type`, is the second column of `min_by` and `max_by`; `share` is a percentile's, `separator` that of a
+    `string_agg`. `condition` is the text of a condition that rows must meet, whose value `condition_column` has; empty
+    for none."""
 
     function: str
     name: str
     column: str = ""
     type: pa.DataType | None = None
     limit: int | None = None
+    by: str = ""
+    by_type: pa.DataType | None = None
+    share: Fraction = Fraction(1, 2)
+    separator: str | None = None
+    condition: str | None = None
+
+    @property
+    def condition_column(self) -> str:
+        return condition_column(self.condition) if self.condition is not None else ""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that the aggregate reads."""
+        return tuple(name for name in (self.column, self.by, self.condition_column) if name)
+
+    @property
+    def arguments(self) -> str:
+        """What the columns of the state are named after, beside the function: `Aggregate.arguments`."""
+        return arguments_text([name for name in (self.column, self.by) if name], self.condition)
+
+    def values(self, rows: pa.RecordBatch) -> pa.Array | None:
+        """What `fold` takes of these rows: None for a count of all rows; of two columns a struct, NULL if either is.
+        Rows that do not meet the condition are NULL."""
+        condition = rows.column(self.condition_column) if self.condition is not None else None
+        if not self.column:
+            return None if condition is None else pc.if_else(condition, condition, None)
+        value = rows.column(self.column)
+        if not self.by:
+            return value if condition is None else pc.if_else(condition, value, pa.scalar(None, value.type))
+        by = rows.column(self.by)
+        absent = pc.or_(value.is_null(), by.is_null())
+        if condition is not None:
+            absent = pc.or_(absent, pc.invert(condition.fill_null(False)))
+        return pa.StructArray.from_arrays([value, by], ["value", "by"], mask=absent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +174,8 @@ class Accumulator(Protocol):
     def result_type(self) -> pa.DataType: ...
 
     def fold(self, values: pa.Array | None, times: np.ndarray, groups: Groups) -> States:
-        """Computes the states of groups of rows. `values` is the aggregate's column (None for `count`); NULLs are
-        skipped. `times` are event times in milliseconds (int64[n])."""
+        """Computes the states of groups of rows. `values` is what `AggregateCall.values` gives; NULLs are skipped.
+        `times` are event times in milliseconds (int64[n])."""
         ...
 
     def merge(self, states: States, groups: Groups) -> States:

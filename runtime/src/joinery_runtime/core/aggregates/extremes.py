@@ -1,4 +1,6 @@
-"""The least and the greatest value of each group, and the first and the last one by event time and then by arrival.
+"""The least and the greatest value of each group, the first and the last one by event time and then by arrival, and the
+value beside the least or greatest one of another column. Of booleans, `bool_and` is the least and `bool_or` the
+greatest.
 
 Strings compare by code points; NaN is greater than every number.
 """
@@ -10,8 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from joinery_runtime.core.aggregates.base import Groups, Make, Present, States, ValueAccumulator
+from joinery_runtime.core.aggregates.distinct import unify_zeros
 from joinery_runtime.core.aggregates.wide import Wide
 
 
@@ -95,9 +99,73 @@ class End:
         return present.scatter(present.values.take(pa.array(at))), present.scatter(pa.array(times[at]))
 
 
+@dataclass(frozen=True, slots=True)
+class Truth(ValueAccumulator):
+    """`bool_or` if `one` is enough, else `bool_and`."""
+
+    one: bool
+
+    def fold(self, values: pa.Array | None, times: np.ndarray, groups: Groups) -> States:
+        present = Present.of(values, groups)
+        reduce = np.logical_or if self.one else np.logical_and
+        booleans = present.values.to_numpy(zero_copy_only=False)
+        return (present.scatter(pa.array(reduce.reduceat(booleans, present.groups.starts), pa.bool_())),)
+
+
+@dataclass(frozen=True, slots=True)
+class Companion:
+    """The value, of type `type`, of the row whose other column, of type `by_type`, is least, or `greatest`. Of several
+    such rows it is the first by event time, then by arrival. Rows with a NULL in either column are skipped. The state
+    is both values and the event time."""
+
+    name: str
+    type: pa.DataType
+    by_type: pa.DataType
+    greatest: bool
+
+    @property
+    def fields(self) -> tuple[pa.Field, ...]:
+        return (
+            pa.field(self.name, self.type),
+            pa.field(f"{self.name}.by", self.by_type),
+            pa.field(f"{self.name}.time", pa.int64()),
+        )
+
+    @property
+    def result_type(self) -> pa.DataType:
+        return self.type
+
+    def fold(self, values: pa.Array | None, times: np.ndarray, groups: Groups) -> States:
+        present = Present.of(values, groups)
+        value, by = present.values.flatten()
+        return self._best(present, value, by, times[present.rows])
+
+    def merge(self, states: States, groups: Groups) -> States:
+        value, by, time = states
+        present = Present.of(value, groups)
+        return self._best(present, present.values, by.drop_null(), time.drop_null().to_numpy())
+
+    def result(self, states: States) -> pa.Array:
+        return states[0]
+
+    def _best(self, present: Present, values: pa.Array, by: pa.Array, times: np.ndarray) -> States:
+        """The states of the groups, from rows or states in order of arrival."""
+        if not len(values):
+            return tuple(present.scatter(pa.array([], field.type)) for field in self.fields)
+        rank = pc.rank(unify_zeros(by), tiebreaker="dense").to_numpy().astype(np.int64)
+        order = np.lexsort((times, -rank if self.greatest else rank, present.groups.number))
+        at = order[present.groups.starts]
+        index = pa.array(at)
+        return tuple(present.scatter(column) for column in (values.take(index), by.take(index), pa.array(times[at])))
+
+
 FUNCTIONS: Mapping[str, Make] = {
     "min": lambda name, call: Extreme(name, call.type, greatest=False),
     "max": lambda name, call: Extreme(name, call.type, greatest=True),
     "first": lambda name, call: End(name, call.type, last=False),
     "last": lambda name, call: End(name, call.type, last=True),
+    "bool_and": lambda name, call: Truth(name, call.type, one=False),
+    "bool_or": lambda name, call: Truth(name, call.type, one=True),
+    "min_by": lambda name, call: Companion(name, call.type, call.by_type, greatest=False),
+    "max_by": lambda name, call: Companion(name, call.type, call.by_type, greatest=True),
 }

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from joinery_runtime.core.aggregates import wide
 from joinery_runtime.core.aggregates.base import (
@@ -51,6 +52,14 @@ class Count:
 
     def result(self, states: States) -> pa.Array:
         return states[0]
+
+
+@dataclass(frozen=True, slots=True)
+class CountIf(Count):
+    """`count_if`: the number of rows whose value is true."""
+
+    def fold(self, values: pa.Array | None, times: np.ndarray, groups: Groups) -> States:
+        return Count.fold(self, pc.if_else(values, values, None), times, groups)
 
 
 _Doubles = tuple[np.ndarray, np.ndarray]  # sums, rests
@@ -163,5 +172,6 @@ def _sum(name: str, call: AggregateCall) -> Accumulator:
 FUNCTIONS: Mapping[str, Make] = {
     "count": lambda name, _: Count(name),
     "count_col": lambda name, _: Count(name),
+    "count_if": lambda name, _: CountIf(name),
     "sum": _sum,
 }

@@ -3,13 +3,14 @@ a `SessionWindow`, or the last step of a `StreamJoin`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache
 
 import pyarrow as pa
 
-from joinery_runtime.core.aggregates import AggregateCall, accumulator
+from joinery_runtime.core.aggregates import AggregateCall, accumulator, condition_column
 from joinery_runtime.core.kinds.base import Aggregating, find_kinds
 from joinery_runtime.core.pipeline.expression import Expression, check_predicate, column_type, parse_expression
 from joinery_runtime.core.pipeline.sides import SESSIONS, Intake, OutputColumn, SideSpec
@@ -18,7 +19,7 @@ from joinery_runtime.core.table.columns import arrow_schema, arrow_type, type_na
 from joinery_runtime.errors import ExpressionError, JobError, Problem
 from joinery_runtime.job import Aggregate, Input, Job, SessionWindow
 from joinery_runtime.job.kinds.aggregate.model import Aggregation
-from joinery_runtime.job.kinds.session.sessions import takes, takes_text
+from joinery_runtime.job.kinds.session.sessions import has_order, takes, takes_text
 from joinery_runtime.job.model.references import RETRACTED, WINDOW_COLUMNS
 
 ToError = Callable[[str, str], JobError]
@@ -35,7 +36,7 @@ def compile_session(job: SessionWindow) -> Pipeline:
         return JobError(job.name, [Problem("spec.sql" if of_sql else f"spec.{path}", message)])
 
     aggregation, side = job.aggregation, job.spec.input
-    rows = rows_of_input(aggregation, side, error)
+    rows = rows_of_input(aggregation, side, side.types, error)
     step = AggregateCompiler(job, aggregation, rows, error).step(
         0,
         SESSIONS,
@@ -48,11 +49,13 @@ def compile_session(job: SessionWindow) -> Pipeline:
 @dataclass(frozen=True, slots=True)
 class AggregatedRows:
     """The rows that are aggregated. `schema` are their columns as the side names them, with the `computed` ones last.
-    `names` gives these names by those that the job writes. `event_time` is the column that counts, of the input `time`.
-    `chained`: a step makes the rows, and has computed the columns."""
+    `names` gives these names by those that the job writes, `columns` are those that the inputs have, as the job writes
+    them. `event_time` is the column that counts, of the input `time`. `chained`: a step makes the rows, and has
+    computed the columns."""
 
     schema: pa.Schema
     names: Mapping[str, str]
+    columns: Collection[str]
     inputs: tuple[str, ...]
     time: str
     event_time: str
@@ -60,8 +63,9 @@ class AggregatedRows:
     chained: bool = False
 
 
-def rows_of_input(aggregation: Aggregation, side: Input, error: ToError) -> AggregatedRows:
-    """The records of an input, with the computed columns."""
+def rows_of_input(aggregation: Aggregation, side: Input, columns: Collection[str], error: ToError) -> AggregatedRows:
+    """The records of an input, with the computed columns and those of the aggregates' conditions. `columns` are the
+    input's, as the job may write them."""
     declared = arrow_schema(side.columns)
     computed = []
     for number, column in enumerate(aggregation.compute):
@@ -71,10 +75,18 @@ def rows_of_input(aggregation: Aggregation, side: Input, error: ToError) -> Aggr
         except ExpressionError as problem:
             raise error(f"compute[{number}].expression", str(problem)) from problem
         computed.append((column.as_, expression, kind))
+    for number, aggregate in enumerate(aggregation.aggregates):
+        condition = aggregate.condition(columns)
+        predicate = _predicate(f"aggregates[{number}].where", aggregate.where, side, error)
+        if condition is not None and predicate is not None:
+            name = condition_column(condition)
+            if all(name != known for known, *_ in computed):
+                computed.append((name, predicate, pa.bool_()))
     own = {name: name for name in (*declared.names, *(name for name, *_ in computed))}
     return AggregatedRows(
         schema=pa.schema([*declared, *(pa.field(name, kind) for name, _, kind in computed)]),
         names={**own, **{f"{side.name}.{name}": name for name in declared.names}},
+        columns=columns,
         inputs=(side.name,),
         time=side.name,
         event_time=side.event_time,
@@ -106,7 +118,7 @@ class AggregateCompiler:
         self, number: int, part: str, *, where: Expression | None = None, input_filter: Expression | None = None
     ) -> StepSpec:
         """The step with this number. `where` is a condition on the rows, `input_filter` that of the input itself."""
-        read = {*self._keys, *(call.column for call in self._aggregates if call.column)}
+        read = {*self._keys, *(name for call in self._aggregates for name in call.columns)}
         rows = self._rows
         intake = Intake(
             schema=rows.schema,
@@ -136,12 +148,26 @@ class AggregateCompiler:
         ]
 
     def _aggregate(self, number: int, aggregate: Aggregate) -> AggregateCall:
-        name = self._rows.names[aggregate.column] if aggregate.column is not None else ""
-        kind = self._rows.schema.field(name).type if name else None
+        names = [self._rows.names[name] if name is not None else "" for name in (aggregate.column, aggregate.by)]
+        kind, by_type = (self._rows.schema.field(name).type if name else None for name in names)
         if kind is not None and not takes(aggregate.function, type_name(kind) or ""):
             facts = f"{aggregate.function} takes {takes_text(aggregate.function)}, and {aggregate.column!r} is {kind}"
             raise self._error(f"aggregates[{number}].column", f"{facts}; choose another function or type")
-        return AggregateCall(aggregate.function, aggregate.as_, name, kind, aggregate.distinct_limit)
+        if by_type is not None and not has_order(type_name(by_type) or ""):
+            facts = f"takes all types but boolean and binary, and {aggregate.by!r} is {by_type}"
+            raise self._error(f"aggregates[{number}].by", f"{facts}; choose another column")
+        return AggregateCall(
+            aggregate.function,
+            aggregate.as_,
+            names[0],
+            kind,
+            aggregate.values_limit,
+            names[1],
+            by_type,
+            share=Fraction(1, 2) if aggregate.percentile is None else Fraction(str(aggregate.percentile)),
+            separator="," if aggregate.separator is None else aggregate.separator,
+            condition=aggregate.condition(self._rows.columns),
+        )
 
 
 @cache

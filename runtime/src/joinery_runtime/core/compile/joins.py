@@ -8,6 +8,7 @@ from functools import cache
 
 import pyarrow as pa
 
+from joinery_runtime.core.aggregates import condition_column
 from joinery_runtime.core.compile.aggregates import (
     AggregateCompiler,
     AggregatedRows,
@@ -114,14 +115,11 @@ class _JoinCompiler:
         self._job = job
         self._schemas = {side.name: arrow_schema(side.columns) for side in job.inputs}
         self._output = self._outputs()
-        written = [
-            conjuncts(self._predicate(number, step.where)) if step.where else []
-            for number, step in enumerate(job.joins)
-        ]
+        written = [self._written_conditions(number, step) for number, step in enumerate(job.joins)]
         self._filters: list[list[Expression]] = [[] for _ in job.joins]
         self._filters_of_inputs: dict[str, list[Expression]] = {side.name: [] for side in job.inputs}
         for number, step in enumerate(job.joins):
-            for condition in conjuncts(self._filter(number, step.filter)) if step.filter else []:
+            for condition in self._written_filters(number, step):
                 self._place_filter(condition, number, written)
         conditions = [[*own, *moved] for own, moved in zip(written, _move_conditions(job.joins, written), strict=True)]
         self._steps = [self._split(number, step, conditions[number]) for number, step in enumerate(job.joins)]
@@ -303,6 +301,7 @@ class _JoinCompiler:
         rows = AggregatedRows(
             schema=schema,
             names={name: name for name in schema.names},
+            columns=self._job.aggregated_types,
             inputs=self._job.joined,
             time=time,
             event_time=str(ColumnRef(time, self._job.input(time).event_time)),
@@ -315,14 +314,21 @@ class _JoinCompiler:
     def _aggregated_columns(self, aggregation: Aggregation) -> list[_Output]:
         """What the last join hands on: the columns that are aggregated, and the event time."""
         time, computed = self._job.aggregated_time, {column.as_: column.expression for column in aggregation.compute}
-        named = [*aggregation.group_by, *(call.column for call in aggregation.aggregates if call.column is not None)]
+        named = [*aggregation.group_by, *(name for call in aggregation.aggregates for name in call.columns)]
         refs = [ref for name in named if name not in computed and (ref := parse_reference(name)) is not None]
         columns = dict.fromkeys([ColumnRef(time, self._job.input(time).event_time), *map(_ref, refs)])
         outputs = [_Output(str(ref), self._type(ref), ref) for ref in columns]
         for number, (name, text) in enumerate(computed.items()):
             expression, kind = self._computed_column(f"spec.aggregate.compute[{number}].expression", text)
             outputs.append(_Output(name, kind, expression=expression))
-        return outputs
+        conditions: dict[str, _Output] = {}
+        for number, call in enumerate(aggregation.aggregates):
+            condition = call.condition(self._job.aggregated_types)
+            if call.where is not None and condition is not None:
+                path, name = f"spec.aggregate.aggregates[{number}].where", condition_column(condition)
+                expression = self._predicate(path, call.where, self._job.joined)
+                conditions[name] = _Output(name, pa.bool_(), expression=expression)
+        return [*outputs, *conditions.values()]
 
     def _outputs(self) -> list[_Output]:
         if self._job.aggregation is not None:
@@ -354,22 +360,24 @@ class _JoinCompiler:
             raise self._error(path, error) from error
         return expression, kind
 
-    def _predicate(self, number: int, text: str) -> Expression:
-        try:
-            expression = parse_expression(text)
-            joined = (*self._job.left_inputs(number), self._job.joins[number].right)
-            check_predicate(expression, {name: self._schemas[name] for name in joined})
-        except ExpressionError as error:
-            raise self._error(f"spec.joins[{number}].where", error) from error
-        return expression
+    def _written_conditions(self, number: int, step: JoinStep) -> list[Expression]:
+        if step.where is None:
+            return []
+        joined = (*self._job.left_inputs(number), step.right)
+        return conjuncts(self._predicate(f"spec.joins[{number}].where", step.where, joined))
 
-    def _filter(self, number: int, text: str) -> Expression:
+    def _written_filters(self, number: int, step: JoinStep) -> list[Expression]:
+        if step.filter is None:
+            return []
+        made_of = self._job.left_inputs(number + 1)
+        return conjuncts(self._predicate(f"spec.joins[{number}].filter", step.filter, made_of))
+
+    def _predicate(self, path: str, text: str, inputs: Sequence[str]) -> Expression:
         try:
             expression = parse_expression(text)
-            made_of = self._job.left_inputs(number + 1)
-            check_predicate(expression, {name: self._schemas[name] for name in made_of})
+            check_predicate(expression, {name: self._schemas[name] for name in inputs})
         except ExpressionError as error:
-            raise self._error(f"spec.joins[{number}].filter", error) from error
+            raise self._error(path, error) from error
         return expression
 
     def _error(self, path: str, error: ExpressionError) -> JobError:
@@ -381,7 +389,7 @@ def _compile_only_input(job: StreamJoin) -> Pipeline:
     assert job.aggregation is not None, "a job without joins aggregates"
     (side,) = job.inputs
     error = _error_of_aggregate(job)
-    rows = rows_of_input(job.aggregation, side, error)
+    rows = rows_of_input(job.aggregation, side, job.aggregated_types, error)
     compiler = AggregateCompiler(job, job.aggregation, rows, error)
     step = compiler.step(0, aggregate_part(0), input_filter=_input_filter(job, side.name))
     return Pipeline((InputSpec(side.name, 0, 0),), (step,))

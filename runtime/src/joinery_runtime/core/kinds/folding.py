@@ -52,14 +52,14 @@ class Folding:
     @property
     def columns(self) -> list[str]:
         """The row columns that are aggregated."""
-        return sorted({call.column for call, _ in self._columns.values() if call.column})
+        return sorted({name for call, _ in self._columns.values() for name in call.columns})
 
     def fold(self, rows: pa.RecordBatch, times: np.ndarray, groups: Groups) -> pa.RecordBatch:
         """Accumulates groups of rows. `times` are their event times (int64[n])."""
         folded: list[pa.Array] = []
         for call, aggregate in self._columns.values():
             with _naming(call):
-                folded += aggregate.fold(rows.column(call.column) if call.column else None, times, groups)
+                folded += aggregate.fold(call.values(rows), times, groups)
         return pa.record_batch(folded, schema=pa.schema(self.fields))
 
     def merge(self, states: pa.RecordBatch, groups: Groups) -> pa.RecordBatch:
@@ -79,7 +79,7 @@ def _naming(call: AggregateCall) -> Iterator[None]:
     try:
         yield
     except GroupError as error:
-        text = f"{call.function}({call.column})" if call.column else call.function
+        text = f"{call.function}({call.arguments})" if call.arguments else call.function
         raise GroupError(error.group, f"{text}, in the output as {call.name}: {error.facts}", error.todo) from None
 
 

@@ -150,7 +150,7 @@ def _used(job: StreamJoin) -> set[Reference] | None:
     counted = [name for step in job.joins if (name := step.matching.counted_from) is not None]
     times = {Reference(name, job.input(name).event_time) for name in counted}
     if (aggregation := job.aggregation) is not None:
-        names = (*aggregation.group_by, *(call.column for call in aggregation.aggregates if call.column is not None))
+        names = (*aggregation.group_by, *(name for call in aggregation.aggregates for name in call.columns))
         aggregated = {ref for name in names if (ref := parse_reference(name)) is not None}
         return keys | times | aggregated | {Reference(job.aggregated_time, job.input(job.aggregated_time).event_time)}
     return keys | times | {column.source for column in job.output_columns if column.source is not None}

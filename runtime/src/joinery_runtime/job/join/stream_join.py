@@ -229,12 +229,19 @@ class StreamJoin(Job):
             PlacedExpression(f"spec.aggregate.compute[{number}].expression", column.expression, self.joined)
             for number, column in enumerate(self.aggregation.compute if self.aggregation is not None else ())
         )
-        return filters + conditions + computed
+        filtered = tuple(
+            PlacedExpression(f"spec.aggregate.aggregates[{number}].where", aggregate.where, self.joined)
+            for number, aggregate in enumerate(self.aggregation.aggregates if self.aggregation is not None else ())
+            if aggregate.where is not None
+        )
+        return filters + conditions + computed + filtered
 
     @property
     def has_expressions(self) -> bool:
         conditions = bool(self.input_filters) or any(step.where or step.filter for step in self.joins)
+        aggregates = self.aggregation.aggregates if self.aggregation is not None else ()
         computed = self.aggregation is not None and bool(self.aggregation.compute)
+        computed = computed or any(aggregate.where is not None for aggregate in aggregates)
         return conditions or computed or any(item.expression for item in self.select or ())
 
     def upsert_key(self, output: NamedOutput) -> tuple[str, ...]:
@@ -371,11 +378,17 @@ class StreamJoin(Job):
             if aggregate.column is not None and aggregate.function in KEEPS_TYPE
         }
         read = {**refs, **{name: ref for name, ref in kept.items() if ref is not None}}
+        types = {name: self.input(ref.input).types[ref.column] for name, ref in read.items()}
+        types |= {
+            aggregate.as_: ColumnType("json")
+            for aggregate in aggregation.aggregates
+            if aggregate.function == "array_agg"
+        }
         fields = [
             OutputField(
                 name or (refs[column].column if column in refs else column),
                 refs.get(column),
-                type=self.input(read[column].input).types[read[column].column] if column in read else None,
+                type=types.get(column),
                 step_column=column,
             )
             for name, column in chosen

@@ -7,7 +7,8 @@ SESSION(...). SQL's aggregates become those of sessions (rule S7).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from sqlglot import exp
 
@@ -160,8 +161,10 @@ def _gap_of_function_name(node: exp.Expr, table: SqlInput, scope: Scope) -> int 
 
 # --- aggregates ---------------------------------------------------------------------------------------------------
 
-_FUNCTIONS: dict[type[exp.Expr], str] = {
+_FUNCTIONS: Mapping[type[exp.Expr], str] = {
     exp.Count: "count_col",
+    exp.CountIf: "count_if",
+    exp.ApproxDistinct: "count_distinct",
     exp.Sum: "sum",
     exp.Avg: "avg",
     exp.Min: "min",
@@ -170,14 +173,49 @@ _FUNCTIONS: dict[type[exp.Expr], str] = {
     exp.FirstValue: "first",
     exp.Last: "last",
     exp.LastValue: "last",
-    exp.ApproxDistinct: "count_distinct",
+    exp.ArgMin: "min_by",
+    exp.ArgMax: "max_by",
+    exp.VariancePop: "var_pop",
+    exp.Variance: "var_samp",
+    exp.StddevPop: "stddev_pop",
+    exp.Stddev: "stddev_samp",
+    exp.StddevSamp: "stddev_samp",
+    exp.Median: "median",
+    exp.PercentileCont: "percentile_cont",
+    exp.PercentileDisc: "percentile_disc",
+    exp.ApproxQuantile: "approx_percentile",
+    exp.LogicalAnd: "bool_and",
+    exp.LogicalOr: "bool_or",
+    exp.ArrayAgg: "array_agg",
+    exp.GroupConcat: "string_agg",
 }
+_NAMES = {  # of functions that sqlglot has no class for
+    "EVERY": "bool_and",
+    "COLLECT_LIST": "array_agg",
+    "LISTAGG": "string_agg",
+    "APPROX_PERCENTILE": "approx_percentile",
+    "PERCENTILE_APPROX": "approx_percentile",
+}
+_SECOND_ARGUMENTS = {
+    "min_by": ("expression", "takes two values: MIN_BY(value, by)"),
+    "max_by": ("expression", "takes two values: MAX_BY(value, by)"),
+    "approx_percentile": ("quantile", "takes a value and a share: APPROX_PERCENTILE(x, 0.95)"),
+    "string_agg": ("separator", "takes a value and a separator: STRING_AGG(x, ',')"),
+}
+"""For functions that may have two arguments: what sqlglot calls the second one, and how to write the call."""
 AGGREGATES = (
-    "COUNT(*), COUNT(x), COUNT(DISTINCT x), APPROX_COUNT_DISTINCT(x), SUM, AVG, MIN, MAX, FIRST (FIRST_VALUE) and LAST "
-    "(LAST_VALUE)"
+    "COUNT(*), COUNT(x), COUNT(DISTINCT x), COUNT_IF, APPROX_COUNT_DISTINCT(x), SUM, AVG, MIN, MAX, "
+    "FIRST (FIRST_VALUE), LAST (LAST_VALUE), MIN_BY, MAX_BY, VAR_POP, VAR_SAMP (VARIANCE), "
+    "STDDEV_POP, STDDEV_SAMP (STDDEV), "
+    "MEDIAN, PERCENTILE_CONT, PERCENTILE_DISC, APPROX_PERCENTILE, BOOL_AND (EVERY), BOOL_OR, "
+    "ARRAY_AGG (COLLECT_LIST) and STRING_AGG (LISTAGG), each also with FILTER (WHERE ...)"
 )
-AGGREGATE_NODES = (exp.AggFunc, exp.Filter, exp.Window, exp.IgnoreNulls, exp.RespectNulls)
+_NODES = (exp.AggFunc, exp.Filter, exp.Window, exp.IgnoreNulls, exp.RespectNulls, exp.WithinGroup)
 _NO_MEANING = {"this", "big_int"}
+
+
+def is_aggregate(value: exp.Expr) -> bool:
+    return isinstance(value, _NODES) or _function_name(value) in _NAMES
 
 
 class BadAggregateError(ValueError):
@@ -186,34 +224,82 @@ class BadAggregateError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of an aggregate. `argument` is None for a count of rows."""
+    """A call of an aggregate. `argument` is None for a count of rows, `by` the second column of MIN_BY and MAX_BY,
+    `where` the condition of FILTER. `options` are fields of the aggregate."""
 
     function: str
     argument: exp.Expr | None = None
-    method: str | None = None
+    by: exp.Expr | None = None
+    where: exp.Expr | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_call(value: exp.Expr) -> Call:
     """Read a call of an aggregate. Raises BadAggregateError."""
+    if isinstance(value, exp.Filter):
+        return replace(read_call(value.this), where=value.expression.this)
     value = _without_nulls(value)
-    function = _FUNCTIONS.get(type(value))
-    if function is None:
+    if isinstance(value, exp.WithinGroup):
+        return _read_percentile(value)
+    function = _FUNCTIONS.get(type(value)) or _NAMES.get(_function_name(value))
+    if function is None or isinstance(value, exp.PercentileCont | exp.PercentileDisc):
         raise BadAggregateError(f"is not an aggregate of sessions; these are {AGGREGATES}")
-    more = [name for name, argument in value.args.items() if argument and name not in _NO_MEANING]
-    if more:
-        raise BadAggregateError("takes one value; write an expression if it is made of several columns")
-    if value.args.get("this") is None:
-        raise BadAggregateError("is of nothing; write COUNT(*), or name a column")
+    first, second = _arguments(value, function)
+    if isinstance(value, exp.Count):
+        return _read_count(value)
+    if function in {"min_by", "max_by"}:
+        return Call(function, _checked_argument(first), by=_checked_argument(second))
+    options: dict[str, Any] = {}
     if isinstance(value, exp.ApproxDistinct):
-        return Call(function, _checked_argument(value.this), "hll")
-    return _read_count(value) if isinstance(value, exp.Count) else Call(function, _checked_argument(value.this))
+        options["method"] = "hll"
+    elif function == "approx_percentile":
+        options["percentile"] = _share(second)
+    elif second is not None:
+        if not isinstance(second, exp.Literal) or not second.is_string:
+            raise BadAggregateError("the separator has to be a text in quotes")
+        options["separator"] = second.name
+    return Call(function, _checked_argument(first), options=options)
+
+
+def _arguments(value: exp.Expr, function: str) -> tuple[Any, Any]:
+    """The first argument, and the second or None."""
+    second_name, form = _SECOND_ARGUMENTS.get(function, ("", "takes one value"))
+    if isinstance(value, exp.Anonymous):
+        arguments = [*value.expressions]
+        more = len(arguments) > (2 if second_name else 1)
+    else:
+        arguments = [argument for name in ("this", second_name) if (argument := value.args.get(name)) is not None]
+        more = any(argument for name, argument in value.args.items() if name not in {*_NO_MEANING, second_name})
+    if more:
+        raise BadAggregateError(f"{form}; write an expression if a value is made of several columns")
+    if not arguments:
+        raise BadAggregateError("is of nothing; write COUNT(*), or name a column")
+    if len(arguments) < 2 and second_name and function != "string_agg":
+        raise BadAggregateError(form)
+    return arguments[0], arguments[1] if len(arguments) > 1 else None
+
+
+def _read_percentile(value: exp.WithinGroup) -> Call:
+    function, order = value.this, value.expression
+    todo = "write PERCENTILE_CONT(0.95) WITHIN GROUP (ORDER BY x), or PERCENTILE_DISC"
+    if not isinstance(function, exp.PercentileCont | exp.PercentileDisc):
+        raise BadAggregateError(f"WITHIN GROUP is for percentiles; {todo}")
+    ordered = order.expressions[0] if len(order.expressions) == 1 else None
+    if ordered is None or ordered.args.get("desc"):
+        raise BadAggregateError(f"WITHIN GROUP takes one ascending value; {todo}")
+    return Call(
+        _FUNCTIONS[type(function)], _checked_argument(ordered.this), options={"percentile": _share(function.this)}
+    )
+
+
+def _share(value: Any) -> float:
+    if not isinstance(value, exp.Literal) or value.is_string or not 0 <= float(value.name) <= 1:
+        raise BadAggregateError("the percentile has to be one number from 0 to 1, such as 0.95")
+    return float(value.name)
 
 
 def _without_nulls(value: exp.Expr) -> exp.Expr:
     """Return the call without clauses about NULLs, which aggregates skip in any case."""
-    if isinstance(value, exp.Filter):
-        todo = "write CASE WHEN <condition> THEN <value> END as what is aggregated"
-        raise BadAggregateError(f"FILTER is not supported; {todo}")
     if isinstance(value, exp.Window):
         raise BadAggregateError("OVER is not supported: the session is what is aggregated; leave it out")
     if isinstance(value, exp.RespectNulls):
@@ -235,6 +321,8 @@ def _read_count(value: exp.Count) -> Call:
 def _checked_argument(value: exp.Expr) -> exp.Expr:
     if isinstance(value, exp.Distinct):
         raise BadAggregateError("DISTINCT is for COUNT; leave it out")
+    if isinstance(value, exp.Order):
+        raise BadAggregateError("ORDER BY is not supported: values are in order of event time; leave it out")
     if value.find(exp.AggFunc, exp.Window) is not None:
         raise BadAggregateError("an aggregate of an aggregate has no meaning in one session; keep one of them")
     if value.find(exp.Star) is not None:

@@ -13,11 +13,11 @@ from sqlglot import exp
 from joinery_runtime.job.model.function_calls import cannot_call
 from joinery_runtime.job.model.references import SESSION_COLUMNS, WINDOW_COLUMNS
 from joinery_runtime.job.sql.grouping import (
-    AGGREGATE_NODES,
     AGGREGATES,
     BadAggregateError,
     SessionGrouping,
     column_name,
+    is_aggregate,
     read_call,
     unqualified,
 )
@@ -161,7 +161,7 @@ def read_session_columns(items: Sequence[exp.Expr], groups: SessionGrouping, sco
             chosen.add(own, renamed)
         elif value.is_star:
             scope.report.add(at, "a star is not supported: a session holds many rows; name groups and aggregates")
-        elif isinstance(value, AGGREGATE_NODES):
+        elif is_aggregate(value):
             _read_aggregate(value, renamed, at, chosen, scope)
         elif value.find(exp.AggFunc, exp.Window) is not None:
             todo = "select each by itself and compute with the job's output"
@@ -211,14 +211,21 @@ def _read_aggregate(value: exp.Expr, renamed: str, at: TextPosition, chosen: Cho
     except BadAggregateError as error:
         scope.report.add(at, str(error))
         return
-    entry: dict[str, Any] = {"function": call.function, "as": renamed}
-    if call.argument is not None:
-        column = _argument_column(call.argument, chosen, scope)
-        if column is None:
+    entry: dict[str, Any] = {"function": call.function, "as": renamed, **call.options}
+    for name, argument in (("column", call.argument), ("by", call.by)):
+        if argument is not None:
+            column = _argument_column(argument, chosen, scope)
+            if column is None:
+                return
+            entry[name] = column
+    if call.where is not None:
+        condition = call.where.copy()
+        if condition.find(exp.AggFunc, exp.Window) is not None:
+            scope.report.add(at, "FILTER is about rows before they are aggregated; name columns in it")
             return
-        entry["column"] = column
-    if call.method is not None:
-        entry["method"] = call.method
+        if not scope.qualify(condition):
+            return
+        entry["where"] = condition.sql(comments=False)
     if renamed:
         chosen.aggregates.append(entry)
         chosen.add(renamed, "")

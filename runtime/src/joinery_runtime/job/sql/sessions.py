@@ -101,6 +101,12 @@ def _reject_wrong_calls(query: Query, report: Report) -> None:
     """Report calls inside expressions that no scalar function accepts. Groups and columns that are calls themselves may
     be of SESSION or an aggregate."""
     roots = [*(item.unalias().unnest() for item in query.items), *query.groups]
-    problems = [(node, problem) for root in roots for node, problem in wrong_calls(root) if node is not root]
+    aggregates = [root.this if isinstance(root, exp.Filter) else root for root in roots]
+    problems = [
+        (node, problem)
+        for root, aggregate in zip(roots, aggregates, strict=True)
+        for node, problem in wrong_calls(root)
+        if node is not aggregate
+    ]
     for node, problem in [*problems, *(wrong_calls(query.where) if query.where is not None else ())]:
         report.add(node_position(node), problem)

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from joinery_runtime.job.kinds.session.resource import SessionWindowSpec
-from joinery_runtime.job.kinds.session.sessions import FROM_SQL, Aggregate, ComputedColumn, SessionColumn
+from joinery_runtime.job.kinds.session.sessions import (
+    FROM_SQL,
+    NEEDED,
+    OPTIONS,
+    Aggregate,
+    ComputedColumn,
+    SessionColumn,
+)
 from joinery_runtime.job.model.cel import TARGETS, Rule, any_output, positive
 from joinery_runtime.job.model.outputs import LAKES
 from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS
@@ -79,9 +86,21 @@ SESSION_RULES: Mapping[type | tuple[type, str], tuple[Rule, ...]] = {
             ".column",
         ),
         Rule("self.function == 'count' || has(self.column)", "is missing: the function is of a column", ".column"),
-        Rule(
-            "self.function == 'count_distinct' || (!has(self.method) && !has(self.limit))",
-            "method and limit are for count_distinct; drop them",
+        *(
+            Rule(
+                f"!has(self.{name}) || self.function in [{', '.join(map(repr, functions))}]",
+                f"is for {listed(functions)}; drop it",
+                f".{name}",
+            )
+            for name, functions in OPTIONS.items()
+        ),
+        *(
+            Rule(
+                f"has(self.{name}) || !(self.function in [{', '.join(map(repr, OPTIONS[name]))}])",
+                f"is missing: {listed(OPTIONS[name])} need it",
+                f".{name}",
+            )
+            for name in NEEDED
         ),
         Rule(
             "!has(self.limit) || !has(self.method) || self.method == 'exact'",

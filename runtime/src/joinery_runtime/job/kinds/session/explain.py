@@ -18,6 +18,13 @@ _SESSION_ROW_BYTES = ENGINE_ROW_BYTES + 1 + 8 + 1 + 1
 _COMPUTED_BYTES = 20  # of a computed column, whose type is not known here
 # Guesses: a session has few distinct values; an exact count lists them, and so does a sketch while it holds few.
 _DISTINCT_VALUES, _SKETCH_BYTES = 8, 48
+_LISTED_VALUES = 16  # of a session, for the functions that keep its values
+_TIMED = frozenset({"first", "last", "min_by", "max_by"})  # their states have an event time
+_STATES = {
+    **dict.fromkeys(("var_pop", "var_samp", "stddev_pop", "stddev_samp"), "variance"),
+    **dict.fromkeys(("median", "percentile_cont", "percentile_disc", "approx_percentile"), "percentile"),
+    "string_agg": "array_agg",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +90,14 @@ def _lines(aggregation: Aggregation, aggregated: Aggregated) -> Iterator[tuple[s
 
 
 def _aggregate(aggregate: Aggregate) -> str:
-    limit_text = f", exact up to {aggregate.distinct_limit:,}" if aggregate.distinct_limit is not None else ""
-    sketch = ", hll" if aggregate.method == "hll" else ""
-    return f"{aggregate.function}({aggregate.column or ''}{limit_text}{sketch}) as {aggregate.as_}"
+    details = [
+        *([f"exact up to {aggregate.values_limit:,}"] if aggregate.values_limit is not None else []),
+        *(["hll"] if aggregate.method == "hll" else []),
+        *([f"by {aggregate.by}"] if aggregate.by is not None else []),
+        *([f"{aggregate.percentile:g}"] if aggregate.percentile is not None else []),
+    ]
+    where = f" where {aggregate.where}" if aggregate.where is not None else ""
+    return f"{aggregate.function}({', '.join([aggregate.column or '', *details])}){where} as {aggregate.as_}"
 
 
 def _emitted(aggregation: Aggregation, aggregated: Aggregated) -> str:
@@ -114,22 +126,26 @@ def _row_bytes(aggregation: Aggregation, types: Mapping[str, ColumnType]) -> int
     """The bytes of a stored row. An accumulator counts once, however many aggregates use it."""
     widths = {name: BYTES[kind.name] for name, kind in types.items()}
     groups = sum(widths.get(name, _COMPUTED_BYTES) for name in aggregation.group_by)
-    accumulators = {(call.function, call.column or "", call.method) for call in aggregation.aggregates}
-    return (
-        _SESSION_ROW_BYTES
-        + groups
-        + sum(
-            _accumulator_bytes(function, widths.get(column, _COMPUTED_BYTES), method)
-            for function, column, method in accumulators
+    states = {
+        (_STATES.get(call.function, call.function), call.arguments(types), call.method): sum(
+            widths.get(column, _COMPUTED_BYTES) for column in call.columns
         )
-    )
+        for call in aggregation.aggregates
+    }
+    accumulators = sum(_accumulator_bytes(state, width, method) for (state, _, method), width in states.items())
+    return _SESSION_ROW_BYTES + groups + accumulators
 
 
-def _accumulator_bytes(function: str, width: int, method: str | None) -> int:
-    if function == "count_distinct":
+def _accumulator_bytes(state: str, width: int, method: str | None) -> int:
+    """The bytes of an aggregate's state, whose columns are `width` bytes wide."""
+    if state == "count_distinct":
         return _SKETCH_BYTES if method == "hll" else 4 + _DISTINCT_VALUES * width
-    fixed = {"count": 8, "count_col": 8, "sum": 16, "avg": 24}
-    return fixed.get(function, width + (8 if function in {"first", "last"} else 0))
+    if state == "array_agg":
+        return 8 + _LISTED_VALUES * (8 + width)
+    if state == "percentile":
+        return 8 + _LISTED_VALUES * 16
+    fixed = {"count": 8, "count_col": 8, "count_if": 8, "sum": 16, "avg": 24, "variance": 56}
+    return fixed.get(state, width + (8 if state in _TIMED else 0))
 
 
 def aggregate_warnings(job: Job, aggregation: Aggregation) -> Iterator[str]:

@@ -24,6 +24,7 @@ from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.outputs import NamedOutput
 from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS, SESSION_ID, Reference
 from joinery_runtime.job.model.resource import Job, JobSpec, OutputField, PlacedExpression
+from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.sql import SqlInput, translate_sessions
 
 _NO_WIDTH = "a session has no width, it grows with its rows; write gap, and maxDuration for the most"
@@ -150,12 +151,17 @@ class SessionWindow(Job):
             (f"spec.compute[{number}].expression", computed.expression)
             for number, computed in enumerate(sessions.compute)
         ]
+        texts += [
+            (f"spec.aggregates[{number}].where", aggregate.where)
+            for number, aggregate in enumerate(sessions.aggregates)
+        ]
         return tuple(PlacedExpression(path, text, (name,), name) for path, text in texts if text is not None)
 
     @property
     def has_expressions(self) -> bool:
         sessions = self.sessions
-        return sessions.where is not None or bool(sessions.compute or self.input_filters)
+        filtered = any(aggregate.where is not None for aggregate in sessions.aggregates)
+        return sessions.where is not None or filtered or bool(sessions.compute or self.input_filters)
 
     def upsert_key(self, output: NamedOutput) -> tuple[str, ...]:
         """Return the output's `postgres.upsertKey`, else the group columns and session_id (rule S6)."""
@@ -203,10 +209,12 @@ class SessionWindow(Job):
             for typed_aggregate in sessions.aggregates
             if typed_aggregate.column and typed_aggregate.function in KEEPS_TYPE
         }
+        column_types = {name: types[column] for name, column in read.items() if column in types}
+        column_types |= {
+            aggregate.as_: ColumnType("json") for aggregate in sessions.aggregates if aggregate.function == "array_agg"
+        }
         named = [
-            OutputField(
-                name, sources.get(session_column), None, types.get(read.get(session_column, "")), session_column
-            )
+            OutputField(name, sources.get(session_column), None, column_types.get(session_column), session_column)
             for name, session_column in chosen
         ]
         last = [OutputField(self.retracted, step_column=RETRACTED)] if self.retracted is not None else []

@@ -7,7 +7,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from joinery_runtime.job.kinds.session.sessions import EXACT_LIMIT, FROM_SQL, takes, takes_text
+from joinery_runtime.job.kinds.session.sessions import (
+    EXACT_LIMIT,
+    FROM_SQL,
+    NEEDED,
+    OPTIONS,
+    condition_text,
+    has_order,
+    shares_values,
+    takes,
+    takes_text,
+)
 from joinery_runtime.job.model import input_rules, output_rules
 from joinery_runtime.job.model.draft import (
     Finding,
@@ -316,26 +326,50 @@ def _options(draft: GroupedDraft) -> Iterator[Finding]:
     for i, aggregate in enumerate(draft.fields("aggregates")):
         at: Loc = (*draft.at, "aggregates", i)
         function = dig(aggregate, "function")
-        for name in ("method", "limit"):
-            if dig(aggregate, name) is not None and isinstance(function, str) and function != "count_distinct":
-                yield (*at, name), f"is for count_distinct, and this is {function}; drop it"
+        for name, functions in OPTIONS.items():
+            is_named = dig(aggregate, name) is not None
+            if is_named and isinstance(function, str) and function not in functions:
+                yield (*at, name), f"is for {listed(functions)}, and this is {function}; drop it"
+            elif not is_named and name in NEEDED and function in functions:
+                yield (*at, name), f"is missing: {function} needs it; {_NEEDED_FOR[name]}"
         if function == "count_distinct" and dig(aggregate, "method") == "hll" and dig(aggregate, "limit") is not None:
             yield (*at, "limit"), "is for method: exact, a sketch takes any number of values; drop it"
 
 
-def _one_limit(draft: GroupedDraft) -> Iterator[Finding]:
-    """Reject different limits for exact counts of one column, which share a set of values in the state."""
-    limits: dict[str, Any] = {}
+_NEEDED_FOR = {
+    "by": "name the column whose least or greatest value chooses the row",
+    "percentile": "write for example percentile: 0.95",
+}
+
+
+def _by(draft: GroupedDraft) -> Iterator[Finding]:
     for i, aggregate in enumerate(draft.fields("aggregates")):
-        column, limit = dig(aggregate, "column"), dig(aggregate, "limit") or EXACT_LIMIT
-        exact = dig(aggregate, "function") == "count_distinct" and dig(aggregate, "method") != "hll"
-        if exact and isinstance(column, str) and limits.setdefault(column, limit) != limit:
-            facts = f"column {column!r} is counted with limit {limits[column]} above"
-            yield (*draft.at, "aggregates", i, "limit"), f"{facts}, and its values are kept once; write the same limit"
+        at, by = (*draft.at, "aggregates", i, "by"), dig(aggregate, "by")
+        yield from unknown(at, by, draft)
+        kind = (draft.columns or {}).get(by) if isinstance(by, str) else None
+        if kind is not None and not has_order(kind.name):
+            yield at, f"takes all types but boolean and binary, and column {by!r} is {kind}; choose another column"
+
+
+def _one_limit(draft: GroupedDraft) -> Iterator[Finding]:
+    """Reject different limits for aggregates that share a set of values in the state."""
+    limits: dict[tuple[Any, ...], Any] = {}
+    for i, aggregate in enumerate(draft.fields("aggregates")):
+        function, column = dig(aggregate, "function"), dig(aggregate, "column")
+        limit = dig(aggregate, "limit") or EXACT_LIMIT
+        keeps_values = function in OPTIONS["limit"] and dig(aggregate, "method") != "hll"
+        if not keeps_values or not isinstance(column, str):
+            continue
+        where = dig(aggregate, "where")
+        condition = condition_text(where, draft.columns or ()) if isinstance(where, str) else ""
+        shared = (shares_values(function), column, condition)
+        if limits.setdefault(shared, limit) != limit:
+            facts = f"another aggregate above keeps the values of {column!r} with limit {limits[shared]}"
+            yield (*draft.at, "aggregates", i, "limit"), f"{facts}, and they are kept once; write the same limit"
 
 
 AGGREGATE_RULES: tuple[Callable[[GroupedDraft], Iterator[Finding]], ...] = (
-    *(_groups, _computed, _columns, _options, _one_limit, _late, _names, _select),
+    *(_groups, _computed, _columns, _options, _by, _one_limit, _late, _names, _select),
     *(_keys_known, _retracted_selected, _selects_its_key, _takes_back_its_own),
 )
 """The rules of every job that aggregates."""

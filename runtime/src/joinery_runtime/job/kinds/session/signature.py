@@ -10,14 +10,15 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from joinery_runtime.job.kinds.aggregate.model import WINDOW_KINDS, Aggregation
+from joinery_runtime.job.kinds.session.sessions import arguments_text
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.expression_tree import parse_tree
 from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import listed
 
 Origin = str | dict[str, Any]
-# A stored column that is not a group: its function and its argument's column, which is empty for a count of rows.
-_ACCUMULATOR = re.compile(r"\$(?P<function>\w+)\((?P<column>.*)\)[^()]*", re.DOTALL)
+# A stored column that is not a group: its function, and `Aggregate.arguments`, empty for a count of rows.
+_ACCUMULATOR = re.compile(r"\$(?P<function>\w+)\((?P<arguments>.*)\)[^()]*", re.DOTALL)
 
 
 def aggregate_fields(
@@ -25,13 +26,14 @@ def aggregate_fields(
 ) -> dict[str, Any]:
     """The fields of a signature for what is aggregated. `types` are the columns that groups and aggregates may name,
     `stored` those of the part of the state: groups, then accumulators such as `$sum(amount)`."""
+    origins = _origins_of_parts(aggregation, types)
     return {
         "groups": [[name, origin(aggregation, types, name)] for name in aggregation.group_by],
         **aggregation.form.durations(),
         "allowedLateness": aggregation.allowed_lateness,
         "lateData": aggregation.late_data,
         "stored": {
-            name: origin(aggregation, types, match["column"])
+            name: origins.get(match["arguments"]) or origin(aggregation, types, match["arguments"])
             for name in stored
             if (match := _ACCUMULATOR.fullmatch(name)) is not None
         },
@@ -44,8 +46,39 @@ def origin(aggregation: Aggregation, types: Mapping[str, ColumnType], column: st
     if column in types or not column:
         return str(types.get(column, ""))
     text = next(computed.expression for computed in aggregation.compute if computed.as_ == column)
-    names = {name for part in _tree(text, types).find_all(exp.Column) for name in (part.name, _qualified(part))}
-    return {"expression": text, "reads": {name: str(types[name]) for name in sorted(names & types.keys())}}
+    return {"expression": text, "reads": _read_types(text, types)}
+
+
+def _origins_of_parts(aggregation: Aggregation, types: Mapping[str, ColumnType]) -> dict[str, Origin]:
+    """What aggregates of two columns, or with a condition, are computed of: all parts together, by the arguments in the
+    names of their columns."""
+    expressions = {computed.as_: computed.expression for computed in aggregation.compute}
+    origins: dict[str, Origin] = {}
+    for aggregate in aggregation.aggregates:
+        if len(aggregate.columns) < 2 and aggregate.where is None:
+            continue
+        parts = [expressions.get(name, _reference_text(name, types)) for name in aggregate.columns]
+        text = f"({', '.join([*parts, *([aggregate.where] if aggregate.where is not None else [])])})"
+        # The state names the columns of an only input without the input.
+        plain = [bare if (bare := name.partition(".")[2]) in types else name for name in aggregate.columns]
+        for columns in (aggregate.columns, plain):
+            key = arguments_text(columns, aggregate.condition(types))
+            origins.setdefault(key, {"expression": text, "reads": _read_types(text, types)})
+    return origins
+
+
+def _reference_text(name: str, types: Mapping[str, ColumnType]) -> str:
+    """A column as an expression names it."""
+    relation, _, column = name.partition(".")
+    if column in types or not column:
+        return exp.column(column or relation, quoted=True).sql()
+    return exp.column(column, table=relation, quoted=True).sql()
+
+
+def _read_types(expression: str, types: Mapping[str, ColumnType]) -> dict[str, str]:
+    columns = _tree(expression, types).find_all(exp.Column)
+    names = {name for column in columns for name in (column.name, _qualified(column))}
+    return {name: str(types[name]) for name in sorted(names & types.keys())}
 
 
 def _qualified(column: exp.Column) -> str:
