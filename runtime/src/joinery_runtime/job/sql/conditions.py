@@ -207,7 +207,7 @@ def _reject_filter(predicate: Predicate, links: Sequence[Link], report: Report) 
     else:
         side = listed(sorted(predicate.inputs)) if predicate.inputs else "one side"
         facts = f"the {kind} JOIN emits every row of {side}, a job cannot leave some out"
-    todo = "write it into ON, where it decides what matches, make the JOIN an inner one, or filter the job's output"
+    todo = "write it into ON, where it decides what matches, make the JOIN an inner one, or write `joins` with `filter`"
     report.add(predicate.at, f"{facts}; {todo}")
 
 
