@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from joinery_runtime.core.compile import compile_job
 from joinery_runtime.job import SessionWindow, explain, load_job
 
 FOLDER = Path(__file__).parents[2] / "examples"
@@ -39,6 +40,8 @@ def test_an_example_in_sql_is_the_job_of_the_example_that_it_names(path):
     assert job.inputs == same.inputs
     if isinstance(job, SessionWindow):
         assert job.sessions.model_copy(update={"select": None}) == same.sessions
+    elif job.aggregation is not None:
+        assert compile_job(job) == compile_job(same)
     else:
         assert (job.joins, job.select) == (same.joins, same.select)
     assert job.output_columns == same.output_columns

@@ -91,7 +91,12 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     (aggregate(window={"session": {"gap": "1h", "maxDuration": "1h"}}), {}, "window.session.maxDuration", "rule S2"),
     (aggregate(window={"of": "order", "session": SESSION}), {}, "window.of", "'order' is not an input (did you mean"),
     (aggregate(lateData="dlq"), {"deadLetter": {"file": {"path": "d"}}}, "lateData", "are no records"),
-    (aggregate(compute=[{"expression": "1", "as": "orders.one"}]), {}, "compute[0].as", "reads like a column of input"),
+    (
+        aggregate(compute=[{"expression": "1", "as": "orders.id"}]),
+        {},
+        "compute[0].as",
+        "has a column 'orders.id'",
+    ),
 ]
 
 

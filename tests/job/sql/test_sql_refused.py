@@ -68,7 +68,6 @@ REFUSED = [
     ),
     (f"{GOOD} AND o.amount IN (SELECT 1)", None, "a sub-query is not supported", "into the WHERE of the job"),
     (f"SELECT (SELECT 1) AS x {FROM} {KEY} AND {HOUR}", None, "a sub-query is not supported", "columns of the inputs"),
-    (f"{GOOD} GROUP BY o.order_id", (1, BEHIND), "`GROUP BY`: is not supported", "leave it out"),
     (f"{GOOD} ORDER BY o.order_id", (1, BEHIND), "`ORDER BY`: is not supported", "leave it out"),
     (f"{GOOD} LIMIT 5", (1, BEHIND), "`LIMIT`: is not supported", "leave it out"),
     (GOOD.replace("SELECT", "SELECT DISTINCT"), (1, 8), "`DISTINCT`: is not supported", "leave it out"),

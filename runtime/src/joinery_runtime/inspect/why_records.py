@@ -15,7 +15,7 @@ from joinery_runtime.connectors.history import HistoryDecoder
 from joinery_runtime.connectors.source import Range
 from joinery_runtime.core.pipeline.lateness import FutureCheck
 from joinery_runtime.core.pipeline.prepare import too_far_ahead
-from joinery_runtime.core.pipeline.sides import Intake
+from joinery_runtime.core.pipeline.sides import Intake, SideSpec
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.engine.plan import EpochPlan, partition_id
 from joinery_runtime.engine.worker import InputAccess
@@ -216,6 +216,14 @@ def keys_by_input(pipeline: Pipeline, keys: Collection[StepKey], inputs: Collect
                 owner, _, column = name.partition(".") if side.intake.chained else (side.time, "", name)
                 by_input.setdefault(owner, {})[column] = value
             for owner, columns in by_input.items():
-                if owner in inputs:
-                    keys_of_inputs.setdefault(owner, []).append(columns)
+                read = {column: value for column, value in columns.items() if _is_read(pipeline, owner, column, side)}
+                if owner in inputs and read:
+                    keys_of_inputs.setdefault(owner, []).append(read)
     return keys_of_inputs
+
+
+def _is_read(pipeline: Pipeline, owner: str, column: str, side: SideSpec) -> bool:
+    """Whether a key column is one of the input, or one that is computed of its records. What is computed of joined rows
+    is neither, whatever its name."""
+    known = {spec.name for spec in pipeline.inputs}
+    return not side.intake.chained or (owner in known and column in pipeline.intake(owner).schema.names)

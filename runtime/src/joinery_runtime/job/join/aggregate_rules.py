@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 from joinery_runtime.job.join.steps import STEP_KINDS
 from joinery_runtime.job.kinds.aggregate.model import WINDOW_KINDS, AggregateWindow
@@ -141,15 +140,4 @@ def _select(draft: JobDraft) -> Iterator[Finding]:
         yield ("spec", "prefixes"), "groups and aggregates name the columns; drop `prefixes`"
 
 
-def _computed_names(draft: JobDraft) -> Iterator[Finding]:
-    """Reject names that could be mistaken for columns of an input."""
-    for i, computed in enumerate(items(draft.data, *_AT, "compute")):
-        name: Any = dig(computed, "as")
-        prefix = name.partition(".")[0] if isinstance(name, str) and "." in name else None
-        if prefix in draft.by_name:
-            yield (*_AT, "compute", i, "as"), f"{name!r} reads like a column of input {prefix!r}; choose another name"
-
-
-_RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
-    *(_window, _time, _kinds_of_steps, _late, _select, _computed_names),
-)
+_RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (*(_window, _time, _kinds_of_steps, _late, _select),)

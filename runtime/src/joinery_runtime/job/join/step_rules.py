@@ -28,7 +28,7 @@ _PARTITIONED_BY = ("string", "binary", "int32", "int64")
 
 def _number_of_steps(draft: JobDraft) -> Iterator[Finding]:
     spec = dig(draft.data, "spec")
-    if draft.steps or dig(spec, "sql") is not None:
+    if draft.steps or (dig(spec, "sql") is not None and dig(spec, "aggregate") is None):
         return
     if dig(spec, "aggregate") is None:
         yield ("spec", "joins"), "there is no join step; write one that names `right`, `keys` and `interval`"

@@ -37,7 +37,7 @@ from joinery_runtime.job.sql import SqlInput, Translation, check_shape, table_of
 
 _RULES = (*input_rules.RULES, *step_rules.RULES, *output_rules.RULES)
 _SQL: Loc = ("spec", "sql")
-_FROM_SQL = ("joins", "select")
+_FROM_SQL = ("joins", "select", "aggregate")
 
 
 def _example(name: str) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class StreamJoinSpec(JobSpec):
         default=None,
         examples=["SELECT a.k, b.v FROM a JOIN b ON a.k = b.k AND b.ts BETWEEN a.ts AND a.ts + INTERVAL '1' DAY"],
     )
-    """A SELECT with a join, instead of `joins` and `select`."""
+    """A SELECT with a join or GROUP BY, instead of `joins`, `select` and `aggregate`."""
 
 
 class StoredNames(NamedTuple):
@@ -138,8 +138,11 @@ class StreamJoin(Job):
 
     @property
     def aggregation(self) -> Aggregation | None:
-        """`spec.aggregate`."""
-        return self.spec.aggregate
+        """`spec.aggregate`, or what `spec.sql` says in its place."""
+        sql = self._from_sql
+        if sql is None:
+            return self.spec.aggregate
+        return None if sql.aggregate is None else Aggregation.model_validate(sql.aggregate, context=PLAIN_NUMBERS)
 
     @property
     def joined(self) -> tuple[str, ...]:
@@ -453,13 +456,15 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
             yield _SQL, f"{name} and sql are both named; keep one"
     draft = read_draft(data)
     tables = [table for source in draft.inputs if (table := table_of(source)) is not None]
-    tables_known = draft.all_named and len(tables) == len(draft.inputs)
+    tables_known = 0 < len(tables) == len(draft.by_name) == len(draft.inputs)
     translation = translate(sql, tuple(tables)) if tables_known else None
     problems = translation.problems if translation is not None else check_shape(sql)
     yield from ((_SQL, problem) for problem in problems)
     rest = {name: value for name, value in spec.items() if name not in _FROM_SQL}
     if translation is not None and not problems:
-        translated_fields: dict[str, list[Any]] = {"joins": list(translation.steps), "select": translation.select}
+        translated_fields: dict[str, Any] = {"joins": list(translation.steps), "select": translation.select}
+        if translation.aggregate is not None:
+            translated_fields["aggregate"] = translation.aggregate
     else:
         translated_fields = {"select": [None]}  # an unknown column, which silences the rules on outputs
     for at, message in _broken({**data, "spec": {**rest, **translated_fields}}):

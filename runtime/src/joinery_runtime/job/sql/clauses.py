@@ -195,6 +195,10 @@ TYPE, LOWER, UPPER, RETENTION = "join.type", "join.lower_bound", "join.upper_bou
 LATENESS, LATE_DATA, BROADCAST = "join.allowed_lateness", "join.late_data", "join.broadcast"
 HISTORY, GRACE = "join.history_retention", "join.grace"
 
+MAX_DURATION, AGGREGATE_LATENESS = "aggregate.max_duration", "aggregate.allowed_lateness"
+AGGREGATE_LATE_DATA, RETRACTIONS = "aggregate.late_data", "aggregate.emit_retractions"
+_OF_AGGREGATE = (MAX_DURATION, AGGREGATE_LATENESS, AGGREGATE_LATE_DATA, RETRACTIONS)
+
 _MAY_BE_NEGATIVE = {LOWER, UPPER}
 _INTERVAL = (TYPE, LOWER, UPPER, RETENTION, LATENESS, LATE_DATA, BROADCAST)
 _WINDOW = (TYPE, LATENESS, LATE_DATA)
@@ -202,7 +206,7 @@ _OF_KIND: Mapping[JoinKind, tuple[str, ...]] = {
     "interval": _INTERVAL, "asof": (TYPE, HISTORY, GRACE),
     "tumbling": _WINDOW, "hopping": _WINDOW, "session": _WINDOW,
 }  # fmt: skip
-_KNOWN = tuple(dict.fromkeys(name for names in _OF_KIND.values() for name in names))
+_KNOWN = (*dict.fromkeys(name for names in _OF_KIND.values() for name in names), *_OF_AGGREGATE)
 _CLAUSES: Mapping[str, tuple[JoinKind, str]] = {
     "interval": ("interval", "leave the window or FOR SYSTEM_TIME out"),
     "tumbling": ("tumbling", "write WINDOW TUMBLING(INTERVAL '1' HOUR)"),
@@ -221,17 +225,20 @@ class Options:
 
     ms: dict[str, int] = field(default_factory=dict)
     late_data: str = "drop"
+    aggregate_late_data: str = "drop"
+    retractions: bool = False
     broadcast: tuple[str, ...] = ()
     at: dict[str, TextPosition] = field(default_factory=dict)
     broken: bool = False
 
 
-def read_options(tokens: Sequence[Token], kinds: Sequence[JoinKind], report: Report) -> Options:
-    """Read the options. `kinds` are those of the joins in the SQL, which 'join.type' must not contradict."""
+def read_options(tokens: Sequence[Token], kinds: Sequence[JoinKind], report: Report, *, grouped: bool) -> Options:
+    """Read the options. `kinds` are those of the joins in the SQL, which 'join.type' must not contradict. `grouped`:
+    there is a GROUP BY."""
     before = len(report.problems)
     options = Options()
     for name, value in _pairs(tokens, report):
-        problem = _name_problem(name.text, kinds, options)
+        problem = _name_problem(name.text, kinds, options, grouped=grouped)
         if problem:
             report.add(token_position(name), problem)
             continue
@@ -246,11 +253,14 @@ def read_options(tokens: Sequence[Token], kinds: Sequence[JoinKind], report: Rep
     return options
 
 
-def _name_problem(name: str, kinds: Sequence[JoinKind], options: Options) -> str:
+def _name_problem(name: str, kinds: Sequence[JoinKind], options: Options, *, grouped: bool) -> str:
     if name not in _KNOWN:
         return f"is not an option{suggestion(name, _KNOWN)}; options are {listed(_KNOWN)}"
     usable = tuple(dict.fromkeys(option for kind in kinds for option in _OF_KIND[kind]))
-    if name not in usable:
+    if name in _OF_AGGREGATE:
+        if not grouped:
+            return "is an option of GROUP BY, and there is none; leave it out"
+    elif name not in usable:
         kind_text = "this kind" if len(kinds) == 1 else "these kinds"
         return f"is not an option of {kind_text} of join ({listed(kinds)}); its options are {listed(usable)}"
     return "is given twice; keep one" if name in options.at else ""
@@ -265,10 +275,17 @@ def _take(name: str, text: str, kinds: Sequence[JoinKind], options: Options) -> 
         written_kind, todo = _CLAUSES[text.lower()]
         if (written_kind,) != tuple(kinds):
             raise ValueError(f"the SQL says {listed(kinds)}; {todo}, or leave {TYPE!r} out")
-    elif name == LATE_DATA:
+    elif name in {LATE_DATA, AGGREGATE_LATE_DATA}:
         if text not in {"drop", "reopen", "dlq"}:
             raise ValueError("is drop, reopen or dlq")
-        options.late_data = text
+        if name == LATE_DATA:
+            options.late_data = text
+        else:
+            options.aggregate_late_data = text
+    elif name == RETRACTIONS:
+        if text not in {"true", "false"}:
+            raise ValueError("is true or false")
+        options.retractions = text == "true"
     elif name == BROADCAST:
         options.broadcast = tuple(part.strip() for part in text.split(","))
     else:

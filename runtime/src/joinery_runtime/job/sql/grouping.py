@@ -1,4 +1,4 @@
-"""GROUP BY and aggregates of sessions.
+"""GROUP BY and aggregates of sessions, of one input or of joined rows.
 
 The groups are columns and expressions; the gap is SESSION(<event time>, <INTERVAL>) among them, or the clause WINDOW
 SESSION(...). SQL's aggregates become those of sessions (rule S7).
@@ -13,8 +13,9 @@ from typing import Any
 from sqlglot import exp
 
 from joinery_runtime.job.model.expression_tree import NotALengthError, interval_ms
+from joinery_runtime.job.model.function_calls import wrong_calls
 from joinery_runtime.job.sql.query import Query
-from joinery_runtime.job.sql.report import node_position
+from joinery_runtime.job.sql.report import Report, node_position
 from joinery_runtime.job.sql.scope import Scope, SqlInput
 
 _GAP = "write SESSION({time}, INTERVAL '30' SECOND) into GROUP BY"
@@ -38,9 +39,11 @@ class GroupExpression:
 
 @dataclass(slots=True)
 class SessionGrouping:
-    """The groups and the gap. `gap` is in milliseconds; None if the report says what is wrong."""
+    """The groups and the gap. `gap` is in milliseconds; None if the report says what is wrong. `of` is the input whose
+    event time SESSION names (None: it names none)."""
 
     gap: int | None = None
+    of: str | None = None
     by_text: dict[str, GroupExpression] = field(default_factory=dict)
 
 
@@ -58,14 +61,36 @@ def read_groups(query: Query, table: SqlInput, scope: Scope) -> SessionGrouping:
     return grouping
 
 
+def reject_wrong_calls(query: Query, report: Report) -> None:
+    """Report calls inside expressions that no scalar function accepts. Groups and columns that are calls themselves may
+    be of SESSION or an aggregate."""
+    roots = [*(item.unalias().unnest() for item in query.items), *query.groups]
+    aggregates = [root.this if isinstance(root, exp.Filter) else root for root in roots]
+    problems = [
+        (node, problem)
+        for root, aggregate in zip(roots, aggregates, strict=True)
+        for node, problem in wrong_calls(root)
+        if node is not aggregate
+    ]
+    for node, problem in [*problems, *(wrong_calls(query.where) if query.where is not None else ())]:
+        report.add(node_position(node), problem)
+
+
 def column_name(value: exp.Expr, scope: Scope) -> str | None:
-    """Return the input's column that this means; None for another expression, or a wrong name, which is reported."""
+    """Return the input's column that this means, as the job writes it; None for another expression, or a wrong name,
+    which is reported."""
     resolved = scope.resolve(value) if isinstance(value, exp.Column) and not isinstance(value.this, exp.Star) else None
-    return resolved[1] if resolved is not None else None
+    if resolved is None:
+        return None
+    relation, name = resolved
+    return f"{relation.table.name}.{name}" if scope.qualified else name
 
 
-def unqualified(value: exp.Expr) -> str:
-    """Write the expression with unqualified columns: the name of a computed column that has no other name."""
+def computed_name(value: exp.Expr, scope: Scope) -> str:
+    """Write the expression as the name of a computed column that has no other name: with columns as the job has
+    them."""
+    if scope.qualified:
+        return value.sql(comments=False)
     plain = value.copy()
     for column in plain.find_all(exp.Column):
         column.set("table", None)
@@ -87,7 +112,7 @@ def _read_group(
     scope: Scope,
 ) -> None:
     at, value = node_position(node), node.unnest()
-    if isinstance(value, exp.Column) and not value.table and value.name not in table.columns:
+    if isinstance(value, exp.Column) and not value.table and not scope.has_column(value.name):
         value = aliases.get(value.name, value).unnest()  # an alias of the select list
     value = value.copy()
     problem = _problem(value, table)
@@ -100,7 +125,7 @@ def _read_group(
     text = value.sql(comments=False)
     if text in grouping.by_text:
         scope.report.add(at, "is grouped by twice; keep one")
-    grouping.by_text.setdefault(text, GroupExpression(text, column, column or unqualified(value)))
+    grouping.by_text.setdefault(text, GroupExpression(text, column, column or computed_name(value, scope)))
 
 
 def _problem(value: exp.Expr, table: SqlInput) -> str:
@@ -122,7 +147,7 @@ def _read_gap(
     grouping: SessionGrouping,
     scope: Scope,
 ) -> None:
-    window = query.window
+    window = None if query.joined else query.window  # WINDOW behind a JOIN says what the join matches
     todo = _GAP.format(time=table.event_time)
     for node in sessions[0 if window is not None else 1 :]:
         scope.report.add(node_position(node), "the gap is said twice; keep one SESSION")
@@ -131,12 +156,12 @@ def _read_gap(
             scope.report.add(window.at, "a session has no width; write WINDOW SESSION(INTERVAL '30' SECOND)")
         grouping.gap = window.lengths.get("GAP")
     elif sessions:
-        grouping.gap = _gap_of_function_name(sessions[0], table, scope)
+        grouping.gap = _gap_of_function_name(sessions[0], table, grouping, scope)
     elif query.groups:
         scope.report.add(query.group_at, f"nothing says which rows are of one session (rule S1); {todo}")
 
 
-def _gap_of_function_name(node: exp.Expr, table: SqlInput, scope: Scope) -> int | None:
+def _gap_of_function_name(node: exp.Expr, table: SqlInput, grouping: SessionGrouping, scope: Scope) -> int | None:
     at, arguments, todo = node_position(node), node.expressions, _GAP.format(time=table.event_time)
     if len(arguments) != 2 or not isinstance(arguments[1], exp.Interval):
         scope.report.add(at, f"takes the event time and an INTERVAL; {todo}")
@@ -144,10 +169,13 @@ def _gap_of_function_name(node: exp.Expr, table: SqlInput, scope: Scope) -> int 
     if not isinstance(arguments[0], exp.Column):
         scope.report.add(at, f"gaps are between event times, this is an expression; {todo}")
         return None
-    column = column_name(arguments[0], scope)
-    if column is not None and column != table.event_time:
-        facts = f"gaps are between event times, and the eventTime of {table.name!r} is {table.event_time}"
-        scope.report.add(node_position(arguments[0]), f"{facts}; {todo}")
+    resolved = scope.resolve(arguments[0])
+    if resolved is not None:
+        owner, name = resolved[0].table, resolved[1]
+        grouping.of = owner.name
+        if name != owner.event_time:
+            facts = f"gaps are between event times, and the eventTime of {owner.name!r} is {owner.event_time}"
+            scope.report.add(node_position(arguments[0]), f"{facts}; {_GAP.format(time=owner.event_time)}")
     try:
         ms = interval_ms(arguments[1])
     except NotALengthError as error:

@@ -38,19 +38,22 @@ from joinery_runtime.job.sql.query import Query, read_query
 from joinery_runtime.job.sql.report import JOINS, Report, problems_of
 from joinery_runtime.job.sql.scope import Relation, Scope, SqlInput
 from joinery_runtime.job.sql.select_list import read_columns
+from joinery_runtime.job.sql.sessions import inputs_aggregated, read_aggregate
 
 Step = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """A translation. `steps` are the entries of `spec.joins`, `select` is `spec.select`, both as in YAML; `filters` are
-    `where` of inputs, by name. With `problems` they must not be used."""
+    """A translation. `steps` are the entries of `spec.joins`, `select` is `spec.select`, `aggregate` is
+    `spec.aggregate` (None: there is no GROUP BY), all as in YAML; `filters` are `where` of inputs, by name. With
+    `problems` they must not be used."""
 
     steps: tuple[Step, ...]
     select: list[dict[str, str]]
     problems: tuple[str, ...] = ()
     filters: Mapping[str, str] = field(default_factory=dict)
+    aggregate: Mapping[str, Any] | None = None
 
 
 def check_shape(sql: str) -> tuple[str, ...]:
@@ -76,9 +79,15 @@ def _translate(sql: str, tables: Sequence[SqlInput]) -> Translation:
     scope = Scope(query.sources, tables, report)
     inputs = [table.name for table in tables]
     prefixes = dict(zip(inputs, side_prefixes(inputs), strict=True))
-    select = read_columns(query.items, scope, prefixes, windowed=query.window is not None)
-    links, filters = _link_query(query, scope, tables, _inputs_read(select))
-    return Translation(_translate_links(links, query, options, scope), select, report.problems, filters)
+    aggregate = None
+    if query.grouped:
+        aggregate, select = read_aggregate(query, scope, options)
+    else:
+        select = read_columns(query.items, scope, prefixes, windowed=query.window is not None)
+    selected = _inputs_read(select) if aggregate is None else inputs_aggregated(aggregate)
+    links, filters = _link_query(query, scope, tables, selected)
+    steps = _translate_links(links, query, options, scope)
+    return Translation(steps, select, report.problems, filters, aggregate)
 
 
 def _read_query_and_options(sql: str, report: Report) -> tuple[Query, Options] | None:
@@ -86,14 +95,14 @@ def _read_query_and_options(sql: str, report: Report) -> tuple[Query, Options] |
     if query is None:
         return None
     _check_parts(query, report)
-    return query, read_options(query.options, query.kinds, report)
+    return query, read_options(query.options, query.kinds, report, grouped=query.grouped)
 
 
 def _check_parts(query: Query, report: Report) -> None:
     if not query.items:
         report.add(query.start, "selects nothing; write the columns to emit, or *")
     has_rejected_test = query.where is not None and query.where.find(exp.Query) is not None
-    if query.first is None or not (query.joined or has_rejected_test):
+    if query.first is None or not (query.joined or query.grouped or has_rejected_test):
         at = query.first.at if query.first is not None else query.start
         report.add(at, "nothing is joined; write FROM <input> JOIN <input> ON <conditions>")
     for join in query.joined:
@@ -121,6 +130,10 @@ def _link_query(
     names are checked. `selected` are the inputs that the select list reads."""
     on = [read_predicates(joined.on, scope, joined.source if joined.source.hidden else None) for joined in query.joined]
     where = read_predicates(query.where, scope)
+    if query.first is not None and query.grouped and not query.joined and scope.relations:
+        (relation,) = scope.relations.values()
+        parts = [predicate.node for predicate in where.good]
+        return [], {relation.table.name: exp.and_(*parts, copy=False).sql(comments=False)} if parts else {}
     if query.first is None or not scope.is_complete:
         return [], {}
     used = {relation.table.name for relation in scope.relations.values()}

@@ -84,9 +84,10 @@ JOINS = Form(
     example="write SELECT <columns> FROM <input> JOIN <input> ON <conditions>",
     before="the join",
     final="pairs are emitted as they are found",
-    parts=frozenset({"expressions", "from_", "joins", "where"}),
+    parts=frozenset({"expressions", "from_", "joins", "where", "group"}),
     rest="a job emits every pair as it is found; leave it out",
     tests_existence=True,
+    rejected={"having": "a job emits every group; filter an output with outputs[].when"},
 )
 _NO_SORT = "sessions are emitted as they end, in no order and without a last one; leave it out"
 SESSIONS = Form(

@@ -32,10 +32,13 @@ class Relation:
 
 
 class Scope:
-    """The relations of one SELECT by their aliases. The alias of a rejected source counts as already reported."""
+    """The relations of one SELECT by their aliases. The alias of a rejected source counts as already reported.
+    `qualified`: the job writes a column as `<input>.<column>`."""
 
-    def __init__(self, sources: Sequence[Source], tables: Sequence[SqlInput], report: Report) -> None:
-        self.report = report
+    def __init__(
+        self, sources: Sequence[Source], tables: Sequence[SqlInput], report: Report, *, qualified: bool = True
+    ) -> None:
+        self.report, self.qualified = report, qualified
         self.relations: dict[str, Relation] = {}
         self._rejected_aliases: set[str] = set()
         self._sources = len(sources)

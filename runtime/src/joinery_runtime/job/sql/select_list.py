@@ -17,9 +17,9 @@ from joinery_runtime.job.sql.grouping import (
     BadAggregateError,
     SessionGrouping,
     column_name,
+    computed_name,
     is_aggregate,
     read_call,
-    unqualified,
 )
 from joinery_runtime.job.sql.report import TextPosition, node_position
 from joinery_runtime.job.sql.scope import Scope
@@ -200,7 +200,7 @@ def _read_group_item(
         scope.report.add(at, "this group is selected twice; keep one")
     elif group is not None:
         group.selected = True
-        if renamed and not scope.has_column(renamed):
+        if renamed and not scope.has_column(renamed) and not (scope.qualified and group.column is not None):
             group.name = renamed
         chosen.add(group.name, renamed)
 
@@ -241,6 +241,6 @@ def _argument_column(argument: exp.Expr, chosen: Chosen, scope: Scope) -> str | 
     qualified = argument.copy()
     if qualified.find(exp.Query) is not None or not scope.qualify(qualified):
         return None
-    name = unqualified(qualified)
+    name = computed_name(qualified, scope)
     chosen.computed[name] = qualified.sql(comments=False)
     return name

@@ -1,16 +1,18 @@
-"""Translates an SQL text, with the input of its job, to the fields of a SessionWindow."""
+"""Translates an SQL text, with the input of its job, to the fields of a SessionWindow, and the GROUP BY of a StreamJoin
+to `spec.aggregate`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 from sqlglot import exp
 
-from joinery_runtime.job.model.expression_tree import TOO_DEEP
-from joinery_runtime.job.model.function_calls import wrong_calls
-from joinery_runtime.job.sql.grouping import read_groups
+from joinery_runtime.job.model.expression_tree import TOO_DEEP, parse_tree
+from joinery_runtime.job.sql.clauses import AGGREGATE_LATENESS, MAX_DURATION, Options
+from joinery_runtime.job.sql.grouping import read_groups, reject_wrong_calls
 from joinery_runtime.job.sql.query import Query, read_query
 from joinery_runtime.job.sql.report import SESSIONS, Report, node_position, problems_of, token_position
 from joinery_runtime.job.sql.scope import Scope, SqlInput
@@ -67,8 +69,8 @@ def _translate(sql: str, table: SqlInput) -> SessionTranslation:
     query = _read_sessions(sql, report)
     if query is None or query.first is None:
         return SessionTranslation(problems=report.problems)
-    scope = Scope((query.first,), (table,), report)
-    _reject_wrong_calls(query, report)
+    scope = Scope((query.first,), (table,), report, qualified=False)
+    reject_wrong_calls(query, report)
     groups = read_groups(query, table, scope)
     chosen = read_session_columns(query.items, groups, scope)
     where = _where_text(query, scope)
@@ -97,16 +99,45 @@ def _where_text(query: Query, scope: Scope) -> str | None:
     return condition.sql(comments=False) if scope.qualify(condition) else None
 
 
-def _reject_wrong_calls(query: Query, report: Report) -> None:
-    """Report calls inside expressions that no scalar function accepts. Groups and columns that are calls themselves may
-    be of SESSION or an aggregate."""
-    roots = [*(item.unalias().unnest() for item in query.items), *query.groups]
-    aggregates = [root.this if isinstance(root, exp.Filter) else root for root in roots]
-    problems = [
-        (node, problem)
-        for root, aggregate in zip(roots, aggregates, strict=True)
-        for node, problem in wrong_calls(root)
-        if node is not aggregate
-    ]
-    for node, problem in [*problems, *(wrong_calls(query.where) if query.where is not None else ())]:
-        report.add(node_position(node), problem)
+# --- behind joins -----------------------------------------------------------------------------------------------------
+
+
+def read_aggregate(
+    query: Query, scope: Scope, options: Options
+) -> tuple[Mapping[str, Any] | None, list[dict[str, str]]]:
+    """Return `spec.aggregate` and `spec.select`; no aggregate if no input is known."""
+    reject_wrong_calls(query, scope.report)
+    if not scope.relations:
+        return None, []
+    groups = read_groups(query, next(iter(scope.relations.values())).table, scope)
+    chosen = read_session_columns(query.items, groups, scope)
+    named = list(groups.by_text.values())
+    computed = {group.name: group.text for group in named if group.name != group.column} | chosen.computed
+    if MAX_DURATION not in options.ms and not options.broken:
+        facts = "the SQL does not say how long a session may be (rule S2)"
+        scope.report.add(query.group_at, f"{facts}; write WITH ('{MAX_DURATION}' = '12h')")
+    lateness = options.ms.get(AGGREGATE_LATENESS, 0)
+    window = {
+        **({"of": groups.of} if groups.of is not None else {}),
+        "session": {"gap": groups.gap, "maxDuration": options.ms.get(MAX_DURATION)},
+    }
+    aggregate = {
+        "groupBy": [group.name for group in named],
+        "window": window,
+        **({"compute": [{"expression": text, "as": name} for name, text in computed.items()]} if computed else {}),
+        "aggregates": chosen.aggregates,
+        **({"lateData": options.aggregate_late_data} if options.aggregate_late_data != "drop" else {}),
+        **({"allowedLateness": lateness} if lateness else {}),
+        **({"emitRetractions": True} if options.retractions else {}),
+    }
+    return aggregate, chosen.select
+
+
+def inputs_aggregated(aggregate: Mapping[str, Any]) -> set[str]:
+    """Return the inputs that an aggregate reads."""
+    computed = {item["as"]: item["expression"] for item in aggregate.get("compute", ())}
+    named = [*aggregate["groupBy"], *(item["column"] for item in aggregate["aggregates"] if "column" in item)]
+    texts = [parse_tree(computed[name]) for name in named if name in computed]
+    plain = {name.partition(".")[0] for name in named if name not in computed}
+    times = {aggregate["window"]["of"]} if "of" in aggregate["window"] else set()
+    return plain | times | {column.table for text in texts for column in text.find_all(exp.Column)}

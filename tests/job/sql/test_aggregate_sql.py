@@ -1,0 +1,152 @@
+"""GROUP BY in the SQL of a StreamJoin: the same pipeline as the fields, and what is rejected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from job.chains import ITEMS, ORDERS, PAYMENTS, document, load, said_of, step
+from joinery_runtime.core.compile import compile_job
+from joinery_runtime.job import StreamJoin, definition
+
+JOIN = "FROM orders o JOIN payments p ON o.id = p.order_id AND p.ts BETWEEN o.ts AND o.ts + INTERVAL '24' HOUR"
+SESSION = "SESSION(p.ts, INTERVAL '30' SECOND)"
+CAP = "WITH ('aggregate.max_duration' = '1h')"
+GAP_AND_CAP = {"gap": "30s", "maxDuration": "1h"}
+FIELDS = {
+    "groupBy": ["orders.currency"],
+    "window": {"of": "payments", "session": GAP_AND_CAP},
+    "aggregates": [{"function": "count", "as": "n"}],
+}
+OWN = [{"column": "orders.currency"}, {"column": "session_id"}, {"column": "n"}]
+
+
+def in_sql(sql: str, **more: Any) -> dict[str, Any]:
+    resource = document(inputs=[ORDERS, PAYMENTS], sql=sql, **more)
+    del resource["spec"]["joins"]
+    return resource
+
+
+def job_in_sql(sql: str, inputs: Any = (ORDERS, PAYMENTS)) -> StreamJoin:
+    return load(inputs=list(inputs), sql=sql)
+
+
+SAME: list[tuple[str, dict[str, Any]]] = [
+    (f"SELECT o.currency, session_id, COUNT(*) AS n {JOIN} GROUP BY o.currency, {SESSION} {CAP}", {}),
+    (f"SELECT currency, session_id, COUNT(*) AS n {JOIN} GROUP BY currency, {SESSION} {CAP} EMIT CHANGES", {}),
+    (
+        f"SELECT o.currency AS money, session_id, COUNT(*) AS n {JOIN} GROUP BY o.currency, {SESSION} {CAP}",
+        {"select": [{"column": "orders.currency", "as": "money"}, *OWN[1:]]},
+    ),
+    (
+        f"SELECT LOWER(p.method) AS how, SUM(o.amount * 2) AS twice {JOIN} GROUP BY LOWER(p.method), {SESSION} {CAP}",
+        {
+            "groupBy": ["how"],
+            "compute": [
+                {"expression": "LOWER(payments.method)", "as": "how"},
+                {"expression": "orders.amount * 2", "as": "orders.amount * 2"},
+            ],
+            "aggregates": [{"function": "sum", "column": "orders.amount * 2", "as": "twice"}],
+            "select": [{"column": "how"}, {"column": "twice"}],
+        },
+    ),
+    (
+        f"SELECT o.currency, session_id, COUNT(*) AS n {JOIN} WHERE p.method = 'card' GROUP BY o.currency, {SESSION} "
+        "WITH ('aggregate.max_duration' = '1h', 'aggregate.late_data' = 'reopen', 'join.late_data' = 'reopen', "
+        "'aggregate.allowed_lateness' = '1m', 'aggregate.emit_retractions' = 'true')",
+        {
+            "joins": {"where": "payments.method = 'card'", "lateData": "reopen"},
+            "lateData": "reopen",
+            "allowedLateness": "1m",
+            "emitRetractions": True,
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("sql", "fields"), SAME)
+def test_the_pipeline_is_that_of_the_fields(sql: str, fields: dict[str, Any]) -> None:
+    select, of_join = fields.get("select", OWN), fields.get("joins", {})
+    own = {name: value for name, value in fields.items() if name not in {"select", "joins"}}
+    written = load(step(**of_join), aggregate=FIELDS | own, select=select)
+    job = job_in_sql(sql)
+    assert compile_job(job) == compile_job(written)
+    assert definition(job)["aggregate"] == definition(written)["aggregate"]
+    assert job.output_columns == written.output_columns
+
+
+def test_one_input_needs_no_join() -> None:
+    sql = (
+        "SELECT currency, session_id, COUNT(*) AS n FROM orders WHERE amount > 1 "
+        f"GROUP BY currency, SESSION(ts, INTERVAL '30' SECOND) {CAP}"
+    )
+    fields = FIELDS | {"window": {"session": GAP_AND_CAP}}
+    written = load(inputs=[{**ORDERS, "where": "orders.amount > 1"}], aggregate=fields, select=OWN)
+    assert compile_job(job_in_sql(sql, [ORDERS])) == compile_job(written)
+
+
+def grouped(select: str, by: str, join: str = JOIN, end: str = CAP) -> str:
+    return f"SELECT {select} {join} GROUP BY {by} {end}"
+
+
+REJECTED: list[tuple[str, str]] = [
+    (
+        grouped("o.currency, COUNT(*) AS n", f"o.currency, {SESSION}", end=""),
+        "write WITH ('aggregate.max_duration' = '12h')",
+    ),
+    (grouped("o.currency, COUNT(*) AS n", "o.currency"), "nothing says which rows are of one session"),
+    (grouped("o.id, COUNT(*) AS n", f"o.currency, {SESSION}"), "is not in GROUP BY"),
+    (grouped("o.currency, COUNT(*)", f"o.currency, {SESSION}"), "write <aggregate> AS <name>"),
+    (grouped("COUNT(*) AS n", SESSION), "there is no group column"),
+    (
+        grouped("o.currency, COUNT(*) AS n", "o.currency, SESSION(o.amount, INTERVAL '1' HOUR)"),
+        "the eventTime of 'orders' is ts",
+    ),
+    (grouped("o.currency, SUM(o.id) AS n", f"o.currency, {SESSION}"), "sum takes numbers"),
+    (
+        grouped("o.currency, COUNT(*) AS n", f"o.currency, {SESSION} HAVING COUNT(*) > 1"),
+        "filter an output with outputs[].when",
+    ),
+    (f"SELECT o.id, p.method {JOIN} {CAP}", "is an option of GROUP BY, and there is none"),
+    (
+        grouped("o.currency, COUNT(*) AS n", f"o.currency, {SESSION}", JOIN.replace("JOIN", "LEFT JOIN")),
+        "rows of 'payments' may be missing",
+    ),
+    (
+        grouped("o.currency, COUNT(*) AS n", f"o.currency, {SESSION}", end=CAP.replace("1h", "1s")),
+        "not longer than the gap",
+    ),
+]
+
+
+@pytest.mark.parametrize(("sql", "words"), REJECTED)
+def test_what_is_wrong_is_said_at_the_sql(sql: str, words: str) -> None:
+    mistakes = said_of(in_sql(sql))
+    assert set(mistakes) == {"spec.sql"}
+    assert words in mistakes["spec.sql"]
+
+
+def test_the_fields_and_sql_do_not_go_together() -> None:
+    sql = grouped("o.currency, COUNT(*) AS n", f"o.currency, {SESSION}")
+    assert "aggregate and sql are both named" in said_of(in_sql(sql, aggregate=FIELDS))["spec.sql"]
+
+
+def test_an_input_that_the_sql_does_not_name_is_rejected() -> None:
+    sql = f"SELECT currency, COUNT(*) AS n FROM orders GROUP BY currency, SESSION(ts, INTERVAL '30' SECOND) {CAP}"
+    resource = in_sql(sql)
+    resource["spec"]["inputs"] = [ORDERS, ITEMS]
+    assert "no step joins input 'items'" in said_of(resource)["spec.inputs[1]"]
+
+
+@pytest.mark.parametrize(("test", "kind"), [("EXISTS", "semi"), ("NOT EXISTS", "anti")])
+def test_groups_of_rows_that_have_or_lack_a_partner(test: str, kind: str) -> None:
+    exists = (
+        f"{test} (SELECT 1 FROM payments p WHERE p.order_id = o.id AND p.ts BETWEEN o.ts AND o.ts + INTERVAL '24' HOUR)"
+    )
+    sql = (
+        f"SELECT o.currency, session_id, COUNT(*) AS n FROM orders o WHERE {exists} "
+        f"GROUP BY o.currency, SESSION(o.ts, INTERVAL '30' SECOND) {CAP}"
+    )
+    fields = FIELDS | {"window": {"of": "orders", "session": GAP_AND_CAP}}
+    assert compile_job(job_in_sql(sql)) == compile_job(load(step(type=kind), aggregate=fields, select=OWN))
