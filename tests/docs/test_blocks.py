@@ -93,6 +93,10 @@ CLICKS = {
     "name": "clicks",
     "schema": [{"name": name, "type": "string"} for name in ("user_id", "page")] + [TS],
 }
+MEASURED = {
+    **CLICKS,
+    "schema": [*CLICKS["schema"], *({"name": name, "type": "double"} for name in ("price", "latency"))],
+}
 OUTPUT = {"postgres": {"table": "joined"}}
 ELSEWHERE = {"Application", "Kustomization"}  # resources of Argo CD and Flux
 VALUES = yaml.safe_load((ROOT / "charts/joinery/values.yaml").read_text())
@@ -141,6 +145,9 @@ def completed(fragment: Any) -> dict[str, Any]:
         kind, spec = "SessionWindow", {**fragment["spec"], "input": with_event_time(CLICKS), "output": OUTPUT}
     elif fields == {"spec"}:
         return completed(fragment["spec"])
+    elif fields == {"aggregates"}:
+        sessions = {"groupBy": ["user_id"], "gap": "30s", "maxDuration": "2h", "input": with_event_time(MEASURED)}
+        kind, spec = "SessionWindow", {**sessions, **fragment, "output": OUTPUT}
     elif fields == {"limits"}:
         spec["joins"][0] |= fragment
     elif fields <= input_fields:

@@ -86,6 +86,24 @@ def test_one_input_needs_no_join() -> None:
     assert compile_job(job_in_sql(sql, [ORDERS])) == compile_job(written)
 
 
+@pytest.mark.parametrize(
+    ("function", "window"),
+    [
+        ("TUMBLE(o.ts, INTERVAL '1' HOUR)", {"tumbling": {"size": "1h"}}),
+        ("HOP(o.ts, INTERVAL '10' MINUTE, INTERVAL '1' HOUR)", {"hopping": {"size": "1h", "slide": "10m"}}),
+        ("CUMULATE(o.ts, INTERVAL '1' HOUR, INTERVAL '1' DAY)", {"cumulative": {"size": "24h", "step": "1h"}}),
+    ],
+)
+def test_windows_of_one_width_are_those_of_the_fields(function: str, window: dict[str, Any]) -> None:
+    select = [{"column": "orders.currency"}, {"column": "window_start"}, {"column": "n"}]
+    of_join = FIELDS | {"window": {"of": "orders", **window}}
+    sql = f"SELECT o.currency, window_start, COUNT(*) AS n {JOIN} GROUP BY o.currency, {function}"
+    assert compile_job(job_in_sql(sql)) == compile_job(load(step(), aggregate=of_join, select=select))
+    sql = f"SELECT o.currency, window_start, COUNT(*) AS n FROM orders o GROUP BY {function}, o.currency"
+    written = load(inputs=[ORDERS], aggregate=of_join, select=select)
+    assert compile_job(job_in_sql(sql, [ORDERS])) == compile_job(written)
+
+
 def grouped(select: str, by: str, join: str = JOIN, end: str = CAP) -> str:
     return f"SELECT {select} {join} GROUP BY {by} {end}"
 
@@ -96,6 +114,43 @@ REJECTED: list[tuple[str, str]] = [
         "write WITH ('aggregate.max_duration' = '12h')",
     ),
     (grouped("o.currency, COUNT(*) AS n", "o.currency"), "nothing says which rows are of one session"),
+    (grouped("o.currency, COUNT(*) AS n", "o.currency"), "or TUMBLE, HOP or CUMULATE"),
+    (
+        grouped("o.currency, COUNT(*) AS n", "o.currency, TUMBLE(o.ts)", end=""),
+        "takes the event time and an INTERVAL; write TUMBLE(ts, INTERVAL '1' HOUR) into GROUP BY",
+    ),
+    (
+        grouped("o.currency, COUNT(*) AS n", "o.currency, HOP(o.ts, INTERVAL '1' HOUR)", end=""),
+        "takes the event time and 2 INTERVALs",
+    ),
+    (
+        grouped("o.currency, COUNT(*) AS n", "o.currency, CUMULATE(o.ts, INTERVAL '7' HOUR, INTERVAL '1' DAY)", end=""),
+        "step (7h) does not divide size (24h)",
+    ),
+    (
+        grouped("o.currency, COUNT(*) AS n", "o.currency, TUMBLE(o.amount, INTERVAL '1' HOUR)", end=""),
+        "windows are of event times, and the eventTime of 'orders' is ts; write TUMBLE(ts, INTERVAL '1' HOUR)",
+    ),
+    (
+        grouped("o.currency, COUNT(*) AS n", "o.currency, TUMBLE(o.ts, INTERVAL '1' MONTH)", end=""),
+        "INTERVAL '1' MONTH",
+    ),
+    (
+        grouped("o.currency, COUNT(*) AS n", "o.currency, TUMBLING(o.ts, INTERVAL '1' HOUR)", end=""),
+        "this is called TUMBLE here",
+    ),
+    (
+        grouped("o.currency, COUNT(*) AS n", f"o.currency, {SESSION}, TUMBLE(o.ts, INTERVAL '1' HOUR)"),
+        "there are two windows; keep one",
+    ),
+    (
+        grouped("o.currency, COUNT(*) AS n", "o.currency, TUMBLE(o.ts, INTERVAL '1' HOUR)"),
+        "is for sessions, and the windows are tumbling; leave it out",
+    ),
+    (
+        grouped("o.currency, session_id, COUNT(*) AS n", "o.currency, TUMBLE(o.ts, INTERVAL '1' HOUR)", end=""),
+        "session_id",
+    ),
     (grouped("o.id, COUNT(*) AS n", f"o.currency, {SESSION}"), "is not in GROUP BY"),
     (grouped("o.currency, COUNT(*)", f"o.currency, {SESSION}"), "write <aggregate> AS <name>"),
     (grouped("COUNT(*) AS n", SESSION), "there is no group column"),
@@ -125,6 +180,12 @@ def test_what_is_wrong_is_said_at_the_sql(sql: str, words: str) -> None:
     mistakes = said_of(in_sql(sql))
     assert set(mistakes) == {"spec.sql"}
     assert words in mistakes["spec.sql"]
+
+
+def test_a_wrong_window_of_one_input_does_not_ask_for_a_second_input() -> None:
+    resource = in_sql("SELECT currency, COUNT(*) AS n FROM orders GROUP BY currency, TUMBLE(ts)")
+    resource["spec"]["inputs"] = [ORDERS]
+    assert set(said_of(resource)) == {"spec.sql"}
 
 
 def test_the_fields_and_sql_do_not_go_together() -> None:

@@ -467,5 +467,9 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
             translated_fields["aggregate"] = translation.aggregate
     else:
         translated_fields = {"select": [None]}  # an unknown column, which silences the rules on outputs
+    # A wrong aggregate is none of the fields, but its job needs one input only.
+    grouped = problems and translation is not None and translation.aggregate is not None
     for at, message in _broken({**data, "spec": {**rest, **translated_fields}}):
+        if grouped and at == ("spec", "inputs") and len(draft.inputs) == 1:
+            continue
         yield _SQL if at[1:2] and at[1] in _FROM_SQL else at, message

@@ -1,7 +1,7 @@
-"""GROUP BY and aggregates of sessions, of one input or of joined rows.
+"""GROUP BY and aggregates, of one input or of joined rows.
 
-The groups are columns and expressions; the gap is SESSION(<event time>, <INTERVAL>) among them, or the clause WINDOW
-SESSION(...). SQL's aggregates become those of sessions (rule S7).
+The groups are columns and expressions; the window is SESSION(<event time>, <INTERVAL>) among them, or the clause WINDOW
+SESSION(...), and in a StreamJoin also TUMBLE, HOP or CUMULATE. SQL's aggregates become those of sessions (rule S7).
 """
 
 from __future__ import annotations
@@ -18,11 +18,26 @@ from joinery_runtime.job.sql.query import Query
 from joinery_runtime.job.sql.report import Report, node_position
 from joinery_runtime.job.sql.scope import Scope, SqlInput
 
-_GAP = "write SESSION({time}, INTERVAL '30' SECOND) into GROUP BY"
+_WINDOWS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "SESSION": ("session", ("gap",)),
+    "TUMBLE": ("tumbling", ("size",)),
+    "HOP": ("hopping", ("slide", "size")),
+    "CUMULATE": ("cumulative", ("step", "size")),
+}
+"""Functions of GROUP BY, in Flink's order of arguments: the kind of window, and the lengths behind the event time."""
+_FORMS = {
+    "SESSION": "SESSION({time}, INTERVAL '30' SECOND)",
+    "TUMBLE": "TUMBLE({time}, INTERVAL '1' HOUR)",
+    "HOP": "HOP({time}, INTERVAL '10' MINUTE, INTERVAL '1' HOUR)",
+    "CUMULATE": "CUMULATE({time}, INTERVAL '1' HOUR, INTERVAL '1' DAY)",
+}
+_GAP = f"write {_FORMS['SESSION']} into GROUP BY"
+_TWICE = "there are two windows; keep one"
 _OTHERS = {
     **dict.fromkeys(("TUMBLE", "HOP", "CUMULATE", "TUMBLING", "HOPPING"), "a session has no width"),
     "SESSION_WINDOW": "this is called SESSION here",
 }
+_OTHER_NAMES = {"TUMBLING": "TUMBLE", "HOPPING": "HOP", "SESSION_WINDOW": "SESSION"}
 
 
 @dataclass(slots=True)
@@ -38,23 +53,34 @@ class GroupExpression:
 
 
 @dataclass(slots=True)
-class SessionGrouping:
-    """The groups and the gap. `gap` is in milliseconds; None if the report says what is wrong. `of` is the input whose
-    event time SESSION names (None: it names none)."""
+class GroupWindow:
+    """A window of GROUP BY: its `kind`, as `spec.aggregate.window` calls it, and its lengths in milliseconds by their
+    fields there. None, or a missing one: the report says what is wrong. `of` is the input whose event time the function
+    names (None: it names none)."""
 
-    gap: int | None = None
+    kind: str
+    lengths: dict[str, int | None] = field(default_factory=dict)
     of: str | None = None
+
+
+@dataclass(slots=True)
+class Grouping:
+    """The groups and the window (None: there is none, and the report says so)."""
+
+    window: GroupWindow | None = None
     by_text: dict[str, GroupExpression] = field(default_factory=dict)
 
 
-def read_groups(query: Query, table: SqlInput, scope: Scope) -> SessionGrouping:
-    grouping = SessionGrouping()
+def read_groups(query: Query, table: SqlInput, scope: Scope) -> Grouping:
+    """Read GROUP BY. Sessions are the only windows unless columns are `qualified`, as those of a StreamJoin are."""
+    grouping = Grouping()
     aliases = {item.alias: item.this for item in query.items if isinstance(item, exp.Alias)}
-    sessions = [node for node in query.groups if _function_name(node) == "SESSION"]
-    group_nodes = [node for node in query.groups if node not in sessions]
+    functions = _WINDOWS if scope.qualified else ("SESSION",)
+    windows = [node for node in query.groups if _function_name(node) in functions]
+    group_nodes = [node for node in query.groups if node not in windows]
     for node in group_nodes:
         _read_group(node, aliases, table, grouping, scope)
-    _read_gap(sessions, query, table, grouping, scope)
+    grouping.window = _read_window(windows, query, table, scope)
     if not group_nodes and query.groups:
         facts = "there is no group column: one session of the whole stream would not be bounded by key (rule S1)"
         scope.report.add(query.group_at, f"{facts}; name at least one")
@@ -108,14 +134,14 @@ def _read_group(
     node: exp.Expr,
     aliases: Mapping[str, exp.Expr],
     table: SqlInput,
-    grouping: SessionGrouping,
+    grouping: Grouping,
     scope: Scope,
 ) -> None:
     at, value = node_position(node), node.unnest()
     if isinstance(value, exp.Column) and not value.table and not scope.has_column(value.name):
         value = aliases.get(value.name, value).unnest()  # an alias of the select list
     value = value.copy()
-    problem = _problem(value, table)
+    problem = _problem(value, table, scope)
     if problem:
         scope.report.add(at, problem)
         return
@@ -128,63 +154,78 @@ def _read_group(
     grouping.by_text.setdefault(text, GroupExpression(text, column, column or computed_name(value, scope)))
 
 
-def _problem(value: exp.Expr, table: SqlInput) -> str:
+def _problem(value: exp.Expr, table: SqlInput, scope: Scope) -> str:
     if isinstance(value, exp.Literal) and not value.is_string:
         return "the number of a column is not supported; write the column"
     if value.find(exp.AggFunc, exp.Window, exp.Query) is not None:
         return "is computed over many rows, and a group is known of each; leave it out"
-    other = _OTHERS.get(_function_name(value))
-    return f"{other}; {_GAP.format(time=table.event_time)}" if other else ""
+    name = _function_name(value)
+    if scope.qualified:
+        other = _OTHER_NAMES.get(name)
+        return f"this is called {other} here; write {_FORMS[other].format(time=table.event_time)}" if other else ""
+    return f"{_OTHERS[name]}; {_GAP.format(time=table.event_time)}" if name in _OTHERS else ""
 
 
-# --- the gap ------------------------------------------------------------------------------------------------------
+# --- windows ------------------------------------------------------------------------------------------------------
 
 
-def _read_gap(
-    sessions: Sequence[exp.Expr],
-    query: Query,
-    table: SqlInput,
-    grouping: SessionGrouping,
-    scope: Scope,
-) -> None:
-    window = None if query.joined else query.window  # WINDOW behind a JOIN says what the join matches
-    todo = _GAP.format(time=table.event_time)
-    for node in sessions[0 if window is not None else 1 :]:
-        scope.report.add(node_position(node), "the gap is said twice; keep one SESSION")
-    if window is not None:
-        if window.kind != "session":
-            scope.report.add(window.at, "a session has no width; write WINDOW SESSION(INTERVAL '30' SECOND)")
-        grouping.gap = window.lengths.get("GAP")
-    elif sessions:
-        grouping.gap = _gap_of_function_name(sessions[0], table, grouping, scope)
-    elif query.groups:
-        scope.report.add(query.group_at, f"nothing says which rows are of one session (rule S1); {todo}")
+def _read_window(nodes: Sequence[exp.Expr], query: Query, table: SqlInput, scope: Scope) -> GroupWindow | None:
+    clause = None if query.joined else query.window  # WINDOW behind a JOIN says what the join matches
+    for node in nodes[0 if clause is not None else 1 :]:
+        scope.report.add(
+            node_position(node), "the gap is said twice; keep one SESSION" if _is_session(node) else _TWICE
+        )
+    if clause is not None:
+        if clause.kind != "session":
+            scope.report.add(clause.at, "a session has no width; write WINDOW SESSION(INTERVAL '30' SECOND)")
+        return GroupWindow("session", {"gap": clause.lengths.get("GAP")})
+    if nodes:
+        return _window_of_call(nodes[0], table, scope)
+    if query.groups:
+        todo = _GAP.format(time=table.event_time)
+        others = ", or TUMBLE, HOP or CUMULATE" if scope.qualified else ""
+        scope.report.add(query.group_at, f"nothing says which rows are of one session (rule S1); {todo}{others}")
+    return None
 
 
-def _gap_of_function_name(node: exp.Expr, table: SqlInput, grouping: SessionGrouping, scope: Scope) -> int | None:
-    at, arguments, todo = node_position(node), node.expressions, _GAP.format(time=table.event_time)
-    if len(arguments) != 2 or not isinstance(arguments[1], exp.Interval):
-        scope.report.add(at, f"takes the event time and an INTERVAL; {todo}")
+def _window_of_call(node: exp.Expr, table: SqlInput, scope: Scope) -> GroupWindow | None:
+    name = _function_name(node)
+    kind, lengths = _WINDOWS[name]
+    form = _FORMS[name]
+    at, (time, *intervals) = node_position(node), node.expressions or [None]
+    todo = f"write {form.format(time=table.event_time)} into GROUP BY"
+    if len(intervals) != len(lengths) or not all(isinstance(length, exp.Interval) for length in intervals):
+        takes = "an INTERVAL" if len(lengths) == 1 else f"{len(lengths)} INTERVALs"
+        scope.report.add(at, f"takes the event time and {takes}; {todo}")
         return None
-    if not isinstance(arguments[0], exp.Column):
-        scope.report.add(at, f"gaps are between event times, this is an expression; {todo}")
+    if not isinstance(time, exp.Column):
+        subject = "gaps are between" if name == "SESSION" else "windows are of"
+        scope.report.add(at, f"{subject} event times, this is an expression; {todo}")
         return None
-    resolved = scope.resolve(arguments[0])
+    window = GroupWindow(kind)
+    resolved = scope.resolve(time)
     if resolved is not None:
-        owner, name = resolved[0].table, resolved[1]
-        grouping.of = owner.name
-        if name != owner.event_time:
-            facts = f"gaps are between event times, and the eventTime of {owner.name!r} is {owner.event_time}"
-            scope.report.add(node_position(arguments[0]), f"{facts}; {_GAP.format(time=owner.event_time)}")
-    try:
-        ms = interval_ms(arguments[1])
-    except NotALengthError as error:
-        scope.report.add(at, str(error))
-        return None
-    if ms <= 0 or ms.denominator != 1:
-        scope.report.add(at, "the gap must be whole milliseconds, more than none")
-        return None
-    return int(ms)
+        owner, column = resolved[0].table, resolved[1]
+        window.of = owner.name
+        if column != owner.event_time:
+            subject = "gaps are between" if name == "SESSION" else "windows are of"
+            facts = f"{subject} event times, and the eventTime of {owner.name!r} is {owner.event_time}"
+            scope.report.add(node_position(time), f"{facts}; write {form.format(time=owner.event_time)} into GROUP BY")
+    for length, interval in zip(lengths, intervals, strict=True):
+        try:
+            ms = interval_ms(interval)
+        except NotALengthError as error:
+            scope.report.add(at, str(error))
+            continue
+        if ms <= 0 or ms.denominator != 1:
+            scope.report.add(at, f"the {length} must be whole milliseconds, more than none")
+        else:
+            window.lengths[length] = int(ms)
+    return window
+
+
+def _is_session(node: exp.Expr) -> bool:
+    return _function_name(node) == "SESSION"
 
 
 # --- aggregates ---------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from joinery_runtime.job.model.references import SESSION_COLUMNS, WINDOW_COLUMNS
 from joinery_runtime.job.sql.grouping import (
     AGGREGATES,
     BadAggregateError,
-    SessionGrouping,
+    Grouping,
     column_name,
     computed_name,
     is_aggregate,
@@ -148,7 +148,7 @@ class Chosen:
         self.select.append({"column": column, **({"as": name} if name not in {"", column} else {})})
 
 
-def read_session_columns(items: Sequence[exp.Expr], groups: SessionGrouping, scope: Scope) -> Chosen:
+def read_session_columns(items: Sequence[exp.Expr], groups: Grouping, scope: Scope) -> Chosen:
     """Read the select list, and give groups their names."""
     chosen = Chosen()
     for item in items:
@@ -184,7 +184,7 @@ def _read_group_item(
     renamed: str,
     at: TextPosition,
     chosen: Chosen,
-    groups: SessionGrouping,
+    groups: Grouping,
     scope: Scope,
 ) -> None:
     qualified = value.copy()

@@ -12,7 +12,7 @@ from sqlglot import exp
 
 from joinery_runtime.job.model.expression_tree import TOO_DEEP, parse_tree
 from joinery_runtime.job.sql.clauses import AGGREGATE_LATENESS, MAX_DURATION, Options
-from joinery_runtime.job.sql.grouping import read_groups, reject_wrong_calls
+from joinery_runtime.job.sql.grouping import GroupWindow, read_groups, reject_wrong_calls
 from joinery_runtime.job.sql.query import Query, read_query
 from joinery_runtime.job.sql.report import SESSIONS, Report, node_position, problems_of, token_position
 from joinery_runtime.job.sql.scope import Scope, SqlInput
@@ -78,7 +78,7 @@ def _translate(sql: str, table: SqlInput) -> SessionTranslation:
     computed = {group.name: group.text for group in named if group.name != group.column} | chosen.computed
     fields = {
         "groupBy": [group.name for group in named],
-        "gap": groups.gap,
+        "gap": None if groups.window is None else groups.window.lengths.get("gap"),
         "compute": [{"expression": text, "as": name} for name, text in computed.items()],
         **({"where": where} if where is not None else {}),
         "aggregates": chosen.aggregates,
@@ -113,14 +113,8 @@ def read_aggregate(
     chosen = read_session_columns(query.items, groups, scope)
     named = list(groups.by_text.values())
     computed = {group.name: group.text for group in named if group.name != group.column} | chosen.computed
-    if MAX_DURATION not in options.ms and not options.broken:
-        facts = "the SQL does not say how long a session may be (rule S2)"
-        scope.report.add(query.group_at, f"{facts}; write WITH ('{MAX_DURATION}' = '12h')")
+    window = None if groups.window is None else _window_fields(groups.window, query, scope, options)
     lateness = options.ms.get(AGGREGATE_LATENESS, 0)
-    window = {
-        **({"of": groups.of} if groups.of is not None else {}),
-        "session": {"gap": groups.gap, "maxDuration": options.ms.get(MAX_DURATION)},
-    }
     aggregate = {
         "groupBy": [group.name for group in named],
         "window": window,
@@ -133,11 +127,25 @@ def read_aggregate(
     return aggregate, chosen.select
 
 
+def _window_fields(window: GroupWindow, query: Query, scope: Scope, options: Options) -> dict[str, Any]:
+    """Return `spec.aggregate.window`."""
+    fields = dict(window.lengths)
+    if window.kind == "session":
+        if MAX_DURATION not in options.ms and not options.broken:
+            facts = "the SQL does not say how long a session may be (rule S2)"
+            scope.report.add(query.group_at, f"{facts}; write WITH ('{MAX_DURATION}' = '12h')")
+        fields["maxDuration"] = options.ms.get(MAX_DURATION)
+    elif MAX_DURATION in options.ms:
+        scope.report.add(options.at[MAX_DURATION], f"is for sessions, and the windows are {window.kind}; leave it out")
+    return {**({"of": window.of} if window.of is not None else {}), window.kind: fields}
+
+
 def inputs_aggregated(aggregate: Mapping[str, Any]) -> set[str]:
     """Return the inputs that an aggregate reads."""
     computed = {item["as"]: item["expression"] for item in aggregate.get("compute", ())}
     named = [*aggregate["groupBy"], *(item["column"] for item in aggregate["aggregates"] if "column" in item)]
     texts = [parse_tree(computed[name]) for name in named if name in computed]
     plain = {name.partition(".")[0] for name in named if name not in computed}
-    times = {aggregate["window"]["of"]} if "of" in aggregate["window"] else set()
+    window = aggregate["window"] or {}
+    times = {window["of"]} if "of" in window else set()
     return plain | times | {column.table for text in texts for column in text.find_all(exp.Column)}
