@@ -137,7 +137,7 @@ def test_why_an_order_is_not_in_the_output_of_an_anti_join(tmp_path: Path) -> No
     assert any("they match, so the row of l is not emitted (docs/semantics.md#e3)" in line for line in said["l", 0])
     assert LEFT_WITH_ITS_MATCH in said["l", 0]
     assert '  without it, epoch 3 would have put out: {"l": "A"}' in said["r", 0]
-    assert "  taken; nothing went out because of it so far" in said["l", 3]
+    assert "  taken; no row was emitted because of it so far" in said["l", 3]
 
 
 def test_why_an_order_is_in_the_output_of_a_semi_join(tmp_path: Path) -> None:

@@ -43,6 +43,14 @@ JOBS: Mapping[str, dict[str, Any]] = {
     "hopping": chains.document(chains.window(hopping={"size": 30, "slide": 30})),
     "session": chains.document(chains.window(session={"gap": 30})),
     "asOf": chains.document(chains.as_of(asOf={"historyRetention": 3000, "grace": 30})),
+    "aggregate": chains.document(
+        chains.step(),
+        aggregate={
+            "groupBy": ["orders.currency"],
+            "window": {"cumulative": {"size": 300, "step": 30, "offset": 30}},
+            "aggregates": [{"function": "count", "as": "n"}],
+        },
+    ),
     "SessionWindow": sessions.document(
         gap=30,
         maxDuration=3000,
