@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from core.cases import Case
 from core.random_jobs import FUTURES, KEY_TYPES, ms
-from core.random_sessions import COMPUTED, GROUPS, INPUT, VALUES, WHERES, aggregates, estimate, histories, plus_one
+from core.random_sessions import COMPUTED, CONDITIONS, GROUPS, INPUT, VALUES, aggregates, estimate, histories, plus_one
 from joinery_devkit.oracle.windowed import WindowOracle, WindowShape
 from joinery_runtime.job import StreamJoin
 
@@ -29,7 +29,7 @@ class WindowedJob:
 
     def oracle(self) -> WindowOracle:
         """A fresh one."""
-        return WindowOracle(WindowShape(self.job, self.where, self.computed, self._sketched))
+        return WindowOracle(WindowShape(self.job, self.where, self.computed, self._sketched, _CONDITIONS))
 
     def edit(self, oracle: WindowOracle, before: WindowedJob) -> None:
         oracle.edit(self.job)
@@ -65,7 +65,7 @@ def windowed_jobs(draw: Any) -> WindowedJob:
     kinds = {"k": draw(st.sampled_from(sorted(KEY_TYPES))), "w": draw(st.sampled_from(sorted(VALUES)))}
     busy = draw(st.booleans())
     types = {"k": KEY_TYPES[kinds["k"]][0][0], "n": "int32", "v": "int64", "w": kinds["w"]}
-    where = None if busy else draw(st.sampled_from([None, None, None, *WHERES]))
+    where = None if busy else draw(st.sampled_from([None, None, None, *CONDITIONS]))
     ((window, durations),) = draw(st.sampled_from(WINDOWS)).items()
     late_data = draw(st.sampled_from(["drop", "drop", "dlq"]))
     aggregate = {
@@ -96,8 +96,15 @@ def windowed_jobs(draw: Any) -> WindowedJob:
 
 
 def _of_input(spec: dict[str, Any]) -> dict[str, Any]:
-    column = spec.get("column", "p")
-    return spec if column == "p" else {**spec, "column": f"{INPUT}.{column}"}
+    names = {field: spec[field] for field in ("column", "by") if spec.get(field, "p") != "p"}
+    return {**spec, **{field: f"{INPUT}.{column}" for field, column in names.items()}}
+
+
+def _of_input_columns(condition: Callable[[Values], bool | None]) -> Callable[[Values], bool | None]:
+    return lambda values: condition({"v": values[f"{INPUT}.v"]})
+
+
+_CONDITIONS = {text: _of_input_columns(condition) for text, condition in CONDITIONS}
 
 
 @st.composite

@@ -32,7 +32,8 @@ FUNCTIONS = (*OF_ORDERED, *OF_NUMBERS)
 def aggregate(function: str, kind: pa.DataType, limit: int | None = None) -> Accumulator:
     by = {"by": "b", "by_type": kind.field("by").type} if pa.types.is_struct(kind) else {}
     column_type = kind.field("value").type if by else kind
-    call = AggregateCall(function, "out", "v", column_type, limit, share=SHARE, separator="; ", **by)
+    share = Fraction(1, 2) if function == "median" else SHARE
+    call = AggregateCall(function, "out", "v", column_type, limit, share=share, separator="; ", **by)
     return accumulator(call)
 
 

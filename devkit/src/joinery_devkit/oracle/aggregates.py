@@ -13,13 +13,27 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
-from joinery_devkit.oracle.rows import comparable, is_nan
+from joinery_devkit.oracle.rows import Values, comparable, is_nan
 from joinery_runtime.job import Aggregate, ColumnType
 
 Sketch = Callable[[Sequence[Any]], int]
 """The estimate of how many distinct values there are."""
 
 _DIGITS = 38  # of a decimal
+
+
+def aggregate_rows(
+    spec: Aggregate,
+    rows: Sequence[Values],
+    kind: ColumnType | None,
+    sketch: Sketch,
+    conditions: Mapping[str, Callable[[Values], bool | None]],
+) -> Any:
+    """The value of an aggregate of rows in order of (event time, arrival). `kind` is the type of its column,
+    `conditions` are those of aggregates, by their text."""
+    chosen = rows if spec.where is None else [row for row in rows if conditions[spec.where](row) is True]
+    values = [None if spec.column is None else row[spec.column] for row in chosen]
+    return aggregate(spec, values, kind, sketch, [row[spec.by] for row in chosen] if spec.by is not None else ())
 
 
 def aggregate(

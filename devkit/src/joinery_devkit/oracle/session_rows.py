@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from joinery_devkit.oracle.aggregates import Sketch, aggregate, exact
+from joinery_devkit.oracle.aggregates import Sketch, aggregate_rows, exact
 from joinery_devkit.oracle.rows import Row, Values, comparable
 from joinery_runtime.job import SessionWindow
 
@@ -71,13 +71,11 @@ class SessionShape:
 
     def _aggregates(self, rows: Sequence[Arrived]) -> Output:
         types = self.job.spec.input.types
-        output = {}
-        for spec in self.job.sessions.aggregates:
-            chosen = rows if spec.where is None else [row for row in rows if self.conditions[spec.where](row.values)]
-            values = [None if spec.column is None else row.values[spec.column] for row in chosen]
-            by = [row.values[spec.by] for row in chosen] if spec.by is not None else ()
-            output[spec.as_] = aggregate(spec, values, types.get(spec.column or ""), self.sketch, by)
-        return output
+        values = [row.values for row in rows]
+        return {
+            spec.as_: aggregate_rows(spec, values, types.get(spec.column or ""), self.sketch, self.conditions)
+            for spec in self.job.sessions.aggregates
+        }
 
 
 def sessions_at_once(shape: SessionShape, rows: Iterable[Row]) -> list[Output]:

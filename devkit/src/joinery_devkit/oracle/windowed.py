@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from joinery_devkit.oracle.aggregates import Sketch, aggregate, exact
+from joinery_devkit.oracle.aggregates import Sketch, aggregate_rows, exact
 from joinery_devkit.oracle.horizons import UNKNOWN, Time, as_time
 from joinery_devkit.oracle.joins import LATE, EpochExpectation, SideBatches, Watermarks
 from joinery_devkit.oracle.rows import END, Row, Values, comparable
@@ -21,12 +21,13 @@ Span = tuple[int, int]  # the start and the end of a window; the end is not in i
 @dataclass(frozen=True)
 class WindowShape:
     """What a job's rows and windows look like. `where` and `computed` are its expressions in Python, on a row's
-    columns."""
+    columns; `conditions` are those of its aggregates, by their text, on what `values` gives."""
 
     job: StreamJoin
     where: Callable[[Values], bool | None] | None = None
     computed: Mapping[str, Callable[[Values], Any]] = field(default_factory=dict)
     sketch: Sketch = exact
+    conditions: Mapping[str, Callable[[Values], bool | None]] = field(default_factory=dict)
 
     def spans(self, ts: int) -> list[Span]:
         """The windows that hold the time (G1)."""
@@ -59,12 +60,7 @@ class WindowShape:
         types = {f"{side.name}.{column}": kind for side in self.job.inputs for column, kind in side.types.items()}
         group = {name.rpartition(".")[2]: value for name, value in self.group(rows[0]).items()}
         aggregates = {
-            spec.as_: aggregate(
-                spec,
-                [None if spec.column is None else values[spec.column] for values in rows],
-                types.get(spec.column or ""),
-                self.sketch,
-            )
+            spec.as_: aggregate_rows(spec, rows, types.get(spec.column or ""), self.sketch, self.conditions)
             for spec in self._aggregation.aggregates
         }
         return {**group, "window_start": span[0], "window_end": span[1], **aggregates}
