@@ -21,7 +21,13 @@ def groups_of(number: np.ndarray) -> Groups:
     return Groups(np.flatnonzero(changes(number)), len(number))
 
 
-_ANY_ORDER = frozenset({"count", "count_col", "sum", "avg", "min", "max", "count_distinct"})
+_ANY_ORDER = frozenset(
+    {
+        *("count", "count_col", "count_if", "count_distinct", "sum", "avg", "min", "max", "bool_and", "bool_or"),
+        *("var_pop", "var_samp", "stddev_pop", "stddev_samp"),
+        *("median", "percentile_cont", "percentile_disc", "approx_percentile"),
+    }
+)
 """The functions whose result does not depend on the order of rows."""
 
 
