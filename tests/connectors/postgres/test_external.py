@@ -212,3 +212,15 @@ def test_deleting_a_job_takes_its_staging_and_marks(
         assert looking.execute(marks).fetchone() == (0,)
     assert content(looking, table) == [(1, "a")]
     drop_marks(there, "no_such_schema", "job")
+
+
+@pytest.mark.parametrize("rows", [True, False])
+def test_a_stopped_job_may_drop_a_table_of_another_database(
+    dsn: str, driver: MakeApart, table: str, rows: bool
+) -> None:
+    """The definition of its newest epoch says no dsn, which may be secret, so the table is looked for beside the
+    state, where it never was."""
+    receipts = staged(driver(), 1, (1, "a"))
+    sink = PostgresSink(dsn, TargetTable(table), Staging.of(SCHEMA, "job", table))
+    sink.publish(1, receipts if rows else [])
+    sink.close()

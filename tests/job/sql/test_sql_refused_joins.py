@@ -39,6 +39,10 @@ AT = [
     (SEED_001, f"{LEFT} WHERE s.carrier = 'x'",
      "s.carrier", "WHERE counts after rows without a match", "write it into ON"),
     (SEED_001, f"{LEFT} WHERE s.carrier IS NULL", "s.carrier", "filled up with NULL, and the LEFT JOIN", "into ON"),
+    (SEED_004, "SELECT o.region, r.id AS returned FROM orders o LEFT JOIN deliveries d ON d.order_id = o.id AND d.time "
+     "BETWEEN o.time AND o.time + INTERVAL '1' HOUR FULL JOIN returns r ON r.order_id = o.id AND r.time BETWEEN o.time "
+     "AND o.time + INTERVAL '1' HOUR WHERE d.order_id IS NULL",
+     "d.order_id", "filled up with NULL", "into ON"),
     (SEED_001, f"{RIGHT} WHERE o.amount > 5", "o.amount", "filled up with NULL, and the RIGHT JOIN", "into ON"),
     (SEED_001, f"{FULL} WHERE o.amount > 5", "o.amount", "filled up with NULL, and the FULL JOIN", "into ON"),
     (SEED_001, f"{IN_SESSIONS.format('LEFT')} WHERE o.amount > 5 {SESSION}",

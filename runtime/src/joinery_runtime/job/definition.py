@@ -21,6 +21,7 @@ from joinery_runtime.job.kinds.aggregate.model import Aggregation
 from joinery_runtime.job.kinds.session.resource import SessionWindow
 from joinery_runtime.job.model.base import AS_STORED
 from joinery_runtime.job.model.draft import dig
+from joinery_runtime.job.model.outputs import Output
 from joinery_runtime.job.model.references import Naming, namings, parse_reference
 from joinery_runtime.job.model.resource import Job
 from joinery_runtime.job.model.wording import listed
@@ -105,14 +106,13 @@ def under_definition(job: _ANY_JOB, stored: Mapping[str, Any]) -> _ANY_JOB:
     """The job as it was under a stored definition, with the present settings of `job` for parts of the same name."""
     document = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
     spec = document["spec"]
-    targets: dict[str, Any] = {
-        part: {kind: _with_settings({kind: target}, spec.get(part))[kind] for kind, target in stored[part].items()}
-        for part in ("output", "deadLetter")
-        if part in stored
-    }
+    targets: dict[str, Any] = {}
+    if "output" in stored:
+        targets["output"] = _with_settings_of(stored["output"], spec)
     if "outputs" in stored:
-        now = {output["name"]: output for output in spec.get("outputs", ())}
-        targets["outputs"] = [_with_settings(output, now.get(output["name"])) for output in stored["outputs"]]
+        targets["outputs"] = [_with_settings_of(output, spec) for output in stored["outputs"]]
+    if "deadLetter" in stored:
+        targets["deadLetter"] = _with_settings(stored["deadLetter"], spec.get("deadLetter"))
     replaced = {to_camel(name) for name in (*_defining(job), "sql")}
     remaining = {key: value for key, value in spec.items() if key not in replaced}
     match job:
@@ -221,16 +221,32 @@ def _without(names: Set[str], value: Any) -> Any:
     return value
 
 
+def _with_settings_of(stored: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, Any]:
+    """`stored`, an output, with the settings of the output that has the same target now, whatever its name."""
+    outputs = [*(spec.get("outputs") or ()), *([spec["output"]] if spec.get("output") else ())]
+    outputs.sort(key=lambda output: output.get("name") != stored.get("name"))  # a name decides between equal targets
+    same_target = next((output for output in outputs if _is_same_target(stored, output)), spec.get("output"))
+    return _with_settings(stored, same_target)
+
+
+def _is_same_target(stored: Mapping[str, Any], output: Mapping[str, Any]) -> bool:
+    return any(
+        _is_same_place(stored[kind], output[kind]) for kind in Output.KINDS if stored.get(kind) and output.get(kind)
+    )
+
+
+def _is_same_place(stored: Any, now: Any) -> bool:
+    """Whether these are the same topic, table or file. Another topic may be on another cluster."""
+    names = ("topic", "topicPattern", "table", "path")
+    both = isinstance(stored, Mapping) and isinstance(now, Mapping)
+    return both and all(stored.get(name) == now.get(name) for name in names)
+
+
 def _with_settings(stored: Mapping[str, Any], now: Any) -> dict[str, Any]:
     """`stored` with the settings of the same place in the job as it is now."""
     merged = dict(stored)
     for kind, inner in stored.items():
         current = now.get(kind) if isinstance(now, Mapping) else None
-        # The same topic, table or file. Another topic may be on another cluster.
-        if (
-            isinstance(inner, Mapping)
-            and isinstance(current, Mapping)
-            and all(inner.get(key) == current.get(key) for key in ("topic", "topicPattern", "table", "path"))
-        ):
+        if isinstance(current, Mapping) and _is_same_place(inner, current):
             merged[kind] = {**_without(_HOW, inner), **{key: current[key] for key in _HOW if key in current}}
     return merged

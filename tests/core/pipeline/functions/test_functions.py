@@ -186,3 +186,34 @@ def test_the_generated_files_are_current() -> None:
     root = Path(__file__).parents[4]
     assert (root / "docs/functions.md").read_text() == page() + "\n", "run `make crds`"
     assert Path(function_signatures.__file__).read_text() == signatures() + "\n", "run `make crds`"
+
+
+def number(text: str, column: pa.Array) -> list[object]:
+    values = parse_expression(text, "r").evaluate(lambda _: column, len(column))
+    assert not values.failed
+    return list(values.values.to_pylist())
+
+
+@pytest.mark.parametrize("digits", [2, 11, 12, 15])
+@pytest.mark.parametrize("function", ["ROUND", "BROUND", "TRUNC"])
+def test_a_number_that_has_no_more_digits_is_not_rounded(function: str, digits: int) -> None:
+    """Arrow's own rounding gives 0.099999999998 for 0.1, and fails for 1e307."""
+    numbers = [0.1, 0.29, -1.07, 1e307, -1.7e308, float("inf"), 0.0, None, 2.0**60]
+    assert number(f"{function}(r.x, {digits})", pa.array(numbers)) == numbers
+
+
+def test_numbers_are_rounded_before_the_point_too() -> None:
+    numbers = pa.array([1e308, 149.0, 150.0, -250.0, 0.4])
+    assert number("ROUND(r.x, -308)", numbers) == [1e308, 0, 0, 0, 0]
+    assert number("ROUND(r.x, -400)", numbers) == [0, 0, 0, 0, 0]
+    assert number("ROUND(r.x, -2)", numbers)[1:] == [100, 200, -300, 0]
+    assert number("BROUND(r.x, -2)", numbers)[1:] == [100, 200, -200, 0]
+    assert number("ROUND(r.x, -10)", pa.array([5, 2**31 - 1, None], pa.int32())) == [0, 0, None]
+    assert number("ROUND(r.x, -9)", pa.array([5, 2**31 - 1, None], pa.int32())) == [0, 2_000_000_000, None]
+
+
+def test_a_shift_by_63_bits_leaves_the_sign() -> None:
+    numbers = pa.array([5, -7, 2**63 - 1, -(2**63), None], pa.int64())
+    assert number("SHIFTRIGHT(r.x, 63)", numbers) == [0, -1, 0, -1, None]
+    assert number("SHIFTLEFT(r.x, 63)", numbers) == [-(2**63), -(2**63), -(2**63), 0, None]
+    assert number("SHIFTRIGHT(r.x, 62)", numbers) == [0, -1, 1, -2, None]

@@ -152,15 +152,18 @@ class PostgresSink(NamesNoStore):
             )
 
     def publish(self, epoch: int, receipts: Sequence[Receipt]) -> None:
-        """Empties the epoch's staging table once it is large. The rows are in the target already."""
+        """Empties the epoch's staging table once it is large. The rows are in the target already, unless they were
+        staged in another database, which the job no longer names."""
         self._elsewhere = next((receipt for receipt in receipts if receipt["rows"] and "database" in receipt), None)
-        self._empty_if_large(self._staging.table(epoch))
+        if self._elsewhere is None:
+            self._empty_if_large(self._staging.table(epoch))
 
     def _empty_if_large(self, table: sql.Identifier) -> None:
         with self._session("The staging table cannot be emptied") as connection:
-            query = "SELECT pg_catalog.pg_table_size(%s::pg_catalog.regclass)"
+            # NULL for a table that is missing: the job wrote into another database, which it no longer names.
+            query = "SELECT pg_catalog.pg_table_size(pg_catalog.to_regclass(%s))"
             size = connection.execute(query, (table.as_string(connection),)).fetchone()
-            if size is not None and size[0] > _WORTH_EMPTYING:
+            if size is not None and size[0] is not None and size[0] > _WORTH_EMPTYING:
                 # If a zombie task is writing, the table is emptied another time.
                 with contextlib.suppress(psycopg.errors.LockNotAvailable), connection.transaction():
                     connection.execute(_STAGING)

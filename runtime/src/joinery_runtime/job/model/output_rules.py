@@ -128,9 +128,10 @@ def _several(draft: JobDraft) -> Iterator[Finding]:
         if isinstance(name, str) and (name in _RESERVED or name.startswith("state_")):
             yield (*at, "name"), f"{name!r} is a table of its own in `joinery sql`; choose another name"
     targets = [_target(output) for _, output in several]
-    for i, target in repeats(targets):
-        first = several[targets.index(target)][1].get("name")
-        yield several[i][0], f"it writes to {target}, as {first!r} does; name another one"
+    for i, target in enumerate(targets):
+        if target is not None and (first := targets.index(target)) < i:
+            name = several[first][1].get("name")
+            yield several[i][0], f"it writes to {target[0]}, as {name!r} does; name another one"
     times = {at: output.get("windowTimes", "int64") for at, output in several}
     for at, kind in times.items():
         if kind != next(iter(times.values())):
@@ -141,17 +142,18 @@ def _several(draft: JobDraft) -> Iterator[Finding]:
             yield (*at, "select", i), f"two columns are named {name!r}; rename one with `as`"
 
 
-def _target(output: Mapping[str, Any]) -> str | None:
-    """Say where an output writes. None: unknown, or a target that several outputs may have."""
+def _target(output: Mapping[str, Any]) -> tuple[str, object] | None:
+    """Say where an output writes, in words and with what they leave out. None: unknown, or a target that several
+    outputs may have. A table counts without its database, which stored definitions do not name."""
     if (topic := dig(output, "kafka", "topic")) is not None:
-        return f"topic {topic} of {dig(output, 'kafka', 'bootstrapServers')}"
+        return f"topic {topic}", dig(output, "kafka", "bootstrapServers")
     if (table := dig(output, "postgres", "table")) is not None:
-        database = dig(output, "postgres", "dsn") or dig(output, "postgres", "dsnSecretRef")
-        return f"table {table}{'' if database is None else ' of the same database'}"
+        return f"a table {table}", None
     if (folder := dig(output, "file", "path") or dig(output, "delta", "path")) is not None:
-        return f"folder {folder}"
+        return f"folder {folder}", None
     if (table := dig(output, "iceberg", "table")) is not None:
-        return f"Iceberg table {table} of catalog {dig(output, 'iceberg', 'catalog') or 'default'}"
+        catalog = dig(output, "iceberg", "catalog") or "default", dig(output, "iceberg", "properties")
+        return f"Iceberg table {table}", catalog
     return None
 
 

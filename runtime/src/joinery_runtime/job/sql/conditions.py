@@ -103,11 +103,13 @@ def find_anti_joins(
     """Make anti joins of LEFT JOINs whose rows without a match are all that WHERE keeps: `right.column IS NULL`, where
     the column is not NULL in any match, because it is compared as a key or is the event time. Returns the joins, and
     WHERE without these conditions. `selected` are the inputs that the select list reads; whatever else reads the right
-    input needs its columns, which an anti join does not have."""
+    input needs its columns, which an anti join does not have. Behind a RIGHT or a FULL JOIN, WHERE also drops rows that
+    an anti join before it would let through padded."""
     joins, rest = list(joined), list(where.good)
     for i, join in enumerate(joins):
         relation = scope.by_input(join.source.alias)
-        if join.type != "left" or relation is None:
+        padded_later = any(later.type in {"right", "full"} for later in joins[i + 1 :])
+        if join.type != "left" or relation is None or padded_later:
             continue
         name = relation.table.name
         never_null = {relation.table.event_time, *(_key_columns(on[i], name))}

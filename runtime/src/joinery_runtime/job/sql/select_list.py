@@ -130,8 +130,8 @@ def _parts(item: Item) -> tuple[str, str]:
 # --- sessions -----------------------------------------------------------------------------------------------------
 
 _ELSEWHERE = {
-    **dict.fromkeys(("SESSION_START", "WINDOWSTART"), "window_start"),
-    **dict.fromkeys(("SESSION_END", "WINDOWEND"), "window_end"),
+    **dict.fromkeys(("SESSION_START", "TUMBLE_START", "HOP_START", "WINDOWSTART"), "window_start"),
+    **dict.fromkeys(("SESSION_END", "TUMBLE_END", "HOP_END", "WINDOWEND"), "window_end"),
 }
 
 

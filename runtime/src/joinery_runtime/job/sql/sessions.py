@@ -145,6 +145,7 @@ def inputs_aggregated(aggregate: Mapping[str, Any]) -> set[str]:
     computed = {item["as"]: item["expression"] for item in aggregate.get("compute", ())}
     named = [*aggregate["groupBy"], *(item["column"] for item in aggregate["aggregates"] if "column" in item)]
     texts = [parse_tree(computed[name]) for name in named if name in computed]
+    texts += [parse_tree(item["where"]) for item in aggregate["aggregates"] if "where" in item]
     plain = {name.partition(".")[0] for name in named if name not in computed}
     window = aggregate["window"] or {}
     times = {window["of"]} if "of" in window else set()
