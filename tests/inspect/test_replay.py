@@ -11,6 +11,7 @@ import pytest
 from cli.trimmed import TrimmedStore
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import JoineryError
+from joinery_runtime.formats.json.encode import JsonStyle
 from joinery_runtime.inspect.evidence import check_records, wrong_counts
 from joinery_runtime.inspect.replay import Replay, replayable
 from joinery_runtime.inspect.trace import run_trace
@@ -57,8 +58,13 @@ def test_the_same_rows_again(trace: Trace, tmp_path: Path) -> None:
         check_records(entry, replayed.result["rows_in"])
         counts = ("rows_in", "rows_out", "dropped", "lost")
         assert {name: replayed.result[name] for name in counts} == {name: entry.result[name] for name in counts}
-        again += [json.dumps(row) for row in sorted_json_rows(replayed.rows)]
+        again += [json.dumps(row) for row in sorted_json_rows(replayed.rows, style_of(job))]
     assert Counter(again) == Counter(out)
+
+
+def style_of(job: Job) -> JsonStyle:
+    """That of a trace's rows."""
+    return JsonStyle(nested=job.nested_columns(job.outputs[0]))
 
 
 def test_epochs_in_which_nothing_happens_may_be_left_out(tmp_path: Path) -> None:
@@ -71,7 +77,7 @@ def test_epochs_in_which_nothing_happens_may_be_left_out(tmp_path: Path) -> None
             if all(each.start == each.end_exclusive for each in plan.ranges) and not replay.closes(plan):
                 left_out += 1
                 continue
-            again += [json.dumps(row) for row in sorted_json_rows(replay.run(plan).rows)]
+            again += [json.dumps(row) for row in sorted_json_rows(replay.run(plan).rows, style_of(job))]
         assert Counter(again) == Counter(out), trace.name
     assert left_out >= 5
 

@@ -43,7 +43,6 @@ RESOURCES = frozenset({"StreamJoin", "SessionWindow"})
 TOLD_APART = {
     Path("cli", "progress.py"): "names the rows that are emitted, and the sides of a join's steps",
     Path("inspect", "state_key.py"): "reads a key of a join's input and step, or a group",
-    Path("inspect", "verify.py"): "a join emits rows in no order, sessions by their end",
     Path("inspect", "why.py"): "writes a key as state_key reads it",
     Path("job", "join", "differences.py"): "compares two signatures, which are plain data",
 }

@@ -68,14 +68,14 @@ def rows_of(step: Mapping[str, Any]) -> Mapping[str, Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class TimeScale:
     """The times at the left and the right end of the picture."""
 
     first: int
     last: int
 
     @classmethod
-    def of(cls, trace: KindTrace) -> Scale:
+    def of(cls, trace: KindTrace) -> TimeScale:
         times = [dot.time for dot in trace.dots()]
         times += [time for row in trace.outputs() for name, time in row.items() if name.startswith("window_")]
         times += [time for watermarks in _emitting_watermarks(trace) for time in watermarks.values()]
@@ -93,7 +93,7 @@ def picture(trace: KindTrace) -> str:
 
 
 def _lines(trace: KindTrace) -> Iterator[str]:
-    scale = Scale.of(trace)
+    scale = TimeScale.of(trace)
     axes = {name: _TOP + 12 + _ROW * number for number, name in enumerate(trace.inputs)}
     bottom = max(axes.values())
     windows = _windows(trace)
@@ -122,7 +122,7 @@ def _lines(trace: KindTrace) -> Iterator[str]:
     yield "</svg>"
 
 
-def _links(trace: KindTrace, scale: Scale, axes: Mapping[str, int]) -> Iterator[str]:
+def _links(trace: KindTrace, scale: TimeScale, axes: Mapping[str, int]) -> Iterator[str]:
     """Draw a line through the rows of each output row, and a ring around a row that is emitted with null. Dotted
     lines lead to matches that the output does not name: the first one of a semi join, all that are aggregated."""
     dots = {(dot.input, dot.name): dot for dot in trace.dots()}
@@ -139,7 +139,7 @@ def _links(trace: KindTrace, scale: Scale, axes: Mapping[str, int]) -> Iterator[
             yield f'<circle class="out" cx="{points[-1][0]}" cy="{points[-1][1]}" r="10"/>'
 
 
-def _dots(trace: KindTrace, scale: Scale, axes: Mapping[str, int]) -> Iterator[str]:
+def _dots(trace: KindTrace, scale: TimeScale, axes: Mapping[str, int]) -> Iterator[str]:
     rows = trace.outputs()
     emitted = {(name, row[name]) for row in rows for name in trace.inputs if row.get(name) is not None}
     with_null = {
