@@ -47,6 +47,32 @@ SAME = [
         f"type: anti, {KEYS}, window: {{tumbling: 1h}}",
         ORDER,
     ),
+    # WHERE behind outer joins: the filter of the last step, where no earlier place gives the same rows
+    (
+        f"{UNMATCHED} p.country = 5",
+        f'type: left, {KEYS}, {interval(0, "1h")}, filter: "payments.country = 5"',
+        ORDER,
+    ),
+    (
+        f"{UNMATCHED} (p.country IS NULL OR o.country > 2) AND 1 < 2 AND p.country IS NULL",
+        f"type: left, {KEYS}, {interval(0, '1h')}, "
+        'filter: "(payments.country IS NULL OR orders.country > 2) AND 1 < 2 AND payments.country IS NULL"',
+        ORDER,
+    ),
+    *(
+        (
+            f"{UNMATCHED} o.country > 5".replace("LEFT", kind),
+            f'type: {kind.lower()}, {KEYS}, {interval(0, "1h")}, filter: "orders.country > 5"',
+            ORDER,
+        )
+        for kind in ("RIGHT", "FULL")
+    ),
+    (
+        f"SELECT o.order_id FROM orders o RIGHT JOIN payments p ON {KEY} WHERE p.country = 5 "
+        "WINDOW SESSION(INTERVAL '1' HOUR)",
+        f'type: right, {KEYS}, window: {{session: {{gap: 1h}}}}, filter: "payments.country = 5"',
+        ORDER,
+    ),
     (joined(f"{KEY} AND {HOUR}"), f"{KEYS}, {interval(0, '1h')}", ORDER),
     (joined(f"p.order_id = o.order_id AND {HOUR}", more="EMIT CHANGES;"), f"{KEYS}, {interval(0, '1h')}", ORDER),
     (joined(KEY, more=f"WHERE {HOUR}"), f"{KEYS}, {interval(0, '1h')}", ORDER),

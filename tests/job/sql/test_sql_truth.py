@@ -55,7 +55,8 @@ def queries(draw):
 
 
 def as_sql(translation):
-    """The steps as they read: everything a step says is its condition of a match, and a filter is about an input."""
+    """The steps as they read: everything a step says is its condition of a match, except the filter behind the last
+    step; a filter of the translation is about an input."""
     filters = translation.filters.items()
     sources = {name: name for name in INPUTS} | {
         name: f"(SELECT rowid, * FROM {name} WHERE {text}) {name}" for name, text in filters
@@ -68,7 +69,9 @@ def as_sql(translation):
         parts += [f"{distance} BETWEEN {interval['lower']} AND {interval['upper']}"]
         parts += [f"({step['where']})"] if "where" in step else []
         text += f" {step.get('type', 'inner')} JOIN {sources[right]} ON {' AND '.join(parts)}"
-    return text
+    *earlier, last = translation.steps
+    assert all("filter" not in step for step in earlier)
+    return f"{text} WHERE {last['filter']}" if "filter" in last else text
 
 
 def result(database, sql):

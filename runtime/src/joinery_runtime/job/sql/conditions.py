@@ -2,8 +2,7 @@
 
 A condition in WHERE applies to the rows that the last join emits; one in ON applies to the pairs of its join. Either
 may move to an earlier join if the same rows come out: then failing rows are dropped sooner (rule J4), and a bound on
-time reaches the join that needs it. What a step of a job cannot express is rejected: its `where` is a condition on
-matches, and drops no row that an outer join emits in any case (rule O2).
+time reaches the join that needs it. A condition in WHERE that cannot move is the `filter` of the last join (rule J11).
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from sqlglot import exp
 
 from joinery_runtime.job.model.references import EXISTENCE, JoinType
-from joinery_runtime.job.model.wording import listed
 from joinery_runtime.job.sql.query import JoinClause, Source, split_ands
 from joinery_runtime.job.sql.report import Report, TextPosition, node_position
 from joinery_runtime.job.sql.scope import Relation, Scope
@@ -61,14 +59,15 @@ def read_predicates(condition: exp.Expr | None, scope: Scope, tested: Source | N
 
 @dataclass(slots=True)
 class Link:
-    """One join: of `right` to what `earlier` have made. `broken`: a condition was rejected, which may have meant
-    what is missing."""
+    """One join: of `right` to what `earlier` have made. `predicates` are conditions on matches, `filters` those on the
+    rows that the join emits. `broken`: a condition was rejected, which may have meant what is missing."""
 
     earlier: tuple[Relation, ...]
     right: Relation
     type: JoinType
     joined: JoinClause
     predicates: list[Predicate] = field(default_factory=list)
+    filters: list[Predicate] = field(default_factory=list)
     broken: bool = False
 
     def reads_right(self, predicate: Predicate) -> bool:
@@ -170,9 +169,7 @@ def place_conditions(
         elif filters_inputs and (name := _filterable_input(predicate, links)) is not None:
             filters.setdefault(name, []).append(predicate.node)
         else:
-            _reject_filter(predicate, links, report)
-            for link in links:
-                link.broken = link.broken or link.reads_right(predicate)
+            links[-1].filters.append(predicate)  # counts for rows that are padded with NULL, too
     return filters
 
 
@@ -198,19 +195,6 @@ def _earliest_filter(predicate: Predicate, links: Sequence[Link]) -> Link | None
         if _blocks_filter(link, predicate):
             break
     return earliest
-
-
-def _reject_filter(predicate: Predicate, links: Sequence[Link], report: Report) -> None:
-    blocking = next(link for link in reversed(links) if _blocks_filter(link, predicate) or link is links[0])
-    kind = blocking.joined.type.upper()
-    padded = "left" if blocking.reads_right(predicate) else "right"
-    if blocking.type in {padded, "full"}:
-        facts = f"WHERE counts after rows without a match are filled up with NULL, and the {kind} JOIN does so here"
-    else:
-        side = listed(sorted(predicate.inputs)) if predicate.inputs else "one side"
-        facts = f"the {kind} JOIN emits every row of {side}, a job cannot leave some out"
-    todo = "write it into ON, where it decides what matches, make the JOIN an inner one, or write `joins` with `filter`"
-    report.add(predicate.at, f"{facts}; {todo}")
 
 
 def _blocks_filter(link: Link, predicate: Predicate) -> bool:

@@ -198,7 +198,12 @@ def _step(link: Link, distances: Distances, sent: set[str], context: _Context) -
     if context.options.late_data != "drop" and kind != "asof":
         step["lateData"] = context.options.late_data
     where = matching.where_text(from_input)
-    return step if where is None else {**step, "where": where}
+    if where is not None:
+        step["where"] = where
+    if link.filters:
+        parts = [predicate.node for predicate in link.filters]
+        step["filter"] = exp.and_(*parts, copy=False).sql(comments=False)
+    return step
 
 
 def _check_keys(link: Link, matching: Matching, more: str, context: _Context) -> None:
