@@ -129,7 +129,9 @@ class Scene:
 
     @property
     def points(self) -> tuple[str, ...]:
-        return CRASH_POINTS if self.target in ("topic", "several") else POINTS
+        if self.target == "several":  # before a row is written, one output is as several
+            return CRASH_POINTS[CRASH_POINTS.index("staged") :]
+        return CRASH_POINTS if self.target == "topic" else POINTS
 
     def feed(self, epoch: int) -> None:
         """Makes a further part of the orders readable; what is bounded is all there from the start."""
@@ -196,18 +198,18 @@ class Scene:
 
     def outputs(self) -> dict[str, Any]:
         if self.target != "several":
-            return {"output": self.output(self.target)}
+            return {"output": self.output(self.target, self.table)}
         thirds = [
-            {"name": f"in_{name}", "when": f"amount % 3 = {rest}", **self.output(name)}
+            {"name": f"in_{name}", "when": f"amount % 3 = {rest}", **self.output(name, self.table)}
             for rest, name in enumerate(("topic", "table", "held"))
         ]
-        return {"outputs": [*thirds, {"name": "every_row", **self.output("apart")}]}
+        return {"outputs": [*thirds, {"name": "every_row", **self.output("apart", f"{self.table}_apart")}]}
 
-    def output(self, target: str) -> dict[str, Any]:
+    def output(self, target: str, table: str) -> dict[str, Any]:
         if target == "topic":
             assert self.kafka is not None
             return {"kafka": {"bootstrapServers": self.kafka.bootstrap, "topic": f"{self.name}.out"}}
-        return output_to(target, self.folder / "out", self.apart, self.table)
+        return output_to(target, self.folder / "out", self.apart, table)
 
     def dead(self) -> dict[str, Any]:
         if self.target == "topic":
@@ -233,7 +235,9 @@ class Scene:
         if target == "topic":
             assert self.kafka is not None
             return topic_rows(self.kafka.bootstrap, f"{self.name}.out")
-        return written_to(target, self.folder / "out", self.apart if target == "apart" else self.dsn, self.table)
+        # Several outputs write to tables of different names, as they have to in different databases too.
+        table = f"{self.table}_apart" if (self.target, target) == ("several", "apart") else self.table
+        return written_to(target, self.folder / "out", self.apart if target == "apart" else self.dsn, table)
 
     def dead_letters(self) -> list[str]:
         if self.target == "topic":

@@ -80,7 +80,8 @@ LOADER_ONLY = (
     *("write <input>.amount", "did you mean 'orders'?", "is not an SQL expression"),
     *("two output columns are named", "two output columns would be named", "write <input>.window_start"),
     *("is none; leave it out", "is for a job of one step", "is for one key column", "(orders.amount) are not known"),
-    *("is for coPartitioned: true", "is for topics alone"),
+    *("is for coPartitioned: true", "is for topics alone", "a join of type anti", "'payments' has no time any more"),
+    *("a version of 'rates' may be older", "is not there any more"),
 )
 
 
@@ -105,7 +106,8 @@ SESSIONS_LOADER_ONLY = (
     *("no column 'usr_id'", "no column 'prize'", "takes numbers", "boolean", "has a column 'page' already"),
     *("is the name of a group column", "is not an output column", "is counted with limit"),
     *("the row that another session has", "may change while a session lasts", "did you mean 'user_id'?"),
-    *("is no column of these", "are named 'user_id'", "session_id is left out"),
+    *("is no column of these", "are named 'user_id'", "session_id is left out", "keeps the values of 'page'"),
+    *("has no column 'gone'", "is binary; choose another column", "string_agg takes json and string"),
 )
 
 
@@ -147,6 +149,7 @@ def test_every_rule_refuses_a_bad_object_with_its_words(judge: Judge) -> None:
     edits = [each[0] for each in (*BAD, *NOT_YET, *REFUSED)]
     bad = [*(written for edit in edits for written in readable(edit)), *RULED]
     bad += [chains.document(*steps, **more) for steps, more, *_ in BAD_STEPS]
+    bad += [aggregated(aggregates=list(aggregates)) for aggregates, *_ in BAD_SESSIONS]
     said = "\n".join(map(judge, bad))
     missing = {message for message in rules(SPEC) if message not in said}
     assert missing == set()
@@ -418,6 +421,30 @@ RULED = [
     changed(lambda spec: (spec.pop("output"), spec.update(outputs=[{"name": "epochs", "file": {"path": "again"}}]))),
 ]
 
+
+def aggregated(window: Any = None, of_spec: Any = None, **of_aggregate: Any) -> dict[str, Any]:
+    """A job that counts joined rows in windows."""
+    aggregate = {
+        "groupBy": ["orders.currency"],
+        "window": window or {"tumbling": {"size": "1h"}},
+        "aggregates": [sessions.COUNT],
+        **of_aggregate,
+    }
+    return chains.document(chains.step(), **{"aggregate": aggregate, **(of_spec or {})})
+
+
+RULED += [
+    aggregated(of_spec={"sql": "SELECT 1"}),
+    aggregated(of_spec={"prefixes": "always"}),
+    aggregated(window={"of": "nothing", "tumbling": {"size": "1h"}}),
+    aggregated(window={"of": "orders"}),
+    aggregated(window={"tumbling": {"size": "1h", "offset": "1h"}}),
+    aggregated(lateData="dlq"),
+    *(
+        aggregated(lateData="reopen", of_spec={"output": output})
+        for output in ({"delta": {"path": "out"}}, {"iceberg": {"table": "db.out"}})
+    ),
+]
 
 RULED_SESSIONS = [
     sessions.document(sql="SELECT 1", groupBy=None, gap=None, aggregates=[sessions.COUNT]),

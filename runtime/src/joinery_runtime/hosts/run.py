@@ -208,8 +208,10 @@ class _JobRun:
     ) -> Sink:
         stack.callback(sink.close)
         recreated, record = sink.prepare(schema), self.store.record(job.name)
-        if recreated is not None and record is not None and record.committed and record.definition is not None:
-            before = under_definition(job, record.definition)
+        defined = None if record is None or not record.committed else record.definition
+        known = defined is not None and (part == "output" or part in defined)
+        if recreated is not None and record is not None and defined is not None and known:
+            before = under_definition(job, defined)
             earlier, now = (
                 version.outputs if part == "output" else version.spec.dead_letter for version in (before, job)
             )
