@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
@@ -59,12 +59,14 @@ class StoreDatabase(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OutputTarget:
-    """Where one output of the job named `job` writes, and how. `schema` is that of its rows. A table holds one row per
+    """Where one output of the job named `job` writes, and how. `selection` says which of the job's rows and columns it
+    has, and `schema` is that of its rows. A table holds one row per
     `upsert_key`; `retracted` is the column that says whether a row takes one back. `dead_letters`: rows that do not fit
     have dead letters to go to."""
 
     job: str
     output: NamedOutput
+    selection: RowSelection
     exactly_once: bool
     schema: pa.Schema
     style: JsonStyle
@@ -188,13 +190,11 @@ class OutputTarget:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Where the rows and the dead letters of the job named `job` go. `schema` is that of the job's rows. `selections`
-    say, for each target, which rows and columns it has."""
+    """Where the rows and the dead letters of the job named `job` go. `schema` is that of the job's rows."""
 
     job: str
     schema: pa.Schema
     targets: tuple[OutputTarget, ...]
-    selections: tuple[RowSelection, ...]
     dead_letter: DeadLetter | None
     dead_letter_kafka: DeadLetterKafka | None
     exactly_once: bool
@@ -203,12 +203,12 @@ class Outputs:
     def of(cls, job: Job, schema: pa.Schema | None = None) -> Self:
         """Return the outputs of a job whose secrets are filled in. Without the `schema`, compiles the job."""
         schema = compile_job(job).output_schema() if schema is None else schema
-        selections = row_selections(job, schema)
         exactly_once = job.spec.delivery == "exactlyOnce"
         targets = (
             OutputTarget(
                 job=job.name,
                 output=output,
+                selection=selection,
                 exactly_once=exactly_once,
                 schema=selection.schema(schema),
                 style=JsonStyle.of(job, output),
@@ -216,25 +216,17 @@ class Outputs:
                 retracted=job.retracted,
                 dead_letters=job.spec.dead_letter is not None,
             )
-            for output, selection in zip(job.outputs, selections, strict=True)
+            for output, selection in zip(job.outputs, row_selections(job, schema), strict=True)
         )
-        dead = job.spec.dead_letter, job.dead_letter_kafka
-        return cls(job.name, schema, tuple(targets), selections, *dead, exactly_once)
+        return cls(job.name, schema, tuple(targets), job.spec.dead_letter, job.dead_letter_kafka, exactly_once)
 
     def sink(self, store: StoreDatabase | None, incarnation: str = "") -> Sink:
         """Return one sink for all outputs. `store` and `incarnation` as for `OutputTarget.sink`."""
         if self._only is not None:
             return self._only.sink(store, incarnation)
         sinks = {target.name: target.sink(store, incarnation) for target in self.targets}
-        parts = {
-            target.name: OutputPart(selection, target.replaces_rows)
-            for target, selection in zip(self.targets, self.selections, strict=True)
-        }
+        parts = {target.name: OutputPart(target.selection, target.replaces_rows) for target in self.targets}
         return SeveralOutputs(sinks, parts)
-
-    @property
-    def selections_by_name(self) -> Mapping[str, RowSelection]:
-        return dict(zip((target.name for target in self.targets), self.selections, strict=True))
 
     @property
     def _only(self) -> OutputTarget | None:
@@ -271,11 +263,7 @@ class Outputs:
         """Say how large a row may be for each output that has it. None: of any size."""
         if self._only is not None:
             return self._only.row_limit()
-        limits = [
-            (selection, limit)
-            for target, selection in zip(self.targets, self.selections, strict=True)
-            if (limit := target.row_limit()) is not None
-        ]
+        limits = [(target.selection, limit) for target in self.targets if (limit := target.row_limit()) is not None]
         return SeveralLimits(tuple(limits)) if limits else None
 
     def topic_row_limit(self) -> int | None:

@@ -29,7 +29,6 @@ from joinery_runtime.connectors.sink import (
 )
 from joinery_runtime.connectors.store_identity import StoreIdentity
 from joinery_runtime.core.pipeline.row_selection import RowSelection
-from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
 from joinery_runtime.errors import Unavailable
 
 _SPOOL_BYTES = 16 << 20  # of an output's rows in memory; more are in a temporary file
@@ -43,8 +42,7 @@ class OutputPart:
     ordered: bool
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        also = [name for name in ORDER_COLUMNS if name in batch.schema.names] if self.ordered else []
-        return self.selection.select(batch, also)
+        return self.selection.select(batch, ordered=self.ordered)
 
 
 class _Spool:

@@ -76,7 +76,7 @@ class ReplayedEpoch:
 
     def select(self, selection: RowSelection) -> ReplayedEpoch:
         """Return the epoch with the rows and columns that one of several outputs has."""
-        return replace(self, rows=[selection.table(table) for table in self.rows])
+        return replace(self, rows=[selection.select(table, ordered=True) for table in self.rows])
 
     @property
     def epoch(self) -> int:

@@ -61,6 +61,7 @@ class _Trace:
     def __init__(self, job: Job, store: StateStore, shards: int, environment: TraceEnvironment) -> None:
         self._job, self._store, self._shards, self._environment = job, store, shards, environment
         self._pipeline = compile_job(job)
+        self._selections = row_selections(job, self._pipeline.output_schema())
         self._logs = {side.name: StepLog(side) for side in job.inputs}
         self._idleness = ScriptedIdleness(self._logs)
         self._clock: int | None = None  # the wall clock that a step has set
@@ -97,10 +98,10 @@ class _Trace:
         if self._job.spec.outputs is None:
             (output,) = self._job.outputs
             return {"output": sorted_json_rows(self.rows, JsonStyle(nested=self._job.nested_columns(output)))}
-        selections = row_selections(self._job, self._pipeline.output_schema())
         outputs = {}
-        for output, selection in zip(self._job.outputs, selections, strict=True):
-            tables = [selected for table in self.rows if (selected := selection.table(table)).num_rows]
+        for output, selection in zip(self._job.outputs, self._selections, strict=True):
+            selected = (selection.select(table, ordered=True) for table in self.rows)
+            tables = [table for table in selected if table.num_rows]
             outputs[output.name] = sorted_json_rows(tables, JsonStyle(nested=self._job.nested_columns(output)))
         return {"outputs": outputs}
 

@@ -242,7 +242,7 @@ def _pending(job: Job, record: JobRecord, entries: Sequence[EpochRecord]) -> Epo
 
 
 def _expect(diffs: Sequence[OutputDiff], outputs: Outputs, replayed: ReplayedEpoch) -> None:
-    selections = outputs.selections_by_name
+    selections = {target.name: target.selection for target in outputs.targets}
     for diff in diffs:
         if diff.name == _DEAD_LETTERS:
             diff.expect(replayed.epoch, replayed.dead)
@@ -263,10 +263,11 @@ def _judge(
     """Judges an epoch by what the epoch log and the epoch's files say."""
     verdict.log += wrong_counts(entry, replayed)
     verdict.compared.epochs += 1
-    for target, selection in zip(outputs.targets, outputs.selections, strict=True):
+    for target in outputs.targets:
         if (file := target.output.file) is not None:
             actual = Counter(published(file.path, entry.epoch, partial(receipts, target.name), life))
-            verdict.compared.output(job, replayed.select(selection), actual, style=target.style, name=target.name)
+            rows = replayed.select(target.selection)
+            verdict.compared.output(job, rows, actual, style=target.style, name=target.name)
     dead = job.spec.dead_letter
     if dead is not None and dead.file is not None:
         letters = Counter(published(dead.file.path, entry.epoch, partial(receipts, "dead_letters"), life))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.core.pipeline.expression import Expression
 from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
+
+Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +34,10 @@ class RowSelection:
         evaluated = self.condition.mask(lambda ref: rows.column(ref.column), rows.num_rows)
         return np.asarray(evaluated.values.to_numpy(zero_copy_only=False))
 
-    def select(self, rows: pa.RecordBatch, also: Sequence[str] = ()) -> pa.RecordBatch:
-        """Return the output's rows with its columns, and the columns `also`."""
+    def select(self, rows: Rows, *, ordered: bool = False) -> Rows:
+        """Return the output's rows with its columns; if `ordered`, with those of ORDER_COLUMNS that the rows have."""
         selected = rows if self.condition is None else rows.filter(pa.array(self.mask(rows)))
-        pairs = [*self._pairs(rows.schema), *((name, name) for name in also)]
-        return pa.record_batch([selected.column(column) for column, _ in pairs], names=[name for _, name in pairs])
-
-    def table(self, rows: pa.Table) -> pa.Table:
-        """Return the output's rows with its columns and ORDER_COLUMNS."""
-        also = [name for name in ORDER_COLUMNS if name in rows.schema.names]
-        pairs = [*self._pairs(rows.schema), *((name, name) for name in also)]
-        selected = rows if self.condition is None else rows.filter(pa.array(self.mask(rows)))
+        names = rows.schema.names
+        pairs = self.columns or tuple((name, name) for name in names if name not in ORDER_COLUMNS)
+        pairs += tuple((name, name) for name in ORDER_COLUMNS if ordered and name in names)
         return selected.select([column for column, _ in pairs]).rename_columns([name for _, name in pairs])
-
-    def _pairs(self, schema: pa.Schema) -> Sequence[tuple[str, str]]:
-        if self.columns is not None:
-            return self.columns
-        return [(name, name) for name in schema.names if name not in ORDER_COLUMNS]
