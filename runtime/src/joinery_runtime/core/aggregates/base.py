@@ -158,6 +158,15 @@ class GroupError(Exception):
         super().__init__(group, facts, todo)
 
 
+def require_within(sizes: np.ndarray, limit: int, values: str, todo: str) -> None:
+    """Raise GroupError for the first group that has more than `limit` values; `sizes` (int64[n]) counts each group's.
+    `values` names them in the message."""
+    if sizes.max(initial=0) > limit:
+        worst = int(np.argmax(sizes > limit))
+        facts = f"there are {sizes[worst]} {values}, and the limit is {limit}"
+        raise GroupError(worst, facts, f"Raise `limit`, or {todo}")
+
+
 States = tuple[pa.Array, ...]  # one array per field of an accumulator, with one value per group
 
 

@@ -9,7 +9,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.aggregates.base import GroupError, Groups, Present, States
+from joinery_runtime.core.aggregates.base import Groups, Present, States, require_within
 
 _SORTED_AS = {
     **{kind: kind for kind in (pa.int32(), pa.int64(), pa.uint64(), pa.float32(), pa.float64())},
@@ -76,14 +76,7 @@ class Distinct:
 
     def _lists(self, values: pa.Array, group: np.ndarray, groups: int) -> States:
         offsets, distinct_values = distinct(values, group, groups)
-        sizes = np.diff(offsets)
-        if sizes.max(initial=0) > self.limit:
-            worst = int(np.argmax(sizes > self.limit))
-            raise GroupError(
-                worst,
-                f"there are {sizes[worst]} distinct values, and the limit is {self.limit}",
-                "Raise `limit`, or count with `method: hll`, which has none",
-            )
+        require_within(np.diff(offsets), self.limit, "distinct values", "count with `method: hll`, which has none")
         return (pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), distinct_values, type=self.fields[0].type),)
 
 

@@ -11,7 +11,7 @@ import polars.selectors as cs
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.aggregates.base import GroupError, Groups, Make, Present, States
+from joinery_runtime.core.aggregates.base import Groups, Make, Present, States, require_within
 
 _AS_JSON = (  # as JSON outputs are encoded
     cs.date().dt.to_string("iso"),
@@ -69,14 +69,7 @@ class Values:
     def _lists(self, values: pa.Array, times: np.ndarray, number: np.ndarray, count: int) -> States:
         """States from values in order; `number` (int64[n], ascending) is the group of each."""
         offsets = np.searchsorted(number, np.arange(count + 1))
-        sizes = np.diff(offsets)
-        if sizes.max(initial=0) > self.limit:
-            worst = int(np.argmax(sizes > self.limit))
-            raise GroupError(
-                worst,
-                f"there are {sizes[worst]} values, and the limit is {self.limit}",
-                "Raise `limit`, or take fewer rows with the aggregate's `where`",
-            )
+        require_within(np.diff(offsets), self.limit, "values", "take fewer rows with the aggregate's `where`")
         lists = (values, pa.array(times))
         return tuple(
             pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), elements, type=field.type)

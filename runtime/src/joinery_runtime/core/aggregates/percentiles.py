@@ -19,7 +19,15 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.aggregates.base import Accumulator, AggregateCall, GroupError, Groups, Make, Present, States
+from joinery_runtime.core.aggregates.base import (
+    Accumulator,
+    AggregateCall,
+    Groups,
+    Make,
+    Present,
+    States,
+    require_within,
+)
 from joinery_runtime.core.aggregates.distinct import unify_zeros
 from joinery_runtime.core.aggregates.wide import Wide
 
@@ -106,14 +114,9 @@ class Percentile:
         bits = sorted_values.view(np.int64)
         first = np.flatnonzero((np.diff(group, prepend=-1) != 0) | (np.diff(bits, prepend=0) != 0))
         offsets = np.searchsorted(group[first], np.arange(groups + 1))
-        sizes = np.diff(offsets)
-        if self.limit is not None and sizes.max(initial=0) > self.limit:
-            worst = int(np.argmax(sizes > self.limit))
-            raise GroupError(
-                worst,
-                f"there are {sizes[worst]} distinct values, and the limit is {self.limit}",
-                "Raise `limit`, or write approx_percentile, which has none",
-            )
+        if self.limit is not None:
+            todo = "write approx_percentile, which has none"
+            require_within(np.diff(offsets), self.limit, "distinct values", todo)
         occurrences = np.add.reduceat(rows["count"].to_numpy(), first) if len(first) else np.zeros(0, dtype=np.int64)
         return tuple(
             pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(elements), type=field.type)
