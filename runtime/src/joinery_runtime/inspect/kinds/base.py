@@ -57,6 +57,16 @@ class EpochTimes:
         """The watermark by which the only side of the step is judged."""
         return self.handed_on.get(step.number, self.watermarks)[step.sides[0].time]
 
+    @staticmethod
+    def watermark_name(step: StepSpec) -> str:
+        """Whose watermark that is: the input's, or the one that the step before hands on (N3)."""
+        name = step.sides[0].time
+        return f"{name} after step {step.number}" if step.number else name
+
+    def watermark_text(self, step: StepSpec) -> str:
+        """Name the watermark, and say where it is: `the watermark of clicks (...)`."""
+        return f"the watermark of {self.watermark_name(step)} ({format_time(self.watermark_of(step))})"
+
     def horizon(self, part: str) -> int | None:
         return self.horizons[part].current
 

@@ -80,12 +80,6 @@ class SessionTimers:
     def input(self) -> str:
         return self.step.sides[0].time
 
-    @property
-    def watermark_name(self) -> str:
-        """Whose watermark ends the sessions: the input's, or the one that the step before hands on (N3)."""
-        before = self.step.number
-        return f"{self.input} after step {before}" if before else self.input
-
     def goes_out_above(self, last: int) -> int:
         """Returns the watermark above which a session is emitted, unless it grows (S4, S5)."""
         return last + self.sessions.gap + (self.sessions.allowed_lateness if self.sessions.drop_late else 0)
@@ -95,8 +89,7 @@ class SessionTimers:
 
     def above(self, ts: int) -> str:
         """Say when the watermark is above `ts`: `the watermark of clicks (...) is above ...`."""
-        now = self.epoch_times.watermark_of(self.step)
-        return f"the watermark of {self.watermark_name} ({format_time(now)}) is above {format_time(ts)}"
+        return f"{self.epoch_times.watermark_text(self.step)} is above {format_time(ts)}"
 
     def is_kept(self, last: np.ndarray) -> np.ndarray:
         """Whether no committed epoch has forgotten the session. Its row may stay stored for longer, with its
@@ -137,7 +130,10 @@ class SessionView:
 
     def document(self) -> dict[str, Any]:
         window = {"window_start": self.start, "window_end": self.last, "session_id": self.session_id}
-        until = {"until_input": self.timers.watermark_name, "until": self.timers.forgotten_above(self.last)}
+        until = {
+            "until_input": self.timers.epoch_times.watermark_name(self.timers.step),
+            "until": self.timers.forgotten_above(self.last),
+        }
         fields = {"input": self.timers.input, **window, "capped": self.capped, "emitted": self.emitted, **until}
         if self.capped:
             return fields
@@ -241,7 +237,7 @@ class SessionCounts:
             due=int(due.sum()),
             gone_out=int((live & ~forced & emitted_before).sum()),
             capped=int((live & forced).sum()),
-            until_input=timers.watermark_name,
+            until_input=timers.epoch_times.watermark_name(timers.step),
             until=timers.goes_out_above(int(first)) if (open_ & ~due).any() else None,
         )
 

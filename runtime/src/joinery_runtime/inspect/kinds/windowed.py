@@ -76,16 +76,10 @@ class PaneTimers:
     step: StepSpec
     epoch_times: EpochTimes
 
-    @property
-    def watermark_name(self) -> str:
-        """Whose watermark ends the windows: the input's, or the one that the step before hands on (N3)."""
-        name = self.step.sides[0].time
-        return f"{name} after step {self.step.number}" if self.step.number else name
-
     def at(self, end: int) -> str:
         """Say when a window that ends at `end` (ms) is emitted: `the watermark of clicks (...) is at ... or above`."""
-        now, reached = self.epoch_times.watermark_of(self.step), end + self.kind.allowed_lateness
-        return f"the watermark of {self.watermark_name} ({format_time(now)}) is at {format_time(reached)} or above"
+        reached = format_time(end + self.kind.allowed_lateness)
+        return f"{self.epoch_times.watermark_text(self.step)} is at {reached} or above"
 
     def is_kept(self, starts: np.ndarray) -> np.ndarray:
         """bool[n]: the panes (by start, int64[n]) that no committed epoch has evicted. Their rows may stay stored for
@@ -143,7 +137,7 @@ class PaneView:
             "start": self.start,
             "end": self.end,
             "windows": [list(span) for span in self.windows],
-            "until_input": timers.watermark_name,
+            "until_input": timers.epoch_times.watermark_name(timers.step),
             "until": first[1] + timers.kind.allowed_lateness,
             "aggregates": dict(self.aggregates),
         }
@@ -155,9 +149,9 @@ class PaneView:
         more = f" and {len(windows) - _NAMED_WINDOWS:,} more" if len(windows) > _NAMED_WINDOWS else ""
         due = bool(self.timers.is_due(np.array([windows[0][1]]))[0])
         when = "with the next epoch" if due else f"when {self.timers.at(windows[0][1])}"
-        held = f"in the windows {named}{more}" if len(windows) > 1 else f"in the window {named}"
+        windows_text = f"in the windows {named}{more}" if len(windows) > 1 else f"in the window {named}"
         span = f"rows from {format_time(self.start)} to before {format_time(self.end)}"
-        return f"{span}: {values}{'; ' if values else ''}{held}; the first one is emitted {when}"
+        return f"{span}: {values}{'; ' if values else ''}{windows_text}; the first one is emitted {when}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +171,7 @@ class PaneCounts:
         ends = timers.next_ends(starts[timers.is_kept(starts)])
         due = timers.is_due(ends)
         until = int(ends[~due].min()) + timers.kind.allowed_lateness if (~due).any() else None
-        return cls(len(ends), int(due.sum()), timers.watermark_name, until)
+        return cls(len(ends), int(due.sum()), timers.epoch_times.watermark_name(timers.step), until)
 
     def document(self) -> Mapping[str, Any]:
         return {"windows": asdict(self)}
