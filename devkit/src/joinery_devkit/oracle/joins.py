@@ -180,8 +180,8 @@ class _Chain:
         left, left_drops = records[self._first], dropped[self._first]
         for run, step, keep_from in zip(self._run, self._steps, horizons.keep_from, strict=True):
             drops = (left_drops, dropped[step.right])
-            made = run.epoch((left, records[step.right]), keep_from, reached.get(step.right, math.inf), drops)
-            left = step.filtered(made, dropped)
+            joined = run.epoch((left, records[step.right]), keep_from, reached.get(step.right, math.inf), drops)
+            left = step.filtered(joined, dropped)
             left_drops = Counter()
         for name in self._inputs:  # they count from the next epoch on (T3)
             self._highest[name] = max([self._highest.get(name, UNKNOWN), *(row.ts for row in rows[name])])

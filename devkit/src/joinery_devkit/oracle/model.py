@@ -80,11 +80,11 @@ class Step:
 
     def filtered(self, rows: Iterable[Joined], dropped: Mapping[str, Counter[str]]) -> list[Joined]:
         """The rows that the step emits, of those that it makes; counts the others."""
-        made = list(rows)
-        kept = [row for row in made if self.keeps is None or self.keeps(row.by_input) is True]
-        if len(kept) < len(made):
-            dropped[self.right]["filtered_rows"] += len(made) - len(kept)
-        return kept
+        joined = list(rows)
+        emitted = [row for row in joined if self.keeps is None or self.keeps(row.by_input) is True]
+        if len(emitted) < len(joined):
+            dropped[self.right]["filtered_rows"] += len(joined) - len(emitted)
+        return emitted
 
     def preserved(self, side: int) -> bool:
         return self.type in {"full", ("left", "right")[side]} or (self.type == "anti" and side == LEFT)

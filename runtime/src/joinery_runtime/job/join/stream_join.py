@@ -157,8 +157,8 @@ class StreamJoin(Job):
     @property
     def aggregated_time(self) -> str:
         """The input whose event time counts for the windows of `aggregate`."""
-        of = self.aggregation.counted_from if self.aggregation is not None else None
-        return of or self.inputs[0].name
+        counted_from = self.aggregation.counted_from if self.aggregation is not None else None
+        return counted_from or self.inputs[0].name
 
     @property
     def aggregated_types(self) -> Mapping[str, ColumnType]:
@@ -375,12 +375,12 @@ class StreamJoin(Job):
         own = [*aggregation.form.columns, *(aggregate.as_ for aggregate in aggregation.aggregates)]
         written = [(item.as_, item.column or "") for item in self.select or ()]
         chosen = written or [(None, name) for name in (*aggregation.group_by, *own)]
-        kept = {
+        kept_values = {
             aggregate.as_: self._reference(aggregate.column)
             for aggregate in aggregation.aggregates
             if aggregate.column is not None and aggregate.function in KEEPS_TYPE
         }
-        read = {**refs, **{name: ref for name, ref in kept.items() if ref is not None}}
+        read = {**refs, **{name: ref for name, ref in kept_values.items() if ref is not None}}
         types = {name: self.input(ref.input).types[ref.column] for name, ref in read.items()}
         types |= {
             aggregate.as_: ColumnType("json")
@@ -402,8 +402,8 @@ class StreamJoin(Job):
     def _reference(self, name: str) -> Reference | None:
         """The column of an input that a group or an aggregate names; None: it is a computed one."""
         ref = parse_reference(name)
-        known = ref is not None and ref.input in self.joined and ref.column in self.input(ref.input).types
-        return ref if known else None
+        exists = ref is not None and ref.input in self.joined and ref.column in self.input(ref.input).types
+        return ref if exists else None
 
     def _selected(self, item: SelectItem) -> OutputField:
         if item.column in WINDOW_COLUMNS:

@@ -19,15 +19,15 @@ def unknown_columns(draft: JobDraft, columns: Sequence[str] | None) -> Iterator[
     None while a mistake hides one."""
     if columns is None:
         return
-    for place, output in outputs(draft.data):
+    for output_at, output in outputs(draft.data):
         for i, item in enumerate(items(output, "select")):
             if isinstance(name := dig(item, "column"), str) and name not in columns:
-                yield (*place, "select", i, "column"), _unknown(name, columns)
+                yield (*output_at, "select", i, "column"), _unknown(name, columns)
         chosen = items(output, "select")
         own_columns = [dig(item, "as") or dig(item, "column") for item in chosen if dig(item, "column") in columns]
         for at, name in named_columns(output):
             if isinstance(name, str) and name not in (own_columns if chosen else columns):
-                yield (*place, *at), _unknown(name, own_columns if chosen else columns)
+                yield (*output_at, *at), _unknown(name, own_columns if chosen else columns)
 
 
 def _unknown(name: str, columns: Sequence[str]) -> str:
@@ -160,11 +160,11 @@ def _target(output: Mapping[str, Any]) -> tuple[str, object] | None:
 def _rolled_apart(draft: JobDraft) -> Iterator[Finding]:
     """Reject rolling files of an output and dead letters in one folder: each would merge what the other holds."""
     dead = dig(draft.data, "spec", "deadLetter", "file")
-    for place, output in outputs(draft.data):
+    for output_at, output in outputs(draft.data):
         file = dig(output, "file")
         if dig(file, "path") is None or dig(file, "path") != dig(dead, "path"):
             continue
-        for at, target in ((place, file), (("spec", "deadLetter"), dead)):
+        for at, target in ((output_at, file), (("spec", "deadLetter"), dead)):
             for field in ("rollSize", "rollInterval"):
                 if dig(target, field) is not None:
                     yield (*at, "file", field), "output and dead letters are in one folder; name two to hold files"
@@ -187,8 +187,8 @@ def _lakes(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _postgres(draft: JobDraft) -> Iterator[Finding]:
-    for place, output in outputs(draft.data):
-        postgres, at = dig(output, "postgres"), (*place, "postgres")
+    for output_at, output in outputs(draft.data):
+        postgres, at = dig(output, "postgres"), (*output_at, "postgres")
         if not isinstance(postgres, Mapping):
             continue
         if dig(draft.data, "spec", "stateStore", "memory") is not None:

@@ -231,8 +231,8 @@ def _takes_back_its_own(draft: GroupedDraft) -> Iterator[Finding]:
         return
     groups = draft.fields("groupBy")
     todo = f"name {SESSION_ID} and group columns only, or drop emitRetractions (rule S6)"
-    for place, output in output_rules.outputs(draft.data):
-        at: Loc = (*place, "postgres", "upsertKey")
+    for output_at, output in output_rules.outputs(draft.data):
+        at: Loc = (*output_at, "postgres", "upsertKey")
         key, named = items(output, "postgres", "upsertKey"), _columns_of(output, draft) or {}
         if not key or not all(isinstance(name, str) for name in key):
             continue
@@ -257,8 +257,8 @@ def _selects_its_key(draft: GroupedDraft) -> Iterator[Finding]:
         if missing:
             own = listed(draft.identity)
             facts = f"rows of the table are replaced by group and {own} (rule S6), and {listed(missing)} is left out"
-            place = (*at, "select") if output.get("select") is not None else _SELECT
-            yield place, f"{facts}; select it, or write {path_text((*at[1:], 'postgres', 'upsertKey'))}"
+            select_at = (*at, "select") if output.get("select") is not None else _SELECT
+            yield select_at, f"{facts}; select it, or write {path_text((*at[1:], 'postgres', 'upsertKey'))}"
 
 
 def _session_columns(draft: GroupedDraft) -> list[str] | None:
