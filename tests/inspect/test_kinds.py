@@ -8,4 +8,4 @@ from joinery_runtime.inspect.kinds import base
 
 
 def test_each_kind_is_described() -> None:
-    assert set(base._descriptions()) == {*join_kinds(), *aggregate_kinds()}
+    assert set(base._find_descriptions()) == {*join_kinds(), *aggregate_kinds()}

@@ -120,7 +120,7 @@ def run(
     stalled_after
         /healthz answers 503 after this long without an epoch, task, poll or retry.
     """
-    stalled_after_ms = _duration("--stalled-after", stalled_after)
+    stalled_after_ms = _parse_duration_option("--stalled-after", stalled_after)
     if local and master is not None:
         raise EnvironmentProblem(
             "joinery run was given --local and --master",
@@ -140,7 +140,7 @@ def run(
             return run_command(job, master, status_port, status_host, stalled_after_ms, once=once, local=local)
 
 
-def _duration(option: str, text: str) -> int:
+def _parse_duration_option(option: str, text: str) -> int:
     try:
         return parse_duration(text)
     except ValueError as error:
@@ -275,14 +275,11 @@ def crds(*, folder: Path | None = None) -> None:
         say("---\n".join(texts.values()).rstrip("\n"))
         return
     for name, text in texts.items():
-        _write(folder / name, text)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise EnvironmentProblem(
-            f"{path} cannot be written", facts=error.strerror or str(error), todo="Name another --folder"
-        ) from error
+        path = folder / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise EnvironmentProblem(
+                f"{path} cannot be written", facts=error.strerror or str(error), todo="Name another --folder"
+            ) from error

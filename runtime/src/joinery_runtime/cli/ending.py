@@ -58,24 +58,24 @@ def writing_ending() -> Iterator[Callable[[object], None]]:
         yield lambda _: None
         return
     path = Path(ending_file)
-    _write(path, b"")
+    _write_file(path, b"")
     outcomes: list[Outcome] = []
     with sigterm_stops():
         try:
             yield lambda result: outcomes.append("stopped" if result == "stopped" else "finished")
         except Stopped:
-            _write(path, ending_bytes(Ending(outcome="stopped")))
+            _write_file(path, ending_bytes(Ending(outcome="stopped")))
             sys.exit(128 + signal.SIGTERM)
         except Exception as error:
-            _write(path, ending_bytes(failed(error)))
+            _write_file(path, ending_bytes(failed(error)))
             raise
         except SystemExit as end:
             if end.code and not _has_text(path):  # `state check` ends with 1 and its own message
                 usage = Ending(outcome="failed", error="The command line was not understood", kind="Usage", retry=False)
-                _write(path, ending_bytes(usage))
+                _write_file(path, ending_bytes(usage))
             raise
         if outcomes and not _has_text(path):
-            _write(path, ending_bytes(Ending(outcome=outcomes[-1])))
+            _write_file(path, ending_bytes(Ending(outcome=outcomes[-1])))
 
 
 def leave_answer(text: str) -> None:
@@ -92,7 +92,7 @@ def failed(error: Exception) -> Ending:
     text = str(error) if isinstance(error, JoineryError) else traceback.format_exception_only(error)[-1].strip()
     retry = not isinstance(error, _PERMANENT)
     kind = error.kind if isinstance(error, JoineryError) else type(error).__name__
-    return Ending(outcome="failed", error=_shorter(text, _LONGEST_ERROR), kind=kind, retry=retry)
+    return Ending(outcome="failed", error=_shorten(text, _LONGEST_ERROR), kind=kind, retry=retry)
 
 
 def ending_bytes(ending: Ending) -> bytes:
@@ -100,11 +100,11 @@ def ending_bytes(ending: Ending) -> bytes:
     length = len(ending.error)
     while len(data := ending.model_dump_json(by_alias=True).encode()) > MESSAGE_BYTES:
         length = length * 9 // 10
-        ending = ending.model_copy(update={"error": _shorter(ending.error, length)})
+        ending = ending.model_copy(update={"error": _shorten(ending.error, length)})
     return data
 
 
-def _shorter(text: str, length: int) -> str:
+def _shorten(text: str, length: int) -> str:
     if len(text) <= length:
         return text
     head = max(0, length - len(_CUT)) // 2
@@ -136,7 +136,7 @@ def _has_text(path: Path) -> bool:
         return False
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write_file(path: Path, data: bytes) -> None:
     try:
         path.write_bytes(data)
     except OSError as error:

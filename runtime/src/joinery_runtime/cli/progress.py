@@ -78,21 +78,21 @@ class RunProgress(ABC):
     @property
     def listener(self) -> JobListener:
         return JobListener(
-            self._started,
+            self._show_start,
             self._has_committed,
-            lambda error, pause: self._trouble(error, pause) if self._repeats.due("trouble", error) else None,
+            lambda error, pause: self._show_trouble(error, pause) if self._repeats.due("trouble", error) else None,
             warned=self.warn,
-            waiting=lambda outage: self._waiting(outage) if self._repeats.due("waiting", outage.error) else None,
+            waiting=lambda outage: self._show_waiting(outage) if self._repeats.due("waiting", outage.error) else None,
             recovered=self._has_recovered,
         )
 
     def _has_committed(self, progress: CommittedEpoch) -> None:
         self._repeats.over()
-        self._committed(progress)
+        self._show_commit(progress)
 
     def _has_recovered(self, outage: Outage) -> None:
         self._repeats.over()
-        self._back(outage)
+        self._show_recovery(outage)
 
     @abstractmethod
     def served(self, page: str) -> None:
@@ -105,19 +105,19 @@ class RunProgress(ABC):
     def ended(self, by: EndedBy) -> None: ...
 
     @abstractmethod
-    def _started(self, driver: Driver) -> None: ...
+    def _show_start(self, driver: Driver) -> None: ...
 
     @abstractmethod
-    def _committed(self, progress: CommittedEpoch) -> None: ...
+    def _show_commit(self, progress: CommittedEpoch) -> None: ...
 
     @abstractmethod
-    def _trouble(self, error: JoineryError, pause: float) -> None: ...
+    def _show_trouble(self, error: JoineryError, pause: float) -> None: ...
 
     @abstractmethod
-    def _waiting(self, outage: Outage) -> None: ...
+    def _show_waiting(self, outage: Outage) -> None: ...
 
     @abstractmethod
-    def _back(self, outage: Outage) -> None: ...
+    def _show_recovery(self, outage: Outage) -> None: ...
 
 
 @contextmanager
@@ -174,7 +174,7 @@ class JsonProgress(RunProgress):
             **note,
         )
 
-    def _started(self, driver: Driver) -> None:
+    def _show_start(self, driver: Driver) -> None:
         self._ended_before = ended_inputs(driver)
         self._log.info(
             "started",
@@ -185,7 +185,7 @@ class JsonProgress(RunProgress):
             **self._page,
         )
 
-    def _committed(self, progress: CommittedEpoch) -> None:
+    def _show_commit(self, progress: CommittedEpoch) -> None:
         report = progress.report
         self._totals = report.totals
         self._disorder = furthest(self._disorder, report.disorder)
@@ -216,10 +216,10 @@ class JsonProgress(RunProgress):
             hottest_keys=[asdict(key) for key in report.hottest[:HOTTEST]],
         )
 
-    def _trouble(self, error: JoineryError, pause: float) -> None:
+    def _show_trouble(self, error: JoineryError, pause: float) -> None:
         self._log.error("trouble", error=str(error), retry_in_seconds=pause)
 
-    def _waiting(self, outage: Outage) -> None:
+    def _show_waiting(self, outage: Outage) -> None:
         self._log.error(
             "waiting",
             system=outage.error.system,
@@ -228,7 +228,7 @@ class JsonProgress(RunProgress):
             retry_in_seconds=outage.pause,
         )
 
-    def _back(self, outage: Outage) -> None:
+    def _show_recovery(self, outage: Outage) -> None:
         self._log.info("back", system=outage.error.system, since=show_time(round(outage.since * 1000)))
 
 
@@ -271,7 +271,7 @@ class TableProgress(RunProgress):
         # Broken by the terminal and not by us, a command or an address can still be copied.
         self._live.console.print(markup, highlight=False, soft_wrap=True)
 
-    def _started(self, driver: Driver) -> None:
+    def _show_start(self, driver: Driver) -> None:
         self._ended_before = ended_inputs(driver)
         self._rates = Rates(self._clock(), RATE_WINDOW_S)
         replay_note = f", epoch {driver.epoch + 1} is replayed" if driver.pending else ""
@@ -280,18 +280,18 @@ class TableProgress(RunProgress):
             f"{self._job.name} on {location}: generation {driver.generation}, after epoch {driver.epoch}{replay_note}"
         )
 
-    def _trouble(self, error: JoineryError, pause: float) -> None:
+    def _show_trouble(self, error: JoineryError, pause: float) -> None:
         self._say(f"[red]{escape(str(error))}[/]; trying again in {pause:.1f} s")
 
-    def _waiting(self, outage: Outage) -> None:
+    def _show_waiting(self, outage: Outage) -> None:
         since = show_time(round(outage.since * 1000))
         words = f"waiting for the {outage.error.system} since {since}, trying again in {outage.pause:.0f} s"
         self._say(f"[red]{escape(str(outage.error))}[/]; {words}")
 
-    def _back(self, outage: Outage) -> None:
+    def _show_recovery(self, outage: Outage) -> None:
         self._say(f"the {outage.error.system} is there again")
 
-    def _committed(self, progress: CommittedEpoch) -> None:
+    def _show_commit(self, progress: CommittedEpoch) -> None:
         report, now = progress.report, self._clock()
         self._rates.add(now, progress.seconds, {**report.rows_in, _OUT: report.rows_out})
         self._totals = report.totals
@@ -305,9 +305,11 @@ class TableProgress(RunProgress):
         for partition, count in report.lost.items():
             records = counted(count, "record", "were")
             self._say(f"[bold red]{escape(partition)}: {records} lost unread[/]")
-        self._live.update(Group(self._table(progress, now), *_sides(self._job, report), *_keys(report)))
+        self._live.update(
+            Group(self._inputs_table(progress, now), *_sides_table(self._job, report), *_hottest_keys(report))
+        )
 
-    def _table(self, progress: CommittedEpoch, now: float) -> Table:
+    def _inputs_table(self, progress: CommittedEpoch, now: float) -> Table:
         report, rates = progress.report, self._rates.per_second(now)
         duration = f"{progress.seconds * 1000:.0f} ms on {_LOCATIONS[report.runs_on]}"
         table = Table(title=f"{self._job.name}, epoch {report.epoch} ({duration})", expand=False)
@@ -332,7 +334,7 @@ class TableProgress(RunProgress):
         return table
 
 
-def _sides(job: Job, report: EpochReport) -> Iterator[RenderableType]:
+def _sides_table(job: Job, report: EpochReport) -> Iterator[RenderableType]:
     """A table of what each side of each step keeps now, and has kept since the state began."""
     if not report.totals.parts:
         return
@@ -359,7 +361,7 @@ def _side_name(job: Job, part: str) -> str:
     return part  # a part of an earlier definition of the job, which is being settled
 
 
-def _keys(report: EpochReport) -> Iterator[RenderableType]:
+def _hottest_keys(report: EpochReport) -> Iterator[RenderableType]:
     """The rows out per record in, and the keys with the most rows in the state."""
     out = [] if report.amplification is None else [f"{report.amplification:,.2f} rows out per record in"]
     keys = [f"{key.key} {counted(key.rows, 'row')} (step {key.step + 1})" for key in report.hottest[:HOTTEST]]
@@ -408,19 +410,19 @@ def _where_rows_are(job: Job, output: NamedOutput) -> str:
             command += f" --property schema.registry.url={output.schema_registry.url}"
         return f"rows are in the topic {kafka.topic}: {command} --from-beginning"
     if output.iceberg is not None or output.delta is not None:
-        return f"rows are in the {lake_table(output).name}: {_ask(output)}"
+        return f"rows are in the {lake_table(output).name}: {_query_text(output)}"
     if output.console is not None:
         return "the first rows of each epoch were printed here; none are kept"
     assert output.postgres is not None, "an output has one of these kinds"
     table = output.postgres.table
     if not output.postgres.is_external and job.spec.state_store.kind == "embedded":
         # The embedded Postgres stops with the job.
-        return f"rows are in the table {table} of the embedded Postgres: {_ask(output)}"
+        return f"rows are in the table {table} of the embedded Postgres: {_query_text(output)}"
     database = "the database of output.postgres" if output.postgres.is_external else "the state store's database"
     return f"rows are in the table {table} of {database}: SELECT * FROM {table} LIMIT 10"
 
 
-def _ask(output: NamedOutput) -> str:
+def _query_text(output: NamedOutput) -> str:
     return f"joinery sql JOB.yaml 'SELECT * FROM {output.name} LIMIT 10'"
 
 

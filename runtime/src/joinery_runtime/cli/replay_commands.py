@@ -38,8 +38,15 @@ def why_command(job: Job, key: Sequence[str], record: str | None, until: int | N
         raise JoineryError("It is not clear what is asked for", todo="Give either --key COLUMN=VALUE or --record")
     at = None if record is None else _parse_position(record)
     if steps is not None:
-        return _why_in_trace(job, steps, key, at, until)
-    with _reading(job) as (filled, opened, inputs):
+        store, trace_steps = MemoryStore(), [step for _, step in read_steps(steps)]
+        for _ in run_trace(job, trace_steps, store):
+            """What the steps put out is asked for afterwards."""
+        logs = {side.name: StepLog(side) for side in job.inputs}
+        for step in trace_steps:
+            for name, rows in rows_by_input(step).items():
+                logs[name].append(rows)
+        return explain_records(job, store, StepInputs(job, logs), key, at, until)
+    with _open_for_reading(job) as (filled, opened, inputs):
         return explain_records(filled, opened.store, inputs, key, at, until)
 
 
@@ -49,31 +56,18 @@ def verify_command(job: Job, epochs: str | None) -> Verdict:
     first, last = (int(text) if text else None for text in match.groups()) if match is not None else (None, None)
     if match is None or (first is not None and last is not None and first > last):
         raise JoineryError(f"--epochs {epochs} are no epochs", todo="Give FIRST..LAST, FIRST.. or ..LAST")
-    with _reading(job) as (filled, opened, inputs):
+    with _open_for_reading(job) as (filled, opened, inputs):
         return verify(filled, opened.store, inputs, first, last, opened.address)
 
 
 @contextmanager
-def _reading(job: Job) -> Iterator[tuple[Job, OpenStore, JobInputs]]:
+def _open_for_reading(job: Job) -> Iterator[tuple[Job, OpenStore, JobInputs]]:
     """The job with its secrets, its store and its inputs. Raises JoineryError if there is no state of the job."""
     job = durable(job)
     with open_store(job, lambda _: None) as opened, closing(JobInputs(job.inputs)) as inputs:
         if not (record := record_of(job, opened.store)).epoch:
             raise without_epochs(record)
         yield with_stored_names(job, record.definition), opened, inputs
-
-
-def _why_in_trace(
-    job: Job, steps: Path, key: Sequence[str], at: tuple[str, int, int] | None, until: int | None
-) -> Answer:
-    store, trace_steps = MemoryStore(), [step for _, step in read_steps(steps)]
-    for _ in run_trace(job, trace_steps, store):
-        """What the steps put out is asked for afterwards."""
-    logs = {side.name: StepLog(side) for side in job.inputs}
-    for step in trace_steps:
-        for name, rows in rows_by_input(step).items():
-            logs[name].append(rows)
-    return explain_records(job, store, StepInputs(job, logs), key, at, until)
 
 
 def _parse_position(text: str) -> tuple[str, int, int]:
@@ -95,7 +89,7 @@ def trace_command(
     # A trace never touches the state of the job itself.
     name = f"trace-{uuid.uuid4().hex}"
     private = job.model_copy(update={"metadata": job.metadata.model_copy(update={"name": name})})
-    with _store(job, store) as opened:
+    with _open_store(job, store) as opened:
         done = 0
         try:
             for result in run_trace(private, [step for _, step in listed], opened, shards, verbose=verbose):
@@ -130,7 +124,7 @@ def read_steps(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 @contextmanager
-def _store(job: Job, kind: str) -> Iterator[StateStore]:
+def _open_store(job: Job, kind: str) -> Iterator[StateStore]:
     if kind == "memory":
         yield MemoryStore()
     elif job.spec.state_store.postgres is not None:

@@ -42,7 +42,7 @@ def run_command(
     location = THIS_PROCESS if local else master_of(job.spec.spark.conf, master) or "the master of spark-submit"
     with (
         open_progress(job, sys.stdout, location) as progress,
-        _served(job, status_port, status_host, stalled_after_ms, progress.served) as board,
+        _serve_page(job, status_port, status_host, stalled_after_ms, progress.served) as board,
     ):
         listener = progress.listener
 
@@ -81,7 +81,7 @@ def check_master(job: Job, job_file: Path, master: str | None) -> None:
 
 
 @contextmanager
-def _served(
+def _serve_page(
     job: Job, port: int | None, host: str, stalled_after_ms: int, tell: Callable[[str], None]
 ) -> Iterator[Board | None]:
     if port == 0:
@@ -111,7 +111,7 @@ class Signals:
     @contextmanager
     def end_a_start(self) -> Iterator[None]:
         self._starting = True
-        self._catch()
+        self._catch_signals()
         try:
             yield
         except (Stopped, KeyboardInterrupt):
@@ -126,9 +126,9 @@ class Signals:
         self._starting = False
         # Installs the handlers again: the Spark context has replaced the one for SIGINT, and its own would end the
         # epoch.
-        self._catch()
+        self._catch_signals()
 
-    def _catch(self) -> None:
+    def _catch_signals(self) -> None:
         for number in self._numbers:
             signal.signal(number, self._on_signal)
 

@@ -91,7 +91,7 @@ class ReplayedEpoch:
 
     def output_lines(self, columns: Sequence[str] | None = None, style: JsonStyle = PLAIN) -> Lines:
         """Write the output rows, with these columns (None: all)."""
-        return json_lines([_users(table, columns) for table in self.rows], style)
+        return json_lines([_user_columns(table, columns) for table in self.rows], style)
 
     def dead_letter_lines(self) -> Lines:
         return json_lines(self.dead)
@@ -102,7 +102,7 @@ class ReplayedEpoch:
         """Name the records that make each output row, by row. `sides` are names of inputs."""
         origins = {}
         for table in self.rows:
-            lines = rows_to_json(_users(table, columns), style)
+            lines = rows_to_json(_user_columns(table, columns), style)
             for line, row in zip(lines, table.select(ORIGIN_COLUMNS).to_pylist(), strict=True):
                 origins[_one_spelling(line)] = RowOrigin(*row.values()).text(sides)
         return origins
@@ -113,7 +113,7 @@ class ReplayedEpoch:
         rules_by_row = dict[str, str]()
         for table in self.rows:
             phases, partners = (table[name].to_pylist() for name in (PHASE, PARTNER))
-            for line, phase, partner in zip(rows_to_json(_users(table)), phases, partners, strict=True):
+            for line, phase, partner in zip(rows_to_json(_user_columns(table)), phases, partners, strict=True):
                 if partner == -1:
                     rules_by_row[_one_spelling(line).decode()] = closing if phase == CLOSING else arriving
         return rules_by_row
@@ -131,11 +131,11 @@ class ReplayedEpoch:
     def sessions_around(self, ts: int) -> Counter[str]:
         """Find the sessions that an event time is in, without those that are taken back."""
 
-        def around(order: Mapping[str, np.ndarray]) -> np.ndarray:
+        def covers_time(order: Mapping[str, np.ndarray]) -> np.ndarray:
             is_new = order["$partner_partition"] == 1  # a retraction takes back what was there before
             return np.asarray(is_new & (order[FIRST_TIME] <= ts) & (ts <= order[LAST_TIME]))
 
-        return self._rows_where(around)
+        return self._rows_where(covers_time)
 
     def _rows_where(self, chosen: Callable[[Mapping[str, np.ndarray]], np.ndarray]) -> Counter[str]:
         tables = [
@@ -155,7 +155,7 @@ def in_order(tables: Sequence[pa.Table]) -> Counter[str]:
     return Counter(map(json.dumps, sorted_json_rows(tables)))
 
 
-def _users(table: pa.Table, columns: Sequence[str] | None = None) -> pa.Table:
+def _user_columns(table: pa.Table, columns: Sequence[str] | None = None) -> pa.Table:
     return table.drop_columns(list(ORDER_COLUMNS)) if columns is None else table.select(list(columns))
 
 

@@ -101,16 +101,16 @@ class OutputDiff:
         if self.content.exact and epoch > self.content.complete_to:
             return
         by_rank = self.content.upsert_key and not self.in_order and not any_of_key
-        ranks = _ranks(tables) if by_rank else None
+        ranks = _order_ranks(tables) if by_rank else None
         first = 0
         for table in tables:
             numbers = np.arange(table.num_rows) if self.in_order else np.zeros(table.num_rows, dtype=np.int64)
             if ranks is not None:
                 numbers = ranks[first : first + table.num_rows]
                 first += table.num_rows
-            self._expect(epoch, table, epoch * _EPOCH + numbers)
+            self._expect_table(epoch, table, epoch * _EPOCH + numbers)
 
-    def _expect(self, epoch: int, table: pa.Table, numbers: np.ndarray) -> None:
+    def _expect_table(self, epoch: int, table: pa.Table, numbers: np.ndarray) -> None:
         origins = [
             table[name] if name in table.schema.names else pa.nulls(table.num_rows, pa.int64())
             for name in ORIGIN_COLUMNS
@@ -121,7 +121,7 @@ class OutputDiff:
         is_retracted = pa.repeat(pa.scalar(False), count) if content.retracted is None else rows[content.retracted]
         if content.retracted is not None:
             rows = rows.drop_columns([content.retracted])
-        self._insert(
+        self._insert_rows(
             "expected",
             [
                 pa.array(content.texts(rows), pa.binary()), pa.array(keys, pa.binary()),
@@ -130,7 +130,7 @@ class OutputDiff:
             ],
         )  # fmt: skip
 
-    def _insert(self, name: str, columns: Sequence[Any]) -> None:
+    def _insert_rows(self, name: str, columns: Sequence[Any]) -> None:
         self._db.register("piece", pa.table(list(columns), [f"c{number}" for number in range(len(columns))]))
         self._db.execute(f"INSERT INTO {name} SELECT * FROM piece")
         self._db.unregister("piece")
@@ -151,7 +151,7 @@ class OutputDiff:
         for piece in self.content.pieces():
             is_own = pa.repeat(pa.scalar(piece.ours and only_incarnation), len(piece.texts))
             texts = pa.array(piece.texts, pa.binary())
-            self._insert("present", [texts, pa.array(piece.places), pa.array(piece.numbers, pa.int64()), is_own])
+            self._insert_rows("present", [texts, pa.array(piece.places), pa.array(piece.numbers, pa.int64()), is_own])
         self.notes += [f"{self.name}: {note}" for note in self.content.notes]
         self._forget_what_is_cut_off()
         if self.content.upsert_key:
@@ -161,12 +161,15 @@ class OutputDiff:
             # Another program may have written the same row with different white space.
             self._write_plainly()
             self._db.execute(_COUNTS)
-        if since is not None and self._has_equal_rows():
+        # Whether epochs, computed ones or earlier ones, put out rows that are equal in all columns.
+        equal = "SELECT count(*) FROM (SELECT 1 FROM expected GROUP BY hash(text) HAVING count(*) > 1 LIMIT 1)"
+        equal_earlier = "SELECT count(*) FROM differing WHERE twin IS NULL AND present > 1"
+        if since is not None and (self._query_number(equal) or self._query_number(equal_earlier)):
             self._forgive_equal_rows(since)
         self._note_others(may_repeat=may_repeat)
         self._db.execute(_MISSING)
         self._db.execute(_EXTRA)
-        self._report(into, first, last)
+        self._report_differences(into, first, last)
         requested_rows = f"FROM expected WHERE epoch BETWEEN {first} AND {last}"
         required = self._query_number(f"SELECT count(*) {requested_rows} AND required")
         if not required and self.content.heads and (rows := self._query_number(f"SELECT count(*) {requested_rows}")):
@@ -208,17 +211,11 @@ class OutputDiff:
             cursor.execute(query)
             while piece := cursor.fetchmany(_PIECE):
                 hashes, texts = zip(*piece, strict=True)
-                self._insert("plain", [pa.array(hashes, pa.uint64()), pa.array(map(_plain, texts), pa.binary())])
+                self._insert_rows(
+                    "plain", [pa.array(hashes, pa.uint64()), pa.array(map(_normalize_json, texts), pa.binary())]
+                )
         for name in ("expected", "present"):
             self._db.execute(f"UPDATE {name} SET text = plain.text FROM plain WHERE hash({name}.text) = plain.hash")
-
-    def _has_equal_rows(self) -> bool:
-        """Whether epochs, computed ones or earlier ones, put out rows that are equal in all columns."""
-        equal = "SELECT count(*) FROM (SELECT 1 FROM expected GROUP BY hash(text) HAVING count(*) > 1 LIMIT 1)"
-        return bool(
-            self._query_number(equal)
-            or self._query_number("SELECT count(*) FROM differing WHERE twin IS NULL AND present > 1")
-        )
 
     def _forgive_equal_rows(self, since: int) -> None:
         """Takes rows that are there too often out of the comparison: where equal rows are usual, such a row may belong
@@ -262,14 +259,14 @@ class OutputDiff:
                 "writer may have written the same, or the job in epochs that were not computed"
             )
 
-    def _report(self, into: RowComparison, first: int, last: int) -> None:
+    def _report_differences(self, into: RowComparison, first: int, last: int) -> None:
         """Reports the differences. A row that is there once too often is not a changed row, so missing rows are paired
         only with rows that no epoch has put out."""
         requested_epochs = f"BETWEEN {first} AND {last}"
-        strange = [(_shown(row["text"]), row) for row in self._first("extra WHERE twin IS NULL")]
+        strange = [(_row_columns(row["text"]), row) for row in self._first_rows("extra WHERE twin IS NULL")]
         pairs = different = 0
-        for row in self._first("missing"):
-            expected, other = _shown(row["text"]), None
+        for row in self._first_rows("missing"):
+            expected, other = _row_columns(row["text"]), None
             at = most_like(expected, [shown for shown, _ in strange])
             if at is not None:
                 other, pairs = strange.pop(at), pairs + 1
@@ -278,8 +275,8 @@ class OutputDiff:
                 kind: DifferenceKind = "missing" if other is None else "different"
                 actual, found_at = (None, "") if other is None else (other[0], other[1]["place"])
                 into.show(Difference(row["epoch"], self.name, kind, expected, actual, self._made_of(row), found_at))
-        for row in self._first(f"extra WHERE twin {requested_epochs}"):
-            into.show(Difference(row["twin"], self.name, "extra", None, _shown(row["text"]), "", row["place"]))
+        for row in self._first_rows(f"extra WHERE twin {requested_epochs}"):
+            into.show(Difference(row["twin"], self.name, "extra", None, _row_columns(row["text"]), "", row["place"]))
         for shown, row in strange:
             into.show(Difference(None, self.name, "extra", None, shown, "", row["place"]))
         missing = self._query_number(f"SELECT count(*) FROM missing WHERE epoch {requested_epochs}") - different
@@ -288,7 +285,7 @@ class OutputDiff:
             if count:
                 into.counted[kind] += count
 
-    def _first(self, name: str) -> list[dict[str, Any]]:
+    def _first_rows(self, name: str) -> list[dict[str, Any]]:
         query = f"SELECT * FROM {name} ORDER BY number, text LIMIT {_PAIRED}"
         cursor = self._db.execute(query)
         names = [column[0] for column in cursor.description]
@@ -305,7 +302,7 @@ class OutputDiff:
         self.content.close()
 
 
-def _ranks(tables: Sequence[pa.Table]) -> np.ndarray:
+def _order_ranks(tables: Sequence[pa.Table]) -> np.ndarray:
     """The places of these rows in the defined order (int64[n]); equal for rows with no order between them."""
     columns = [np.concatenate([table[name].to_numpy() for table in tables]) for name in ORDER_COLUMNS] if tables else []
     if not columns:
@@ -319,7 +316,7 @@ def _ranks(tables: Sequence[pa.Table]) -> np.ndarray:
     return ranks
 
 
-def _plain(text: bytes) -> bytes:
+def _normalize_json(text: bytes) -> bytes:
     """The row in one spelling of JSON; text that is not JSON stays as it is."""
     value, *key_and_headers = text.split(SEPARATOR)
     try:
@@ -328,7 +325,7 @@ def _plain(text: bytes) -> bytes:
         return text
 
 
-def _shown(text: bytes) -> dict[str, Any]:
+def _row_columns(text: bytes) -> dict[str, Any]:
     """A row by its columns; `record` has the record's key and headers, if the job sets those."""
     value, *key_and_headers = text.split(SEPARATOR)
     try:

@@ -55,22 +55,24 @@ def output_rows(
     if output.postgres is not None:
         return _whole_table(TargetTable(output.postgres.table), output.postgres.dsn or dsn).lazy()
     if output.iceberg is not None or output.delta is not None:
-        return _lake(stack.enter_context(closing(lake_table(output))))
+        return _scan_lake(stack.enter_context(closing(lake_table(output))))
     if output.kafka is not None:
-        return _topic(target.topic(), _json_types(target), notes)
+        return _scan_topic(target.topic(), _json_types(target), notes)
     if output.file is None:
         raise JoineryError(
             f"The output of job {job.name} cannot be queried",
             facts="it goes to the console, which keeps no rows",
             todo="Ask for another table",
         )
-    return _files(job, target, output.file, buffered_note, typed=typed, may_be_empty=may_be_empty)
+    return _scan_files(job, target, output.file, buffered_note, typed=typed, may_be_empty=may_be_empty)
 
 
 def ask_postgres(query: exp.Query, name: str, table: TargetTable, dsn: str) -> pl.DataFrame:
     """Has Postgres answer a query over the output called `name` alone. Raises JoineryError."""
-    text = _over(query, name, table).sql(dialect="postgres", identify=True)  # keeps names as written, as polars does
-    with closing(_connected(table, dsn)) as connection:
+    text = _query_table(query, name, table).sql(
+        dialect="postgres", identify=True
+    )  # keeps names as written, as polars does
+    with closing(_connect_to_table(table, dsn)) as connection:
         connection.adapters.register_loader("numeric", TextLoader)  # of any scale, and NaN
 
         def ask() -> pl.DataFrame:
@@ -84,33 +86,33 @@ def ask_postgres(query: exp.Query, name: str, table: TargetTable, dsn: str) -> p
             return _with_any_times(connection, ask)
         except (psycopg.Error, pl.exceptions.PolarsError) as error:
             if isinstance(error, psycopg.Error) and is_away(error):
-                raise _unreadable(table, error) from error
+                raise _unreadable_table(table, error) from error
             raise JoineryError(
                 "The query cannot be run", facts=f"Postgres says: {' '.join(str(error).split())}"
             ) from error
 
 
-def _over(query: exp.Query, output: str, table: TargetTable) -> exp.Expression:
+def _query_table(query: exp.Query, output: str, table: TargetTable) -> exp.Expression:
     """The query with the table in place of the output's name."""
     schema, _, name = table.name.rpartition(".")
 
-    def named(node: exp.Expression) -> exp.Expression:
+    def replace_name(node: exp.Expression) -> exp.Expression:
         if not isinstance(node, exp.Table) or node.name != output:
             return node
         target = exp.table_(name, db=schema or None, quoted=True)
         target.set("alias", node.args.get("alias") or exp.TableAlias(this=exp.to_identifier(output)))
         return target
 
-    return query.transform(named)
+    return query.transform(replace_name)
 
 
 def _whole_table(table: TargetTable, dsn: str) -> pl.DataFrame:
-    with closing(_connected(table, dsn)) as connection:
+    with closing(_connect_to_table(table, dsn)) as connection:
         try:
             query = sql.SQL("SELECT * FROM {}").format(table.located(connection).identifier).as_string(connection)
             return _with_any_times(connection, lambda: pl.read_database(query, connection))
         except psycopg.Error as error:
-            raise _unreadable(table, error) from error
+            raise _unreadable_table(table, error) from error
 
 
 def _with_any_times(connection: psycopg.Connection[Any], ask: Callable[[], pl.DataFrame]) -> pl.DataFrame:
@@ -126,40 +128,40 @@ def _with_any_times(connection: psycopg.Connection[Any], ask: Callable[[], pl.Da
     return ask()
 
 
-def _connected(table: TargetTable, dsn: str) -> psycopg.Connection[Any]:
+def _connect_to_table(table: TargetTable, dsn: str) -> psycopg.Connection[Any]:
     try:
         connection = connect(dsn)
     except psycopg.Error as error:
-        raise _unreadable(table, error) from error
+        raise _unreadable_table(table, error) from error
     connection.read_only = True
     for kind in ("json", "jsonb"):  # else polars would make structs with the fields of the first rows
         connection.adapters.register_loader(kind, TextLoader)
     return connection
 
 
-def _unreadable(table: TargetTable, error: psycopg.Error) -> JoineryError:
+def _unreadable_table(table: TargetTable, error: psycopg.Error) -> JoineryError:
     return JoineryError(f"The table {table.name} cannot be read", facts=" ".join(str(error).split()))
 
 
-def _lake(lake: LakeTable) -> pl.LazyFrame:
+def _scan_lake(lake: LakeTable) -> pl.LazyFrame:
     columns = lake.columns()
     types = dict(pl.DataFrame(columns.empty_table()).schema)
 
-    def batches() -> Iterator[pl.DataFrame]:
+    def read_batches() -> Iterator[pl.DataFrame]:
         for _, rows in lake.files():
             for batch in rows:
                 yield pl.DataFrame(batch).select(pl.col(name).cast(kind) for name, kind in types.items())
 
-    return _in_batches(batches, types)
+    return _in_batches(read_batches, types)
 
 
-def _in_batches(batches: Callable[[], Iterator[pl.DataFrame]], types: Types) -> pl.LazyFrame:
+def _in_batches(read_batches: Callable[[], Iterator[pl.DataFrame]], types: Types) -> pl.LazyFrame:
     """A frame that reads batches only as far as a query needs."""
 
     def read(
         columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, _: int | None
     ) -> Iterator[pl.DataFrame]:
-        for batch in chain([pl.DataFrame(schema=types)], batches()):  # polars needs at least one batch
+        for batch in chain([pl.DataFrame(schema=types)], read_batches()):  # polars needs at least one batch
             selected = batch if predicate is None else batch.filter(predicate)
             selected = selected if columns is None else selected.select(columns)
             if n_rows is not None:
@@ -190,28 +192,28 @@ def _json_type(arrow: pa.DataType, timestamps: Timestamps) -> pl.DataType:
     return pl.Float64() if pa.types.is_floating(arrow) else pl.String()
 
 
-def _topic(target: KafkaTarget, types: Types, notes: list[str]) -> pl.LazyFrame:
+def _scan_topic(target: KafkaTarget, types: Types, notes: list[str]) -> pl.LazyFrame:
     """The committed records of a topic, up to its present end."""
     with closing(KafkaRecords(target, _GROUP)) as records:
         ranges = records.ranges
         notes += records.notes
 
-    def batches() -> Iterator[pl.DataFrame]:
+    def read_batches() -> Iterator[pl.DataFrame]:
         other: list[str] = []
         with closing(KafkaRecords(target, _GROUP, ranges)) as reader:
             for messages in reader.messages():
                 values = reader.values(messages)
-                yield _decoded(values, messages, types, other)
+                yield _decode_lines(values, messages, types, other)
         if other:
             omitted = f"{counted(len(other), 'record', 'are')} left out that no row of this job can be"
             note = f"{omitted}; the first one is {target.topic}-{other[0]}"
             if note not in notes:  # a query may read the topic several times
                 notes.append(note)
 
-    return _in_batches(batches, types)
+    return _in_batches(read_batches, types)
 
 
-def _decoded(values: Sequence[bytes], messages: Sequence[Message], types: Types, other: list[str]) -> pl.DataFrame:
+def _decode_lines(values: Sequence[bytes], messages: Sequence[Message], types: Types, other: list[str]) -> pl.DataFrame:
     """Decodes lines of JSON to rows. Adds the places of lines that are not rows to `other`, as PARTITION@OFFSET. Halves
     what cannot be decoded as a whole, since polars takes as long for one line as for hundreds."""
     if len(values) == 1:
@@ -228,13 +230,13 @@ def _decoded(values: Sequence[bytes], messages: Sequence[Message], types: Types,
         """Then by halves."""
     middle = len(values) // 2
     halves = (slice(None, middle), slice(middle, None))
-    return pl.concat([_decoded(values[half], messages[half], types, other) for half in halves])
+    return pl.concat([_decode_lines(values[half], messages[half], types, other) for half in halves])
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def _files(
+def _scan_files(
     job: Job, target: OutputTarget, file: FileOutput, buffered_note: str | None, *, typed: bool, may_be_empty: bool
 ) -> pl.LazyFrame:
     folder = Path(file.path)
@@ -247,16 +249,19 @@ def _files(
         )
     types = _json_types(target)
     frames = [
-        *(_json(paths, types, typed=typed) for paths in _alike(lines, _names_of if typed else Path).values()),
+        *(
+            _scan_json(paths, types, typed=typed)
+            for paths in _group_by_shape(lines, _names_of if typed else Path).values()
+        ),
         *(
             pl.scan_parquet(paths)
-            for paths in _alike(
+            for paths in _group_by_shape(
                 columns, lambda path: tuple((field.name, field.type) for field in pq.read_schema(path))
             ).values()
         ),
     ]
     try:
-        frame = pl.concat(frames, how="diagonal_relaxed") if frames else pl.LazyFrame(schema=_types(target))
+        frame = pl.concat(frames, how="diagonal_relaxed") if frames else pl.LazyFrame(schema=_file_types(target))
         frame.collect_schema()
     except pl.exceptions.PolarsError as error:
         raise JoineryError(
@@ -267,14 +272,14 @@ def _files(
     return frame
 
 
-def _types(target: OutputTarget) -> Types:
+def _file_types(target: OutputTarget) -> Types:
     """The types that rows in files of the output's format are read with."""
     if target.output.format == "parquet":
         return dict(pl.DataFrame(target.schema.empty_table()).schema)
     return _json_types(target)
 
 
-def _alike(paths: Sequence[Path], shape_of: Callable[[Path], Any]) -> dict[Any, list[Path]]:
+def _group_by_shape(paths: Sequence[Path], shape_of: Callable[[Path], Any]) -> dict[Any, list[Path]]:
     """Groups files by the shape of their rows (`shape_of`), so that one scan can read a group."""
     groups: dict[Any, list[Path]] = {}
     for path in paths:
@@ -295,7 +300,7 @@ def _names_of(path: Path) -> tuple[str, ...]:
     return tuple(row)
 
 
-def _json(paths: list[Path], types: Types, *, typed: bool) -> pl.LazyFrame:
+def _scan_json(paths: list[Path], types: Types, *, typed: bool) -> pl.LazyFrame:
     """Scans JSON files. Polars reads whole files to infer types, so types are inferred only if the job does not name
     them."""
     if not typed or not set(_names_of(paths[0])) <= types.keys():

@@ -20,7 +20,7 @@ from joinery_runtime.core.pipeline.times import Floors
 from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.engine.assembly import fingerprint, identity, input_clocks
 from joinery_runtime.engine.job_state import JobState, compare_with_state
-from joinery_runtime.engine.messages import EpochOutcome, EpochWork
+from joinery_runtime.engine.messages import EpochWork
 from joinery_runtime.engine.plan import EpochPlan, input_states, partition_id
 from joinery_runtime.engine.report import behind_watermark, result_json
 from joinery_runtime.engine.worker import InputAccess, Worker, WorkerParts
@@ -28,14 +28,13 @@ from joinery_runtime.errors import IncompatibleState, JoineryError, StateError, 
 from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.hosts.local import LocalHost
 from joinery_runtime.inspect.evidence import ReplayedEpoch
+from joinery_runtime.inspect.stored_state import epochs_after
 from joinery_runtime.inspect.trace_environment import LocalCapture
 from joinery_runtime.job import Job, definition, definition_hash, reads_alike, under_definition
 from joinery_runtime.state import migrations
 from joinery_runtime.state.live_segments import decode_run
-from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord, OwnershipToken, SegmentReader, StateReader
+from joinery_runtime.state.store import EpochRecord, JobRecord, OwnershipToken, SegmentReader, StateReader
 from joinery_runtime.state.upgrade import outdated_segments
-
-_PAGE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ class Replay:
 
     def continues(self, plan: EpochPlan) -> bool:
         """Whether the plan continues to read where the state stands. After a restore or a reset it does not."""
-        positions = _positions(self._state)
+        positions = _partition_offsets(self._state)
         return all(planned.start >= positions.get(planned.partition, planned.start) for planned in plan.ranges)
 
     def closes(self, plan: EpochPlan) -> bool:
@@ -96,7 +95,9 @@ class Replay:
         plan = self._after_skipped(plan)
         work = EpochWork(generation=1, plan=plan, segments=self._state.needed_by(plan))
         outcome = self._host.run(work)
-        self._advance(plan, outcome)
+        dropped = self._state.dropped(plan, outcome)
+        self._state = self._state.after(plan, outcome, self._clocks)
+        self._segments.forget(dropped)
         result = result_json(plan, outcome, self._state.totals)
         return ReplayedEpoch(plan, self._output.take(), self._dead.take(), result, behind_watermark(plan, outcome))
 
@@ -134,11 +135,6 @@ class Replay:
         floors = self._state.floors
         planned = plan.horizons or times.horizons(self._pipeline, plan.times, floors)
         return replace(plan, horizons={part: Horizon(floors.get(part), at.current) for part, at in planned.items()})
-
-    def _advance(self, plan: EpochPlan, outcome: EpochOutcome) -> None:
-        dropped = self._state.dropped(plan, outcome)
-        self._state = self._state.after(plan, outcome, self._clocks)
-        self._segments.forget(dropped)
 
 
 class _Segments:
@@ -217,7 +213,7 @@ def replayable(
     has it. With `edits`, the entries begin after an edit that the log does not have; without, an edit that leaves the
     signature as it is counts as if it had always been there. Raises JoineryError, which says why an epoch cannot be
     computed again, and what would help."""
-    log = list(_log(job.name, store))
+    log = list(epochs_after(store, job.name))
     # The first entry may be a copy from the job that this job started from: this job wrote nothing of that epoch. The
     # copy does not say what the epoch wrote, which tells it apart.
     own = log[1:] if log and "output" not in log[0].result else log
@@ -227,31 +223,30 @@ def replayable(
         raise JoineryError(f"The epoch log of job {job.name} has no such epoch", facts=newest)
     plans = [EpochPlan.from_json(entry.plan) for entry in entries]
     pipeline = pipeline or compile_job(job)
-    jobs = _jobs(job, log) if edits else {}
+    jobs = _jobs_by_definition(job, log) if edits else {}
     course = _last_course(fingerprint_of(job, pipeline), plans, jobs if edits else None)
     usable_starts = [
         at for at, entry in enumerate(entries) if at >= course.begin and (first is None or entry.epoch <= first)
     ]
     if course.empty and usable_starts:
         return Replayable(entries[course.begin :], jobs=jobs)
-    savepoint_starts = _starts(job, store, plans, course, begun=len(own) < len(log))
+    savepoint_starts = _find_starts(job, store, plans, course, begun=len(own) < len(log))
     starts = sorted((start for start in savepoint_starts if start.at >= course.begin), key=lambda start: start.at)
     early = [start for start in starts if start.at in usable_starts]
     late = [start for start in starts if start.at not in usable_starts]
     for start in [*(early if first is None else reversed(early)), *late]:
         record = store.pinned(start.job, start.savepoint)
-        if _fits(job, pipeline, record, plans[start.at :]):
+        if _fits_state(job, pipeline, record, plans[start.at :]):
             if start in late:
-                raise _replayable_later(job, course, plans[start.at].epoch, start.savepoint)
+                since = plans[start.at].epoch
+                raise JoineryError(
+                    f"Epochs before {since} of job {job.name} cannot be computed again",
+                    facts=f"{course.break_reason}; savepoint {start.savepoint} is the first one that keeps the state "
+                    "since then",
+                    todo=f"Ask for epochs from {since} on: --epochs {since}..",
+                )
             return Replayable(entries[start.at :], start.savepoint, record, jobs)
     raise _not_replayable(job, plans, course)
-
-
-def _log(job: str, store: JobReader) -> Iterator[EpochRecord]:
-    after = 0
-    while page := store.epochs(job, after, _PAGE):
-        yield from page
-        after = page[-1].epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +259,7 @@ class _EpochSequence:
     break_reason: str
 
 
-def _jobs(job: Job, log: Sequence[EpochRecord]) -> dict[str, Job]:
+def _jobs_by_definition(job: Job, log: Sequence[EpochRecord]) -> dict[str, Job]:
     """The job under each definition that the log has, by its name, if records are read as they are now; the log has a
     definition with the first epoch that was made under it."""
     today = definition(job)
@@ -291,7 +286,7 @@ def _last_course(today: str, plans: Sequence[EpochPlan], jobs: Mapping[str, Job]
             course = _EpochSequence(at + 1, False, break_reason)
         elif _state_is_empty(plan):
             course = _EpochSequence(at, True, "")
-        elif at > course.begin and (back := _discontinuity(plan, ends, floors)):
+        elif at > course.begin and (back := _find_discontinuity(plan, ends, floors)):
             course = _EpochSequence(at, False, f"in epoch {plan.epoch} {back}")
         if at <= course.begin:
             ends, floors = {}, {}
@@ -312,7 +307,7 @@ def fingerprint_of(job: Job, pipeline: Pipeline) -> str:
     return fingerprint(identity(job, pipeline, lambda _: None).signature)
 
 
-def _discontinuity(plan: EpochPlan, ends: Mapping[PartitionRef, int], floors: Mapping[str, int]) -> str:
+def _find_discontinuity(plan: EpochPlan, ends: Mapping[PartitionRef, int], floors: Mapping[str, int]) -> str:
     """Why the plan does not continue where the plans before it ended; empty if it does."""
     for planned in plan.ranges:
         if planned.start < ends.get(planned.partition, planned.start):
@@ -337,7 +332,7 @@ class _Start:
     savepoint: str
 
 
-def _starts(
+def _find_starts(
     job: Job, store: StateReader, plans: Sequence[EpochPlan], course: _EpochSequence, *, begun: bool
 ) -> Iterator[_Start]:
     """Yields the savepoints that the plans may continue from, by epoch numbers only; whether the state fits is
@@ -361,7 +356,7 @@ def _starts(
                 yield _Start(0, other, pin.name)
 
 
-def _fits(job: Job, pipeline: Pipeline, record: JobRecord, plans: Sequence[EpochPlan]) -> bool:
+def _fits_state(job: Job, pipeline: Pipeline, record: JobRecord, plans: Sequence[EpochPlan]) -> bool:
     """Whether the first of the plans was made on this state. Then the first plan that reads a partition begins where
     the state stands, and the state is closed, and has seen event times, up to where the first plan says."""
     try:
@@ -369,7 +364,7 @@ def _fits(job: Job, pipeline: Pipeline, record: JobRecord, plans: Sequence[Epoch
     except IncompatibleState:
         return False
     state, first = JobState.of(pipeline, record, None), plans[0]
-    positions, lost = _positions(state), {partition_name for plan in plans for partition_name in plan.lost}
+    positions, lost = _partition_offsets(state), {partition_name for plan in plans for partition_name in plan.lost}
     for plan in plans:
         for planned in plan.ranges:
             ref, position = planned.partition, positions.pop(planned.partition, planned.start)
@@ -380,16 +375,8 @@ def _fits(job: Job, pipeline: Pipeline, record: JobRecord, plans: Sequence[Epoch
     return closed and all(newest.get(name) == highest for name, highest in first.highest.items())
 
 
-def _positions(state: JobState) -> dict[PartitionRef, int]:
+def _partition_offsets(state: JobState) -> dict[PartitionRef, int]:
     return {ref: offset for input_state in state.inputs.values() for ref, offset in input_state.positions.items()}
-
-
-def _replayable_later(job: Job, course: _EpochSequence, since: int, savepoint: str) -> JoineryError:
-    return JoineryError(
-        f"Epochs before {since} of job {job.name} cannot be computed again",
-        facts=f"{course.break_reason}; savepoint {savepoint} is the first one that keeps the state since then",
-        todo=f"Ask for epochs from {since} on: --epochs {since}..",
-    )
 
 
 def _not_replayable(job: Job, plans: Sequence[EpochPlan], course: _EpochSequence) -> JoineryError:

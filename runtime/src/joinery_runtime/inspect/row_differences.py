@@ -83,13 +83,13 @@ class RowComparison:
         expected = replayed.output_lines(columns, style)
         self.rows += expected.total()
         sides = [side.time for side in compile_job(job).last.sides]
-        self._compare(replayed.epoch, name, expected, actual, lambda: replayed.origins(sides, columns, style))
+        self._compare_lines(replayed.epoch, name, expected, actual, lambda: replayed.origins(sides, columns, style))
 
     def dead_letters(self, replayed: ReplayedEpoch, actual: Lines) -> None:
         """Does the same for the epoch's dead letters."""
         expected = replayed.dead_letter_lines()
         self.dead += expected.total()
-        self._compare(replayed.epoch, "dead letters", expected, actual, dict)
+        self._compare_lines(replayed.epoch, "dead letters", expected, actual, dict)
 
     def document(self) -> dict[str, Any]:
         counts = {kind: self.counted[kind] for kind in ("missing", "extra", "different")}
@@ -106,23 +106,25 @@ class RowComparison:
         if self.counted.total() > len(self.differences):
             yield f"{self.counted.total() - len(self.differences):,} more"
 
-    def _compare(self, epoch: int, output: str, expected: Lines, actual: Lines, find_origins: Any) -> None:
+    def _compare_lines(self, epoch: int, output: str, expected: Lines, actual: Lines, find_origins: Any) -> None:
         missing, extra = expected - actual, actual - expected
         if not missing and not extra:
             return
         # Another program may have written the same row with different white space.
-        lost, surplus = _parsed(missing), _parsed(extra)
+        lost, surplus = _normalize_rows(missing), _normalize_rows(extra)
         missing, extra = lost - surplus, surplus - lost
         at = find_origins()
         unpaired: list[Mapping[str, Any]] = [json.loads(row) for row in extra.elements()]
         for row in missing.elements():
             lost_row = json.loads(row)
             like = most_like(lost_row, unpaired)
-            self._note(epoch, output, lost_row, None if like is None else unpaired.pop(like), at.get(row, ""))
+            self._note_difference(
+                epoch, output, lost_row, None if like is None else unpaired.pop(like), at.get(row, "")
+            )
         for other in unpaired:
-            self._note(epoch, output, None, other, "")
+            self._note_difference(epoch, output, None, other, "")
 
-    def _note(
+    def _note_difference(
         self,
         epoch: int,
         output: str,
@@ -147,7 +149,7 @@ def _is_text_of(text: object, value: object) -> bool:
         return False
 
 
-def _parsed(rows: Lines) -> Lines:
+def _normalize_rows(rows: Lines) -> Lines:
     """Rows in one spelling of JSON, so that equal rows are equal bytes."""
     normalized: Lines = Counter()
     for line, count in rows.items():

@@ -69,15 +69,15 @@ def sample(job: Job) -> Iterator[Disorder]:
     pipeline = compile_job(job)
     for side in job.inputs:
         topics = side.model_copy(update={"history": None})
-        yield Disorder(side.name, _behind(topics, pipeline.intake(side.name), job.name), side.watermark.delay)
+        yield Disorder(side.name, _measure_delays(topics, pipeline.intake(side.name), job.name), side.watermark.delay)
 
 
-def _behind(side: Input, intake: Intake, job: str) -> np.ndarray:
+def _measure_delays(side: Input, intake: Intake, job: str) -> np.ndarray:
     reader, decoder = reader_for(side), guarded(side, decoder_for(side))
     most = side.watermark.max_future
     future = None if most is None else FutureRows(most, time.time_ns() // 1_000_000)
     times: dict[PartitionRef, list[np.ndarray]] = {}
-    ranges = _ranges(side, job)
+    ranges = _sample_ranges(side, job)
     try:
         for raw in reader.read(*ranges):
             decoded = decoder.decode_batch(raw)
@@ -97,7 +97,7 @@ def _of_rows(of_records: Timestamps, index: np.ndarray, at: np.ndarray) -> np.nd
     return of_records(index[at])
 
 
-def _ranges(side: Input, job: str) -> list[Range]:
+def _sample_ranges(side: Input, job: str) -> list[Range]:
     if side.kafka is not None:
         return newest_ranges(side.name, side.kafka, SAMPLED)
     planner = planner_for(side, job, StoreIdentity("", ""), once=True)

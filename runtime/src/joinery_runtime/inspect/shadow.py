@@ -84,7 +84,7 @@ class Shadow:
 def shadow(job: Job, store: StateReader, inputs_of: Callable[[Job], ClosableInputs], clock: Clock) -> Shadow:
     """Runs the comparison. `job` is the edited job, which fits the state; `inputs_of` opens the inputs of either job.
     Raises JoineryError if the job was taken back meanwhile; then another try may succeed."""
-    stored = _stored(store, job.name)
+    stored = _load_state(store, job.name)
     job = with_stored_names(job, stored.record.definition)
     running = job if stored.record.definition is None else under_definition(job, stored.record.definition)
     before, after = (compile_job(version).output_schema().names for version in (running, job))
@@ -96,7 +96,7 @@ def shadow(job: Job, store: StateReader, inputs_of: Callable[[Job], ClosableInpu
             Replay(version, stack.enter_context(closing(inputs_of(version))), folder / name, stored)
             for name, version in (("running", running), ("edited", job))
         ]
-        for entry in _following(job, store, stored.record, clock):
+        for entry in _follow_epochs(job, store, stored.record, clock):
             plan = EpochPlan.from_json(entry.plan)
             if not replays[0].continues(plan):
                 raise StateError(
@@ -113,7 +113,7 @@ def shadow(job: Job, store: StateReader, inputs_of: Callable[[Job], ClosableInpu
     return comparison
 
 
-def _stored(store: StateReader, job: str) -> StoredState:
+def _load_state(store: StateReader, job: str) -> StoredState:
     """The state at its newest epoch, with segments that this release can read."""
     for attempt in range(_TRIES):
         record = store.record(job)
@@ -131,7 +131,7 @@ def _stored(store: StateReader, job: str) -> StoredState:
     raise AssertionError("the last try raises")
 
 
-def _following(job: Job, store: StateReader, record: JobRecord, clock: Clock) -> Iterator[EpochRecord]:
+def _follow_epochs(job: Job, store: StateReader, record: JobRecord, clock: Clock) -> Iterator[EpochRecord]:
     """Yields epochs as the driver commits them: `upgrade.shadow.epochs` of them, or fewer once `within` has passed."""
     settings = job.spec.upgrade.shadow
     over, last, remaining = clock.now() + settings.within / 1000, record.epoch, settings.epochs

@@ -47,12 +47,13 @@ def run_query(job: Job, text: str) -> tuple[pl.DataFrame, list[str]]:
     state (`state_left`, `state_right`, `state_left_2`, ...; `state_sessions`), and what outputs do not show, in words.
     Reads as much of the outputs as the query needs, and all of the other tables that it names. Raises JoineryError."""
     job = durable(job)
-    query = _parsed(text)
-    names = _tables_of(query)
+    query = _parse_query(text)
+    cte_names = {cte.alias for cte in query.find_all(exp.CTE)}
+    names = {table.name for table in query.find_all(exp.Table)} - cte_names
     with open_also_moved(job) as store, ExitStack() as stack:
         record = record_of(job, store)
         job = with_stored_names(job, record.definition)
-        tables = _tables(job, store, record)
+        tables = _table_readers(job, store, record)
         targets = {target.name: target for target in Outputs.of(job).targets}
         if unknown := sorted(names - targets.keys() - tables.keys()):
             outputs = {name: target.output.postgres for name, target in targets.items()}
@@ -163,7 +164,7 @@ def _json_value(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def _parsed(text: str) -> exp.Query:
+def _parse_query(text: str) -> exp.Query:
     try:
         (statement,) = sqlglot.parse(text, dialect="postgres")
     except RecursionError:
@@ -175,21 +176,16 @@ def _parsed(text: str) -> exp.Query:
     return statement
 
 
-def _tables_of(query: exp.Query) -> set[str]:
-    cte_names = {cte.alias for cte in query.find_all(exp.CTE)}
-    return {table.name for table in query.find_all(exp.Table)} - cte_names
-
-
-def _tables(job: Job, store: PostgresStore, record: JobRecord) -> dict[str, Callable[[], pl.DataFrame]]:
+def _table_readers(job: Job, store: PostgresStore, record: JobRecord) -> dict[str, Callable[[], pl.DataFrame]]:
     """The tables other than outputs, each with the function that reads it."""
-    readers: dict[str, Callable[[], pl.DataFrame]] = {EPOCHS: lambda: _epochs(store, job)}
+    readers: dict[str, Callable[[], pl.DataFrame]] = {EPOCHS: lambda: _read_epochs(store, job)}
     for step in compile_job(job).steps:
         for side, spec in enumerate(step.sides):
             readers[f"state_{spec.part.replace('.', '_')}"] = partial(_live_rows, store, record, step, side)
     return readers
 
 
-def _epochs(store: StateReader, job: Job) -> pl.DataFrame:
+def _read_epochs(store: StateReader, job: Job) -> pl.DataFrame:
     rows = [
         {
             "epoch": entry.epoch,
@@ -221,13 +217,13 @@ def _live_rows(store: StateReader, record: JobRecord, step: StepSpec, side: int)
         flagged = flagged_rows(rows, key, flags) if spec.flags else None
         state_run = StateRun(key, Run.view(stored_rows(spec, rows)), 0, flagged)
         live = step.kind.live_rows(step, side, state_run, horizon, floors.get(spec.complete))
-        batches.append(_shown(spec, live))
+        batches.append(_user_columns(spec, live))
     nothing = pa.RecordBatch.from_pylist([], schema=spec.segment_schema())
-    batches.append(_shown(spec, StateRun("", Run.view(nothing), 0, np.zeros(0, dtype=bool))))
+    batches.append(_user_columns(spec, StateRun("", Run.view(nothing), 0, np.zeros(0, dtype=bool))))
     return pl.concat([pl.DataFrame(batch) for batch in batches])
 
 
-def _shown(spec: SideSpec, state_run: StateRun) -> pa.RecordBatch:
+def _user_columns(spec: SideSpec, state_run: StateRun) -> pa.RecordBatch:
     """The user's columns, with the event time, where the row was read and whether it had a match; for sessions, groups
     and times. If the user has a column of such a name, the user's stays."""
     batch, times = state_run.run.batch, pa.timestamp("ms", "UTC")

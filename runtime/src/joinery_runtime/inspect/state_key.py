@@ -122,16 +122,16 @@ def _pair_index(pairs: Sequence[KeyPair], name: str) -> int | None:
 
 def _step_key(job: StreamJoin, index: int, texts: Sequence[str]) -> StepKey:
     pairs = job.keys_of(job.joins[index])
-    values = tuple(_value(job, pair, text) for pair, text in zip(pairs, texts, strict=True))
-    table = pa.table(dict(zip((_short(pair, index) for pair in pairs), values, strict=True)))
+    values = tuple(_key_value(job, pair, text) for pair, text in zip(pairs, texts, strict=True))
+    table = pa.table(dict(zip((_short_name(pair, index) for pair in pairs), values, strict=True)))
     return StepKey(index, int(key_hash(values)[0]), (values, values), json.loads(rows_to_json(table)[0]))
 
 
-def _short(pair: KeyPair, step: int) -> str:
+def _short_name(pair: KeyPair, step: int) -> str:
     return pair.left.column if step == 0 else str(pair.left)
 
 
-def _value(job: StreamJoin, pair: KeyPair, text: str) -> pa.Array:
+def _key_value(job: StreamJoin, pair: KeyPair, text: str) -> pa.Array:
     """The value in the wider of the pair's types (V2): a record of one side may have a key outside the range of the
     other side's type."""
     declared = {
@@ -139,10 +139,10 @@ def _value(job: StreamJoin, pair: KeyPair, text: str) -> pa.Array:
         for ref in (pair.left, pair.right)
     }
     wider = max(declared, key=lambda name: declared[name].field(0).type == pa.int64())
-    return _read(declared[wider].field(0), text, wider)
+    return _read_value(declared[wider].field(0), text, wider)
 
 
-def _read(field: pa.Field, text: str, name: str) -> pa.Array:
+def _read_value(field: pa.Field, text: str, name: str) -> pa.Array:
     """The value, read as if from a JSON record of that input (V3)."""
     kind = field.type
     unquoted = pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
@@ -170,13 +170,15 @@ def _no_key(job: StreamJoin, number: int | None) -> JoineryError:
 
 def _keys_text(job: StreamJoin, steps: Sequence[int]) -> str:
     if len(job.joins) == 1:
-        return f"the key of job {job.name} is {_columns(job, 0)}"
-    keys = (f"of step {index + 1} {_columns(job, index)}" for index in steps if job.joins[index].keys)
+        return f"the key of job {job.name} is {_key_columns(job, 0)}"
+    keys = (f"of step {index + 1} {_key_columns(job, index)}" for index in steps if job.joins[index].keys)
     return f"the keys of job {job.name} are {'; '.join(keys)}"
 
 
-def _columns(job: StreamJoin, index: int) -> str:
-    return ", ".join(_short(pair, index) for pair in job.keys_of(job.joins[index])) or "none, it joins on time only"
+def _key_columns(job: StreamJoin, index: int) -> str:
+    return (
+        ", ".join(_short_name(pair, index) for pair in job.keys_of(job.joins[index])) or "none, it joins on time only"
+    )
 
 
 # --- groups of sessions -----------------------------------------------------------------------------------------------
@@ -219,4 +221,4 @@ def _group_value(field: pa.Field, text: str | None, name: str) -> pa.Array:
         return pa.nulls(1, field.type)
     if text == "NaN" and pa.types.is_floating(field.type):
         return pa.array([float("nan")], field.type)
-    return _read(field, text, name)
+    return _read_value(field, text, name)

@@ -100,7 +100,7 @@ def show(
         store, record, lambda meta: any(may_have(step, key, meta) for step, key in keyed_steps), lambda _, run: run
     )
     after = NextEpoch.of(pipeline, record)
-    shown = [_shown(after, record, runs, step, key) for step, key in keyed_steps]
+    shown = [_view_step(after, record, runs, step, key) for step, key in keyed_steps]
     return KeyView(job.name, record.committed, after.watermarks, shown)
 
 
@@ -110,7 +110,7 @@ def may_have(step: StepSpec, key: StepKey, meta: SegmentMeta) -> bool:
     return meta.part in parts and meta.hash_min <= key.hash <= meta.hash_max
 
 
-def _shown(after: NextEpoch, record: JobRecord, runs: Mapping[str, Run], step: StepSpec, key: StepKey) -> StepView:
+def _view_step(after: NextEpoch, record: JobRecord, runs: Mapping[str, Run], step: StepSpec, key: StepKey) -> StepView:
     segments = [(meta, runs[meta.key]) for meta in record.segments if may_have(step, key, meta)]
     rows = entries_of_key(step, key, segments, after.epoch_times)
     counted = description_of(step).count_text([row for row in rows if not row.left])
@@ -126,13 +126,13 @@ def entries_of_key(
     for side, spec in enumerate(step.sides):
         for meta, run in segments:
             if meta.part == spec.part:
-                numbers = _numbers(spec, key.values[side], run.rows_in(HashRange(key.hash, key.hash)), run.batch)
+                numbers = _rows_of_key(spec, key.values[side], run.rows_in(HashRange(key.hash, key.hash)), run.batch)
                 flagged = flagged_rows(run.batch, meta.key, flags)[numbers]
                 stored.append(StoredRows(side, stored_rows(spec, run.batch.take(pa.array(numbers))), flagged))
     return description_of(step).entries(stored, epoch_times, rows_to_json)
 
 
-def _numbers(spec: SideSpec, values: Sequence[pa.Array], rows: slice, batch: pa.RecordBatch) -> np.ndarray:
+def _rows_of_key(spec: SideSpec, values: Sequence[pa.Array], rows: slice, batch: pa.RecordBatch) -> np.ndarray:
     """The numbers of the `rows` that have the key, since another key may have the same hash."""
     numbers = np.arange(rows.start, rows.stop)
     for name, value in zip(spec.intake.keys, values, strict=True):

@@ -61,11 +61,14 @@ class SideStats:
 def side_stats(after: NextEpoch, record: JobRecord, totals: Totals, caps: Mapping[str, StateQuota]) -> list[SideStats]:
     live = live_segments(record)
     return [
-        _side(after, part, live, totals.parts.get(part, PartTotals()), caps[part]) for part in after.pipeline.parts()
+        _measure_side(after, part, live, totals.parts.get(part, PartTotals()), caps[part])
+        for part in after.pipeline.parts()
     ]
 
 
-def _side(after: NextEpoch, part: str, live: Sequence[SegmentMeta], totals: PartTotals, cap: StateQuota) -> SideStats:
+def _measure_side(
+    after: NextEpoch, part: str, live: Sequence[SegmentMeta], totals: PartTotals, cap: StateQuota
+) -> SideStats:
     step, side = after.pipeline.side(part)
     spec, horizon = step.sides[side], after.horizon(part)
     size = StateSize.by_part(live, after.pipeline.parts())[part]
@@ -137,30 +140,26 @@ class Stats:
         if self.summary is not None:
             yield from self.summary.lines()
         for side in self.sides:
-            yield from _side_lines(side)
+            versions = ", ".join(map(str, side.state_versions)) or "none"
+            size = f"{counted(side.rows, 'row')}, {size_text(side.bytes)} in {counted(side.segments, 'segment')}"
+            yield f"{side.name}: {size}, state version {versions}"
+            for limit in side.over:
+                yield f"  over its limit: {limit}"
+            if side.event_time is not None:
+                yield f"  event times {format_time(side.event_time[0])} to {format_time(side.event_time[1])}"
+            more = f", and up to {side.expiring:,} more" if side.expiring else ""
+            dropped = "" if side.keep_from is None else f": {counted(side.expired, 'row', 'go')}{more}"
+            yield f"  the next epoch {side.goes}{dropped}"
+            totals = side.totals
+            yield (
+                f"  so far {counted(totals.stored, 'row')} stored, {totals.expired:,} expired, "
+                f"{counted(totals.lookups, 'lookup')}, {totals.matches:,} matches, "
+                f"at most {counted(totals.peak, 'row')} at a time"
+            )
         for savepoint in self.savepoints:
             yield f"savepoint {savepoint_line(savepoint)}"
         tables = "" if self.schema_version is None else f", tables of version {self.schema_version}"
         yield f"store: {self.store}{tables}; this release writes state_version {migrations.CURRENT_STATE_VERSION}"
-
-
-def _side_lines(side: SideStats) -> Iterator[str]:
-    versions = ", ".join(map(str, side.state_versions)) or "none"
-    size = f"{counted(side.rows, 'row')}, {size_text(side.bytes)} in {counted(side.segments, 'segment')}"
-    yield f"{side.name}: {size}, state version {versions}"
-    for limit in side.over:
-        yield f"  over its limit: {limit}"
-    if side.event_time is not None:
-        yield f"  event times {format_time(side.event_time[0])} to {format_time(side.event_time[1])}"
-    more = f", and up to {side.expiring:,} more" if side.expiring else ""
-    dropped = "" if side.keep_from is None else f": {counted(side.expired, 'row', 'go')}{more}"
-    yield f"  the next epoch {side.goes}{dropped}"
-    totals = side.totals
-    yield (
-        f"  so far {counted(totals.stored, 'row')} stored, {totals.expired:,} expired, "
-        f"{counted(totals.lookups, 'lookup')}, {totals.matches:,} matches, "
-        f"at most {counted(totals.peak, 'row')} at a time"
-    )
 
 
 def stats(job: Job, store: StateStore) -> Stats:
@@ -187,14 +186,14 @@ def _unflagged_rows(
     if not names:
         return record, None
 
-    def columns(meta: SegmentMeta, run: Run) -> pa.RecordBatch:
+    def select_columns(meta: SegmentMeta, run: Run) -> pa.RecordBatch:
         if meta.part != side.part:
             return run.batch.select([SEGMENT, ROW])
         chosen = run.batch.select([*names, FLAG])
         # Copied, so that the buffers of the segment's other columns are released.
         return pa.record_batch([pa.concat_arrays([column]) for column in chosen.columns], names=chosen.schema.names)
 
-    record, read = read_runs(store, record, lambda meta: meta.part in {side.part, side.flags_part}, columns)
+    record, read = read_runs(store, record, lambda meta: meta.part in {side.part, side.flags_part}, select_columns)
     flags = [read[meta.key] for meta in record.segments if meta.part == side.flags_part]
     schema = pa.schema([side.segment_schema().field(name).with_nullable(True) for name in names])
     batches = [

@@ -31,11 +31,20 @@ from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.savepoints import is_automatic, is_periodic
 from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord, StateStore, StoredSavepoint
 
+_PAGE = 1000  # epochs of the log read at a time
+
 
 def epoch_log(job: Job, after: int, limit: int) -> tuple[JobRecord, Sequence[EpochRecord]]:
     """The job's record, and the epoch log after epoch `after`, oldest first."""
     with open_durable(job) as store:
         return record_of(job, store), store.epochs(job.name, after, limit)
+
+
+def epochs_after(store: JobReader, job: str, epoch: int = 0) -> Iterator[EpochRecord]:
+    """Yields all epochs of the log after `epoch`, oldest first."""
+    while page := store.epochs(job, epoch, _PAGE):
+        yield from page
+        epoch = page[-1].epoch
 
 
 def epoch_line(entry: EpochRecord) -> dict[str, Any]:

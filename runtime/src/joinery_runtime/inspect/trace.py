@@ -75,7 +75,7 @@ class _Trace:
         dropped: dict[str, Counter[str]] = {}
         after_eviction: Counter[str] = Counter()
         warnings: list[str] = []
-        for report in self._apply(step):
+        for report in self._apply_step(step):
             dead.update(report.dead)
             after_eviction.update(report.after_eviction)
             warnings += report.warnings
@@ -83,7 +83,7 @@ class _Trace:
                 late[name] += counts.get("late", 0)
                 dropped.setdefault(name, Counter()).update({r: n for r, n in counts.items() if r != "late"})
         self.rows = self._environment.output.take()
-        line = {**self._output(), "watermarks": self._watermarks()}
+        line = {**self._output_document(), "watermarks": self._read_watermarks()}
         nonempty_drops = {name: dict(counts) for name, counts in dropped.items() if counts}
         line |= {"late": dict(late), "dead": dict(dead)} | ({"dropped": nonempty_drops} if nonempty_drops else {})
         line |= {"after_eviction": dict(after_eviction)} if after_eviction else {}
@@ -93,7 +93,7 @@ class _Trace:
         line |= {"dead_letters": shown} if shown else {}
         return line | ({"warnings": warnings} if warnings else {})
 
-    def _output(self) -> dict[str, Any]:
+    def _output_document(self) -> dict[str, Any]:
         """The rows of the last step as JSON, by output if the job has several."""
         if self._job.spec.outputs is None:
             (output,) = self._job.outputs
@@ -106,10 +106,10 @@ class _Trace:
         return {"outputs": outputs}
 
     def output_watermarks(self) -> list[dict[str, int | None]]:
-        times = {name: InputTime(watermark, None) for name, watermark in self._watermarks().items()}
+        times = {name: InputTime(watermark, None) for name, watermark in self._read_watermarks().items()}
         return [dict(lows) for lows in watermarks_out(self._pipeline, times, self._driver.state.floors)]
 
-    def _apply(self, step: Step) -> list[EpochReport]:
+    def _apply_step(self, step: Step) -> list[EpochReport]:
         if "resetWatermark" in step:
             self._reset_watermarks(step["resetWatermark"])
         if "restart" in step or "resetWatermark" in step:
@@ -129,7 +129,7 @@ class _Trace:
         # T3: the watermarks that this epoch's rows imply apply from the next epoch on, which a trace runs in this step.
         while True:
             committed = {name: state.progress.watermark for name, state in self._driver.state.inputs.items()}
-            plan = self._driver.plan(always=self._watermarks() != committed)
+            plan = self._driver.plan(always=self._read_watermarks() != committed)
             if plan is None:
                 return reports
             reports.append(self._driver.commit(plan, self._driver.run(plan), last=True))
@@ -170,7 +170,7 @@ class _Trace:
         self._driver = Driver(job_identity, self._pipeline, parts, now_ms=lambda: 0, wall_ms=lambda: self._clock)
         self._driver.recover()
 
-    def _watermarks(self) -> dict[str, int | None]:
+    def _read_watermarks(self) -> dict[str, int | None]:
         ended = tuple(name for name, log in self._logs.items() if log.final)
         progress = self._planner.watermarks(self._driver.state.inputs, self._idleness.idle(), ended, 0)
         return {name: value.watermark for name, value in progress.items()}

@@ -78,18 +78,18 @@ def _are_rows(value: object) -> bool:
 def _has_valid_fields(row: Mapping[str, Any]) -> bool:
     headers = row.get(HEADERS, {})
     return (
-        _count(row.get(PARTITION, 0))
-        and _count(row.get(TIMESTAMP, 0), most=2**63 - 1)
+        _is_count(row.get(PARTITION, 0))
+        and _is_count(row.get(TIMESTAMP, 0), most=2**63 - 1)
         and isinstance(row.get(HISTORY, False), bool)
-        and _mapping(headers, lambda value: isinstance(value, str))
+        and _is_mapping(headers, lambda value: isinstance(value, str))
     )
 
 
-def _count(value: object, least: int = 0, most: int = 2**31 - 1) -> bool:
+def _is_count(value: object, least: int = 0, most: int = 2**31 - 1) -> bool:
     return type(value) is int and least <= value <= most
 
 
-def _mapping(value: object, inner: Callable[[object], bool]) -> bool:
+def _is_mapping(value: object, inner: Callable[[object], bool]) -> bool:
     return isinstance(value, dict) and all(map(inner, value.values()))
 
 
@@ -111,17 +111,17 @@ _KINDS: dict[frozenset[str], tuple[str, Callable[[Step], bool], Callable[[Step],
     ),
     frozenset({"rows"}): (
         'rows by input, {"rows": {"orders": [{...}], ...}}',
-        lambda s: _mapping(s["rows"], _are_rows),
+        lambda s: _is_mapping(s["rows"], _are_rows),
         lambda s: s["rows"],
     ),
     frozenset({"watermark"}): (
         'milliseconds by input, {"watermark": {"orders": 1700000000000}}',
-        lambda s: _mapping(s["watermark"], lambda ms: _count(ms, -(2**63), 2**63 - 1)),
+        lambda s: _is_mapping(s["watermark"], lambda ms: _is_count(ms, -(2**63), 2**63 - 1)),
         lambda s: s["watermark"],
     ),
     frozenset({"resetWatermark"}): (
         'milliseconds by input, {"resetWatermark": {"orders": 1700000000000}}',
-        lambda s: _mapping(s["resetWatermark"], lambda ms: _count(ms, -(2**63), 2**63 - 1)),
+        lambda s: _is_mapping(s["resetWatermark"], lambda ms: _is_count(ms, -(2**63), 2**63 - 1)),
         lambda s: s["resetWatermark"],
     ),
     frozenset({"idle"}): (
@@ -131,13 +131,13 @@ _KINDS: dict[frozenset[str], tuple[str, Callable[[Step], bool], Callable[[Step],
     ),
     frozenset({"clock"}): (
         'milliseconds since 1970, {"clock": 1700000000000}',
-        lambda s: _count(s["clock"], most=2**63 - 1),
+        lambda s: _is_count(s["clock"], most=2**63 - 1),
         lambda _: [],
     ),
     frozenset({"restart"}): ('{"restart": true}', lambda s: s["restart"] is True, lambda _: []),
     frozenset({"rescale"}): (
         f'a number of shards from 1 to {MAX_SHARDS}, {{"rescale": 4}}',
-        lambda s: _count(s["rescale"], 1, MAX_SHARDS),
+        lambda s: _is_count(s["rescale"], 1, MAX_SHARDS),
         lambda _: [],
     ),
     frozenset({"end"}): ('{"end": true}', lambda s: s["end"] is True, lambda _: []),
@@ -196,9 +196,9 @@ class StepLog(UnsharedSource):
         return Range(bounds.partition, bounds.start, min(bounds.end_exclusive, bounds.start + max_records))
 
     def read(self, *planned: Range) -> Iterator[RawBatch]:
-        return map(self._read, planned)
+        return map(self._read_range, planned)
 
-    def _read(self, planned: Range) -> RawBatch:
+    def _read_range(self, planned: Range) -> RawBatch:
         topic = self.partitions.get(planned.partition.partition, [])
         records = (self._files or [] if of_files(planned.partition) else topic)[planned.start : planned.end_exclusive]
         offsets = np.arange(planned.start, planned.end_exclusive, dtype=np.int64)
@@ -239,9 +239,9 @@ class ScriptedIdleness:
         """Does nothing: steps say what is idle, positions do not."""
 
     def idle(self) -> dict[str, Collection[str]]:
-        return {name: self._partitions(name, partitions) for name, partitions in self._idle.items()}
+        return {name: self._partition_ids(name, partitions) for name, partitions in self._idle.items()}
 
-    def _partitions(self, name: str, partitions: set[int] | None) -> tuple[str, ...]:
+    def _partition_ids(self, name: str, partitions: set[int] | None) -> tuple[str, ...]:
         refs = self._logs[name].refs()
         return tuple(partition_id(ref) for ref in refs if partitions is None or ref.partition in partitions)
 

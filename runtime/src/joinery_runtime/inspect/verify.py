@@ -125,7 +125,7 @@ def verify(
     assert record is not None, "the caller has looked"
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="joinery-verify-")))
-        contents = _contents(outputs, store, record, database)
+        contents = _open_contents(outputs, store, record, database)
         diffs = [
             stack.enter_context(closing(_output_diff(job, name, content, folder / name.replace(" ", "-"))))
             for name, content in contents
@@ -136,7 +136,7 @@ def verify(
         course = replayable(job, store, *((None, None) if diffs else (first, last)), edits=True)
         entries, verdict = course.entries, _empty_verdict(job, course, first, last, diffs)
         replay = Replay(job, inputs, folder / "cache", course.initial_state(store))
-        late, since, name = LateCounts.of(job), _since(job, course), ""
+        late, since, name = LateCounts.of(job), _first_since_edit(job, course), ""
         for entry in entries:
             plan = EpochPlan.from_json(entry.plan)
             if course.jobs[plan.definition] != course.jobs[name]:
@@ -145,18 +145,21 @@ def verify(
             replayed = replay.run(plan)
             check_records(entry, replayed.result["rows_in"])
             if entry.epoch >= since:
-                _expect(diffs, outputs, replayed)
+                _expect_epoch(diffs, outputs, replayed)
             late.learn(entry.committed_at, replayed.read, replayed.late, replayed.behind)
             if verdict.first <= entry.epoch <= verdict.last:
                 verdict.learn_late(entry.epoch, late.active.values())
-                _judge(job, outputs, entry, receipts, replayed, verdict, life_of(record.incarnation))
-        if any(not diff.content.exact for diff in diffs) and (pending := _pending(job, record, entries)) is not None:
-            _expect(diffs, outputs, replay.run(pending))
-        _compare(job, diffs, verdict, course)
+                _judge_epoch(job, outputs, entry, receipts, replayed, verdict, life_of(record.incarnation))
+        if (
+            any(not diff.content.exact for diff in diffs)
+            and (pending := _pending_plan(job, record, entries)) is not None
+        ):
+            _expect_epoch(diffs, outputs, replay.run(pending))
+        _compare_outputs(job, diffs, verdict, course)
     return verdict
 
 
-def _contents(
+def _open_contents(
     outputs: Outputs, store: JobReader, record: JobRecord, database: StoreDatabase | None
 ) -> list[tuple[str, Content]]:
     """The contents of outputs that do not say which epoch a row belongs to, each with the output's name in
@@ -187,7 +190,7 @@ def _empty_verdict(
     job: Job, course: Replayable, first: int | None, last: int | None, diffs: Sequence[OutputDiff]
 ) -> Verdict:
     """Decides which epochs are judged, as an empty verdict."""
-    entries, begin = course.entries, _since(job, course)
+    entries, begin = course.entries, _first_since_edit(job, course)
     newest = min([entries[-1].epoch, *(diff.content.complete_to for diff in diffs)])
     since, until = begin if first is None else first, newest if last is None else min(last, newest)
     if entries[0].epoch <= since < begin:
@@ -213,7 +216,7 @@ def _empty_verdict(
     return Verdict(job.name, since, until, by_key=by_key, notes=notes)
 
 
-def _since(job: Job, course: Replayable) -> int:
+def _first_since_edit(job: Job, course: Replayable) -> int:
     """The first epoch after the last edit. Raises JoineryError if none was made under the job as it is."""
     edited = [entry.epoch for entry in course.entries if course.jobs[EpochPlan.from_json(entry.plan).definition] != job]
     if edited and edited[-1] == course.entries[-1].epoch:
@@ -231,7 +234,7 @@ def _beginning(course: Replayable) -> str:
     return f"savepoint {course.savepoint} of job {course.record.job}, the state after epoch {course.record.committed}"
 
 
-def _pending(job: Job, record: JobRecord, entries: Sequence[EpochRecord]) -> EpochPlan | None:
+def _pending_plan(job: Job, record: JobRecord, entries: Sequence[EpochRecord]) -> EpochPlan | None:
     """The pending plan, some of whose rows may already be visible; None also if the job was edited since the plan was
     made."""
     if record.plan is None:
@@ -241,7 +244,7 @@ def _pending(job: Job, record: JobRecord, entries: Sequence[EpochRecord]) -> Epo
     return plan if plan.epoch > entries[-1].epoch and is_current else None
 
 
-def _expect(diffs: Sequence[OutputDiff], outputs: Outputs, replayed: ReplayedEpoch) -> None:
+def _expect_epoch(diffs: Sequence[OutputDiff], outputs: Outputs, replayed: ReplayedEpoch) -> None:
     selections = {target.name: target.selection for target in outputs.targets}
     for diff in diffs:
         if diff.name == _DEAD_LETTERS:
@@ -251,7 +254,7 @@ def _expect(diffs: Sequence[OutputDiff], outputs: Outputs, replayed: ReplayedEpo
             diff.expect(replayed.epoch, rows, any_of_key=replayed.plan.format < JUDGED_BY_CLOCK)
 
 
-def _judge(
+def _judge_epoch(
     job: Job,
     outputs: Outputs,
     entry: EpochRecord,
@@ -274,10 +277,13 @@ def _judge(
         verdict.compared.dead_letters(replayed, letters)
 
 
-def _compare(job: Job, diffs: Sequence[OutputDiff], verdict: Verdict, course: Replayable) -> None:
-    since = _since(job, course)
+def _compare_outputs(job: Job, diffs: Sequence[OutputDiff], verdict: Verdict, course: Replayable) -> None:
+    since = _first_since_edit(job, course)
     only_incarnation = course.record is None and since == 1
-    topics = _topics(job)
+    topics = {output.name: output.kafka.topic for output in job.outputs if output.kafka is not None}
+    dead = job.spec.dead_letter
+    if dead is not None and dead.kafka is not None:
+        topics[_DEAD_LETTERS] = dead.kafka.topic
     for diff in diffs:
         before = _not_ours(verdict.compared)
         may_repeat = not diff.content.exact and job.spec.delivery != "exactlyOnce"
@@ -302,13 +308,6 @@ def _compare(job: Job, diffs: Sequence[OutputDiff], verdict: Verdict, course: Re
                 f"{diff.name}: topic {topics[diff.name]} does not say which job has written a record. If another job "
                 "writes there too, its records are among these differences: give each job a topic of its own"
             )
-
-
-def _topics(job: Job) -> dict[str, str]:
-    """The topics that the job writes to, by the output's name in differences."""
-    topics = {output.name: output.kafka.topic for output in job.outputs if output.kafka is not None}
-    dead = job.spec.dead_letter
-    return topics | ({_DEAD_LETTERS: dead.kafka.topic} if dead is not None and dead.kafka is not None else {})
 
 
 def _not_ours(compared: RowComparison) -> int:

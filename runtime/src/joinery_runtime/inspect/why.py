@@ -85,7 +85,7 @@ class Explained:
         padded = all(row in self.padded.get(epoch, {}) for epoch, row in produced)
         return padded and not self.prevented and not self.part_of
 
-    def _padding(self, epoch: int, row: Any) -> str | None:
+    def _padding_rule(self, epoch: int, row: Any) -> str | None:
         return self.padded.get(epoch, {}).get(json.dumps(row))
 
     @property
@@ -107,16 +107,16 @@ class Explained:
             "dropped": self.reason,
             "rule": self.rule,
             "detail": self.detail,
-            "made": [self._produced_document(epoch, row) for epoch, row in _listed(self.produced)],
-            "part_of": [{"epoch": epoch, "row": row} for epoch, row in _listed(self.part_of)],
-            "prevented": [{"epoch": epoch, "row": row} for epoch, row in _listed(self.prevented)],
+            "made": [self._produced_document(epoch, row) for epoch, row in _list_rows(self.produced)],
+            "part_of": [{"epoch": epoch, "row": row} for epoch, row in _list_rows(self.part_of)],
+            "prevented": [{"epoch": epoch, "row": row} for epoch, row in _list_rows(self.prevented)],
             "state": None if self.outcome is None else self.outcome.retention.document(),
             "waiting": [waiting_rows.document() for waiting_rows in self.waiting],
             "nearest": None if nearest is None else nearest.document(),
         }
 
     def _produced_document(self, epoch: int, row: Any) -> dict[str, Any]:
-        rule = self._padding(epoch, row)
+        rule = self._padding_rule(epoch, row)
         label = "unmatched" if rule == ALONE else "padded"
         return {"epoch": epoch, "row": row, **({} if rule is None else {label: rule_of(rule)})}
 
@@ -130,14 +130,14 @@ class Explained:
         yield f"  read in epoch {record.epoch} (watermarks: {watermarks_text})"
         if self.reason is not None:
             yield f"  dropped: {self.reason}{f', {self.detail}' if self.detail else ''} ({self.rule})"
-        for epoch, row in _listed(self.produced):
-            rule = self._padding(epoch, row)
+        for epoch, row in _list_rows(self.produced):
+            rule = self._padding_rule(epoch, row)
             words = "without a match" if rule == ALONE else "padded"
             padded = f", {words} ({rule_of(rule)})" if rule else ""
             yield f"  epoch {epoch} put out because of it{padded}: {json.dumps(row)}"
-        for epoch, row in _listed(self.part_of):
+        for epoch, row in _list_rows(self.part_of):
             yield f"  part of what epoch {epoch} put out, which is the same without it: {json.dumps(row)}"
-        for epoch, row in _listed(self.prevented):
+        for epoch, row in _list_rows(self.prevented):
             yield f"  without it, epoch {epoch} would have put out: {json.dumps(row)}"
         if self.reason is None and not self.produced and not self.prevented and not self.part_of:
             is_kept = bool(self.waiting) or (self.outcome is not None and self.outcome.retention.evicted_in is None)
@@ -202,7 +202,7 @@ def explain_records(
     if at is not None:
         at = (whole_topic(at[0], plans), *at[1:])
         record = _record_at(Gathering(job, pipeline, inputs, {}, at, record_only=True), plans, at)
-        texts = _texts(job, record)
+        texts = _key_texts(job, record)
         # If the record's input joins on time only, all other records may meet it.
         record_only = not texts and (record.columns is None or (bool(record.key) and not _is_aggregated(job)))
     steps = _steps_of(job, pipeline, texts, stored_co_partitions(course.record)) if texts else []
@@ -220,7 +220,7 @@ def explain_records(
     stored = _begins_with(course, store, pipeline, steps)
     comparison = _Comparison(job, pipeline, plans, chosen, stored, gathered.future, steps)
     explained = [comparison.of(found_record) for found_record in records]
-    epoch_times = _after(job, pipeline, store, plans[-1] if last is not None else None)
+    epoch_times = _closing_times(job, pipeline, store, plans[-1] if last is not None else None)
     before, spans, handed_on = InitialState(pipeline, stored), comparison.spans, comparison.handed_on
     outcomes = RecordOutcomes(
         pipeline, inputs, gathered.batches, plans, epoch_times, comparison.reason, before, spans, handed_on
@@ -276,7 +276,7 @@ def _begins_with(
     return course.initial_state(store, may_meet_key)
 
 
-def _after(job: Job, pipeline: Pipeline, store: StateReader, last: EpochPlan | None) -> EpochTimes:
+def _closing_times(job: Job, pipeline: Pipeline, store: StateReader, last: EpochPlan | None) -> EpochTimes:
     """What the next epoch will close, or what epoch `last`, where the answer ends, has closed."""
     if last is None:
         return NextEpoch.of(pipeline, record_of(job, store)).epoch_times
@@ -315,7 +315,7 @@ def _record_at(gathering: Gathering, plans: Sequence[EpochPlan], at: tuple[str, 
     return gathering.records[0]
 
 
-def _texts(job: Job, record: FoundRecord) -> list[str]:
+def _key_texts(job: Job, record: FoundRecord) -> list[str]:
     """The COLUMN=VALUE texts of a record's key; none if the record has no key or cannot be decoded."""
     name, key = record.position.partition.input, record.key
     if _is_aggregated(job):
@@ -361,20 +361,20 @@ class _Comparison:
         self._chosen = replace(chosen, without=frozenset(future))
         self._reasons: dict[RecordPosition, str | None] = {}
         self.unjudged = self._judged = 0
-        self._with, self._kept_joined_rows = self._run(self._chosen, self._note)
+        self._with, self._kept_joined_rows = self._run_epochs(self._chosen, self._note_epoch)
 
     def of(self, record: FoundRecord) -> Explained:
         position, watermarks = record.position, self._plans[record.epoch].watermarks
         if position in self._future:
             return Explained(record, watermarks, "future", self._future[position], {}, {})
-        without, kept_rows = self._without(position)
-        reason, detail = self._dropped(position, record.epoch, without)
+        without, kept_rows = self._run_without(position)
+        reason, detail = self._drop_reason(position, record.epoch, without)
         self._reasons[position] = reason
         self.joined[position] = _times_by_part(self._kept_joined_rows - kept_rows)
-        rows_with, rows_without = _rows(self._with), _rows(without)
-        produced, prevented = _more(rows_with, rows_without), _more(rows_without, rows_with)
-        part_of = {} if reason is not None else _more(self._holding(record), produced)
-        return Explained(record, watermarks, reason, detail, produced, prevented, self._padded(produced), part_of)
+        rows_with, rows_without = _rows_by_epoch(self._with), _rows_by_epoch(without)
+        produced, prevented = _additional_rows(rows_with, rows_without), _additional_rows(rows_without, rows_with)
+        part_of = {} if reason is not None else _additional_rows(self._rows_with(record), produced)
+        return Explained(record, watermarks, reason, detail, produced, prevented, self._padded_rows(produced), part_of)
 
     def reason(self, position: RecordPosition, epoch: int) -> str | None:
         """Why a record of an epoch was dropped, if other records or the state decided that. Beyond MAX_JUDGED records,
@@ -389,11 +389,11 @@ class _Comparison:
                 self.unjudged += 1
             elif dropped:
                 self._judged += 1
-                judged, _ = self._dropped(position, epoch, self._without(position)[0])
+                judged, _ = self._drop_reason(position, epoch, self._run_without(position)[0])
             self._reasons[position] = judged
         return self._reasons[position]
 
-    def _holding(self, record: FoundRecord) -> Rows:
+    def _rows_with(self, record: FoundRecord) -> Rows:
         """The rows that the record is part of: sessions by their time, joined rows by the places of their records.
         Empty for an input of a step before the last one, whose places the rows do not have."""
         spec, step = self._pipeline.input(record.position.partition.input), self._pipeline.last
@@ -406,17 +406,17 @@ class _Comparison:
         numbered = partition.partition if read_in is None else read_in.plan.numbered(partition)
         return {number: epoch.rows_with(spec.side, numbered, record.position.offset) for number, epoch in later.items()}
 
-    def _padded(self, produced: Rows) -> Padded:
+    def _padded_rows(self, produced: Rows) -> Padded:
         description = description_of(self._pipeline.last)
         if not isinstance(description, JoinDescription):
             return {}
         rules = description.unmatched_by
         return {epoch: self._with[epoch].unmatched_rows(rules) for epoch in produced} if rules is not None else {}
 
-    def _without(self, position: RecordPosition) -> tuple[dict[int, ReplayedEpoch], _JoinedRows]:
-        return self._run(replace(self._chosen, without=self._chosen.without | {position}))
+    def _run_without(self, position: RecordPosition) -> tuple[dict[int, ReplayedEpoch], _JoinedRows]:
+        return self._run_epochs(replace(self._chosen, without=self._chosen.without | {position}))
 
-    def _run(
+    def _run_epochs(
         self, chosen: ChosenRecords, note: Callable[[EpochPlan, Replay], None] | None = None
     ) -> tuple[dict[int, ReplayedEpoch], _JoinedRows]:
         """Runs the epochs. Returns what they yield, and the joined rows that later steps keep at the end."""
@@ -430,7 +430,7 @@ class _Comparison:
                         note(plan, replay)
             return replayed, _joined_rows(self._pipeline, replay)
 
-    def _note(self, plan: EpochPlan, replay: Replay) -> None:
+    def _note_epoch(self, plan: EpochPlan, replay: Replay) -> None:
         self.handed_on.note(replay.live_runs)
         for key in self._keys:
             step = self._pipeline.steps[key.step]
@@ -444,7 +444,7 @@ class _Comparison:
                 entries = entries_of_key(step, key, segments, EpochTimes.of(self._pipeline, plan.times, closed))
                 self.spans[plan.epoch] = description.spans_of(entries)
 
-    def _dropped(
+    def _drop_reason(
         self, position: RecordPosition, epoch: int, without: Mapping[int, ReplayedEpoch]
     ) -> tuple[str | None, str]:
         """Which counter of rule T10 the record has increased, and what its dead letter says."""
@@ -454,7 +454,7 @@ class _Comparison:
         moved = self._with[epoch].drop_counts - (without[epoch].drop_counts if epoch in without else Counter())
         name = position.partition.input
         reasons = sorted(reason for input_name, reason in moved if input_name == name and reason != FILTERED_ROWS)
-        if not reasons and _failed(self._with, name) > _failed(without, name):
+        if not reasons and _count_failed(self._with, name) > _count_failed(without, name):
             reasons = ["failed"]  # its expression failed with a partner that arrived later
         if reasons:
             return reasons[0], "".join(detail[:1])
@@ -484,19 +484,19 @@ def _times_by_part(rows: _JoinedRows) -> Mapping[str, Sequence[int]]:
     return times
 
 
-def _failed(epochs: Mapping[int, ReplayedEpoch], name: str) -> int:
+def _count_failed(epochs: Mapping[int, ReplayedEpoch], name: str) -> int:
     return sum(epoch.drop_counts[name, "failed"] for epoch in epochs.values())
 
 
-def _rows(epochs: Mapping[int, ReplayedEpoch]) -> Rows:
+def _rows_by_epoch(epochs: Mapping[int, ReplayedEpoch]) -> Rows:
     return {number: in_order(epoch.rows) for number, epoch in epochs.items()}
 
 
-def _more(rows: Rows, than: Rows) -> Rows:
+def _additional_rows(rows: Rows, than: Rows) -> Rows:
     surplus = {epoch: count - than.get(epoch, Counter()) for epoch, count in rows.items()}
     return {epoch: count for epoch, count in surplus.items() if count}
 
 
-def _listed(rows: Rows) -> Iterator[tuple[int, Any]]:
+def _list_rows(rows: Rows) -> Iterator[tuple[int, Any]]:
     for epoch, counts in sorted(rows.items()):
         yield from ((epoch, json.loads(row)) for row in counts.elements())

@@ -248,7 +248,7 @@ class InitialState:
                 yield (
                     pa.record_batch(columns, schema=schema),
                     [
-                        RecordPosition(_partition(name, numbered, offset, state), offset)
+                        RecordPosition(_partition_of_row(name, numbered, offset, state), offset)
                         for numbered, offset in positions
                     ],
                 )
@@ -260,7 +260,7 @@ def still_there(step: StepSpec, side: int, rows: pa.RecordBatch, floor: int | No
     return rows if since is None else rows.filter(pa.array(rows.column(TS).to_numpy() >= since))
 
 
-def _partition(name: str, numbered: int, offset: int, state: InputState) -> PartitionRef:
+def _partition_of_row(name: str, numbered: int, offset: int, state: InputState) -> PartitionRef:
     """The partition of a stored row, which says its topic by number. Several topics may have number 0, which rows of
     earlier releases have: names all topics from which the row may be."""
     topic_number, partition = split_partition(numbered)
@@ -299,25 +299,25 @@ class RecordOutcomes:
     def of(self, record: FoundRecord) -> RecordOutcome | None:
         """The outcome of a record; None if the record is not a row that can match, which is never kept."""
         name = record.position.partition.input
-        spec, rows = self._pipeline.input(name), self._rows(name)
+        spec, rows = self._pipeline.input(name), self._rows_of_input(name)
         at = None if rows is None else rows.at(record.position)
         if rows is None or at is None:
             return None
         step, own = self._pipeline.steps[spec.step], Selection(rows.batch, np.array([at]))
         description = description_of(step)
-        retention = (self._merged_retention if description.merges_rows else self._retention)(
+        retention = (self._merged_retention if description.merges_rows else self._row_retention)(
             step, spec.side, record.epoch, own
         )
         nearest, no_nearest_reason = None, ""
         if isinstance(description, JoinDescription):
-            nearest, no_nearest_reason = self._nearest(description, spec.side, own, record.epoch, retention)
+            nearest, no_nearest_reason = self._nearest_row(description, spec.side, own, record.epoch, retention)
             if spec.side == LEFT and step.emits != "pairs" and description.leaves_when_matched:
                 retention = self._until_match(description, own, record.epoch, retention)
         return RecordOutcome(retention, nearest, no_nearest_reason)
 
     # --- the state ----------------------------------------------------------------------------------------------------
 
-    def _retention(self, step: StepSpec, side: int, epoch: int, own: Selection) -> RetentionReport:
+    def _row_retention(self, step: StepSpec, side: int, epoch: int, own: Selection) -> RetentionReport:
         """How long the one row `own` stays, which arrived in this epoch (0: before the first one)."""
         description, near = description_of(step), self._of_key(step, own)
         for plan in self._plans:
@@ -336,7 +336,7 @@ class RecordOutcomes:
         """How long a left row of a semi or anti join stays that would stay for `retention`: it leaves with its first
         match (E1)."""
         step = description.step
-        rows = self._rows(step.sides[RIGHT].time)
+        rows = self._rows_of_input(step.sides[RIGHT].time)
         if rows is None:
             return retention
         candidates = _numbers_of_key(step, own, rows)
@@ -346,9 +346,9 @@ class RecordOutcomes:
         met_in = []
         for at in candidates[fits].tolist():
             came = int(rows.epochs[at])
-            met = self._reason(rows, at) is None
+            met = self._drop_reason(rows, at) is None
             if came < epoch and met:
-                other = self._retention(step, RIGHT, came, Selection(rows.batch, np.array([at])))
+                other = self._row_retention(step, RIGHT, came, Selection(rows.batch, np.array([at])))
                 met = other.evicted_in is None or other.evicted_in > epoch
             if met and (came <= epoch or retention.evicted_in is None or came < retention.evicted_in):
                 met_in.append(max(came, epoch))
@@ -399,7 +399,7 @@ class RecordOutcomes:
         taken. Empty for a join on time only, where all rows have the same key: such a step looks at each row alone."""
         accepted_rows = []
         for other, spec in enumerate(step.sides):
-            rows = None if step.broadcast or spec.intake.chained else self._rows(spec.time)
+            rows = None if step.broadcast or spec.intake.chained else self._rows_of_input(spec.time)
             if rows is not None:
                 of_key = _numbers_of_key(step, own, rows)
                 accepted_rows.append((other, rows, of_key[self._taken_in(rows, of_key)]))
@@ -407,19 +407,19 @@ class RecordOutcomes:
 
     def _taken_in(self, rows: _Rows, numbers: np.ndarray) -> np.ndarray:
         """Returns bool[n]: which of these rows were not dropped."""
-        return np.array([self._reason(rows, at) is None for at in numbers.tolist()], dtype=bool)
+        return np.array([self._drop_reason(rows, at) is None for at in numbers.tolist()], dtype=bool)
 
-    def _reason(self, rows: _Rows, at: int) -> str | None:
+    def _drop_reason(self, rows: _Rows, at: int) -> str | None:
         return self._dropped(rows.positions[at], int(rows.epochs[at])) if rows.positions else None
 
     # --- the other side -----------------------------------------------------------------------------------------------
 
-    def _nearest(
+    def _nearest_row(
         self, description: JoinDescription[Join], side: int, own: Selection, epoch: int, retention: RetentionReport
     ) -> tuple[Nearest | None, str]:
         step, kind = description.step, description.kind
         other, chained = step.sides[1 - side], step.sides[1 - side].intake.chained
-        rows = self._joined.rows(other.part) if chained else self._rows(other.time)
+        rows = self._joined.rows(other.part) if chained else self._rows_of_input(other.time)
         candidates = _numbers_of_key(step, own, rows) if rows is not None else np.zeros(0, dtype=np.int64)
         with_key = "" if step.broadcast else " with its key"
         if rows is None or not len(candidates):
@@ -466,13 +466,13 @@ class RecordOutcomes:
         """What, other than the event times, prevented the row `at` of a side from matching the record, which arrived in
         `epoch`, and by which rule. Asks in the engine's order (T3): a row that was dropped or is gone meets nothing."""
         came, rule = int(rows.epochs[at]), description.matches_by
-        reason = self._reason(rows, at)
+        reason = self._drop_reason(rows, at)
         if reason is not None:
             return f"within reach, but it was dropped: {reason}", RULES[reason]
         if retention.evicted_in is not None and came >= retention.evicted_in and came > epoch:
             return f"within reach, but it came in epoch {came}, when the record was gone", retention.rule
         if came < epoch:
-            other_retention = self._retention(description.step, side, came, Selection(rows.batch, np.array([at])))
+            other_retention = self._row_retention(description.step, side, came, Selection(rows.batch, np.array([at])))
             if other_retention.evicted_in is not None and other_retention.evicted_in <= epoch:
                 eviction_text = (
                     "it was never kept"
@@ -500,7 +500,7 @@ class RecordOutcomes:
     def _joined_of(self, side: SideSpec, rows: _Rows, at: int) -> RecordPosition | None:
         """The record of a joined row whose time the bound counts from: of those of that time, the one that has most of
         the row's columns. None: it was read before the first of the plans."""
-        records = self._rows(side.time)
+        records = self._rows_of_input(side.time)
         if records is None:
             return None
         own = {str(ColumnRef(side.time, name)): name for name in records.batch.schema.names}
@@ -515,12 +515,12 @@ class RecordOutcomes:
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
-    def _rows(self, name: str) -> _Rows | None:
+    def _rows_of_input(self, name: str) -> _Rows | None:
         if name not in self._read:
-            self._read[name] = self._prepared(name)
+            self._read[name] = self._prepare_rows(name)
         return self._read[name]
 
-    def _prepared(self, name: str) -> _Rows | None:
+    def _prepare_rows(self, name: str) -> _Rows | None:
         intake, decoder = self._pipeline.intake(name), self._decoders.decoder(name, 0)
         batches, epochs, positions = list[pa.RecordBatch](), list[int](), list[RecordPosition]()
         plans = {plan.epoch: plan for plan in self._plans}
@@ -557,15 +557,15 @@ def _numbers_of_key(step: StepSpec, own: Selection, rows: _Rows) -> np.ndarray:
 def _accepted_row(side: int, own: Selection, near: Sequence[tuple[int, _Rows, np.ndarray]], before: int) -> AcceptedRow:
     """The row, together with the rows of its key that had arrived before an epoch."""
     (ts,) = own.numbers(TS).tolist()
-    own_version, times, newer = _order(own)[0], [np.array([ts])], list[int]()
+    own_version, times, newer = _version_order(own)[0], [np.array([ts])], list[int]()
     for other, rows, of_key in near:
         arrived = Selection(rows.batch, of_key[rows.epochs[of_key] < before])
         times.append(arrived.numbers(TS))
         if other == side:
-            newer += [version[0] for version in _order(arrived) if version > own_version]
+            newer += [version[0] for version in _version_order(arrived) if version > own_version]
     return AcceptedRow(side, ts, np.sort(np.concatenate(times)), min(newer, default=None))
 
 
-def _order(rows: Selection) -> list[tuple[int, int, int]]:
+def _version_order(rows: Selection) -> list[tuple[int, int, int]]:
     """The order of versions of a key (A1)."""
     return list(zip(*(rows.numbers(name).tolist() for name in (TS, OFFSET, PARTITION)), strict=True))

@@ -119,21 +119,25 @@ class Gathering:
             for raw in self.inputs.reader(name, 0).read(planned):
                 read[f"{name}:{partition_id(planned.partition)}"] += len(raw.offsets)
                 if len(raw.offsets):
-                    self._take(plan.epoch, name, raw, future)
+                    self._take_batch(plan.epoch, name, raw, future)
         return read
 
-    def _take(self, epoch: int, name: str, raw: RawBatch, future: FutureCheck | None) -> None:
+    def _take_batch(self, epoch: int, name: str, raw: RawBatch, future: FutureCheck | None) -> None:
         decoder = self.inputs.decoder(name, 0)
         if isinstance(decoder, HistoryDecoder):  # a row that the other part has is of the key too
             decoded = decoder.with_skipped(raw)
             accepted = decoder.without_skipped(raw, decoded)
         else:
             accepted = decoded = decoder.decode_batch(raw)
-        ahead = {} if future is None else self._ahead(name, raw, accepted, future)
-        named = self._named(raw)
+        ahead = {} if future is None else self._find_ahead(name, raw, accepted, future)
+        named = (
+            np.zeros(len(raw.offsets), dtype=bool)
+            if self.at is None or self.at[:2] != (raw.partition.topic, raw.partition.partition)
+            else np.asarray(raw.offsets == self.at[2])
+        )
         of_key = np.zeros(len(raw.offsets), dtype=bool)
         for key in self.keys.get(name, ()):
-            of_key[decoded.index[self._has(name, decoded, key)]] = True
+            of_key[decoded.index[self._has_key(name, decoded, key)]] = True
         everything = not self.record_only and name not in self.keys
         chosen = np.flatnonzero(of_key | named | everything)
         if not len(chosen):
@@ -149,9 +153,9 @@ class Gathering:
                 todo="Ask for the key of the step that joins this input, or for fewer epochs: --until",
             )
         self.batches.setdefault(raw.partition, []).append((epoch, raw.take(chosen)))
-        self.records += self._records(epoch, name, raw, decoded, np.flatnonzero(of_key | named))
+        self.records += self._find_records(epoch, name, raw, decoded, np.flatnonzero(of_key | named))
 
-    def _ahead(self, name: str, raw: RawBatch, decoded: Decoded, future: FutureCheck) -> dict[int, str]:
+    def _find_ahead(self, name: str, raw: RawBatch, decoded: Decoded, future: FutureCheck) -> dict[int, str]:
         """The rows that are too far ahead, by position in the batch, with the reason."""
         of_all, batches = raw.timestamps, decoded.rows.combine_chunks().to_batches()
         if not batches:
@@ -160,21 +164,15 @@ class Gathering:
         reasons = too_far_ahead(self.pipeline.intake(name), batches[0], future, timestamps)
         return {int(decoded.index[row]): reason for row, reason in reasons.items()}
 
-    def _named(self, raw: RawBatch) -> np.ndarray:
-        """Returns bool[n]: which record was asked for by its place."""
-        if self.at is None or self.at[:2] != (raw.partition.topic, raw.partition.partition):
-            return np.zeros(len(raw.offsets), dtype=bool)
-        return np.asarray(raw.offsets == self.at[2])
-
-    def _has(self, name: str, decoded: Decoded, key: Key) -> np.ndarray:
+    def _has_key(self, name: str, decoded: Decoded, key: Key) -> np.ndarray:
         """Returns bool[rows]: which decoded rows have the key."""
         intake, rows = self.pipeline.intake(name), decoded.rows.combine_chunks()
         has = np.ones(rows.num_rows, dtype=bool)
         for column, value in key.items():
-            has &= same_value(_column(intake, rows, column), value[0])
+            has &= same_value(_column_values(intake, rows, column), value[0])
         return has
 
-    def _records(
+    def _find_records(
         self, epoch: int, name: str, raw: RawBatch, decoded: Decoded, numbers: np.ndarray
     ) -> Iterator[FoundRecord]:
         row_of = {int(index): row for row, index in enumerate(decoded.index)} if len(numbers) else {}
@@ -184,11 +182,15 @@ class Gathering:
             columns = None if row is None else json.loads(rows_to_json(row)[0])
             intake = self.pipeline.intake(name)
             ts = None if row is None else row[intake.event_time].cast(pa.int64())[0].as_py()
-            key = {} if row is None else {column: _key_text(_column(intake, row, column)) for column in intake.keys}
+            key = (
+                {}
+                if row is None
+                else {column: _key_text(_column_values(intake, row, column)) for column in intake.keys}
+            )
             yield FoundRecord(position, epoch, columns, ts, key)
 
 
-def _column(intake: Intake, rows: pa.Table, name: str) -> pa.Array:
+def _column_values(intake: Intake, rows: pa.Table, name: str) -> pa.Array:
     """A column of the input, or one that the job computes."""
     computed = dict(intake.computed)
     if name in computed:

@@ -44,7 +44,7 @@ def check_job(job: Job, clock: Clock = _CLOCK) -> StateCheck:
             fits=True, warnings=("stateStore is memory: every start is from the beginning",), target_version=target
         )
     job = with_secrets(job)
-    with _reading(job) as store:
+    with _open_for_reading(job) as store:
         try:
             record = store.record(job.name)
         except Moved as error:
@@ -57,23 +57,19 @@ def check_job(job: Job, clock: Clock = _CLOCK) -> StateCheck:
             words = (
                 "upgrade.mode is stateless: the job starts from the beginning; the rollout's savepoint keeps the state"
             )
-            return _checked(record, target, (), (words,))
-        outcome = _compared(job, store, record, target)
+            return _state_check(record, target, (), (words,))
+        outcome = _compare_with_state(job, store, record, target)
         if job.spec.upgrade.mode == "shadow" and outcome.fits:
-            return _beside_the_running_job(job, store, outcome, clock)
+            seen = shadow(job, store, lambda version: JobInputs(version.inputs), clock)
+            text = seen.text(format_duration(job.spec.upgrade.shadow.within))[:MESSAGE_BYTES]
+            if seen.is_equal:
+                return outcome.model_copy(update={"warnings": (*outcome.warnings, text)})
+            return outcome.model_copy(update={"fits": False, "rows_differ": True, "refused": (text,)})
         return outcome
 
 
-def _beside_the_running_job(job: Job, store: StateReader, check: StateCheck, clock: Clock) -> StateCheck:
-    seen = shadow(job, store, lambda version: JobInputs(version.inputs), clock)
-    text = seen.text(format_duration(job.spec.upgrade.shadow.within))[:MESSAGE_BYTES]
-    if seen.is_equal:
-        return check.model_copy(update={"warnings": (*check.warnings, text)})
-    return check.model_copy(update={"fits": False, "rows_differ": True, "refused": (text,)})
-
-
 @contextmanager
-def _reading(job: Job) -> Iterator[StateReader]:
+def _open_for_reading(job: Job) -> Iterator[StateReader]:
     postgres = job.spec.state_store.postgres
     if postgres is None or postgres.dsn is None:  # an embedded store, which nobody else uses
         with open_durable(job) as store:
@@ -83,26 +79,26 @@ def _reading(job: Job) -> Iterator[StateReader]:
         yield store
 
 
-def _compared(job: Job, store: StateReader, record: JobRecord, target: int) -> StateCheck:
+def _compare_with_state(job: Job, store: StateReader, record: JobRecord, target: int) -> StateCheck:
     try:
         job = with_stored_names(job, record.definition)
     except IncompatibleState as error:
-        return _checked(record, target, [str(error)], ())
+        return _state_check(record, target, [str(error)], ())
     job_identity = identity(job, compile_job(job), lambda _: None)  # the comparison returns the warnings
     refused, warnings = [], []
     if record.signature is not None:
         comparison = compare(record.signature, job_identity.signature)
         refused, warnings = list(comparison.refused), list(comparison.warnings)
-    refused += _unreadable(job, job_identity, record)
+    refused += _find_unreadable(job, job_identity, record)
     try:
         rehearsal = rehearse(store, record, migrations.MIGRATIONS, target)
     except IncompatibleState as error:
         refused.append(str(error))
-        return _checked(record, target, refused, warnings)
-    return _checked(record, target, refused, warnings, rehearsal)
+        return _state_check(record, target, refused, warnings)
+    return _state_check(record, target, refused, warnings, rehearsal)
 
 
-def _unreadable(job: Job, job_identity: JobIdentity, record: JobRecord) -> Iterator[str]:
+def _find_unreadable(job: Job, job_identity: JobIdentity, record: JobRecord) -> Iterator[str]:
     """Yields what else is stored that this release or this job could not take over."""
     try:
         input_states((side.name for side in job.inputs), record)
@@ -114,7 +110,7 @@ def _unreadable(job: Job, job_identity: JobIdentity, record: JobRecord) -> Itera
         yield str(error)
 
 
-def _checked(
+def _state_check(
     record: JobRecord,
     target: int,
     refused: Sequence[str],
@@ -142,13 +138,13 @@ def message(check: StateCheck) -> str:
         if len(text.encode()) <= MESSAGE_BYTES:
             break
         shorter = {
-            name: tuple(_short(sentence, length) for sentence in getattr(check, name)[:_TEXTS]) for name in _LISTS
+            name: tuple(_shorten(sentence, length) for sentence in getattr(check, name)[:_TEXTS]) for name in _LISTS
         }
         text = check.model_copy(update=shorter).model_dump_json(by_alias=True)
     return text
 
 
-def _short(text: str, length: int) -> str:
+def _shorten(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
 

@@ -80,7 +80,7 @@ def rehearsal_lines(name: str, done: Rehearsal) -> Iterator[str]:
     yield f"{counted(done.to_migrate, 'segment')} would be migrated: {sizes}, in {done.seconds:.1f} s"
 
 
-def counting(chain: Mapping[int, Migration], report: Callable[[int], None]) -> Mapping[int, Migration]:
+def report_rewrites(chain: Mapping[int, Migration], report: Callable[[int], None]) -> Mapping[int, Migration]:
     """The same chain, but the last step that rewrites segments reports how many it has rewritten."""
     rewriting = [version for version, step in chain.items() if step is not migrations.unchanged]
     if not rewriting:
@@ -112,7 +112,7 @@ def migrate_job(
 
     All steps use the generation taken first, so that rolling back this rollout meanwhile fences them.
     """
-    chain, target = counting(migrations.MIGRATIONS, report), migrations.CURRENT_STATE_VERSION
+    chain, target = report_rewrites(migrations.MIGRATIONS, report), migrations.CURRENT_STATE_VERSION
     if savepoint is not None:
         check_name(savepoint)
     record = store.record(job)
@@ -120,33 +120,22 @@ def migrate_job(
         check_candidate(job, record.owner, candidate)
     if record is not None and savepoint is not None:
         # A rollout that is over, or a release that is too old, must not fence the running driver.
-        check_rollout(store, record, savepoint, done=_done(record, drop_state=drop_state))
+        check_rollout(store, record, savepoint, done=_completion_test(record, drop_state=drop_state))
     if drop_state:
         return _start_anew(store, job, savepoint, target, candidate)
     if record is not None:
         check_versions(record, chain, target)
     if savepoint is None and (record is None or not outdated_segments(record, chain, target)):
         return Migrated(job, target, 0, None, dropped=False, pruned=())
-    return _migrate(store, job, savepoint, chain, target, candidate)
-
-
-def _migrate(
-    store: StateStore,
-    job: str,
-    savepoint: str | None,
-    chain: Mapping[int, Migration],
-    target: int,
-    candidate: OwnerCandidate | None,
-) -> Migrated:
     record = store.acquire(job, candidate)
     name = name_for_migration(record, target) if savepoint is None else savepoint
-    done = _done(record, drop_state=False)
+    done = _completion_test(record, drop_state=False)
     check_rollout(store, record, name, done=done)
     given_up = unfinished_rollout(store, record, but=name)
     if given_up is not None:
         # The state pinned now must be one with which the release before that rollout can continue.
         record = store.roll_back(job, given_up.name, generation=record.generation)
-        done = _done(record, drop_state=False)
+        done = _completion_test(record, drop_state=False)
     count = len(outdated_segments(record, chain, target))
     pin = ensure_pin(store, record, name, done=done)
     store.migrate(job, record.generation, chain, target)
@@ -162,14 +151,14 @@ def _start_anew(
             todo="Give --savepoint NAME; it can be deleted once the job runs well",
         )
     record = store.acquire(job, candidate)
-    pin = ensure_pin(store, record, savepoint, done=_done(record, drop_state=True))
+    pin = ensure_pin(store, record, savepoint, done=_completion_test(record, drop_state=True))
     after = store.start_anew(job, savepoint, generation=record.generation)
     planned = int(record.plan["epoch"]) if record.plan is not None and after.plan is None else None
     pruned = tuple(prune_pins(store, job, savepoint))
     return Migrated(job, target, 0, pin, dropped=True, pruned=pruned, dropped_plan=planned)
 
 
-def _done(record: JobRecord, *, drop_state: bool) -> Callable[[StoredSavepoint], bool]:
+def _completion_test(record: JobRecord, *, drop_state: bool) -> Callable[[StoredSavepoint], bool]:
     """Returns a test whether what a savepoint was made for is done, as far as the record shows."""
     chain, target = migrations.MIGRATIONS, migrations.CURRENT_STATE_VERSION
 

@@ -45,7 +45,15 @@ def move(job: Job, store: PostgresStore, to: str | None, schema: str | None, *, 
     dsn = to or os.environ.get(DSN_VARIABLE)
     if not dsn:
         raise JoineryError("It is not said where to", todo=f"Give --to DSN, or set {DSN_VARIABLE}")
-    _refuse_table(job)
+    # Both change in one transaction: such a table has to be in the state's database, and would stay behind.
+    tables = [output.postgres for output in job.outputs if output.postgres is not None]
+    for table in (table for table in tables if not table.is_external):
+        raise JoineryError(
+            f"Job {job.name} writes to the table {table.table}, which is in the state's database and would stay behind",
+            facts="both change in one transaction, so they have to move together",
+            todo="Stop the job, take the whole database along with pg_dump and pg_restore, and name it in stateStore; "
+            "then make sure that the job is not started at the old place",
+        )
     with (
         closing(MovableStore(store.dsn, store.schema)) as source,
         closing(MovableStore(dsn, schema or store.schema)) as target,
@@ -61,16 +69,3 @@ def move(job: Job, store: PostgresStore, to: str | None, schema: str | None, *, 
 def stay(job: Job, store: PostgresStore) -> None:
     with closing(MovableStore(store.dsn, store.schema)) as source:
         source.stay(job.name)
-
-
-def _refuse_table(job: Job) -> None:
-    """Raises JoineryError if the job writes to a table in the commit's transaction. Such a table has to be in the
-    state's database, and would stay behind."""
-    tables = [output.postgres for output in job.outputs if output.postgres is not None]
-    for table in (table for table in tables if not table.is_external):
-        raise JoineryError(
-            f"Job {job.name} writes to the table {table.table}, which is in the state's database and would stay behind",
-            facts="both change in one transaction, so they have to move together",
-            todo="Stop the job, take the whole database along with pg_dump and pg_restore, and name it in stateStore; "
-            "then make sure that the job is not started at the old place",
-        )

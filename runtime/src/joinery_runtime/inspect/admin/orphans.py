@@ -110,19 +110,21 @@ def list_states(dsn: str, schema: str, owners: Sequence[StateOwner] | None, clus
             todo = "Name the database and the schema that stateStore.postgres of the jobs names"
             raise JoineryError("There is no state store", facts=store.location, todo=todo)
         written = store.jobs_written()
-        records = {job: _read(store, job) for job in written}
+        records = {job: _read_record(store, job) for job in written}
     resources = None
     if owners is not None:
         uids = {owner.uid for owner in owners}
         recorded = [record.owner for record in records.values() if isinstance(record, JobRecord) and record.owner]
         seen = {owner.owner.cluster for owner in recorded if owner.owner.uid in uids}
         resources = ClusterResources(tuple(owners), frozenset({cluster} if cluster else seen))
-    states = [_judged(job, written[job], record, resources) for job, record in records.items() if record is not None]
+    states = [
+        _judge_state(job, written[job], record, resources) for job, record in records.items() if record is not None
+    ]
     states.sort(key=lambda state: (state.verdict, state.job))
     return StateListing(store.location, states, None if owners is None else len(owners))
 
 
-def _read(store: ReadOnlyStore, job: str) -> JobRecord | StateError | None:
+def _read_record(store: ReadOnlyStore, job: str) -> JobRecord | StateError | None:
     """The job's record; None if it was deleted just now, the error if it is being moved."""
     try:
         return store.record(job)
@@ -132,7 +134,7 @@ def _read(store: ReadOnlyStore, job: str) -> JobRecord | StateError | None:
         return error
 
 
-def _judged(
+def _judge_state(
     job: str, written_at: int, record: JobRecord | StateError, resources: ClusterResources | None
 ) -> JudgedState:
     if isinstance(record, StateError):
@@ -151,7 +153,15 @@ def read_resources(path: Path) -> list[StateOwner]:
     """Reads the resources that LIST_COMMAND has printed into a file. Raises JoineryError."""
     try:
         text = path.read_text(encoding="utf-8")
-        return [_owner(resource["kind"], resource["metadata"]) for resource in json.loads(text)["items"]]
+        return [
+            StateOwner(
+                kind=resource["kind"],
+                namespace=resource["metadata"]["namespace"],
+                name=resource["metadata"]["name"],
+                uid=resource["metadata"]["uid"],
+            )
+            for resource in json.loads(text)["items"]
+        ]
     except OSError as error:
         raise JoineryError(f"{path} cannot be read", facts=error.strerror or str(error)) from error
     except (ValueError, KeyError, TypeError) as error:
@@ -159,7 +169,3 @@ def read_resources(path: Path) -> list[StateOwner]:
         raise JoineryError(
             f"{path} is no list of resources", facts=facts, todo=f"Make it with: {LIST_COMMAND}"
         ) from error
-
-
-def _owner(kind: str, metadata: Mapping[str, Any]) -> StateOwner:
-    return StateOwner(kind=kind, namespace=metadata["namespace"], name=metadata["name"], uid=metadata["uid"])

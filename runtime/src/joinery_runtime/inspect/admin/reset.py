@@ -88,7 +88,9 @@ def reset_watermark_command(
     """`target` is [INPUT=]TIME. Says what changes, and changes it unless `dry_run`. Raises JoineryError; then nothing
     changed."""
     job = durable(job)
-    targets = _lowered_inputs(job, target)
+    name, named, text = target.rpartition("=")
+    inputs = [_find_input(job, name)] if named else job.inputs
+    targets = dict.fromkeys((side.name for side in inputs), parse_time("--watermark", text))
     with open_store(job, say) as opened:
         record = record_of(job, opened.store)
         if record.plan is not None and not drop_planned:
@@ -112,7 +114,7 @@ def reset_watermark_command(
         say(DONE)
 
 
-def _input(job: Job, name: str) -> Input:
+def _find_input(job: Job, name: str) -> Input:
     inputs = {side.name: side for side in job.inputs}
     if name not in inputs:
         raise JoineryError(
@@ -122,7 +124,7 @@ def _input(job: Job, name: str) -> Input:
 
 
 def _kafka_input(job: Job, name: str) -> KafkaInput:
-    kafka = _input(job, name).kafka
+    kafka = _find_input(job, name).kafka
     if kafka is None:
         raise JoineryError(
             f"Input {name} of job {job.name} is a file",
@@ -192,39 +194,14 @@ def _planned_refusal(record: JobRecord) -> JoineryError:
 
 def offset_report(name: str, reset: Reset) -> Iterator[str]:
     """Yields a line per partition, and what the change means."""
-    yield from _aligned([("partition", "stored", "new", "records", "broker has"), *map(_row, reset.changes)])
+    rows = [("partition", "stored", "new", "records", "broker has"), *map(_change_row, reset.changes)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
     for ref in reset.missing:
         yield f"{ref.topic}-{ref.partition} is not on the broker and keeps its offset."
     for topic in reset.recreated:
         yield f"Topic {topic} was recreated: the stored offsets were of the topic before it, and are forgotten."
-    yield from _consequences(name, reset)
-
-
-def _row(change: Change) -> tuple[str, ...]:
-    return (
-        f"{change.partition.topic}-{change.partition.partition}",
-        "-" if change.stored is None else str(change.stored),
-        str(change.new),
-        _effect(change),
-        f"{change.available.earliest} to {change.available.end}",
-    )
-
-
-def _effect(change: Change) -> str:
-    if change.stored is None:
-        return "never read"
-    if change.delta == 0:
-        return "the same" if change.stored == change.new else "stored offset is gone"
-    return f"{change.delta} skipped" if change.delta > 0 else f"{-change.delta} read again"
-
-
-def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-
-
-def _consequences(name: str, reset: Reset) -> Iterator[str]:
     if any(change.delta < 0 for change in reset.changes):
         watermark = reset.state.progress.watermark
         if watermark == END_OF_TIME:
@@ -236,11 +213,22 @@ def _consequences(name: str, reset: Reset) -> Iterator[str]:
         yield "Records that are skipped are not read: what they would have joined with stays without them."
 
 
-def _lowered_inputs(job: Job, target: str) -> dict[str, int]:
-    """The watermark to which each input is lowered."""
-    name, named, text = target.rpartition("=")
-    inputs = [_input(job, name)] if named else job.inputs
-    return dict.fromkeys((side.name for side in inputs), parse_time("--watermark", text))
+def _change_row(change: Change) -> tuple[str, ...]:
+    return (
+        f"{change.partition.topic}-{change.partition.partition}",
+        "-" if change.stored is None else str(change.stored),
+        str(change.new),
+        _effect_text(change),
+        f"{change.available.earliest} to {change.available.end}",
+    )
+
+
+def _effect_text(change: Change) -> str:
+    if change.stored is None:
+        return "never read"
+    if change.delta == 0:
+        return "the same" if change.stored == change.new else "stored offset is gone"
+    return f"{change.delta} skipped" if change.delta > 0 else f"{-change.delta} read again"
 
 
 def _watermark_report(job: Job, record: JobRecord, lowered: LoweredState) -> Iterator[str]:

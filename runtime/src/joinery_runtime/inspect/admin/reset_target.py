@@ -91,7 +91,7 @@ def parse_target(to: Literal["earliest", "latest"] | None, to_time: str | None, 
         )
     if to is not None:
         return to
-    return ToTime(parse_time("--to-time", to_time)) if to_time is not None else ToOffsets(_offsets(to_offset))
+    return ToTime(parse_time("--to-time", to_time)) if to_time is not None else ToOffsets(_parse_offsets(to_offset))
 
 
 def parse_time(option: str, text: str) -> int:
@@ -105,7 +105,7 @@ def parse_time(option: str, text: str) -> int:
         ) from error
 
 
-def _offsets(texts: Iterable[str]) -> dict[tuple[str | None, int], int]:
+def _parse_offsets(texts: Iterable[str]) -> dict[tuple[str | None, int], int]:
     offsets: dict[tuple[str | None, int], int] = {}
     for text in texts:
         match = _OFFSET.fullmatch(text)
@@ -126,7 +126,14 @@ def plan_reset(state: InputState, target: Target, broker: BrokerOffsets) -> Rese
     new = _new_offsets(target, broker)
     ids = ((topic, state.topic_ids.get(topic), now) for topic, now in sorted(broker.topic_ids.items()))
     recreated = tuple(topic for topic, before, now in ids if before and now and before != now)
-    _refuse_partial(recreated, new, broker)
+    # The offsets that are not reset are of the deleted topic, and mean nothing in the one that has its name now.
+    unset = [ref for ref in sorted(broker.partitions) if ref.topic in recreated and ref not in new]
+    if unset:
+        raise JoineryError(
+            f"Topic {unset[0].topic} was recreated: its stored offsets are of the topic before it",
+            facts=f"{', '.join(f'{ref.topic}-{ref.partition}' for ref in unset)} would keep one",
+            todo="Give every partition of the topic an offset, or use --to or --to-time",
+        )
     stored = state.positions
     missing = [ref for ref in sorted(stored) if ref not in broker.partitions and not of_files(ref)]
     dropped = {ref for ref in (*stored, *state.stops) if ref.topic in recreated}  # of the deleted topic
@@ -137,20 +144,20 @@ def plan_reset(state: InputState, target: Target, broker: BrokerOffsets) -> Rese
         recreated=recreated,
         state=replace(
             state,
-            positions={**_without(stored, dropped), **new},
-            stops=_without(state.stops, dropped),
+            positions={**_without_partitions(stored, dropped), **new},
+            stops=_without_partitions(state.stops, dropped),
             topic_ids={**state.topic_ids, **{topic: broker.topic_ids[topic] for topic in recreated}},
         ),
     )
 
 
-def _without(offsets: Mapping[PartitionRef, int], dropped: set[PartitionRef]) -> dict[PartitionRef, int]:
+def _without_partitions(offsets: Mapping[PartitionRef, int], dropped: set[PartitionRef]) -> dict[PartitionRef, int]:
     return {ref: offset for ref, offset in offsets.items() if ref not in dropped}
 
 
 def _new_offsets(target: Target, broker: BrokerOffsets) -> dict[PartitionRef, int]:
     if isinstance(target, ToOffsets):
-        return _named(target, broker)
+        return _named_offsets(target, broker)
     if isinstance(target, ToTime):
         return {
             ref: available.end if available.first_at_time is None else available.first_at_time
@@ -162,10 +169,10 @@ def _new_offsets(target: Target, broker: BrokerOffsets) -> dict[PartitionRef, in
     }
 
 
-def _named(target: ToOffsets, broker: BrokerOffsets) -> dict[PartitionRef, int]:
+def _named_offsets(target: ToOffsets, broker: BrokerOffsets) -> dict[PartitionRef, int]:
     offsets: dict[PartitionRef, int] = {}
     for (topic, number), offset in target.offsets.items():
-        ref = _find(topic, number, broker)
+        ref = _find_partition(topic, number, broker)
         if ref in offsets:
             raise JoineryError(f"--to-offset names partition {ref.topic}-{number} twice", todo="Give it once")
         available = broker.partitions[ref]
@@ -179,7 +186,7 @@ def _named(target: ToOffsets, broker: BrokerOffsets) -> dict[PartitionRef, int]:
     return offsets
 
 
-def _find(topic: str | None, number: int, broker: BrokerOffsets) -> PartitionRef:
+def _find_partition(topic: str | None, number: int, broker: BrokerOffsets) -> PartitionRef:
     topics = sorted({ref.topic for ref in broker.partitions})
     if topic is None and len(topics) != 1:
         raise JoineryError(
@@ -195,15 +202,3 @@ def _find(topic: str | None, number: int, broker: BrokerOffsets) -> PartitionRef
     raise JoineryError(
         f"The input has no partition {topic_name}-{number}", facts=f"it has {partition_names}", todo="Name one of these"
     )
-
-
-def _refuse_partial(recreated: Sequence[str], new: Mapping[PartitionRef, int], broker: BrokerOffsets) -> None:
-    """Rejects a reset of only some offsets of a recreated topic: the other offsets are of the deleted topic, and mean
-    nothing in the one that has its name now."""
-    unset = [ref for ref in sorted(broker.partitions) if ref.topic in recreated and ref not in new]
-    if unset:
-        raise JoineryError(
-            f"Topic {unset[0].topic} was recreated: its stored offsets are of the topic before it",
-            facts=f"{', '.join(f'{ref.topic}-{ref.partition}' for ref in unset)} would keep one",
-            todo="Give every partition of the topic an offset, or use --to or --to-time",
-        )

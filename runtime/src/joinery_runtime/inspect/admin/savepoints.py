@@ -9,7 +9,7 @@ from typing import Any
 
 from joinery_runtime.engine.job_state import input_offsets, live_segments
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.inspect.stored_state import is_by_hand, record_of
+from joinery_runtime.inspect.stored_state import epochs_after, is_by_hand, record_of
 from joinery_runtime.job import Job, definition
 from joinery_runtime.job.crd import SavepointResult
 from joinery_runtime.job.model.outputs import ONLY_OUTPUT
@@ -17,10 +17,9 @@ from joinery_runtime.job.model.wording import counted, listed, size_text
 from joinery_runtime.state import decisions
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.savepoints import is_rollout, is_superseded, prune_pins
-from joinery_runtime.state.store import EpochRecord, JobReader, JobRecord, Json, StateStore, StoredSavepoint
+from joinery_runtime.state.store import JobRecord, Json, StateStore, StoredSavepoint
 
 LONGEST_NAME = 253  # characters that a resource's status can hold
-_PAGE = 1000  # epochs of the log read at a time
 
 
 def create(store: StateStore, job: Job, name: str, *, idempotent: bool = False) -> StoredSavepoint:
@@ -98,15 +97,10 @@ def repeats(store: StateStore, job: Job, name: str) -> Repeat:
     pins = {pin.name: pin for pin in store.savepoints(job.name)}
     if name not in pins:
         raise decisions.no_savepoint(job.name, name, sorted(pins))
-    counts = {entry.epoch: int(entry.result.get("rows_out", 0)) for entry in _since(store, job, pins[name].committed)}
+    later_epochs = epochs_after(store, job.name, pins[name].committed)
+    counts = {entry.epoch: int(entry.result.get("rows_out", 0)) for entry in later_epochs}
     wrote = {epoch: rows for epoch, rows in counts.items() if rows}
-    return Repeat(job.name, pins[name], output_text(job, record), wrote, _planned(record))
-
-
-def _since(store: JobReader, job: Job, epoch: int) -> Iterator[EpochRecord]:
-    while page := store.epochs(job.name, epoch, _PAGE):
-        yield from page
-        epoch = page[-1].epoch
+    return Repeat(job.name, pins[name], output_text(job, record), wrote, _planned_epoch(record))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,27 +137,22 @@ def roll_back(store: StateStore, job: str, name: str) -> RolledBack:
     pin = pins.get(name)
     committed = 0 if before is None else before.committed
     if pin is None and is_rollout(name):
-        return _never_begins(store, job, name)
+        # The rollout failed before it pinned anything (its image could not be pulled, say), and so changed nothing.
+        record = store.acquire(job)  # so that nobody commits between the pin and the return to it
+        store.create_savepoint(job, name)
+        record = store.roll_back(job, name, generation=record.generation)
+        prune_pins(store, job, name)
+        note = "it was never made, and can be no more"
+        return RolledBack(job, name, record.committed, _planned_epoch(record), None, restored=False, note=note)
     if pin is not None and pin.rolled_back and (committed > pin.committed or is_superseded(pin, pins.values())):
         note = "that was done before and the job has continued"
         return RolledBack(job, name, committed, None, None, restored=False, note=note)
     record = store.roll_back(job, name)
-    planned, was_planned = _planned(record), None if before is None else _planned(before)
+    planned, was_planned = _planned_epoch(record), None if before is None else _planned_epoch(before)
     return RolledBack(job, name, record.committed, planned, None if planned is not None else was_planned)
 
 
-def _never_begins(store: StateStore, job: str, name: str) -> RolledBack:
-    """Ends a rollout that failed before it pinned anything (its image could not be pulled, say), and so changed
-    nothing."""
-    record = store.acquire(job)  # so that nobody commits between the pin and the return to it
-    store.create_savepoint(job, name)
-    record = store.roll_back(job, name, generation=record.generation)
-    prune_pins(store, job, name)
-    note = "it was never made, and can be no more"
-    return RolledBack(job, name, record.committed, _planned(record), None, restored=False, note=note)
-
-
-def _planned(record: JobRecord) -> int | None:
+def _planned_epoch(record: JobRecord) -> int | None:
     return None if record.plan is None else int(record.plan["epoch"])
 
 

@@ -251,7 +251,7 @@ class JoinDescription(StepDescription[Operator]):
 
     def entries(self, stored: Sequence[StoredRows], epoch_times: EpochTimes, to_json: ToJson) -> Sequence[RowView]:
         rows = sorted(
-            (row for segment_rows in stored for row in _rows(self.step, segment_rows, to_json)),
+            (row for segment_rows in stored for row in _read_rows(self.step, segment_rows, to_json)),
             key=lambda row: (row.side, row.ts, row.partition, row.offset),
         )
         times = np.sort(np.array([row.ts for row in rows], dtype=np.int64))
@@ -287,11 +287,11 @@ class JoinDescription(StepDescription[Operator]):
 
 def description_of(step: StepSpec) -> StepDescription[Any]:
     """Return the description of a step, by the step's kind."""
-    return _descriptions()[type(step.kind)](step, step.kind)
+    return _find_descriptions()[type(step.kind)](step, step.kind)
 
 
 @cache
-def _descriptions() -> Mapping[type[StepOperator], type[StepDescription[Any]]]:
+def _find_descriptions() -> Mapping[type[StepOperator], type[StepDescription[Any]]]:
     """Find the descriptions in the modules of `inspect.kinds`, by kind. A new kind only needs a module there."""
     modules = [import_module(f"{kinds.__name__}.{module_info.name}") for module_info in iter_modules(kinds.__path__)]
     return {
@@ -303,20 +303,20 @@ def _descriptions() -> Mapping[type[StepOperator], type[StepDescription[Any]]]:
     }
 
 
-def _rows(step: StepSpec, stored: StoredRows, to_json: ToJson) -> Iterator[StoredRow]:
+def _read_rows(step: StepSpec, stored: StoredRows, to_json: ToJson) -> Iterator[StoredRow]:
     spec, batch = step.sides[stored.side], stored.rows
     documents = to_json(pa.table(batch.select(list(spec.intake.stored))))
     partitions = partitions_of(batch.column(PARTITION).to_numpy()).tolist()
     row_positions = zip(batch.column(TS).to_pylist(), partitions, batch.column(OFFSET).to_pylist(), strict=True)
     flagged = stored.flagged.tolist() if spec.flags else [None] * batch.num_rows
-    deleted = _deleted(batch).tolist()
+    deleted = _deletion_flags(batch).tolist()
     for (ts, partition, offset), document, flag, is_deletion in zip(
         row_positions, documents, flagged, deleted, strict=True
     ):
         yield StoredRow(stored.side, ts, partition, offset, json.loads(document), flag, is_deletion)
 
 
-def _deleted(batch: pa.RecordBatch) -> np.ndarray:
+def _deletion_flags(batch: pa.RecordBatch) -> np.ndarray:
     if DELETED not in batch.schema.names:
         return np.zeros(batch.num_rows, dtype=bool)
     return np.asarray(batch.column(DELETED).to_numpy(zero_copy_only=False))

@@ -55,9 +55,9 @@ class IntervalDescription(JoinDescription[IntervalJoin]):
         return f"{upstream}the watermark of {other.time}{now} is above {format_time(until)}"
 
     def row_statuses(self, rows: Sequence[StoredRow], epoch_times: EpochTimes) -> Sequence[RowStatus]:
-        return [self._status(row, epoch_times) for row in rows]
+        return [self._row_status(row, epoch_times) for row in rows]
 
-    def _status(self, row: StoredRow, epoch_times: EpochTimes) -> RowStatus:
+    def _row_status(self, row: StoredRow, epoch_times: EpochTimes) -> RowStatus:
         other = self.step.sides[1 - row.side]
         last_partner, late = self._last_partner(row.side, row.ts)
         horizon = epoch_times.horizon(self.step.sides[row.side].part)

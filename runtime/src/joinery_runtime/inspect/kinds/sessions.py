@@ -42,7 +42,7 @@ class SessionsDescription(StepDescription[SessionAggregation]):
         timers, last = SessionTimers(self.kind, self.step, epoch_times), rows.column(TS).to_numpy()
         rows = rows.filter(pa.array(timers.is_kept(last)))
         rows = rows.take(pc.sort_indices(pa.table([rows.column(START)], names=[START]), [(START, "ascending")]))
-        return list(_sessions(timers, rows, to_json))
+        return list(_session_views(timers, rows, to_json))
 
     def count_text(self, entries: Sequence[EntryView]) -> str:
         capped = sum(isinstance(session, SessionView) and session.capped for session in entries)
@@ -172,8 +172,8 @@ class SessionView:
         return f"is emitted when {self.timers.above(out)}, unless it grows; {eviction}"
 
 
-def _sessions(timers: SessionTimers, rows: pa.RecordBatch, to_json: ToJson) -> Iterator[SessionView]:
-    last, forced, emitted = rows.column(TS).to_numpy(), _bools(rows, FORCED), _bools(rows, EMITTED)
+def _session_views(timers: SessionTimers, rows: pa.RecordBatch, to_json: ToJson) -> Iterator[SessionView]:
+    last, forced, emitted = rows.column(TS).to_numpy(), _bool_column(rows, FORCED), _bool_column(rows, EMITTED)
     groups = [rows.column(name) for name in timers.step.sides[0].intake.keys]
     columns = {
         "start": rows.column(START).to_pylist(),
@@ -183,13 +183,13 @@ def _sessions(timers: SessionTimers, rows: pa.RecordBatch, to_json: ToJson) -> I
         "emitted": (forced | timers.has_gone_out(last, emitted)).tolist(),
         "due": timers.goes_out_next(last).tolist(),
         "goes": (~_is_not_before(last, timers.epoch_times.horizon(timers.step.sides[0].part))).tolist(),
-        "aggregates": _results(timers.sessions, rows, forced, to_json),
+        "aggregates": _aggregate_results(timers.sessions, rows, forced, to_json),
     }
     for values in zip(*columns.values(), strict=True):
         yield SessionView(timers, **dict(zip(columns, values, strict=True)))
 
 
-def _results(
+def _aggregate_results(
     sessions: SessionParameters, rows: pa.RecordBatch, forced: np.ndarray, to_json: ToJson
 ) -> list[dict[str, Any]]:
     """The present aggregates of each session, as in the output; capped sessions have none."""
@@ -203,7 +203,7 @@ def _results(
     return results_by_session
 
 
-def _bools(rows: pa.RecordBatch, name: str) -> np.ndarray:
+def _bool_column(rows: pa.RecordBatch, name: str) -> np.ndarray:
     return np.asarray(rows.column(name).to_numpy(zero_copy_only=False))
 
 

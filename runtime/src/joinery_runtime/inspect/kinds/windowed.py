@@ -84,7 +84,10 @@ class PaneTimers:
     def is_kept(self, starts: np.ndarray) -> np.ndarray:
         """bool[n]: the panes (by start, int64[n]) that no committed epoch has evicted. Their rows may stay stored for
         longer, with their segment."""
-        return self._is_open(starts, self.epoch_times.horizons[self.step.sides[0].part].previous)
+        horizon = self.epoch_times.horizons[self.step.sides[0].part].previous
+        if horizon is None:
+            return np.ones(len(starts), dtype=bool)
+        return np.asarray(starts >= self.kind.windows.open_from(horizon))
 
     def next_ends(self, starts: np.ndarray) -> np.ndarray:
         """int64[n]: for panes that are kept, the end of the first window that no committed epoch has emitted."""
@@ -98,11 +101,6 @@ class PaneTimers:
         """bool[n]: whether the next epoch emits windows with these ends (int64[n])."""
         closed = self.epoch_times.horizon(self.step.sides[0].part)
         return np.zeros(len(ends), dtype=bool) if closed is None else ends <= closed
-
-    def _is_open(self, starts: np.ndarray, horizon: int | None) -> np.ndarray:
-        if horizon is None:
-            return np.ones(len(starts), dtype=bool)
-        return np.asarray(starts >= self.kind.windows.open_from(horizon))
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,9 +43,9 @@ class WindowDescription(JoinDescription[WindowJoin]):
         return f"{slower} is at {end}, the end of its last window, or above"
 
     def row_statuses(self, rows: Sequence[StoredRow], epoch_times: EpochTimes) -> Sequence[RowStatus]:
-        return [self._status(row, epoch_times) for row in rows]
+        return [self._row_status(row, epoch_times) for row in rows]
 
-    def _status(self, row: StoredRow, epoch_times: EpochTimes) -> RowStatus:
+    def _row_status(self, row: StoredRow, epoch_times: EpochTimes) -> RowStatus:
         first, last = (int(n[0]) for n in self.kind.windows_of(np.array([row.ts])))
         spans = [(n * self.kind.slide, n * self.kind.slide + self.kind.size) for n in range(first, last + 1)]
         closed_to = epoch_times.horizon(self.step.sides[row.side].part)
@@ -85,10 +85,11 @@ class SessionJoinDescription(JoinDescription[SessionWindowJoin]):
         sessions = np.split(times, np.flatnonzero(gaps(times, self.kind.gap)))
         spans = [(int(session[0]), int(session[-1])) for session in sessions if len(session)]
         return [
-            self._status(row, next(span for span in spans if span[0] <= row.ts <= span[1]), epoch_times) for row in rows
+            self._row_status(row, next(span for span in spans if span[0] <= row.ts <= span[1]), epoch_times)
+            for row in rows
         ]
 
-    def _status(self, row: StoredRow, span: tuple[int, int], epoch_times: EpochTimes) -> RowStatus:
+    def _row_status(self, row: StoredRow, span: tuple[int, int], epoch_times: EpochTimes) -> RowStatus:
         open_from = self.kind.open_from(epoch_times.horizon(self.step.sides[row.side].part))
         fields = {"session": list(span), "closed": bool(row.flagged) or (open_from is not None and span[1] < open_from)}
         words = f"in the session {format_time(span[0])} to {format_time(span[1])}"
