@@ -1,0 +1,104 @@
+"""Compute the rows of Nexmark's queries with DuckDB, from texts that are written apart from the example jobs.
+
+The texts state what docs/nexmark.md says of each query, with the bounds and windows of the jobs in examples/nexmark/.
+`ms` is `dateTime` in milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import duckdb
+import pyarrow as pa
+
+from joinery_devkit.nexmark.events import NexmarkEvents
+
+_HOUR_MS = 3_600_000
+_WINDOW_MS = 10_000
+_DAY_MS = 24 * _HOUR_MS
+
+_WINNING_BIDS = """
+    SELECT a.*, b.auction, b.bidder, b.price, b.ms AS bid_ms, b.extra AS bid_extra
+    FROM auctions a JOIN bids b
+      ON b.auction = a.id AND b.ms >= a.ms AND b.ms <= a.expires_ms AND b.ms <= a.ms + 600000
+    QUALIFY row_number() OVER (PARTITION BY a.id ORDER BY b.price DESC, b.ms) = 1
+"""
+_STATISTICS_OF_RANKS = """
+    count(*) AS total_bids, count_if(price < 10000) AS rank1_bids,
+    count_if(price >= 10000 AND price < 1000000) AS rank2_bids, count_if(price >= 1000000) AS rank3_bids
+"""
+_STATISTICS = f"""
+    {_STATISTICS_OF_RANKS},
+    count(DISTINCT bidder) AS total_bidders,
+    count(DISTINCT CASE WHEN price < 10000 THEN bidder END) AS rank1_bidders,
+    count(DISTINCT CASE WHEN price BETWEEN 10000 AND 999999 THEN bidder END) AS rank2_bidders,
+    count(DISTINCT CASE WHEN price >= 1000000 THEN bidder END) AS rank3_bidders,
+    count(DISTINCT auction) AS total_auctions,
+    count(DISTINCT CASE WHEN price < 10000 THEN auction END) AS rank1_auctions,
+    count(DISTINCT CASE WHEN price BETWEEN 10000 AND 999999 THEN auction END) AS rank2_auctions,
+    count(DISTINCT CASE WHEN price >= 1000000 THEN auction END) AS rank3_auctions
+"""
+_DAY_TEXT = "strftime(make_timestamp_ms(ms), '%Y-%m-%d')"
+
+TRUTHS: Mapping[str, str] = {
+    "q3": f"""
+        SELECT name, city, state, a.id
+        FROM persons p, auctions a
+        WHERE a.seller = p.id AND abs(a.ms - p.ms) <= {_HOUR_MS} AND category = 10 AND state IN ('OR', 'ID', 'CA')
+    """,
+    "q8": f"""
+        SELECT id, name, ms // {_WINDOW_MS} * {_WINDOW_MS} AS stime
+        FROM persons
+        WHERE (id, ms // {_WINDOW_MS}) IN (SELECT (seller, ms // {_WINDOW_MS}) FROM auctions)
+    """,
+    "q9": f"""
+        SELECT id, itemName, description, initialBid, reserve, ms AS "dateTime", expires_ms AS expires, seller,
+               category, extra, auction, bidder, price, bid_ms AS "bid_dateTime", bid_extra
+        FROM ({_WINNING_BIDS})
+    """,
+    "q11": f"""
+        SELECT bidder, count(*) AS bid_count, min(ms) AS starttime, max(ms) AS endtime
+        FROM (
+            SELECT bidder, ms, sum((pause > {_WINDOW_MS})::INT) OVER (PARTITION BY bidder ORDER BY ms) AS session
+            FROM (SELECT bidder, ms, ms - lag(ms, 1, 0) OVER (PARTITION BY bidder ORDER BY ms) AS pause FROM bids)
+        )
+        GROUP BY bidder, session
+    """,
+    "q12": f"""
+        SELECT bidder, count(*) AS bid_count, ms // {_WINDOW_MS} * {_WINDOW_MS} AS starttime,
+               ms // {_WINDOW_MS} * {_WINDOW_MS} + {_WINDOW_MS} AS endtime
+        FROM bids GROUP BY bidder, ms // {_WINDOW_MS}
+    """,
+    "q15": f"SELECT {_DAY_TEXT} AS day, {_STATISTICS} FROM bids GROUP BY 1",
+    "q16": f"""
+        SELECT channel, {_DAY_TEXT} AS day, max(strftime(make_timestamp_ms(ms), '%H:%M')) AS minute, {_STATISTICS}
+        FROM bids GROUP BY 1, 2
+    """,
+    "q17": f"""
+        SELECT auction, {_DAY_TEXT} AS day, {_STATISTICS_OF_RANKS}, min(price) AS min_price, max(price) AS max_price,
+               avg(price) AS avg_price, sum(price)::BIGINT AS sum_price
+        FROM bids GROUP BY 1, 2
+    """,
+    "q18": f"""
+        SELECT auction, bidder, price, channel, url, ms AS "dateTime", extra
+        FROM bids QUALIFY row_number() OVER (PARTITION BY bidder, auction, ms // {_DAY_MS} ORDER BY ms DESC) = 1
+    """,
+    "q20": f"""
+        SELECT auction, bidder, price, channel, url, b.ms AS "bid_dateTime", b.extra AS bid_extra, itemName,
+               description, initialBid, reserve, a.ms AS "auction_dateTime", expires_ms AS expires, seller, category,
+               a.extra AS auction_extra
+        FROM bids b, auctions a
+        WHERE b.auction = a.id AND category = 10 AND abs(b.ms - a.ms) <= {_HOUR_MS}
+    """,
+}
+"""By query. Rows are in no order; times are in milliseconds."""
+
+
+def expected_rows(query: str, events: NexmarkEvents) -> pa.Table:
+    """Return the rows of one of the `TRUTHS`."""
+    with duckdb.connect() as connection:
+        for name, table in events.tables().items():
+            connection.register(name, table)
+            more = ", epoch_ms(expires) AS expires_ms" if name == "auction" else ""
+            connection.execute(f'CREATE VIEW {name}s AS SELECT *, epoch_ms("dateTime") AS ms{more} FROM {name}')
+        return connection.sql(TRUTHS[query]).to_arrow_table()
