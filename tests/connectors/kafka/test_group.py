@@ -266,7 +266,7 @@ def test_a_member_that_was_replaced_or_in_a_rebalance_says_nothing_of_offsets(
 ) -> None:
     kafka = kafka_input(broker.bootstrap, topic).kafka
     assert kafka is not None
-    GroupMember(Cluster.of("in", kafka), "g", STORE)._published(KafkaError(code), [])
+    GroupMember(Cluster.of("in", kafka), "g", STORE)._on_published(KafkaError(code), [])
     assert ("offsets were not published" in caplog.text) == told
 
 

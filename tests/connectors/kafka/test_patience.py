@@ -77,7 +77,7 @@ def test_the_error_counts_each_row_that_is_not_written_once(monkeypatch: pytest.
     )
     writer = KafkaWriter(KafkaTarget("joined", "kafka:9092", properties={"delivery.timeout.ms": "60000"}))
     with pytest.raises(OutputUnavailable, match="joined: 38 rows were not written, and none was for 60 s"):
-        writer._send(client, pa.table({"n": range(40)}))
+        writer._send_rows(client, pa.table({"n": range(40)}))
 
 
 @pytest.mark.parametrize(

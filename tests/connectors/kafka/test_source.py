@@ -318,7 +318,7 @@ def test_planned_records_that_never_come(topic, send, reader, monkeypatch) -> No
     reading = reader.read(Range(ref(topic), 0, 2))
     next(reading)  # which may take longer
     monkeypatch.setattr("joinery_runtime.connectors.kafka.reader._STALLED_SECONDS", 1.0)
-    monkeypatch.setattr("joinery_runtime.connectors.kafka.reader.KafkaReader._watermarks", lambda *_: (0, 2))
+    monkeypatch.setattr("joinery_runtime.connectors.kafka.reader.KafkaReader._read_watermarks", lambda *_: (0, 2))
     with pytest.raises(SourceError, match="no record has come for 1 s at offset 1"):
         list(reading)
 

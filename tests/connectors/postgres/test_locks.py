@@ -38,7 +38,7 @@ def test_a_table_is_altered_when_its_staging_tables_are_there(monkeypatch: pytes
     for module in (postgres, postgres_table):
         monkeypatch.setattr(module, "columns_of", lambda *_: {"k": TableColumn("bigint", False)})
     monkeypatch.setattr(TargetTable, "_is_owned_by", lambda *_: True)
-    monkeypatch.setattr(PostgresSink, "_session", lambda *_: nullcontext(connection))
+    monkeypatch.setattr(PostgresSink, "_open_session", lambda *_: nullcontext(connection))
     sink = PostgresSink("", TargetTable("paid"), Staging.of("joinery", "job", "paid"))
     sink.prepare(pa.schema([("k", pa.int64()), ("v", pa.string())]))
     alters = [place for place, said in enumerate(connection.said) if said.startswith("ALTER TABLE")]

@@ -120,14 +120,14 @@ class KafkaRecords:
     def _asked_ranges(self) -> dict[int, tuple[int, int]]:
         everything = {**self._settings, "isolation.level": "read_uncommitted"}
         with closing(self._target.connect(Consumer, everything, self._errors)) as consumer:
-            ends = {number: self._range(consumer, number)[1] for number in self._partitions(consumer)}
-        ranges = {number: self._range(self._consumer, number) for number in ends}
+            ends = {number: self._offset_range(consumer, number)[1] for number in self._list_partitions(consumer)}
+        ranges = {number: self._offset_range(self._consumer, number) for number in ends}
         deadline = time.monotonic() + _END_SECONDS
         while hidden := [number for number, end in ends.items() if ranges[number][1] < end]:
             if time.monotonic() >= deadline:
                 break
             time.sleep(kafka_errors.RETRY_SECONDS)
-            ranges |= {number: self._range(self._consumer, number) for number in hidden}
+            ranges |= {number: self._offset_range(self._consumer, number) for number in hidden}
         self.notes += [
             f"a transaction has been open in {self._target.topic}-{number} for {_END_SECONDS:.0f} s or longer: "
             f"records from offset {ranges[number][1]} on cannot be seen until it has ended"
@@ -135,23 +135,23 @@ class KafkaRecords:
         ]
         return ranges
 
-    def _partitions(self, consumer: Consumer) -> list[int]:
-        with _asking(self._target, self._errors):
+    def _list_partitions(self, consumer: Consumer) -> list[int]:
+        with _translate_errors(self._target, self._errors):
             topic = consumer.list_topics(self._target.topic, ANSWER_SECONDS).topics[self._target.topic]
             if topic.error is not None:
                 raise KafkaException(topic.error)
             return list(topic.partitions)
 
-    def _range(self, consumer: Consumer, partition: int) -> tuple[int, int]:
+    def _offset_range(self, consumer: Consumer, partition: int) -> tuple[int, int]:
         """The first offset, and the one after the last as this consumer sees it."""
         partition_ref = TopicPartition(self._target.topic, partition)
 
-        def ask() -> tuple[int, int]:
+        def read_offsets() -> tuple[int, int]:
             low, high = consumer.get_watermark_offsets(partition_ref, ANSWER_SECONDS, cached=False)
             return low, high
 
-        with _asking(self._target, self._errors):
-            return watermarks(ask)
+        with _translate_errors(self._target, self._errors):
+            return watermarks(read_offsets)
 
     def messages(self) -> Iterator[list[Message]]:
         topic = self._target.topic
@@ -159,7 +159,7 @@ class KafkaRecords:
         self._consumer.assign([TopicPartition(topic, partition, self.ranges[partition][0]) for partition in waiting])
         deadline = time.monotonic() + ANSWER_SECONDS
         while waiting:
-            with _asking(self._target, self._errors):
+            with _translate_errors(self._target, self._errors):
                 came = self._consumer.consume(_AT_ONCE, _TURN_SECONDS)  # waits this long for this many
             if came:
                 deadline = time.monotonic() + ANSWER_SECONDS
@@ -222,21 +222,21 @@ class KafkaContent:
             return values
         records = Records.of(rows, target.key, target.headers, target.style, values)
         return [
-            self._text(message["value"], message.get("key"), dict(message["headers"]) if target.headers else {})
+            self._record_text(message["value"], message.get("key"), dict(message["headers"]) if target.headers else {})
             for message in records.messages()
         ]
 
-    def _text(self, value: bytes, key: str | bytes | None, headers: Mapping[str, str | bytes | None]) -> bytes:
+    def _record_text(self, value: bytes, key: str | bytes | None, headers: Mapping[str, str | bytes | None]) -> bytes:
         parts = [value]
         if self._target.key:
-            parts.append(_bytes(key))
-        parts += [b"%s=%s" % (name.encode(), _bytes(headers.get(name))) for name in self._target.headers]
+            parts.append(_as_bytes(key))
+        parts += [b"%s=%s" % (name.encode(), _as_bytes(headers.get(name))) for name in self._target.headers]
         return SEPARATOR.join(parts)
 
     def pieces(self) -> Iterator[Piece]:
-        return map(self._piece, self._records.messages())
+        return map(self._read_piece, self._records.messages())
 
-    def _piece(self, messages: Sequence[Message]) -> Piece:
+    def _read_piece(self, messages: Sequence[Message]) -> Piece:
         texts = self._texts_of(messages, self._records.values(messages, self._defaults))
         for text, message in zip(texts, messages, strict=True):
             head = self.heads.get(message.partition() or 0)
@@ -250,7 +250,7 @@ class KafkaContent:
         if not self._target.key and not self._target.headers:
             return values
         return [
-            self._text(value, message.key(), dict(message.headers() or ()))
+            self._record_text(value, message.key(), dict(message.headers() or ()))
             for value, message in zip(values, messages, strict=True)
         ]
 
@@ -275,14 +275,14 @@ class DeadLetterContent(KafkaContent):
         return rows_to_json(pa.table([*map(letters.column, FACTS), sizes, digests], schema=_DIGEST_SCHEMA))
 
     def _texts_of(self, messages: Sequence[Message], values: list[bytes]) -> list[bytes]:
-        rows = [_digest(message) for message in messages]
+        rows = [_digest_letter(message) for message in messages]
         return rows_to_json(pa.Table.from_pylist(rows, schema=_DIGEST_SCHEMA))
 
 
-def _digest(message: Message) -> dict[str, Any]:
+def _digest_letter(message: Message) -> dict[str, Any]:
     """A dead letter as a row of _DIGEST_SCHEMA; a record that is none, as one whose reason says so."""
     value: bytes | None = message.value()
-    headers = {name: _bytes(content).decode() for name, content in message.headers() or ()}
+    headers = {name: _as_bytes(content).decode() for name, content in message.headers() or ()}
     if REASON_HEADER in headers:
         facts: dict[str, Any] = {name: headers.get(header) for header, name in HEADERS.items()}
     else:
@@ -300,12 +300,12 @@ def _digest(message: Message) -> dict[str, Any]:
     }
 
 
-def _bytes(part: str | bytes | None) -> bytes:
+def _as_bytes(part: str | bytes | None) -> bytes:
     return _NULL if part is None else part.encode() if isinstance(part, str) else part
 
 
 @contextmanager
-def _asking(target: KafkaTarget, errors: LastError) -> Iterator[None]:
+def _translate_errors(target: KafkaTarget, errors: LastError) -> Iterator[None]:
     """Turns errors of the client in the block into ours."""
     try:
         yield

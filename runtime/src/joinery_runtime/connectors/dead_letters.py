@@ -38,12 +38,12 @@ def dead_letter_rows(
         pa.array(offsets, pa.int64()),
         pa.array(reasons, pa.string()),
         values,
-        pa.array(map(_text, values.to_pylist()), pa.string()),
+        pa.array(map(_decode_text, values.to_pylist()), pa.string()),
     ]
     return pa.record_batch(columns, schema=DEAD_LETTER_SCHEMA)
 
 
-def _text(value: bytes | None) -> str | None:
+def _decode_text(value: bytes | None) -> str | None:
     if value is None or len(value) > LONGEST_TEXT:
         return None
     try:

@@ -50,51 +50,51 @@ class Tried:
 
     def decode_batch(self, raw: RawBatch) -> Decoded:
         count = len(raw.offsets)
-        death = None if self._dies_of_nothing else self._death(raw)
+        death = None if self._dies_of_nothing else self._find_death(raw)
         if death is not None:
-            self._dies_of_nothing = self._death(raw.take(np.arange(0))) is not None
+            self._dies_of_nothing = self._find_death(raw.take(np.arange(0))) is not None
         if death is None or self._dies_of_nothing:
             return self._decoder.decode_batch(raw)
         if count > 1:
             return halves(self.decode_batch, raw)
         for _ in range(_TRIES - 1):
-            if self._death(raw) is None:
+            if self._find_death(raw) is None:
                 return self._decoder.decode_batch(raw)
         reason = f"reading it ended the process ({death}) {_TRIES} times, and the job's own process before"
         return self._decoder.decode_batch(replace(raw, refusal=reason))
 
     def close(self) -> None:
         if self._process is not None:
-            _end(self._process)
+            _end_process(self._process)
             self._process = None
 
-    def _death(self, raw: RawBatch) -> str | None:
+    def _find_death(self, raw: RawBatch) -> str | None:
         """How the other process died of the batch; None if it has decoded it, or if there can be no other process."""
-        process = self._started()
+        process = self._ensure_started()
         if process is None:
             return None
         with suppress(BrokenPipeError):
-            _send(process, _picklable(raw))
-        if _answer(process, _SECONDS) == _DONE:
+            _send_value(process, _as_picklable(raw))
+        if _await_answer(process, _SECONDS) == _DONE:
             return None
         self.close()
         return name_of_death(process.returncode)
 
-    def _started(self) -> subprocess.Popen[bytes] | None:
+    def _ensure_started(self) -> subprocess.Popen[bytes] | None:
         if self._process is None:
             process = subprocess.Popen(
                 self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=trial_environment()
             )
             self._process = process
-            weakref.finalize(self, _end, process)
+            weakref.finalize(self, _end_process, process)
             with suppress(BrokenPipeError):
-                _send(process, self._decoder.model)
-            if _answer(process, _STARTS) != _READY:
+                _send_value(process, self._decoder.model)
+            if _await_answer(process, _STARTS) != _READY:
                 self.close()
         return self._process
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end_process(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.communicate()
 
@@ -106,14 +106,14 @@ def carefully(decoder: Decoder) -> Decoder:
     return Tried(decoder) if isinstance(decoder, Guarded) else decoder
 
 
-def _send(process: subprocess.Popen[bytes], value: Any) -> None:
+def _send_value(process: subprocess.Popen[bytes], value: Any) -> None:
     assert process.stdin is not None, "it is a pipe"
     data = pickle.dumps(value)
     process.stdin.write(_LENGTH.pack(len(data)) + data)
     process.stdin.flush()
 
 
-def _answer(process: subprocess.Popen[bytes], seconds: float) -> bytes:
+def _await_answer(process: subprocess.Popen[bytes], seconds: float) -> bytes:
     assert process.stdout is not None, "it is a pipe"
     readable, _, _ = select.select([process.stdout], [], [], seconds)
     return os.read(process.stdout.fileno(), 1) if readable else b""
@@ -137,7 +137,7 @@ def name_of_death(code: int | None) -> str:
     return f"exit code {code}"
 
 
-def _picklable(raw: RawBatch) -> RawBatch:
+def _as_picklable(raw: RawBatch) -> RawBatch:
     """The batch with its timestamps as numbers."""
     if raw.timestamps is None:
         return raw
@@ -149,16 +149,16 @@ def serve(make: Callable[[Input], Decoder] = decoder_for) -> None:
     source, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
     os.dup2(2, 1)  # what a library prints is no answer
     volunteer_for_oom_killer()
-    model = pickle.loads(_received(source))
+    model = pickle.loads(_receive_bytes(source))
     decoder = make(model)
     os.write(answers, _READY)
-    while data := _received(source):
+    while data := _receive_bytes(source):
         with suppress(Exception):  # an error is no death
             decoder.decode_batch(pickle.loads(data))
         os.write(answers, _DONE)
 
 
-def _received(source: Any) -> bytes:
+def _receive_bytes(source: Any) -> bytes:
     length = source.read(_LENGTH.size)
     data: bytes = source.read(_LENGTH.unpack(length)[0]) if length else b""
     return data

@@ -59,18 +59,8 @@ class HistoryPlanner:
             return self._topics.bounds(of_topics)
         # Asked now, so that a topic that cannot be read is found before all files have been read.
         topics = self._topics.bounds(of_topics)
-        unread = self._unread(files, stored)
-        if unread:
-            # While the topics wait, retention may delete records that nobody needs.
-            self._topics.forget_starts()
-            return [*unread, *(replace(bound, waits=True) for bound in topics)]
-        read = Bounds(PartitionRef(self._name, READ, 0), 0, 0, topic_id=str(self._until), waits=True)
-        forgotten = [Bounds(ref, at, at, final=True, is_assigned=False, deleted=True) for ref, at in files.items()]
-        return [*forgotten, read, *topics]
-
-    def _unread(self, files: Mapping[PartitionRef, int], stored: StoredOffsets) -> list[Bounds]:
-        """The bounds of files that have not been read to their ends. The others have nothing more to give, and hold
-        back no watermark. None is final, because no file is the end of the input."""
+        # Files that were read to their ends have nothing more to give, and hold back no watermark. None is final,
+        # because no file is the end of the input.
         bounds = self._files.bounds(replace(stored, offsets=files))
         missing = sorted(files.keys() - {bound.partition for bound in bounds})
         if missing:
@@ -79,11 +69,18 @@ class HistoryPlanner:
                 facts=f"{missing[0].topic} was read, in part or whole, and is not one of them now",
                 todo="Write the path as it was until the history has been read, or start the job with new state",
             )
-        return [
+        unread = [
             replace(bound, final=False)
             for bound in bounds
             if bound.start < bound.end_exclusive or bound.partition not in files
         ]
+        if unread:
+            # While the topics wait, retention may delete records that nobody needs.
+            self._topics.forget_starts()
+            return [*unread, *(replace(bound, waits=True) for bound in topics)]
+        read = Bounds(PartitionRef(self._name, READ, 0), 0, 0, topic_id=str(self._until), waits=True)
+        forgotten = [Bounds(ref, at, at, final=True, is_assigned=False, deleted=True) for ref, at in files.items()]
+        return [*forgotten, read, *topics]
 
     def cut(self, bounds: Bounds, max_records: int) -> Range:
         return self._planner_of(bounds.partition).cut(bounds, max_records)

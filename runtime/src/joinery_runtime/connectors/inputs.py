@@ -49,7 +49,7 @@ def planner_for(model: Input, job_name: str, store: StoreIdentity, *, once: bool
     match model:
         case Input(kafka=KafkaInput() as kafka, history=History() as history):
             topics = KafkaPlanner(model.name, kafka, job_name, store, since=history.until)
-            files = _file_planner(_history(model, history))
+            files = _file_planner(_history_input(model, history))
             files.field = "history.path"
             return HistoryPlanner(model.name, history.until, files, topics)
         case Input(kafka=KafkaInput() as kafka):
@@ -85,7 +85,7 @@ def reader_for(model: Input) -> SourceReader:
     """The task half of an input. A process has one and keeps it from epoch to epoch."""
     match model:
         case Input(kafka=KafkaInput(), history=History() as history):
-            return HistoryReader(reader_for(_history(model, history)), reader_for(_topics(model)))
+            return HistoryReader(reader_for(_history_input(model, history)), reader_for(_topics_input(model)))
         case Input(kafka=KafkaInput() as kafka):
             return KafkaReader(model.name, kafka, keyed=model.keyed, headers=model.headers)
         case Input(file=FileInput()) if format_of(model).columnar:
@@ -100,8 +100,8 @@ def decoder_for(model: Input) -> Decoder:
     """A decoder of the input's records. Reads the header of a CSV file; raises SourceError if it does not fit."""
     history = model.history
     if history is None:
-        return _decoder(model, format_of(model))
-    parts = [partial(decoder_for, part) for part in (_history(model, history), _topics(model))]
+        return _make_decoder(model, format_of(model))
+    parts = [partial(decoder_for, part) for part in (_history_input(model, history), _topics_input(model))]
     return HistoryDecoder(model.event_time, history.until, *parts)
 
 
@@ -116,13 +116,13 @@ def json_decoder_for(model: Input) -> Decoder:
     """A decoder of the input's rows or change events as JSON, whatever its format: steps of a trace are in JSON."""
     events = model.format.startswith("debezium")
     plain = model.model_copy(update={"schema_registry": None})
-    decoder = _decoder(plain, DebeziumJsonDecoder if events else JsonDecoder)
+    decoder = _make_decoder(plain, DebeziumJsonDecoder if events else JsonDecoder)
     if model.history is None:
         return decoder
     return HistoryDecoder(model.event_time, model.history.until, lambda: decoder, lambda: decoder)
 
 
-def _history(model: Input, history: History) -> Input:
+def _history_input(model: Input, history: History) -> Input:
     """The history as a separate input. What a Kafka record has besides its value is a field in the files."""
     events = history.format.startswith("debezium")
     return model.model_copy(
@@ -144,12 +144,12 @@ def _history(model: Input, history: History) -> Input:
     )
 
 
-def _topics(model: Input) -> Input:
+def _topics_input(model: Input) -> Input:
     """The part of the input after its history."""
     return model.model_copy(update={"history": None})
 
 
-def _decoder(model: Input, decoder: type[FormatDecoder]) -> Decoder:
+def _make_decoder(model: Input, decoder: type[FormatDecoder]) -> Decoder:
     schema = arrow_schema(model.columns)
     if model.table is None:
         if model.debezium is not None and leaves_out(model) and issubclass(decoder, DebeziumJsonDecoder):

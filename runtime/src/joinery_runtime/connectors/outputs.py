@@ -84,12 +84,22 @@ class OutputTarget:
         match self.output:
             case Output(kafka=KafkaOutput()):
                 output = None if self.name == ONLY_OUTPUT else self.name
-                return _kafka(self.topic(), PartNames(self.job, output=output), exactly_once=self.exactly_once)
+                return _kafka_sink(self.topic(), PartNames(self.job, output=output), exactly_once=self.exactly_once)
             case Output(postgres=PostgresOutput() as postgres):
-                return self._postgres(postgres, store)
+                if store is None:
+                    raise SinkError(
+                        f"The output table {postgres.table} needs the state in Postgres too",
+                        facts="a job that has lost its state would write rows again",
+                        todo="Set stateStore.postgres, or remove stateStore for the embedded Postgres",
+                    )
+                table = self._target_table(postgres)
+                if postgres.dsn is None or postgres.dsn == store.dsn:
+                    return PostgresSink(store.dsn, table, Staging.of(store.schema, self.job, table.name))
+                staging = Staging.of(store.schema, self.job, table.name, apart=True)
+                return ExternalPostgresSink(postgres.dsn, table, staging, self.schema)
             case Output(file=FileOutput() as file):
                 assert self.output.format in ("json", "parquet"), "the job's validation sees to it"
-                options = (self.output.format, self.style, _rolling(file))
+                options = (self.output.format, self.style, _rolling_policy(file))
                 return FileSink(file.path, *options, life=life_of(incarnation))
             case Output(iceberg=IcebergOutput()) | Output(delta=DeltaOutput()):
                 return LakeSink(lake_table(self.output), self.job, self.schema)
@@ -97,19 +107,6 @@ class OutputTarget:
                 return ConsoleSink(console.rows, self.style)
             case unknown:
                 raise _no_sink("output", unknown)
-
-    def _postgres(self, output: PostgresOutput, store: StoreDatabase | None) -> Sink:
-        if store is None:
-            raise SinkError(
-                f"The output table {output.table} needs the state in Postgres too",
-                facts="a job that has lost its state would write rows again",
-                todo="Set stateStore.postgres, or remove stateStore for the embedded Postgres",
-            )
-        table = self._table(output)
-        if output.dsn is None or output.dsn == store.dsn:
-            return PostgresSink(store.dsn, table, Staging.of(store.schema, self.job, table.name))
-        staging = Staging.of(store.schema, self.job, table.name, apart=True)
-        return ExternalPostgresSink(output.dsn, table, staging, self.schema)
 
     def topic(self) -> KafkaTarget:
         """Return the topic of an output that goes to Kafka."""
@@ -131,7 +128,7 @@ class OutputTarget:
         assert registry is not None, "the job's validation sees to it"
         return kind(kafka.topic, self.schema, registry.url, registry.properties)
 
-    def _table(self, output: PostgresOutput) -> TargetTable:
+    def _target_table(self, output: PostgresOutput) -> TargetTable:
         allowed = output.table_owner, output.allow_triggers
         nested = self.style.nested
         return TargetTable(output.table, self.upsert_key, self.retracted, nested, *allowed, ordered=self.replaces_rows)
@@ -171,7 +168,7 @@ class OutputTarget:
             return KafkaContent(self.topic(), committed())
         if output.postgres is not None:
             assert store is not None, "the job's validation sees to it"
-            table = self._table(output.postgres)
+            table = self._target_table(output.postgres)
             if output.postgres.dsn in (None, store.dsn):
                 return PostgresContent(store.dsn, table, self.schema, committed, None)
             assert output.postgres.dsn is not None, "the line above"
@@ -222,14 +219,14 @@ class Outputs:
 
     def sink(self, store: StoreDatabase | None, incarnation: str = "") -> Sink:
         """Return one sink for all outputs. `store` and `incarnation` as for `OutputTarget.sink`."""
-        if self._only is not None:
-            return self._only.sink(store, incarnation)
+        if self._only_target is not None:
+            return self._only_target.sink(store, incarnation)
         sinks = {target.name: target.sink(store, incarnation) for target in self.targets}
         parts = {target.name: OutputPart(target.selection, target.replaces_rows) for target in self.targets}
         return SeveralOutputs(sinks, parts)
 
     @property
-    def _only(self) -> OutputTarget | None:
+    def _only_target(self) -> OutputTarget | None:
         """The output of a job that has `output`, and not `outputs`."""
         return self.targets[0] if self.targets[0].name == ONLY_OUTPUT else None
 
@@ -240,9 +237,9 @@ class Outputs:
                 return None
             case DeadLetter(kafka=DeadLetterKafka()):
                 names = PartNames(self.job, dead_letters=True)
-                return _kafka(self._dead_letter_topic(), names, exactly_once=self.exactly_once)
+                return _kafka_sink(self._dead_letter_topic(), names, exactly_once=self.exactly_once)
             case DeadLetter(file=FileOutput() as file):
-                return FileSink(file.path, rolling=_rolling(file), life=life_of(incarnation))
+                return FileSink(file.path, rolling=_rolling_policy(file), life=life_of(incarnation))
             case unknown:
                 raise _no_sink("deadLetter", unknown)
 
@@ -261,8 +258,8 @@ class Outputs:
 
     def row_limit(self) -> RowLimit | None:
         """Say how large a row may be for each output that has it. None: of any size."""
-        if self._only is not None:
-            return self._only.row_limit()
+        if self._only_target is not None:
+            return self._only_target.row_limit()
         limits = [(target.selection, limit) for target in self.targets if (limit := target.row_limit()) is not None]
         return SeveralLimits(tuple(limits)) if limits else None
 
@@ -344,11 +341,11 @@ def _forget_tables(database: tuple[str, str, str], incarnation: str | None) -> s
     return None
 
 
-def _kafka(target: KafkaTarget, names: PartNames, *, exactly_once: bool) -> Sink:
+def _kafka_sink(target: KafkaTarget, names: PartNames, *, exactly_once: bool) -> Sink:
     return KafkaTransactionsSink(target, names) if exactly_once else KafkaSink(target)
 
 
-def _rolling(file: FileOutput) -> Rolling | None:
+def _rolling_policy(file: FileOutput) -> Rolling | None:
     return Rolling(*file.rolling) if file.rolling is not None else None
 
 

@@ -34,14 +34,14 @@ class _Trial:
     def __call__(self, path: str, group: RowGroup) -> Death | None:
         """How another process ends that reads the row group; None if it does not, or if it ends of nothing, too, as
         where memory ends: then the rows are not to blame."""
-        death = self._death(path, group)
+        death = self._find_death(path, group)
         for _ in range(_TRIES - 1):
-            if death is None or self._death(path, None) is not None:
+            if death is None or self._find_death(path, None) is not None:
                 return None
-            death = self._death(path, group)
+            death = self._find_death(path, group)
         return death
 
-    def _death(self, path: str, group: RowGroup | None) -> Death | None:
+    def _find_death(self, path: str, group: RowGroup | None) -> Death | None:
         request = json.dumps(None if group is None else [group.number, group.batch_rows, list(group.columns)])
         with subprocess.Popen(
             [*self.command, path, request], stdout=subprocess.PIPE, text=True, env=trial_environment()

@@ -72,10 +72,6 @@ class _Spool:
         yield from pa.ipc.open_stream(self._file)
 
 
-def _temporary_file() -> SpooledTemporaryFile[bytes]:
-    return SpooledTemporaryFile(max_size=_SPOOL_BYTES, prefix="joinery-output-")
-
-
 @dataclass(frozen=True, slots=True)
 class SeveralWriters:
     """The task half, by the outputs' names."""
@@ -85,7 +81,10 @@ class SeveralWriters:
 
     def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
         with ExitStack() as stack:
-            spools = {name: _Spool(stack.enter_context(_temporary_file())) for name in self.writers}
+            spools = {
+                name: _Spool(stack.enter_context(SpooledTemporaryFile(max_size=_SPOOL_BYTES, prefix="joinery-output-")))
+                for name in self.writers
+            }
             for batch in rows.to_batches():
                 for name, spool in spools.items():
                     spool.add(self.parts[name].rows(batch))
@@ -135,19 +134,19 @@ class SeveralOutputs(BufferedSink):
 
     @property
     def buffered_rows(self) -> int:
-        return sum(sink.buffered_rows for sink in self._buffered().values())
+        return sum(sink.buffered_rows for sink in self._buffered_sinks().values())
 
     def due(self, *, last: bool) -> bool:
-        return any(sink.due(last=last) for sink in self._buffered().values())
+        return any(sink.due(last=last) for sink in self._buffered_sinks().values())
 
     def seal(self, generation: int, epoch: int, receipts: Sequence[Receipt], *, last: bool) -> Sequence[Receipt]:
         return [
             {name: sealed}
-            for name, sink in self._buffered().items()
+            for name, sink in self._buffered_sinks().items()
             for sealed in sink.seal(generation, epoch, _receipts_of(name, receipts), last=last)
         ]
 
-    def _buffered(self) -> Mapping[str, BufferedSink]:
+    def _buffered_sinks(self) -> Mapping[str, BufferedSink]:
         return {name: sink for name, sink in self._sinks.items() if isinstance(sink, BufferedSink)}
 
 

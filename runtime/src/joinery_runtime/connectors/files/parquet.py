@@ -54,7 +54,17 @@ class ParquetPlanner(ListedFiles):
         stamp = stamp_of(ref.topic)
         if stamp not in self._rows:
             with opened_parquet(ref.topic) as file:
-                self._check(ref.topic, file.schema_arrow)
+                file_types = {field.name: type_at(file.schema_arrow, self._paths[field.name]) for field in self._schema}
+                if file_types[self._event_time] is None:
+                    raise _unfit_file(
+                        ref.topic, f"column {self._event_time}, the event time, is not there", "Correct eventTime"
+                    )
+                for field in self._schema:
+                    file_type = file_types[field.name]
+                    if file_type is not None and not can_be(file_type, field.type):
+                        facts = f"column {field.name} is {file_type} there, and {field.type} in the job"
+                        raise _unfit_file(ref.topic, facts, "Write another type, or `string` for the value as text")
+                self._missing = [name for name in self._missing if file_types[name] is None]
                 self._rows[stamp] = file.metadata.num_rows
         start, rows = position or 0, self._rows[stamp]
         if start > rows:
@@ -64,17 +74,6 @@ class ParquetPlanner(ListedFiles):
                 todo="Put the old file back, or start the job with new state",
             )
         return Bounds(ref, start, rows, final=True)
-
-    def _check(self, path: str, schema: pa.Schema) -> None:
-        file_types = {field.name: type_at(schema, self._paths[field.name]) for field in self._schema}
-        if file_types[self._event_time] is None:
-            raise _unfit(path, f"column {self._event_time}, the event time, is not there", "Correct eventTime")
-        for field in self._schema:
-            file_type = file_types[field.name]
-            if file_type is not None and not can_be(file_type, field.type):
-                facts = f"column {field.name} is {file_type} there, and {field.type} in the job"
-                raise _unfit(path, facts, "Write another type, or `string` for the value as text")
-        self._missing = [name for name in self._missing if file_types[name] is None]
 
     def cut(self, bounds: Bounds, max_records: int) -> Range:
         end = min(bounds.start + max(1, max_records), bounds.end_exclusive)
@@ -126,9 +125,9 @@ class ParquetReader:
                         facts=f"rows up to {planned_range.end_exclusive} were planned "
                         f"and it has {file.metadata.num_rows}",
                     )
-                yield from self._read(planned_range, file)
+                yield from self._read_range(planned_range, file)
 
-    def _read(self, planned: Range, file: pq.ParquetFile) -> Iterator[RawBatch]:
+    def _read_range(self, planned: Range, file: pq.ParquetFile) -> Iterator[RawBatch]:
         path, names = planned.partition.topic, [name for name in file.schema_arrow.names if name in self._names]
         end = 0
         for number in range(file.metadata.num_row_groups):
@@ -159,7 +158,7 @@ class ParquetReader:
             if death is not None:
                 fault = f"reading them ended the process ({death.words})"
             if names and at < end:
-                yield _unreadable(
+                yield _unreadable_rows(
                     planned.partition, max(planned.start, at), min(planned.end_exclusive, end), number, fault
                 )
 
@@ -177,7 +176,7 @@ def _is_damage(error: Exception) -> bool:
     return not isinstance(error, OSError) or error.errno is None
 
 
-def _unreadable(partition: PartitionRef, start: int, end: int, group: int, fault: str) -> RawBatch:
+def _unreadable_rows(partition: PartitionRef, start: int, end: int, group: int, fault: str) -> RawBatch:
     """The rows of a row group from `start` to before `end`, which cannot be read, as one bad record."""
     rows = pa.table({"first_row": [start], "last_row": [end - 1]})
     reason = f"rows {start:,} to {end - 1:,}, of row group {group}, cannot be read: {' '.join(fault.split())}"
@@ -190,7 +189,11 @@ def opened_parquet(path: str) -> Iterator[pq.ParquetFile]:
     try:
         with readable(path):
             try:
-                with _file(path) as file:
+                # Arrow reads the times of older writers (INT96) as nanoseconds, which wrap outside the years 1677 to
+                # 2262.
+                with pq.ParquetFile(
+                    path, memory_map=True, coerce_int96_timestamp_unit="us", page_checksum_verification=True
+                ) as file:
                     yield file
             except OSError as error:
                 if _is_damage(error):
@@ -204,10 +207,5 @@ def opened_parquet(path: str) -> Iterator[pq.ParquetFile]:
         ) from error
 
 
-def _file(path: str) -> pq.ParquetFile:
-    # Arrow reads the times of older writers (INT96) as nanoseconds, which wrap outside the years 1677 to 2262.
-    return pq.ParquetFile(path, memory_map=True, coerce_int96_timestamp_unit="us", page_checksum_verification=True)
-
-
-def _unfit(path: str, facts: str, todo: str) -> SourceError:
+def _unfit_file(path: str, facts: str, todo: str) -> SourceError:
     return SourceError(f"The Parquet file {path} does not fit the schema", facts=facts, todo=todo)

@@ -82,18 +82,18 @@ def groups(parts: Collection[Part]) -> Iterator[list[Part]]:
     missing = [part.path for part in parts if not part.path.exists()]
     if missing:
         raise ValueError(f"{missing[0]} is gone")
-    for _, group in groupby(sorted(parts), lambda part: (part.path.suffix, _schema(part.path))):
+    for _, group in groupby(sorted(parts), lambda part: (part.path.suffix, _schema_text(part.path))):
         yield list(group)
 
 
-def _schema(path: Path) -> str:
+def _schema_text(path: Path) -> str:
     return str(pq.read_schema(path)) if path.suffix == ".parquet" else ""
 
 
 def merge(parts: Sequence[Part], file: IO[bytes]) -> int:
     """Writes the rows of a group in the order of its parts, and returns their number. Holds at most one row group in
     memory. Raises ValueError if the number differs from that of the rows that were written."""
-    copy = _row_groups if parts[0].path.suffix == ".parquet" else _lines
+    copy = _copy_row_groups if parts[0].path.suffix == ".parquet" else _copy_lines
     count = copy(parts, file)
     expected = sum(part.rows for part in parts)
     if count != expected:
@@ -101,7 +101,7 @@ def merge(parts: Sequence[Part], file: IO[bytes]) -> int:
     return count
 
 
-def _lines(parts: Iterable[Part], file: IO[bytes]) -> int:
+def _copy_lines(parts: Iterable[Part], file: IO[bytes]) -> int:
     count = 0
     for part in parts:
         with part.path.open("rb") as source:
@@ -111,7 +111,7 @@ def _lines(parts: Iterable[Part], file: IO[bytes]) -> int:
     return count
 
 
-def _row_groups(parts: Sequence[Part], file: IO[bytes]) -> int:
+def _copy_row_groups(parts: Sequence[Part], file: IO[bytes]) -> int:
     count = 0
     with pq.ParquetWriter(file, pq.read_schema(parts[0].path), compression="zstd") as writer:
         for table in _large_tables(parts):

@@ -56,7 +56,7 @@ class FileWriter:
     hold_below: int = 0
 
     def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
-        path = _staged(Path(self.directory), str(attempt.id), self.format)
+        path = _staged_path(Path(self.directory), str(attempt.id), self.format)
         lines = partial(_write_lines, style=self.style)
         encode = write_parquet if self.format == "parquet" else lines
         count, size = _write_staged(path, lambda file: encode(file, rows.to_batches()))
@@ -76,7 +76,7 @@ def _write_staged(path: Path, write: Callable[[IO[bytes]], int]) -> tuple[int, i
             size = file.tell()
         _sync_folder(path.parent)
     except OSError as error:
-        raise _problem(path, error) from error
+        raise _sink_error(path, error) from error
     return count, size
 
 
@@ -124,7 +124,7 @@ class FileSink(NamesNoStore, BufferedSink):
             for name in (_STAGING, *([HELD] if self._rolling else [])):
                 (self._directory / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise _problem(self._directory, error) from error
+            raise _sink_error(self._directory, error) from error
         return created
 
     def writer(self) -> FileWriter:
@@ -135,17 +135,17 @@ class FileSink(NamesNoStore, BufferedSink):
 
     @property
     def buffered_rows(self) -> int:
-        return sum(part.rows for part in self._parts().values())
+        return sum(part.rows for part in self._list_parts().values())
 
     def due(self, *, last: bool) -> bool:
-        return self._due(self._parts().values(), last=last)
+        return self._is_due(self._list_parts().values(), last=last)
 
-    def _parts(self) -> dict[str, Part]:
+    def _list_parts(self) -> dict[str, Part]:
         if self._held_parts is None:
             self._held_parts = {part.name: part for part in held_parts(self._directory, self._life)}
         return self._held_parts
 
-    def _due(self, parts: Iterable[Part], *, last: bool) -> bool:
+    def _is_due(self, parts: Iterable[Part], *, last: bool) -> bool:
         listed = list(parts)
         if not listed or last or self._rolling is None:
             return bool(listed)
@@ -158,11 +158,13 @@ class FileSink(NamesNoStore, BufferedSink):
             staged = [self._staged_part(epoch, receipt) for receipt in receipts if receipt.get("held")]
         except FileNotFoundError:
             return []  # `in_transaction` reports it
-        parts = [*self._parts().values(), *staged]
-        if not self._due(parts, last=last):
+        parts = [*self._list_parts().values(), *staged]
+        if not self._is_due(parts, last=last):
             return []
         try:
-            return [self._merge(f"{generation}-{epoch}-roll-{uuid.uuid4().hex}", group) for group in groups(parts)]
+            return [
+                self._merge_group(f"{generation}-{epoch}-roll-{uuid.uuid4().hex}", group) for group in groups(parts)
+            ]
         except ValueError as error:  # Arrow's errors included
             raise SinkError(
                 f"Output that is held in {self._directory / HELD} cannot be merged",
@@ -172,15 +174,15 @@ class FileSink(NamesNoStore, BufferedSink):
             ) from error
 
     def _staged_part(self, epoch: int, receipt: Receipt) -> Part:
-        path = _staged(self._directory, receipt["attempt"], _format_of(receipt))
+        path = _staged_path(self._directory, receipt["attempt"], _format_of(receipt))
         status = path.stat()
         return Part(
             epoch, receipt["shard"], receipt["rows"], path, status.st_size, status.st_mtime, receipt.get("life", "")
         )
 
-    def _merge(self, attempt: str, parts: Sequence[Part]) -> Receipt:
+    def _merge_group(self, attempt: str, parts: Sequence[Part]) -> Receipt:
         file_format: FileFormat = "parquet" if parts[0].path.suffix == _SUFFIXES["parquet"] else "json"
-        _write_staged(_staged(self._directory, attempt, file_format), partial(merge, parts))
+        _write_staged(_staged_path(self._directory, attempt, file_format), partial(merge, parts))
         rows: dict[int, int] = {}
         for part in parts:
             rows[part.epoch] = rows.get(part.epoch, 0) + part.rows
@@ -192,7 +194,7 @@ class FileSink(NamesNoStore, BufferedSink):
     def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
         """Checks that the files are there: they become visible only after the commit."""
         for receipt in receipts:
-            staged = _staged(self._directory, receipt["attempt"], _format_of(receipt))
+            staged = _staged_path(self._directory, receipt["attempt"], _format_of(receipt))
             if not staged.exists():
                 raise SinkError(
                     f"The output of epoch {epoch} cannot be seen from the driver",
@@ -204,16 +206,16 @@ class FileSink(NamesNoStore, BufferedSink):
         """Gives files their names. Merged files are removed only once the file with their rows has its name."""
         for receipt in receipts:
             if "life" in receipt:
-                self._be(receipt["life"])
+                self._take_incarnation(receipt["life"])
         # Receipts come in the order in which shards end. A job that watches the folder rejects names that come before
         # the last one it has seen.
-        in_order = sorted(receipts, key=lambda receipt: self._part(epoch, receipt).name)
-        missing = [receipt for receipt in in_order if not self._publish(epoch, receipt)]
+        in_order = sorted(receipts, key=lambda receipt: self._part_path(epoch, receipt).name)
+        missing = [receipt for receipt in in_order if not self._publish_part(epoch, receipt)]
         if missing:
             given_up = shlex.join(str(self._given_up(receipt)) for receipt in missing)
             raise SinkError(
                 f"Output of epoch {epoch}, the newest one, is gone: {len(missing)} of {counted(len(receipts), 'file')}",
-                facts=f"neither {self._part(epoch, missing[0])} nor what was staged for it is there: somebody "
+                facts=f"neither {self._part_path(epoch, missing[0])} nor what was staged for it is there: somebody "
                 "deleted it, or driver and tasks do not share the folder",
                 todo="Put it back. Or continue without its rows, which are not written again: "
                 f"touch {given_up}. Or start from the beginning, and write all rows again: "
@@ -223,13 +225,13 @@ class FileSink(NamesNoStore, BufferedSink):
             return
         _sync_folder(self._directory)
         if any("rolled" in receipt for receipt in receipts):
-            self._drop(lambda part_epoch: part_epoch <= epoch)  # the file with their rows has its name
+            self._drop_merged(lambda part_epoch: part_epoch <= epoch)  # the file with their rows has its name
         if (self._directory / HELD).exists():
             _sync_folder(self._directory / HELD)  # the next recovery no longer looks at this epoch
         # Removes what repeated attempts wrote. Not of this epoch: another sink may still have to publish it.
-        self._sweep(lambda _, staged_epoch: staged_epoch < epoch)
+        self._sweep_staged(lambda _, staged_epoch: staged_epoch < epoch)
 
-    def _part(self, epoch: int, receipt: Receipt) -> Path:
+    def _part_path(self, epoch: int, receipt: Receipt) -> Path:
         """The path of a part. The name of a merged file sorts after those of the epoch's shards."""
         suffix = _SUFFIXES[_format_of(receipt)]
         if "rolled" in receipt:
@@ -242,42 +244,39 @@ class FileSink(NamesNoStore, BufferedSink):
         named after the attempt, because a job that starts from the beginning uses the same epochs and shards again."""
         return self._directory / f".{receipt['attempt']}.gone"
 
-    def _publish(self, epoch: int, receipt: Receipt) -> bool:
+    def _publish_part(self, epoch: int, receipt: Receipt) -> bool:
         """Gives a part its name. Returns whether it is there now, or was given up."""
-        staged, part = _staged(self._directory, receipt["attempt"], _format_of(receipt)), self._part(epoch, receipt)
+        staged, part = (
+            _staged_path(self._directory, receipt["attempt"], _format_of(receipt)),
+            self._part_path(epoch, receipt),
+        )
         try:
             if receipt.get("held"):
                 held_part = self._staged_part(epoch, receipt)
                 named = replace(held_part, path=self._directory / HELD / held_part.name)
                 named.path.parent.mkdir(exist_ok=True)
                 staged.replace(named.path)
-                self._parts()[held_part.name] = named
+                self._list_parts()[held_part.name] = named
             else:
                 staged.replace(part)
         except FileNotFoundError:
-            present = part.exists() or (receipt.get("held") and self._has(epoch, receipt))
+            present = part.exists() or (receipt.get("held") and self._has_part(epoch, receipt))
             return present or self._given_up(receipt).exists()
         except OSError as error:
-            raise _problem(part, error) from error
+            raise _sink_error(part, error) from error
         return True
 
-    def _be(self, life: str) -> None:
+    def _take_incarnation(self, life: str) -> None:
         if life != self._life:
             self._life, self._held_parts = life, None
 
-    def _has(self, epoch: int, receipt: Receipt) -> bool:
+    def _has_part(self, epoch: int, receipt: Receipt) -> bool:
         """Whether a part is held or was merged later. After a return to a savepoint, its epoch is the newest again."""
         self._held_parts = None  # another driver may have changed it
-        is_held = any((part.epoch, part.shard) == (epoch, receipt["shard"]) for part in self._parts().values())
-        return is_held or any(first <= epoch <= last for first, last, _ in _rolled(self._directory))
+        is_held = any((part.epoch, part.shard) == (epoch, receipt["shard"]) for part in self._list_parts().values())
+        return is_held or any(first <= epoch <= last for first, last, _ in _merged_files(self._directory))
 
-    def _drop_merged(self) -> None:
-        """Drops held files that were merged, but not dropped by a driver that died, if the job has since started from
-        the beginning (without a `publish`)."""
-        rolled = _rolled(self._directory)
-        self._drop(lambda part_epoch: any(first <= part_epoch <= last for first, last, _ in rolled))
-
-    def _drop(self, merged: Callable[[int], bool]) -> None:
+    def _drop_merged(self, merged: Callable[[int], bool]) -> None:
         for part in held_parts(self._directory, self._life):
             if merged(part.epoch):
                 part.path.unlink(missing_ok=True)
@@ -291,23 +290,25 @@ class FileSink(NamesNoStore, BufferedSink):
         Rejects parts of later epochs than the committed one. They are not this job's, which would overwrite them one by
         one.
         """
-        self._be(life_of(recovery.incarnation))
+        self._take_incarnation(life_of(recovery.incarnation))
         self._refuse_foreign(recovery.committed_epoch)
-        self._drop_merged()
-        self._tell_of_others(recovery.warn)
-        self._sweep(lambda generation, epoch: generation < recovery.generation and epoch != recovery.committed_epoch)
-        return False
-
-    def _tell_of_others(self, warn: Callable[[str], None]) -> None:
+        # A driver that died may have left held files that were merged, if the job has since started from the beginning
+        # (without a `publish`).
+        rolled = _merged_files(self._directory)
+        self._drop_merged(lambda part_epoch: any(first <= part_epoch <= last for first, last, _ in rolled))
         foreign = [part for part in held_parts(self._directory) if part.life != self._life]
         if foreign:
-            warn(
+            recovery.warn(
                 f"{held_names(self._directory, {part.life for part in foreign})} hold "
                 f"{counted(sum(part.rows for part in foreign), 'row')} of another job, or of this one before its "
                 "state was deleted: this job does not show them. If no other job writes there, remove these files"
             )
+        self._sweep_staged(
+            lambda generation, epoch: generation < recovery.generation and epoch != recovery.committed_epoch
+        )
+        return False
 
-    def _sweep(self, garbage: Callable[[int, int], bool]) -> None:
+    def _sweep_staged(self, garbage: Callable[[int, int], bool]) -> None:
         """Removes staged files for whose generation and epoch `garbage` is true."""
         for staged in _with_suffix((self._directory / _STAGING).glob("*")):
             generation, epoch = map(int, staged.name.split("-")[:2])
@@ -315,7 +316,7 @@ class FileSink(NamesNoStore, BufferedSink):
                 staged.unlink(missing_ok=True)
 
     def _refuse_foreign(self, committed_epoch: int) -> None:
-        parts = [(last, path) for _, last, path in _files(self._directory)]
+        parts = [(last, path) for _, last, path in _visible_files(self._directory)]
         parts += [(part.epoch, part.path) for part in held_parts(self._directory)]
         newest, path = max(parts, default=(0, self._directory))
         if newest > committed_epoch:
@@ -337,16 +338,18 @@ def published(
     `receipts_of` gives the receipts that an epoch's commit named. `life` is the job's, as in its receipts."""
     folder = Path(directory)
     for part in _with_suffix(folder.glob(f"epoch-{epoch:012d}-shard-*")):
-        yield from _lines(part)
+        yield from _read_lines(part)
     # Held files come first: they are removed only after the file into which they were merged has its name.
     held_lines: list[bytes] = []
     missing: SinkError | None = None
     try:
-        held_lines = [line for part in held_parts(folder, life) if part.epoch == epoch for line in _lines(part.path)]
+        held_lines = [
+            line for part in held_parts(folder, life) if part.epoch == epoch for line in _read_lines(part.path)
+        ]
     except SinkError as error:
         missing = error
     merged = False
-    for first, last, path in _rolled(folder):
+    for first, last, path in _merged_files(folder):
         if first <= epoch <= last:
             counts: dict[int, int] = {}
             for receipt in receipts_of(last):
@@ -355,7 +358,7 @@ def published(
                     counts = named
             before = sum(count for part_epoch, count in counts.items() if part_epoch < epoch)
             # Rows that no commit has named are yielded once, with the file's last epoch.
-            yield from islice(_lines(path), before, None if epoch == last else before + counts.get(epoch, 0))
+            yield from islice(_read_lines(path), before, None if epoch == last else before + counts.get(epoch, 0))
             merged |= epoch in counts
     if merged:
         return
@@ -364,7 +367,7 @@ def published(
     yield from held_lines
 
 
-def _lines(part: Path) -> Iterator[bytes]:
+def _read_lines(part: Path) -> Iterator[bytes]:
     try:
         if part.suffix == _SUFFIXES["parquet"]:
             yield from (line for batch in pq.ParquetFile(part).iter_batches() for line in rows_to_json(batch))
@@ -379,15 +382,15 @@ def _lines(part: Path) -> Iterator[bytes]:
         ) from error
 
 
-def _files(directory: Path) -> list[tuple[int, int, Path]]:
+def _visible_files(directory: Path) -> list[tuple[int, int, Path]]:
     """The visible files: the first and the last epoch of each, and its path."""
     named = [(_NAME.fullmatch(path.stem), path) for path in _with_suffix(directory.glob("epoch-*"))]
     return [(int(name[2] or name[1]), int(name[1]), path) for name, path in named if name is not None]
 
 
-def _rolled(directory: Path) -> list[tuple[int, int, Path]]:
+def _merged_files(directory: Path) -> list[tuple[int, int, Path]]:
     """The visible files that were merged."""
-    return [file for file in _files(directory) if "-since-" in file[2].stem]
+    return [file for file in _visible_files(directory) if "-since-" in file[2].stem]
 
 
 def _format_of(receipt: Receipt) -> FileFormat:
@@ -396,7 +399,7 @@ def _format_of(receipt: Receipt) -> FileFormat:
     return named
 
 
-def _staged(directory: Path, attempt: str, file_format: FileFormat) -> Path:
+def _staged_path(directory: Path, attempt: str, file_format: FileFormat) -> Path:
     return directory / _STAGING / f"{attempt}{_SUFFIXES[file_format]}"
 
 
@@ -414,7 +417,7 @@ def _sync_folder(directory: Path) -> None:
         os.close(descriptor)
 
 
-def _problem(path: Path, error: OSError) -> SinkError:
+def _sink_error(path: Path, error: OSError) -> SinkError:
     what, facts = f"The output file {path} cannot be written", error.strerror or str(error)
     if is_full(error):
         return OutputUnavailable(what, facts=facts, todo=MAKE_ROOM)

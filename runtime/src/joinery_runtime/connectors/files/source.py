@@ -108,7 +108,7 @@ class FilePlanner(ListedFiles):
         self._files_by_stamp: dict[tuple[str, int, int], _File] = {}
 
     def bounds_of(self, ref: PartitionRef, position: int | None) -> Bounds:
-        path, file = ref.topic, self._file(ref.topic)
+        path, file = ref.topic, self._open_file(ref.topic)
         start = file.first if position is None else max(position, file.first)
         if start > file.size:
             raise SourceError(
@@ -122,7 +122,7 @@ class FilePlanner(ListedFiles):
                 length = self._record_bytes(data, start, file)
         return Bounds(ref, start, file.size, final=True, record_bytes=length)
 
-    def _file(self, path: str) -> _File:
+    def _open_file(self, path: str) -> _File:
         stamp = stamp_of(path)
         if stamp not in self._files_by_stamp:
             with opened(path) as data:
@@ -147,10 +147,10 @@ class FilePlanner(ListedFiles):
     def cut(self, bounds: Bounds, max_records: int) -> Range:
         """Cuts a range of about `max_records`, estimated from the length of the next records."""
         with opened(bounds.partition.topic) as data:
-            file = self._file(bounds.partition.topic)
+            file = self._open_file(bounds.partition.topic)
             length = self._record_bytes(data, bounds.start, file)
             target = bounds.start + max(1, round(length * max_records))
-            end = _boundary(data, bounds.start, min(target, bounds.end_exclusive), self._cut, file)
+            end = _find_boundary(data, bounds.start, min(target, bounds.end_exclusive), self._cut, file)
         return Range(bounds.partition, bounds.start, min(end, bounds.end_exclusive))
 
     def _record_bytes(self, data: Bytes, start: int, file: _File) -> float:
@@ -161,7 +161,7 @@ class FilePlanner(ListedFiles):
         if records:
             return float(ends[-1] / records)
         # The next record is longer than the sample.
-        first = _boundary(data, start, start + 1, self._cut, file) - start
+        first = _find_boundary(data, start, start + 1, self._cut, file) - start
         return float(max(1, len(sample), first))
 
     def records(self, planned: Range, record_bytes: float) -> int:
@@ -176,23 +176,20 @@ class FileReader:
 
     def read(self, *planned: Range) -> Iterator[RawBatch]:
         for planned_range in planned:
-            yield from self._read(planned_range)
+            require_planned(planned_range.partition.topic, "bytes", planned_range.start, planned_range.end_exclusive)
+            with opened(planned_range.partition.topic) as data:
+                if planned_range.end_exclusive > len(data):
+                    raise SourceError(
+                        f"The file {planned_range.partition.topic} was cut short while it was read",
+                        facts=f"bytes up to {planned_range.end_exclusive} were planned and it has {len(data)}",
+                    )
+                position, line_end = planned_range.start, line_end_of(data, self._cut)
+                while position < planned_range.end_exclusive:
+                    chunk, ends = self._cut_chunk(data, position, planned_range.end_exclusive, line_end)
+                    yield from _cut_batches(planned_range.partition, position, chunk, ends, self._cut)
+                    position += len(chunk)
 
-    def _read(self, planned: Range) -> Iterator[RawBatch]:
-        require_planned(planned.partition.topic, "bytes", planned.start, planned.end_exclusive)
-        with opened(planned.partition.topic) as data:
-            if planned.end_exclusive > len(data):
-                raise SourceError(
-                    f"The file {planned.partition.topic} was cut short while it was read",
-                    facts=f"bytes up to {planned.end_exclusive} were planned and it has {len(data)}",
-                )
-            position, line_end = planned.start, line_end_of(data, self._cut)
-            while position < planned.end_exclusive:
-                chunk, ends = self._chunk(data, position, planned.end_exclusive, line_end)
-                yield from _batches(planned.partition, position, chunk, ends, self._cut)
-                position += len(chunk)
-
-    def _chunk(self, data: Bytes, start: int, end: int, line_end: int) -> tuple[Bytes, Positions]:
+    def _cut_chunk(self, data: Bytes, start: int, end: int, line_end: int) -> tuple[Bytes, Positions]:
         """Returns the bytes of whole records from `start`, and where each ends. The last may lack its line break."""
         size = _CHUNK
         while True:
@@ -229,7 +226,7 @@ def line_number(path: str, offset: int) -> int:
     return lines + 1
 
 
-def _boundary(data: Bytes, start: int, target: int, cut: Cut, file: _File) -> int:
+def _find_boundary(data: Bytes, start: int, target: int, cut: Cut, file: _File) -> int:
     """The end of the record that contains byte `target - 1`. A record begins at `start`."""
     if target >= file.size:
         return file.size
@@ -246,7 +243,7 @@ def _boundary(data: Bytes, start: int, target: int, cut: Cut, file: _File) -> in
         stop = min(2 * stop - start, file.size)
 
 
-def _batches(partition: PartitionRef, position: int, chunk: Bytes, ends: Positions, cut: Cut) -> Iterator[RawBatch]:
+def _cut_batches(partition: PartitionRef, position: int, chunk: Bytes, ends: Positions, cut: Cut) -> Iterator[RawBatch]:
     """The records of a chunk, in batches. One that is too long is a batch of its own, with its beginning."""
     long = np.flatnonzero(np.diff(ends, prepend=0) > LONGEST_RECORD)
     first = 0
@@ -254,7 +251,7 @@ def _batches(partition: PartitionRef, position: int, chunk: Bytes, ends: Positio
         begin = int(ends[first - 1]) if first else 0
         if record > first:
             part = chunk[begin : ends[record - 1]]
-            batch = _batch(partition, position + begin, part, ends[first:record] - begin, cut)
+            batch = _make_batch(partition, position + begin, part, ends[first:record] - begin, cut)
             if len(batch.offsets):
                 yield batch
         if record < len(ends):
@@ -269,7 +266,7 @@ def _batches(partition: PartitionRef, position: int, chunk: Bytes, ends: Positio
         first = record + 1
 
 
-def _batch(partition: PartitionRef, position: int, chunk: Bytes, ends: Positions, cut: Cut) -> RawBatch:
+def _make_batch(partition: PartitionRef, position: int, chunk: Bytes, ends: Positions, cut: Cut) -> RawBatch:
     starts = np.concatenate([[0], ends[:-1]])
     lines = pa.BinaryArray.from_buffers(
         pa.binary(), len(ends), [None, pa.py_buffer(np.append(0, ends).astype(np.int32)), pa.py_buffer(chunk.tobytes())]

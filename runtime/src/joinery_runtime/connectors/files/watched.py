@@ -58,10 +58,10 @@ class FilePattern:
 
 def inside(rest: Rest, directory: str) -> Rest:
     """What may follow a directory with this name; nothing if it does not match."""
-    if _hidden(directory):
+    if _is_hidden(directory):
         return frozenset()
     remaining = set()
-    for parts in _steps(rest):
+    for parts in _expand_steps(rest):
         if parts[0] == _ANY_DIRECTORIES:
             remaining.add(parts)
         elif len(parts) > 1 and fnmatch.fnmatchcase(directory, parts[0]):
@@ -70,21 +70,21 @@ def inside(rest: Rest, directory: str) -> Rest:
 
 
 def is_file_of(rest: Rest, name: str) -> bool:
-    fitting = (fnmatch.fnmatchcase(name, "*" if part == _ANY_DIRECTORIES else part) for part in _last(rest))
-    return not _hidden(name) and any(fitting)
+    fitting = (fnmatch.fnmatchcase(name, "*" if part == _ANY_DIRECTORIES else part) for part in _last_parts(rest))
+    return not _is_hidden(name) and any(fitting)
 
 
-def _last(rest: Rest) -> Iterable[str]:
-    return (parts[0] for parts in _steps(rest) if len(parts) == 1)
+def _last_parts(rest: Rest) -> Iterable[str]:
+    return (parts[0] for parts in _expand_steps(rest) if len(parts) == 1)
 
 
-def _steps(rest: Rest) -> set[tuple[str, ...]]:
+def _expand_steps(rest: Rest) -> set[tuple[str, ...]]:
     """Adds the alternatives in which a leading `**` stands for no directory."""
     shorter = {parts[1:] for parts in rest if len(parts) > 1 and parts[0] == _ANY_DIRECTORIES}
-    return set(rest) | (_steps(frozenset(shorter)) if shorter else shorter)
+    return set(rest) | (_expand_steps(frozenset(shorter)) if shorter else shorter)
 
 
-def _hidden(name: str) -> bool:
+def _is_hidden(name: str) -> bool:
     return name[:1] in ("", ".", "_")
 
 
@@ -139,20 +139,20 @@ class WatchedFiles(UnsharedSource):
 
     def bounds(self, stored: StoredOffsets) -> list[Bounds]:
         first_listing = self._listed_at is None
-        self._list()
+        self._list_directories()
         if first_listing and self._waiting:
             time.sleep(SETTLE_S)
-            self._list()
+            self._list_directories()
         planned = sorted(ref for ref in stored.offsets if self._pattern.follows(ref.topic))
-        stamps = {ref.topic: self._stored(ref, stored) for ref in planned}
+        stamps = {ref.topic: self._stored_stamp(ref, stored) for ref in planned}
         self._sort_out(stamps)
         ends = [self._planned_bounds(ref, stored.offsets[ref], stamps[ref.topic]) for ref in planned]
         unread = [bound for bound in ends if bound.start < bound.end_exclusive]
         latest = max((stamp.latest_ns for stamp in stamps.values()), default=0)
-        new = self._new(self._window - len(unread), latest)
+        new = self._next_files(self._window - len(unread), latest)
         return [*_without_those_before(ends, following=bool(new)), *new]
 
-    def _stored(self, ref: PartitionRef, stored: StoredOffsets) -> _Stamp:
+    def _stored_stamp(self, ref: PartitionRef, stored: StoredOffsets) -> _Stamp:
         if ref.topic not in stored.topic_ids:
             raise SourceError(
                 f"Input {self._name} cannot be watched from here on",
@@ -161,7 +161,7 @@ class WatchedFiles(UnsharedSource):
             )
         return _Stamp.of(stored.topic_ids[ref.topic])
 
-    def _list(self) -> None:
+    def _list_directories(self) -> None:
         """Lists the directories that may have changed."""
         first_listing, now = self._listed_at is None, time.monotonic()
         self._listed_at = now
@@ -169,7 +169,7 @@ class WatchedFiles(UnsharedSource):
         root = self._pattern.root
         try:
             with readable(root):
-                names = self._look(root, self._pattern.below, before, now)
+                names = self._list_below(root, self._pattern.below, before, now)
         except SourceError as error:
             if Path(root).exists():
                 raise
@@ -183,7 +183,7 @@ class WatchedFiles(UnsharedSource):
         self._came = (self._came | (set() if first_listing else appeared)) & self._waiting.keys()
         self._read &= names
 
-    def _look(self, path: str, rest: Rest, before: Mapping[str, _Directory], now: float) -> set[str]:
+    def _list_below(self, path: str, rest: Rest, before: Mapping[str, _Directory], now: float) -> set[str]:
         """The files in and below a directory, using what the look before found. Raises OSError."""
         changed_ns, listing = Path(path).stat().st_mtime_ns, before.get(path)
         if listing is None or listing.changed_ns != changed_ns:
@@ -202,7 +202,7 @@ class WatchedFiles(UnsharedSource):
         for directory in listing.directories:
             if below := inside(rest, Path(directory).name):
                 with suppress(FileNotFoundError):  # removed since it was listed
-                    all_files |= self._look(directory, below, before, now)
+                    all_files |= self._list_below(directory, below, before, now)
         return all_files
 
     def _moved_ns(self, file: str) -> int:
@@ -239,13 +239,13 @@ class WatchedFiles(UnsharedSource):
     def _planned_bounds(self, ref: PartitionRef, position: int, stamp: _Stamp) -> Bounds:
         """The bounds of a file that was planned before. A file that was read to its end may have been deleted."""
         if position < stamp.end or Path(ref.topic).exists():
-            self._check(ref.topic, stamp, position)
+            self._check_unchanged(ref.topic, stamp, position)
         if position >= stamp.end:
             return Bounds(ref, position, position, topic_id=str(stamp))
         bounds = self._files.bounds_of(ref, position)
         return Bounds(ref, position, stamp.end, topic_id=str(stamp), record_bytes=bounds.record_bytes)
 
-    def _check(self, file: str, stamp: _Stamp, position: int | None = None) -> None:
+    def _check_unchanged(self, file: str, stamp: _Stamp, position: int | None = None) -> None:
         """Checks that the file is as it was. `position` says how far its records were read, where that is known."""
         if not Path(file).exists():
             unit = self._files.unit
@@ -267,7 +267,7 @@ class WatchedFiles(UnsharedSource):
                 "the directory or with a name that begins with a dot, and move it in when it is complete",
             )
 
-    def _new(self, number: int, latest_ns: int) -> list[Bounds]:
+    def _next_files(self, number: int, latest_ns: int) -> list[Bounds]:
         """The next files to read, at most `number`: those that no new file can precede any more."""
         bounds: list[Bounds] = []
         for file in sorted(self._waiting):
@@ -295,7 +295,7 @@ class WatchedFiles(UnsharedSource):
     ) -> set[PartitionRef]:
         """Always empty. Raises SourceError if a planned file has changed since."""
         for ref in partitions:
-            self._check(ref.topic, _Stamp.of(topic_ids[ref.topic]))
+            self._check_unchanged(ref.topic, _Stamp.of(topic_ids[ref.topic]))
         return set()
 
     def close(self) -> None:

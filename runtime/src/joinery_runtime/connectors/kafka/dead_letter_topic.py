@@ -47,7 +47,7 @@ class DeadLetterTarget(KafkaTarget):
 
     def records(self, rows: pa.Table | pa.RecordBatch) -> Records:
         """Makes one record for each row of DEAD_LETTER_SCHEMA."""
-        letters = _fitted(facts_and_value(rows), self._limit)
+        letters = _cut_to_fit(facts_and_value(rows), self._limit)
         return Records.of(letters, (), self.headers, values=Texts.of_column(letters["value"].combine_chunks()))
 
     def for_smaller_records(self) -> Self | None:
@@ -67,7 +67,7 @@ def facts_and_value(rows: pa.Table | pa.RecordBatch) -> pa.Table:
     return table.set_column(table.schema.get_field_index("reason"), "reason", reasons).select([*FACTS, "value"])
 
 
-def _fitted(letters: pa.Table, limit: int) -> pa.Table:
+def _cut_to_fit(letters: pa.Table, limit: int) -> pa.Table:
     """Cuts what makes records larger than `limit`: the value, and the reason where the facts alone are too large. Adds
     the columns that say so."""
     facts = np.full(len(letters), sum(len(name) + _HEADER_BYTES for name in HEADERS), np.int64)

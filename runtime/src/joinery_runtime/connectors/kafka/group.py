@@ -60,7 +60,7 @@ class GroupMember:
         properties = cluster.properties
         self._cluster, self._store = cluster, store
         self._errors = LoggedErrors()
-        self._settings = {**member_settings(cluster, name, self._errors), "on_commit": self._published}
+        self._settings = {**member_settings(cluster, name, self._errors), "on_commit": self._on_published}
         self._group, self._instance = self._settings["group.id"], self._settings.get("group.instance.id", "")
         self._incremental = (
             properties.get("partition.assignment.strategy", "").startswith("cooperative")
@@ -91,7 +91,7 @@ class GroupMember:
     def follow(self, topics: Collection[str], starts: Mapping[PartitionRef, int]) -> None:
         """Subscribes to exactly these topics (none: changes nothing). `starts` are the partitions' next offsets."""
         with self._changed:
-            self._check()
+            self._raise_failure()
             self._starts, self._expected = dict(starts), frozenset(starts)
             if topics:
                 self._subscribe(frozenset(topics))
@@ -99,20 +99,20 @@ class GroupMember:
     def follow_also(self, topics: Collection[str]) -> None:
         """Subscribes to these topics as well."""
         with self._changed:
-            self._check()
+            self._raise_failure()
             if not self._topics.issuperset(topics):
                 self._subscribe(self._topics.union(topics))
 
     def assigned(self) -> frozenset[PartitionRef]:
         """The partitions that this member owns and is not about to lose."""
         with self._changed:
-            self._check()
+            self._raise_failure()
             return frozenset(self._owned - self._leaving)
 
     def pin(self, partitions: Collection[PartitionRef]) -> bool:
         """Holds these partitions, if all are assigned, instead of those held before."""
         with self._changed:
-            self._check()
+            self._raise_failure()
             self._pinned, self._lost = frozenset(), False
             self._changed.notify_all()
             if not (self._owned - self._leaving).issuperset(partitions):
@@ -123,7 +123,7 @@ class GroupMember:
     def is_pinned(self) -> bool:
         """Whether the member still has all held partitions."""
         with self._changed:
-            self._check()
+            self._raise_failure()
             return not self._lost
 
     def unpin(self, committed: Mapping[PartitionRef, int]) -> None:
@@ -172,7 +172,7 @@ class GroupMember:
         if self._thread is not None:
             self._thread.join(_CLOSE_SECONDS)
 
-    def _check(self) -> None:
+    def _raise_failure(self) -> None:
         failure = self._failure
         if isinstance(failure, Unavailable):  # the thread has ended; the next `follow` starts another one
             self._thread, self._failure, self._topics = None, None, frozenset()
@@ -184,22 +184,29 @@ class GroupMember:
         if self._thread is None:
             self._compared = False
             consumer = connect(Consumer, self._settings, self._cluster)
-            self._thread = Thread(target=self._run, args=(consumer,), name=f"kafka group {self._group}", daemon=True)
+            self._thread = Thread(
+                target=self._run_consumer, args=(consumer,), name=f"kafka group {self._group}", daemon=True
+            )
             self._thread.start()
 
     # --- the thread's side --------------------------------------------------------------------------------------------
 
-    def _run(self, consumer: Any) -> None:
+    def _run_consumer(self, consumer: Any) -> None:
         try:
-            self._poll(consumer)
-            self._flush(consumer)
+            self._poll_until_closed(consumer)
+            self._publish_offsets(consumer)
+            deadline = time.monotonic() + _FLUSH_SECONDS
+            while self._unacknowledged and time.monotonic() < deadline:
+                consumer.poll(_POLL_SECONDS)
         except KafkaException as error:
-            self._note(error.args[0])
+            self._note_error(error.args[0])
             if self._failure is None:
-                self._fail(self._cluster.failure(error, f"being a member of consumer group {self._group}"))
+                self._fail_with(self._cluster.failure(error, f"being a member of consumer group {self._group}"))
         except Exception as error:
             # Nobody else would notice, and the driver would wait for its partitions for ever.
-            self._fail(self._cluster.problem(f"being a member of consumer group {self._group} failed", repr(error)))
+            self._fail_with(
+                self._cluster.problem(f"being a member of consumer group {self._group} failed", repr(error))
+            )
         finally:
             with self._changed:
                 if self._thread is current_thread():  # else another thread has joined again
@@ -207,9 +214,9 @@ class GroupMember:
                     self._owned, self._leaving = set(), set()
             consumer.close()
 
-    def _poll(self, consumer: Any) -> None:
+    def _poll_until_closed(self, consumer: Any) -> None:
         subscribed: frozenset[str] = frozenset()
-        callbacks = {"on_assign": self._assign, "on_revoke": self._revoke, "on_lost": self._lose}
+        callbacks = {"on_assign": self._on_assign, "on_revoke": self._on_revoke, "on_lost": self._on_lost}
         while not self._closing and not isinstance(self._failure, Fenced):
             if self._topics != subscribed:
                 subscribed = self._topics
@@ -219,8 +226,8 @@ class GroupMember:
                 consumer.subscribe(sorted(subscribed), **callbacks)
             message = consumer.poll(_POLL_SECONDS)
             if message is not None and message.error() is not None:
-                self._note(message.error())
-            self._publish(consumer)
+                self._note_error(message.error())
+            self._publish_offsets(consumer)
 
     def _has_assignment_of_predecessor(self) -> bool:
         """Whether the first assignment is that of the member whose instance id this one has taken over. Brokers hand it
@@ -233,15 +240,9 @@ class GroupMember:
             former = any(ref.topic not in self._topics for ref in self._owned)
             return former or not self._owned.issuperset(self._expected)
 
-    def _flush(self, consumer: Any) -> None:
-        self._publish(consumer)
-        deadline = time.monotonic() + _FLUSH_SECONDS
-        while self._unacknowledged and time.monotonic() < deadline:
-            consumer.poll(_POLL_SECONDS)
-
-    def _assign(self, consumer: Any, partitions: list[TopicPartition]) -> None:
+    def _on_assign(self, consumer: Any, partitions: list[TopicPartition]) -> None:
         with self._changed:
-            refs = self._refs(partitions)
+            refs = self._partition_refs(partitions)
             for ref, partition in zip(refs, partitions, strict=True):
                 # A partition that the driver has not seen yet is new, and is read from its earliest record.
                 partition.offset = self._starts.get(ref, OFFSET_BEGINNING)
@@ -254,8 +255,8 @@ class GroupMember:
             self._owned |= set(refs)
             self._failure = None
 
-    def _revoke(self, consumer: Any, partitions: list[TopicPartition]) -> None:
-        refs = set(self._refs(partitions))
+    def _on_revoke(self, consumer: Any, partitions: list[TopicPartition]) -> None:
+        refs = set(self._partition_refs(partitions))
         with self._changed:
             self._leaving |= refs
             released = self._changed.wait_for(
@@ -268,14 +269,14 @@ class GroupMember:
                     self._hold_seconds,
                 )
             else:
-                self._publish(consumer)
-            self._drop(refs)
+                self._publish_offsets(consumer)
+            self._drop_partitions(refs)
 
-    def _lose(self, consumer: Any, partitions: list[TopicPartition]) -> None:
+    def _on_lost(self, consumer: Any, partitions: list[TopicPartition]) -> None:
         with self._changed:
-            self._drop(set(self._refs(partitions)))
+            self._drop_partitions(set(self._partition_refs(partitions)))
 
-    def _drop(self, refs: set[PartitionRef]) -> None:
+    def _drop_partitions(self, refs: set[PartitionRef]) -> None:
         self._lost |= bool(self._pinned & refs)
         self._owned -= refs
         self._leaving -= refs
@@ -283,7 +284,7 @@ class GroupMember:
             self._to_publish.pop(ref, None)
             self._published_offsets.pop(ref, None)
 
-    def _publish(self, consumer: Any) -> None:
+    def _publish_offsets(self, consumer: Any) -> None:
         """Commits offsets asynchronously. They reach the broker before the answer to a rebalance, which takes the same
         connection."""
         with self._changed:
@@ -298,9 +299,9 @@ class GroupMember:
             ]
             consumer.commit(offsets=partitions)
         except KafkaException as error:
-            self._published(error.args[0], [])
+            self._on_published(error.args[0], [])
 
-    def _published(self, error: KafkaError | None, partitions: Iterable[TopicPartition]) -> None:
+    def _on_published(self, error: KafkaError | None, partitions: Iterable[TopicPartition]) -> None:
         error = next((partition.error for partition in partitions if partition.error is not None), error)
         with self._changed:
             self._unacknowledged -= 1
@@ -309,9 +310,9 @@ class GroupMember:
         if error is not None and _FENCED not in error.str() and error.code() not in _OF_ITSELF:
             logger.warning("kafka group %s: offsets were not published: %s", self._group, error.str())
 
-    def _note(self, error: KafkaError) -> None:
+    def _note_error(self, error: KafkaError) -> None:
         if _FENCED in error.str():
-            self._fail(
+            self._fail_with(
                 Fenced(
                     f"Another driver of this job has joined consumer group {self._group}",
                     facts=f"its member has the same group.instance.id, {self._instance} ({self._cluster})",
@@ -321,13 +322,13 @@ class GroupMember:
         elif error.code() in _REFUSED:
             todo = _REFUSED[error.code()]
             summary = f"consumer group {self._group} cannot be joined"
-            self._fail(self._cluster.problem(summary, error.str(), todo))
+            self._fail_with(self._cluster.problem(summary, error.str(), todo))
         else:
             self._errors(error)
 
-    def _fail(self, failure: JoineryError) -> None:
+    def _fail_with(self, failure: JoineryError) -> None:
         with self._changed:
             self._failure = failure
 
-    def _refs(self, partitions: Iterable[TopicPartition]) -> list[PartitionRef]:
+    def _partition_refs(self, partitions: Iterable[TopicPartition]) -> list[PartitionRef]:
         return [PartitionRef(self._cluster.input, partition.topic, partition.partition) for partition in partitions]

@@ -160,7 +160,7 @@ def new_client(
     KafkaException that Python's client would raise."""
     rdkafka, text = library(), ctypes.create_string_buffer(_TEXT_BYTES)
     configuration = rdkafka.rd_kafka_conf_new()
-    callbacks: tuple[Any, ...] = (_ErrorCallback(functools.partial(_report, settings["error_cb"])),)
+    callbacks: tuple[Any, ...] = (_ErrorCallback(functools.partial(_report_error, settings["error_cb"])),)
     rdkafka.rd_kafka_conf_set_error_cb(configuration, callbacks[0])
     if on_failed is not None:
         callbacks += (_DeliveryCallback(lambda _client, message, _opaque: on_failed(message)),)
@@ -236,7 +236,7 @@ def partition_list(partitions: Iterable[tuple[str, int, int, bytes | None]]) -> 
         rdkafka.rd_kafka_topic_partition_list_destroy(pointer)
 
 
-def _report(
+def _report_error(
     errors: Callable[[KafkaError], None], client: int, code: int, reason: bytes | None, _opaque: int | None
 ) -> None:
     """Passes an error that the library met in the background to `error_cb`, as Python's client does."""

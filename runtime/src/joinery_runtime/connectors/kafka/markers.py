@@ -79,52 +79,52 @@ class EpochMarkerReader:
     def newest(self, group: str) -> EpochMarker | None:
         """Reads the newest marker of one group, as `read` does."""
         try:
-            return EpochMarker.parse(self._ask(group, ANSWER_SECONDS))
+            return EpochMarker.parse(self._ask_group(group, ANSWER_SECONDS))
         except KafkaException as error:
-            raise self._problem(group, error.args[0]) from error
+            raise self._sink_error(group, error.args[0]) from error
 
     def signed(self, group: str) -> StoreIdentity | None:
         """The store of the driver that last signed the topic in this group."""
         try:
-            return StoreIdentity.parse(self._ask(group, ANSWER_SECONDS).metadata)
+            return StoreIdentity.parse(self._ask_group(group, ANSWER_SECONDS).metadata)
         except KafkaException as error:
-            raise self._problem(group, error.args[0]) from error
+            raise self._sink_error(group, error.args[0]) from error
 
     def sign(self, group: str, generation: int, store: StoreIdentity) -> None:
         """Signs the topic in this group."""
         signature = TopicPartition(self._target.topic, _PARTITION, generation, metadata=store.metadata())
         try:
-            with self._consumer(group) as consumer:
+            with self._open_consumer(group) as consumer:
                 repeat(lambda: consumer.commit(offsets=[signature], asynchronous=False), is_away, ANSWER_SECONDS)
         except KafkaException as error:
-            raise self._problem(group, error.args[0]) from error
+            raise self._sink_error(group, error.args[0]) from error
 
     def may_read(self, group: str) -> None:
         """Raises SinkError if the group's marker cannot be read. Does not wait for transactions."""
         try:
-            self._ask(group, ANSWER_SECONDS, isolation="read_uncommitted")
+            self._ask_group(group, ANSWER_SECONDS, isolation="read_uncommitted")
         except KafkaException as error:
-            raise self._problem(group, error.args[0]) from error
+            raise self._sink_error(group, error.args[0]) from error
 
     def newest_within(self, group: str, seconds: float) -> EpochMarker | None:
         """Reads the newest marker of one group. None also if a transaction that writes one is still open when the time
         is up."""
         try:
-            return EpochMarker.parse(self._ask(group, seconds))
+            return EpochMarker.parse(self._ask_group(group, seconds))
         except KafkaException as error:
             if is_away(error.args[0]):
                 return None
-            raise self._problem(group, error.args[0]) from error
+            raise self._sink_error(group, error.args[0]) from error
 
-    def _ask(self, group: str, seconds: float, isolation: str = _STABLE) -> TopicPartition:
+    def _ask_group(self, group: str, seconds: float, isolation: str = _STABLE) -> TopicPartition:
         offsets: list[TopicPartition] = []
-        with self._consumer(group, isolation) as consumer:
+        with self._open_consumer(group, isolation) as consumer:
             call = min(_CALL_SECONDS, seconds)
-            repeat(lambda: offsets.extend(_committed(consumer, self._target.topic, call)), is_away, seconds)
+            repeat(lambda: offsets.extend(_read_committed(consumer, self._target.topic, call)), is_away, seconds)
         return offsets[0]
 
     @contextmanager
-    def _consumer(self, group: str, isolation: str = _STABLE) -> Iterator[Consumer]:
+    def _open_consumer(self, group: str, isolation: str = _STABLE) -> Iterator[Consumer]:
         own = {"group.id": group, "isolation.level": isolation, "enable.auto.commit": False}
         settings = {**self._target.client_settings(_IMPATIENT), **own}
         consumer = self._target.connect(Consumer, settings, self._errors)
@@ -148,7 +148,7 @@ class EpochMarkerReader:
         """Raises SinkError if the topic does not exist, or cannot take rows of the schema."""
         self._target.require(schema, self._target.admin(self._errors), self._errors)
 
-    def _problem(self, group: str, error: KafkaError) -> SinkError:
+    def _sink_error(self, group: str, error: KafkaError) -> SinkError:
         return self._target.failure(
             error,
             self._errors,
@@ -158,7 +158,7 @@ class EpochMarkerReader:
         )
 
 
-def _committed(consumer: Consumer, topic: str, seconds: float) -> list[TopicPartition]:
+def _read_committed(consumer: Consumer, topic: str, seconds: float) -> list[TopicPartition]:
     offsets: list[TopicPartition] = consumer.committed([TopicPartition(topic, _PARTITION)], timeout=seconds)
     if offsets[0].error is not None:
         raise KafkaException(offsets[0].error)

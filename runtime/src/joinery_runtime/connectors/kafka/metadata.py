@@ -84,14 +84,14 @@ class KafkaMetadata:
             except KafkaException as error:
                 self._client.poll(0)
                 if self._errors.denied is not None or time.monotonic() >= deadline:
-                    raise self._unanswered(error.args[0], self._cluster) from error
+                    raise self._unanswered_error(error.args[0], self._cluster) from error
 
     def topics(self, names: Collection[str]) -> dict[str, Topic]:
         """The topics among `names` that exist, by name."""
         if not names:
             return {}
         futures = self._client.describe_topics(TopicCollection(list(names)), request_timeout=_ANSWER_SECONDS)
-        topics = {name: self._topic(name, answer) for name, answer in futures.items()}
+        topics = {name: self._describe_topic(name, answer) for name, answer in futures.items()}
         return {name: topic for name, topic in topics.items() if topic is not None}
 
     def offsets(self, partitions: Collection[PartitionRef], *specs: OffsetQuery) -> list[dict[PartitionRef, int]]:
@@ -100,7 +100,7 @@ class KafkaMetadata:
         deadline = time.monotonic() + kafka_errors.SETTLE_SECONDS
         while True:
             requests = [self.ask(partitions, spec) for spec in specs]
-            codes = {error.code() for futures in requests for _, error in self._failures(futures)}
+            codes = {error.code() for futures in requests for _, error in self._find_failures(futures)}
             if not codes & _UNSETTLED or time.monotonic() >= deadline:
                 return [self.answers(futures) for futures in requests]
             time.sleep(kafka_errors.RETRY_SECONDS)
@@ -119,14 +119,14 @@ class KafkaMetadata:
 
     def answers(self, futures: OffsetFutures) -> dict[PartitionRef, int]:
         """Waits for the offsets that were asked for."""
-        for ref, error in self._failures(futures):
-            raise self._unanswered(error, self._cluster.at(ref.topic)) from KafkaException(error)
+        for ref, error in self._find_failures(futures):
+            raise self._unanswered_error(error, self._cluster.at(ref.topic)) from KafkaException(error)
         return {ref: int(answer.result().offset) for ref, answer in futures.items()}
 
-    def _failures(self, futures: OffsetFutures) -> Iterator[tuple[PartitionRef, KafkaError]]:
+    def _find_failures(self, futures: OffsetFutures) -> Iterator[tuple[PartitionRef, KafkaError]]:
         for ref, answer in futures.items():
             try:
-                offset = int(self._result(answer).offset)
+                offset = int(self._await_result(answer).offset)
             except KafkaException as error:
                 cause: KafkaError = error.args[0]
                 # The client's own word for a partition without a leader, as when its broker has just died.
@@ -136,13 +136,13 @@ class KafkaMetadata:
                 if offset < _NO_RECORD:
                     yield ref, no_offset(offset)
 
-    def _topic(self, name: str, future: Future[TopicDescription]) -> Topic | None:
+    def _describe_topic(self, name: str, future: Future[TopicDescription]) -> Topic | None:
         try:
-            description = self._result(future)
+            description = self._await_result(future)
         except KafkaException as error:
             if error.args[0].code() in MISSING:
                 return None
-            raise self._unanswered(error.args[0], self._cluster.at(name)) from error
+            raise self._unanswered_error(error.args[0], self._cluster.at(name)) from error
         numbers = sorted(int(partition.id) for partition in description.partitions)
         return Topic(
             name,
@@ -150,7 +150,7 @@ class KafkaMetadata:
             tuple(PartitionRef(self._cluster.input, name, n) for n in numbers),
         )
 
-    def _result(self, future: Future[Result]) -> Result:
+    def _await_result(self, future: Future[Result]) -> Result:
         """Waits for an answer in short turns. Stops early if the client reports a rejected login in between."""
         if not future.done():
             self._errors.forget()
@@ -161,21 +161,21 @@ class KafkaMetadata:
             except TimeoutError:
                 self._client.poll(0)
                 if self._errors.denied is not None or time.monotonic() >= deadline:
-                    raise self._silence(self._cluster, self._waited()) from None
+                    raise self._silence_error(self._cluster, self._waited_text()) from None
 
-    def _unanswered(self, error: KafkaError, cluster: Cluster) -> SourceError:
+    def _unanswered_error(self, error: KafkaError, cluster: Cluster) -> SourceError:
         self._client.poll(0)
         if self._errors.denied is None and error.code() not in NO_ANSWER:
             return cluster.failure(error, "asking for offsets")
         # The client's own limit may end a moment before this class's, and its text names an internal step.
         timed_out = error.code() == KafkaError._TIMED_OUT
-        return self._silence(cluster, self._waited() if timed_out else error.str())
+        return self._silence_error(cluster, self._waited_text() if timed_out else error.str())
 
     @staticmethod
-    def _waited() -> str:
+    def _waited_text() -> str:
         return f"waited {_ANSWER_SECONDS:.0f} s"
 
-    def _silence(self, cluster: Cluster, cause: str) -> SourceError:
+    def _silence_error(self, cluster: Cluster, cause: str) -> SourceError:
         if self._errors.denied is not None:
             return cluster.failure(self._errors.denied, "connecting")
         secure = tls_port(cluster.bootstrap_servers, cluster.properties)

@@ -96,7 +96,7 @@ class KafkaPlanner:
                 if ref.topic not in topics
             ),
             *(
-                self._bounds(
+                self._bounds_of(
                     ref, valid, starts[ref], stops.get(ref), offsets, topics[ref.topic], is_assigned=ref in assigned
                 )
                 for ref, offsets in offsets_by_partition.items()
@@ -162,7 +162,7 @@ class KafkaPlanner:
                 logger.warning("input %s: %s names partition %d, and %s: correct it", name, field, missing[0], has)
                 self._warned.add(field)
 
-    def _bounds(
+    def _bounds_of(
         self,
         ref: PartitionRef,
         stored: StoredOffsets,

@@ -63,7 +63,7 @@ class Positions:
             if later or self._seen:
                 self._starts |= {ref: offsets_by_partition[ref].earliest for ref in fresh}
             else:
-                self._starts |= self._first(fresh, offsets_by_partition)
+                self._starts |= self._first_offsets(fresh, offsets_by_partition)
         self._seen = True
         return {ref: stored[ref] if ref in stored else self._starts[ref] for ref in offsets_by_partition}
 
@@ -78,10 +78,10 @@ class Positions:
             {} if self._kafka.stop_at is None else {ref: stop for ref, stop in configured.items() if stop is not None}
         )
         fresh = [ref for ref in offsets_by_partition if ref not in fixed and ref not in self._stops]
-        self._stops |= self._evaluated(fresh, offsets_by_partition) if fresh else {}
+        self._stops |= self._resolve_stops(fresh, offsets_by_partition) if fresh else {}
         return {ref: stop for ref in offsets_by_partition if (stop := fixed.get(ref, self._stops.get(ref))) is not None}
 
-    def _first(
+    def _first_offsets(
         self, partitions: Collection[PartitionRef], offsets_by_partition: LogOffsetsByPartition
     ) -> dict[PartitionRef, int]:
         start = self._kafka.start_from
@@ -95,7 +95,7 @@ class Positions:
             for ref in partitions
         }
 
-    def _evaluated(
+    def _resolve_stops(
         self, partitions: Collection[PartitionRef], offsets_by_partition: LogOffsetsByPartition
     ) -> dict[PartitionRef, int]:
         stop = self._kafka.stop_at

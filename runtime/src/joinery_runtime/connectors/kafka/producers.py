@@ -65,9 +65,9 @@ class OwningProducer:
         self._producer = open_producer(target, settings, self._errors)
         self._meet_brokers()
         try:
-            self._repeat(self._producer.init_transactions, target.delivery_seconds)
+            self._repeat_call(self._producer.init_transactions, target.delivery_seconds)
         except KafkaException as error:
-            raise self._problem("no transaction can be begun", error.args[0]) from error
+            raise self._sink_error("no transaction can be begun", error.args[0]) from error
 
     def _meet_brokers(self) -> None:
         """Connects the client. While it is not connected, it looks for the id's coordinator only every 500 ms: without
@@ -78,14 +78,14 @@ class OwningProducer:
                 self._producer.meet_brokers(self._target.topic, min(5.0, kafka_target.ANSWER_SECONDS))
 
     def begin(self) -> None:
-        with self._aborting():
+        with self._abort_on_error():
             self._producer.begin_transaction()
             self._begun_at = time.monotonic()
 
     def send(self, topic: str, chunks: Iterable[Records], group: str, marker: EpochMarker) -> None:
         """Sends the topic's rows and the group's marker. Returns when the broker has them; nobody sees them yet.
         `chunks` are made while they are sent: an error in making them also ends the transaction."""
-        with self._aborting():
+        with self._abort_on_error():
             unsent, seconds = 0, self._target.delivery_seconds
             for records in chunks:
                 unsent = Patience(seconds).enqueue(self._producer, topic, records)
@@ -94,7 +94,7 @@ class OwningProducer:
             if not unsent:
                 offset = marker.committed(topic)
                 # Meanwhile the rows are on their way.
-                self._repeat(lambda seconds: self._producer.send_offset(offset, group, seconds), seconds)
+                self._repeat_call(lambda seconds: self._producer.send_offset(offset, group, seconds), seconds)
             unsent += Patience(seconds).flush(self._producer, until_refused=True)
             if self._producer.failures:
                 raise KafkaException(self._producer.failures[0])
@@ -103,14 +103,14 @@ class OwningProducer:
 
     def commit(self) -> None:
         try:
-            self._repeat(self._producer.commit_transaction, self._target.delivery_seconds)
+            self._repeat_call(self._producer.commit_transaction, self._target.delivery_seconds)
         except KafkaException as error:
             cause = error.args[0]
             if cause.code() in _TAKEN_OVER:
-                raise self._disowned(cause) from error
+                raise self._disowned_error(cause) from error
             if cause.txn_requires_abort():
-                self._abort()
-                raise self._problem("rows were not written", cause) from error
+                self._abort_transaction()
+                raise self._sink_error("rows were not written", cause) from error
             raise self._target.failure(
                 cause,
                 self._errors,
@@ -125,19 +125,19 @@ class OwningProducer:
         del self._producer
 
     @contextlib.contextmanager
-    def _aborting(self) -> Iterator[None]:
+    def _abort_on_error(self) -> Iterator[None]:
         try:
             yield
         except KafkaException as error:
             if error.args[0].code() in _TAKEN_OVER:
-                raise self._disowned(error.args[0]) from error
-            self._abort()
-            raise self._problem("rows were not written", error.args[0]) from error
+                raise self._disowned_error(error.args[0]) from error
+            self._abort_transaction()
+            raise self._sink_error("rows were not written", error.args[0]) from error
         except JoineryError:
-            self._abort()
+            self._abort_transaction()
             raise
 
-    def _disowned(self, error: KafkaError) -> Disowned | SinkError:
+    def _disowned_error(self, error: KafkaError) -> Disowned | SinkError:
         """The error for a lost id: Disowned, or SinkError if the brokers took the id because the transaction's time was
         up. Then the next attempt would end in the same way."""
         seconds = time.monotonic() - self._begun_at
@@ -151,7 +151,7 @@ class OwningProducer:
             "quota, or set a smaller maxBytesPerEpoch",
         )
 
-    def _abort(self) -> None:
+    def _abort_transaction(self) -> None:
         """Aborts the transaction, so that readers need not wait for the next attempt."""
         try:
             self._producer.purge()
@@ -160,24 +160,24 @@ class OwningProducer:
             if error.args[0].code() in _TAKEN_OVER:
                 raise Disowned(error.args[0].str()) from error
 
-    def _repeat(self, call: Callable[[float], object], within_seconds: float) -> None:
+    def _repeat_call(self, call: Callable[[float], object], within_seconds: float) -> None:
         """Repeats a call while its error is retriable. Also raises OutputUnavailable if the client does not return:
         while librdkafka 2.16 waits for a group's coordinator, it ignores time limits. The call's thread and client are
         then abandoned, as those of a call during which a row is rejected; the next attempt takes over the id."""
         seconds = min(_CALL_SECONDS, max(0.1, within_seconds))
-        repeat(lambda: self._watched(call, seconds), _retriable, within_seconds)
+        repeat(lambda: self._watch_call(call, seconds), _is_retriable, within_seconds)
 
-    def _watched(self, call: Callable[[float], object], seconds: float) -> None:
+    def _watch_call(self, call: Callable[[float], object], seconds: float) -> None:
         ended: list[BaseException | None] = []
 
-        def calling() -> None:
+        def call_and_note() -> None:
             try:
                 call(seconds)
                 ended.append(None)
             except BaseException as error:
                 ended.append(error)
 
-        thread = threading.Thread(target=calling, name=f"kafka {self.name}", daemon=True)
+        thread = threading.Thread(target=call_and_note, name=f"kafka {self.name}", daemon=True)
         thread.start()
         deadline = time.monotonic() + seconds + _CALL_SECONDS
         while thread.is_alive() and time.monotonic() < deadline and not self._producer.failures:
@@ -194,7 +194,7 @@ class OwningProducer:
         if ended[0] is not None:
             raise ended[0]
 
-    def _problem(self, summary: str, error: KafkaError) -> SinkError:
+    def _sink_error(self, summary: str, error: KafkaError) -> SinkError:
         with contextlib.suppress(KafkaException):
             self._producer.poll(0)  # to receive pending errors
         # Calls after the first rejection say only that the transaction has failed.
@@ -206,7 +206,7 @@ class OwningProducer:
         return self._target.failure(error, self._errors, summary, facts, todo)
 
 
-def _retriable(error: KafkaError) -> bool:
+def _is_retriable(error: KafkaError) -> bool:
     return bool(error.retriable()) and not error.txn_requires_abort()
 
 
@@ -222,7 +222,7 @@ class Producers:
 
     def take(self, target: KafkaTarget, job: str) -> OwningProducer | None:
         """Takes the producer that was put back last, which its brokers know best."""
-        key = _key(target, job)
+        key = _producer_key(target, job)
         with self._lock:
             for index in reversed(range(len(self._idle))):
                 if self._idle[index][0] == key:
@@ -231,7 +231,7 @@ class Producers:
 
     def put(self, target: KafkaTarget, job: str, producer: OwningProducer) -> None:
         with self._lock:
-            self._idle.append((_key(target, job), producer))
+            self._idle.append((_producer_key(target, job), producer))
             dropped = self._idle.pop(0)[1] if len(self._idle) > _MAX_IDLE else None
         if dropped is not None:
             dropped.close()
@@ -245,7 +245,7 @@ class Producers:
             producer.close()
 
 
-def _key(target: KafkaTarget, job: str) -> str:
+def _producer_key(target: KafkaTarget, job: str) -> str:
     # A producer names its topic in its errors.
     return repr((job, target.topic, bool(target.headers), sorted(target.client_settings().items())))
 

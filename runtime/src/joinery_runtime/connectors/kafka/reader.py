@@ -69,10 +69,10 @@ class KafkaReader:
             for planned_range in planned
             if planned_range.start < planned_range.end_exclusive
         }
-        self._prepare(waiting)
+        self._prepare_ranges(waiting)
         yield from self._hand_out(waiting, list(waiting))
         while waiting:
-            yield from self._hand_out(waiting, self._fetch(waiting))
+            yield from self._hand_out(waiting, self._fetch_records(waiting))
             self._limit_ahead(waiting, {planned_range.partition for planned_range in planned})
 
     def close(self) -> None:
@@ -82,22 +82,24 @@ class KafkaReader:
 
     # --- which partitions are fetched ---------------------------------------------------------------------------------
 
-    def _prepare(self, waiting: Planned) -> None:
+    def _prepare_ranges(self, waiting: Planned) -> None:
         """Makes the consumer fetch these ranges from their start, or from the end of what is buffered of them."""
         partitions = {ref: self._partitions[ref] for ref in waiting if ref in self._partitions}
         moved = [ref for ref, partition in partitions.items() if partition.position != waiting[ref].start]
         if moved:
             # Another process has read them meanwhile, and most likely also the other partitions that this one had.
-            self._forget([*moved, *(ref for ref in self._partitions if ref not in waiting)])
+            self._forget_partitions([*moved, *(ref for ref in self._partitions if ref not in waiting)])
         for ref, planned in waiting.items():
             partition = self._partitions.setdefault(ref, _Partition(planned.start))
             # Until a range has been read completely, the part already handed out cannot be read again without a seek.
             partition.position = -1
         if self._client is None or len(self._partitions) > _OUTGROWN * self._made_for:
-            self._connect(len(self._partitions))
-        self._assign(ref for ref, planned in waiting.items() if self._partitions[ref].seen < planned.end_exclusive)
+            self._connect_client(len(self._partitions))
+        self._assign_partitions(
+            ref for ref, planned in waiting.items() if self._partitions[ref].seen < planned.end_exclusive
+        )
 
-    def _connect(self, partitions: int) -> None:
+    def _connect_client(self, partitions: int) -> None:
         if self._client is not None:
             self._client.close()
         for partition in self._partitions.values():
@@ -107,41 +109,41 @@ class KafkaReader:
         self._made_for = partitions
 
     @property
-    def _connected(self) -> RecordClient:
+    def _connected_client(self) -> RecordClient:
         assert self._client is not None, "`read` connects first"
         return self._client
 
-    def _assign(self, refs: Iterable[PartitionRef]) -> None:
+    def _assign_partitions(self, refs: Iterable[PartitionRef]) -> None:
         """Assigns those that are not assigned yet, from the offset up to which they have been seen."""
         added = [ref for ref in refs if not self._partitions[ref].assigned]
         if added:
-            self._connected.assign({ref: self._partitions[ref].seen for ref in added})
+            self._connected_client.assign({ref: self._partitions[ref].seen for ref in added})
         for ref in added:
             self._partitions[ref].assigned = True
 
-    def _unassign(self, refs: Iterable[PartitionRef]) -> None:
+    def _unassign_partitions(self, refs: Iterable[PartitionRef]) -> None:
         removed = [ref for ref in refs if self._partitions[ref].assigned]
         if removed:
-            self._connected.unassign(removed)
+            self._connected_client.unassign(removed)
         for ref in removed:
             self._partitions[ref].assigned = False
 
-    def _forget(self, refs: Collection[PartitionRef]) -> None:
-        self._unassign(refs)
+    def _forget_partitions(self, refs: Collection[PartitionRef]) -> None:
+        self._unassign_partitions(refs)
         for ref in refs:
             del self._partitions[ref]
 
     def _go_on(self, ref: PartitionRef, offset: int) -> None:
-        self._unassign([ref])
+        self._unassign_partitions([ref])
         self._partitions[ref].seen = offset
-        self._assign([ref])
+        self._assign_partitions([ref])
 
     def _limit_ahead(self, waiting: Planned, planned: Collection[PartitionRef]) -> None:
         """If too much is buffered, drops the partitions that this call did not ask for, and stops fetching those that
         have been read until they are asked for again."""
         if sum(partition.ahead_bytes for partition in self._partitions.values()) > _AHEAD_BYTES:
-            self._forget([ref for ref in self._partitions if ref not in planned])
-            self._unassign([ref for ref in self._partitions if ref not in waiting])
+            self._forget_partitions([ref for ref in self._partitions if ref not in planned])
+            self._unassign_partitions([ref for ref in self._partitions if ref not in waiting])
 
     # --- records ------------------------------------------------------------------------------------------------------
 
@@ -179,7 +181,7 @@ class KafkaReader:
                 partition.position = end
                 del waiting[ref]
 
-    def _fetch(self, waiting: Planned) -> list[PartitionRef]:
+    def _fetch_records(self, waiting: Planned) -> list[PartitionRef]:
         """Takes records from the client, or the news that there are none up to an offset. Returns the waiting
         partitions that got any."""
         deadline = time.monotonic() + _STALLED_SECONDS
@@ -190,19 +192,23 @@ class KafkaReader:
                 max(1, planned_range.end_exclusive - self._partitions[ref].seen)
                 for ref, planned_range in waiting.items()
             )
-            batches, events = self._connected.fetch(min(MOST_RECORDS, missing), _POLL_SECONDS)
-            came = {batch.partition for batch in batches if self._take(batch)}
+            batches, events = self._connected_client.fetch(min(MOST_RECORDS, missing), _POLL_SECONDS)
+            came = {batch.partition for batch in batches if self._take_batch(batch)}
             for event in events:
-                self._heed(event, waiting)
+                self._handle_event(event, waiting)
             advanced = [
-                ref for ref, planned_range in waiting.items() if ref in came or self._has_news(ref, planned_range)
+                ref
+                for ref, planned_range in waiting.items()
+                if ref in came
+                or self._partitions[ref].lost > 0
+                or self._partitions[ref].seen >= planned_range.end_exclusive
             ]
             if advanced:
                 return advanced
             if self._errors.denied is not None:
                 raise self._cluster.failure(self._errors.denied, "reading")
         short = [
-            ref for ref, planned_range in waiting.items() if self._watermarks(ref)[1] < planned_range.end_exclusive
+            ref for ref, planned_range in waiting.items() if self._read_watermarks(ref)[1] < planned_range.end_exclusive
         ]
         for ref in short:
             # When the range was planned, the log did not end before it.
@@ -214,15 +220,12 @@ class KafkaReader:
         ref, planned = next(iter(waiting.items()))
         other_partitions = f" and of {counted(len(waiting) - 1, 'other partition')}" if len(waiting) > 1 else ""
         raise self._cluster.outage(
-            f"reading partition {_name(ref)} has come to a halt",
+            f"reading partition {_partition_name(ref)} has come to a halt",
             f"offsets {planned.start} to {planned.end_exclusive} (exclusive){other_partitions} are planned, "
             f"no record has come for {_STALLED_SECONDS:.0f} s at offset {self._partitions[ref].seen}; {self._errors}",
         )
 
-    def _has_news(self, ref: PartitionRef, planned: Range) -> bool:
-        return self._partitions[ref].lost > 0 or self._partitions[ref].seen >= planned.end_exclusive
-
-    def _take(self, batch: RawBatch) -> bool:
+    def _take_batch(self, batch: RawBatch) -> bool:
         """Adds records to `ahead` of their partition. Returns False if the partition was dropped while they were on
         their way."""
         partition = self._partitions.get(batch.partition)
@@ -235,7 +238,7 @@ class KafkaReader:
 
     # --- events -------------------------------------------------------------------------------------------------------
 
-    def _heed(self, event: ConsumerEvent, waiting: Planned) -> None:
+    def _handle_event(self, event: ConsumerEvent, waiting: Planned) -> None:
         """Handles an event: an end was reached, or an error occurred. An error of a partition that nobody waits for
         will show again when the partition is read."""
         error = event.error
@@ -250,19 +253,19 @@ class KafkaReader:
         elif ref is None:
             raise self._cluster.failure(error, "reading")
         elif ref not in waiting:
-            self._forget([ref])
+            self._forget_partitions([ref])
         elif error.code() in _GONE:
-            self._lose(error, ref, waiting[ref])
+            self._skip_lost(error, ref, waiting[ref])
         else:
-            raise self._cluster.at(ref.topic).failure(error, f"reading partition {_name(ref)}")
+            raise self._cluster.at(ref.topic).failure(error, f"reading partition {_partition_name(ref)}")
 
-    def _lose(self, error: KafkaError, ref: PartitionRef, planned: Range) -> None:
+    def _skip_lost(self, error: KafkaError, ref: PartitionRef, planned: Range) -> None:
         """Continues at the earliest existing offset, or at the range's end if that comes first.
 
         The error may be outdated, about an offset that was read before the last seek. Then nothing of this range is
         gone.
         """
-        seen, (earliest, latest) = self._partitions[ref].seen, self._watermarks(ref)
+        seen, (earliest, latest) = self._partitions[ref].seen, self._read_watermarks(ref)
         if earliest <= seen <= latest:
             self._go_on(ref, seen)
             return
@@ -274,7 +277,7 @@ class KafkaReader:
         """Counts the offsets before this one as lost and continues there. Raises DataLoss unless the job allows it."""
         if not self._skip:
             raise DataLoss(
-                f"Input {self._cluster.input}: records of partition {_name(ref)} are gone",
+                f"Input {self._cluster.input}: records of partition {_partition_name(ref)} are gone",
                 facts=f"offsets {planned.start} to {planned.end_exclusive} (exclusive) are planned{facts} "
                 f"({self._cluster.at(ref.topic)})",
                 todo=todo,
@@ -282,13 +285,13 @@ class KafkaReader:
         self._partitions[ref].lost += offset - self._partitions[ref].seen
         self._go_on(ref, offset)
 
-    def _watermarks(self, ref: PartitionRef) -> tuple[int, int]:
+    def _read_watermarks(self, ref: PartitionRef) -> tuple[int, int]:
         """The offsets of the earliest record and of the next one to come."""
         try:
-            return watermarks(lambda: self._connected.watermarks(ref, _STALLED_SECONDS))
+            return watermarks(lambda: self._connected_client.watermarks(ref, _STALLED_SECONDS))
         except KafkaException as problem:
             cluster, error = self._cluster.at(ref.topic), problem.args[0]
-            doing = f"asking for the offsets of {_name(ref)}"
+            doing = f"asking for the offsets of {_partition_name(ref)}"
             # A client that never reached a broker knows no partitions. The driver judges whether the topic is gone.
             if error.code() in (KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC):
                 raise cluster.outage(f"{doing} failed", f"{error.str()}; {self._errors}") from problem
@@ -299,5 +302,5 @@ def _no_times(_: np.ndarray) -> np.ndarray:
     return np.empty(0, np.int64)
 
 
-def _name(ref: PartitionRef) -> str:
+def _partition_name(ref: PartitionRef) -> str:
     return f"{ref.topic}-{ref.partition}"

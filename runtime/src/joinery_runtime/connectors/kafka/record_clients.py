@@ -146,19 +146,19 @@ class BatchClient:
                     PartitionRef(self._input, topic, message.partition),
                     # A copy: otherwise keeping a small batch would keep all others of this call in memory.
                     offsets[start:stop].copy(),
-                    self._gathered(start, stop, int(self._value_bytes[run]), keys=False),
-                    self._gathered(start, stop, int(self._key_bytes[run]), keys=True) if self._keyed else None,
+                    self._gather_bytes(start, stop, int(self._value_bytes[run]), keys=False),
+                    self._gather_bytes(start, stop, int(self._key_bytes[run]), keys=True) if self._keyed else None,
                     stamps[start:stop].copy().__getitem__,
-                    headers={name: self._header(start, stop, name) for name in self._headers},
+                    headers={name: self._header_values(start, stop, name) for name in self._headers},
                 )
             )
         return batches, events
 
-    def _header(self, start: int, stop: int, name: str) -> pa.BinaryArray:
+    def _header_values(self, start: int, stop: int, name: str) -> pa.BinaryArray:
         """Reads a header record by record: few inputs need headers, and one costs a microsecond."""
-        return _binary(self._handle.header_of(message, name) for message in self._messages[start:stop].tolist())
+        return _binary_array(self._handle.header_of(message, name) for message in self._messages[start:stop].tolist())
 
-    def _gathered(self, start: int, stop: int, size: int, *, keys: bool) -> pa.BinaryArray:
+    def _gather_bytes(self, start: int, stop: int, size: int, *, keys: bool) -> pa.BinaryArray:
         records = stop - start
         data, offsets = pa.allocate_buffer(size), np.empty(records + 1, np.int32)
         valid = np.zeros((records + 7) // 8, np.uint8)
@@ -199,9 +199,9 @@ class MessageClient:
                 ConsumerEvent(message.error(), message.topic(), message.partition(), message.offset())
                 for message in failed
             ]
-        return [self._batch(run) for run in self._runs(messages)], events
+        return [self._make_batch(run) for run in self._cut_runs(messages)], events
 
-    def _runs(self, messages: Sequence[Message]) -> list[Sequence[Message]]:
+    def _cut_runs(self, messages: Sequence[Message]) -> list[Sequence[Message]]:
         """Cuts messages into runs of one partition each. Asks a record for its topic and partition only where there may
         be several."""
         if not messages:
@@ -215,26 +215,26 @@ class MessageClient:
         cuts = [0, *(np.flatnonzero(changes) + 1).tolist(), len(messages)]
         return [messages[start:end] for start, end in pairwise(cuts)]
 
-    def _batch(self, run: Sequence[Message]) -> RawBatch:
-        keys = _binary(map(Message.key, run)) if self._keyed else None
+    def _make_batch(self, run: Sequence[Message]) -> RawBatch:
+        keys = _binary_array(map(Message.key, run)) if self._keyed else None
         stamps = np.fromiter((message.timestamp()[1] for message in run), np.int64, len(run))
         return RawBatch(
             PartitionRef(self._input, run[0].topic(), run[0].partition()),
             np.fromiter(map(Message.offset, run), np.int64, len(run)),
-            _binary(map(Message.value, run)),
+            _binary_array(map(Message.value, run)),
             keys,
             stamps.__getitem__,
-            headers={name: _binary(_last(message, name) for message in run) for name in self._headers},
+            headers={name: _binary_array(_last_header(message, name) for message in run) for name in self._headers},
         )
 
 
-def _last(message: Message, name: str) -> bytes | None:
+def _last_header(message: Message, name: str) -> bytes | None:
     """The value of the last header with this name."""
     values = [value for header_name, value in message.headers() or () if header_name == name]
     return values[-1] if values else None
 
 
-def _binary(values: Iterable[bytes | None]) -> pa.BinaryArray:
+def _binary_array(values: Iterable[bytes | None]) -> pa.BinaryArray:
     return pa.array(list(values), pa.binary())
 
 
@@ -249,16 +249,18 @@ class ConsumerHandle:
         self._library.rd_kafka_poll_set_consumer(self._client)
         self._queue = self._library.rd_kafka_queue_get_consumer(self._client)
         # This also closes it when it is garbage-collected or the process ends.
-        self.close = weakref.finalize(self, _close, self._library, self._client, self._queue, callbacks)
+        self.close = weakref.finalize(self, _close_consumer, self._library, self._client, self._queue, callbacks)
 
     def assign(self, at: Mapping[PartitionRef, int]) -> None:
         """Adds these partitions, from these offsets."""
-        self._change(self._library.rd_kafka_incremental_assign, at.items())
+        self._change_assignment(self._library.rd_kafka_incremental_assign, at.items())
 
     def unassign(self, refs: Iterable[PartitionRef]) -> None:
-        self._change(self._library.rd_kafka_incremental_unassign, [(ref, 0) for ref in refs])
+        self._change_assignment(self._library.rd_kafka_incremental_unassign, [(ref, 0) for ref in refs])
 
-    def _change(self, change: Callable[[int, int], int | None], positions: Iterable[tuple[PartitionRef, int]]) -> None:
+    def _change_assignment(
+        self, change: Callable[[int, int], int | None], positions: Iterable[tuple[PartitionRef, int]]
+    ) -> None:
         with partition_list((ref.topic, ref.partition, offset, None) for ref, offset in positions) as partitions:
             check(change(self._client, partitions))
 
@@ -295,7 +297,7 @@ class ConsumerHandle:
         return ctypes.string_at(value.value, size.value)
 
 
-def _close(library: Any, client: int, queue: int, _callbacks: object) -> None:
+def _close_consumer(library: Any, client: int, queue: int, _callbacks: object) -> None:
     library.rd_kafka_consumer_close(client)
     library.rd_kafka_queue_destroy(queue)
     library.rd_kafka_destroy(client)

@@ -109,23 +109,23 @@ class BatchProducer:
         self._library, self._topics = library(), dict[str, int]()
         self._client, callbacks = new_client(PRODUCER, settings, on_failed)
         # A call that does not return keeps its client alive, as with Python's. A process that ends waits for no client.
-        weakref.finalize(self, _destroy, self._library, self._client, self._topics, callbacks).atexit = False
+        weakref.finalize(self, _destroy_client, self._library, self._client, self._topics, callbacks).atexit = False
 
     def __len__(self) -> int:
         return int(self._library.rd_kafka_outq_len(self._client))
 
     def poll(self, seconds: float) -> None:
-        self._library.rd_kafka_poll(self._client, _ms(seconds))
+        self._library.rd_kafka_poll(self._client, _milliseconds(seconds))
 
     def enqueue(self, topic: str, records: Records, start: int) -> int:
         end = min(start + _BATCH, len(records))
         messages = np.zeros(end - start, _MESSAGE)
-        _point(messages, "payload", "len", records.values, start, end)
+        _point_messages(messages, "payload", "len", records.values, start, end)
         if records.keys is not None:
-            _point(messages, "key", "key_len", records.keys, start, end)
+            _point_messages(messages, "key", "key_len", records.keys, start, end)
         accepted = int(
             self._library.rd_kafka_produce_batch(
-                self._topic(topic), _ANY_PARTITION, _COPY, messages.ctypes.data, len(messages)
+                self._topic_handle(topic), _ANY_PARTITION, _COPY, messages.ctypes.data, len(messages)
             )
         )
         if accepted < len(messages):
@@ -136,7 +136,7 @@ class BatchProducer:
                 raise KafkaException(error_of(int(refused[0])))
         return start + accepted
 
-    def _topic(self, name: str) -> int:
+    def _topic_handle(self, name: str) -> int:
         if name not in self._topics:
             topic = self._library.rd_kafka_topic_new(self._client, name.encode(), None)
             if topic is None:
@@ -147,13 +147,15 @@ class BatchProducer:
     def meet_brokers(self, topic: str, seconds: float) -> None:
         metadata = ctypes.c_void_p()
         metadata_ref = ctypes.byref(metadata)
-        code = self._library.rd_kafka_metadata(self._client, 0, self._topic(topic), metadata_ref, _ms(seconds))
+        code = self._library.rd_kafka_metadata(
+            self._client, 0, self._topic_handle(topic), metadata_ref, _milliseconds(seconds)
+        )
         if code:
             raise KafkaException(error_of(code))
         self._library.rd_kafka_metadata_destroy(metadata)
 
     def init_transactions(self, seconds: float) -> None:
-        check(self._library.rd_kafka_init_transactions(self._client, _ms(seconds)))
+        check(self._library.rd_kafka_init_transactions(self._client, _milliseconds(seconds)))
 
     def begin_transaction(self) -> None:
         check(self._library.rd_kafka_begin_transaction(self._client))
@@ -164,15 +166,15 @@ class BatchProducer:
         try:
             with partition_list([(offset.topic, offset.partition, offset.offset, metadata)]) as offsets:
                 send = self._library.rd_kafka_send_offsets_to_transaction
-                check(send(self._client, offsets, member, _ms(seconds)))
+                check(send(self._client, offsets, member, _milliseconds(seconds)))
         finally:
             self._library.rd_kafka_consumer_group_metadata_destroy(member)
 
     def commit_transaction(self, seconds: float) -> None:
-        check(self._library.rd_kafka_commit_transaction(self._client, _ms(seconds)))
+        check(self._library.rd_kafka_commit_transaction(self._client, _milliseconds(seconds)))
 
     def abort_transaction(self, seconds: float) -> None:
-        check(self._library.rd_kafka_abort_transaction(self._client, _ms(seconds)))
+        check(self._library.rd_kafka_abort_transaction(self._client, _milliseconds(seconds)))
 
     def purge(self) -> None:
         code = self._library.rd_kafka_purge(self._client, _QUEUED_AND_SENT)
@@ -180,11 +182,11 @@ class BatchProducer:
             raise KafkaException(error_of(code))
 
 
-def _ms(seconds: float) -> int:
+def _milliseconds(seconds: float) -> int:
     return int(seconds * 1000)
 
 
-def _point(messages: npt.NDArray[Any], pointer: str, size: str, texts: Texts, start: int, end: int) -> None:
+def _point_messages(messages: npt.NDArray[Any], pointer: str, size: str, texts: Texts, start: int, end: int) -> None:
     """Makes the messages point at texts `start` to `end` (exclusive)."""
     sizes, null = texts.sizes[start:end], texts.sizes[start:end] < 0
     # The address of an empty buffer may be 0, which would turn each empty text into null.
@@ -192,7 +194,7 @@ def _point(messages: npt.NDArray[Any], pointer: str, size: str, texts: Texts, st
     messages[pointer], messages[size] = np.where(null, 0, at), np.where(null, 0, sizes)
 
 
-def _destroy(library: Any, client: int, topics: Mapping[str, int], _callbacks: object) -> None:
+def _destroy_client(library: Any, client: int, topics: Mapping[str, int], _callbacks: object) -> None:
     for topic in topics.values():
         library.rd_kafka_topic_destroy(topic)
     library.rd_kafka_destroy(client)
@@ -213,28 +215,32 @@ class MessageProducer:
 
     def enqueue(self, topic: str, records: Records, start: int) -> int:
         messages = records.messages(start, min(start + _BATCH, len(records)))
-        accepted = self._one_by_one(topic, messages) if records.headers is not None else self._together(topic, messages)
+        accepted = (
+            self._produce_one_by_one(topic, messages)
+            if records.headers is not None
+            else self._produce_batch(topic, messages)
+        )
         return start + accepted
 
-    def _one_by_one(self, topic: str, messages: list[dict[str, Any]]) -> int:
+    def _produce_one_by_one(self, topic: str, messages: list[dict[str, Any]]) -> int:
         """Produces messages with headers, which `produce_batch` does not take."""
         for index, message in enumerate(messages):
             try:
-                self._client.produce(topic, **message, on_delivery=self._delivered)
+                self._client.produce(topic, **message, on_delivery=self._on_delivered)
             except BufferError:
                 return index
         return len(messages)
 
-    def _together(self, topic: str, messages: list[dict[str, Any]]) -> int:
+    def _produce_batch(self, topic: str, messages: list[dict[str, Any]]) -> int:
         """Produces messages as a batch. The client notes an error in each message that it has not taken."""
-        self._client.produce_batch(topic, messages, on_delivery=self._delivered)
+        self._client.produce_batch(topic, messages, on_delivery=self._on_delivered)
         errors = [message["_error"] for message in messages if "_error" in message]
         for error in errors:
             if error.code() != KafkaError._QUEUE_FULL:
                 raise KafkaException(error)
         return len(messages) - len(errors)
 
-    def _delivered(self, error: KafkaError | None, _: Message) -> None:
+    def _on_delivered(self, error: KafkaError | None, _: Message) -> None:
         if error is not None:
             self.failures.append(error)
 

@@ -34,19 +34,19 @@ class _Clients(threading.local):
         self._open: dict[str, _Client] = {}
 
     def get(self, target: KafkaTarget) -> _Client:
-        key = _key(target)
+        key = _client_key(target)
         if key not in self._open:
             self._open[key] = _Client(target)
         return self._open[key]
 
     def drop(self, target: KafkaTarget) -> None:
-        self._open.pop(_key(target), None)
+        self._open.pop(_client_key(target), None)
 
 
 _clients = _Clients()
 
 
-def _key(target: KafkaTarget) -> str:
+def _client_key(target: KafkaTarget) -> str:
     return repr((bool(target.headers), sorted(target.producer_settings({}).items())))
 
 
@@ -63,12 +63,12 @@ class KafkaWriter:
     def write_once(self, rows: AttemptRows) -> int:
         """Writes the rows to this very target. Returns the row count."""
         try:
-            return self._send(_clients.get(self.target), rows)
+            return self._send_rows(_clients.get(self.target), rows)
         except SinkError:
             _clients.drop(self.target)  # an idempotent producer that lost rows may reject all others
             raise
 
-    def _send(self, client: _Client, rows: AttemptRows) -> int:
+    def _send_rows(self, client: _Client, rows: AttemptRows) -> int:
         """Enqueues chunk after chunk, and waits once, at the end, until the broker has all. Returns the row count."""
         failures = client.producer.failures
         failures.clear()
@@ -83,15 +83,15 @@ class KafkaWriter:
                 if unsent or failures:
                     break
         except KafkaException as error:
-            raise self._failure(client, error.args) from error
+            raise self._send_error(client, error.args) from error
         unsent += Patience(self.target.delivery_seconds).flush(client.producer)
         if failures:
-            raise self._failure(client, failures)
+            raise self._send_error(client, failures)
         if unsent:
             raise self.target.too_slow(unsent, client.errors)
         return count
 
-    def _failure(self, client: _Client, failures: Sequence[KafkaError]) -> SinkError:
+    def _send_error(self, client: _Client, failures: Sequence[KafkaError]) -> SinkError:
         # A rejected row is a better reason than rows that had to wait.
         first = next((error for error in failures if not is_away(error)), failures[0])
         summary = f"{counted(len(failures), 'row', 'were')} not written"

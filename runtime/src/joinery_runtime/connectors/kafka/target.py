@@ -86,8 +86,8 @@ class KafkaTarget:
         if refused:
             reasons = "; ".join(f"{name}: {_OWNED[name]}" for name in refused)
             raise self.problem(f"kafka.properties may not set {', '.join(refused)}", reasons, "Remove it")
-        delivery = self._milliseconds(*_DELIVERY)
-        transaction = self._milliseconds("transaction.timeout.ms")
+        delivery = self._property_ms(*_DELIVERY)
+        transaction = self._property_ms("transaction.timeout.ms")
         if delivery is not None and transaction is not None and delivery > transaction:
             raise self.problem(
                 "kafka.properties do not go together",
@@ -100,14 +100,14 @@ class KafkaTarget:
     def delivery_seconds(self) -> float:
         """How long brokers may accept no row at all: the job's `delivery.timeout.ms`. Brokers that accept rows slowly,
         because of a quota, may take as long as a transaction may."""
-        delivery = self._milliseconds(*_DELIVERY)
+        delivery = self._property_ms(*_DELIVERY)
         return DELIVERY_SECONDS if delivery is None else delivery / 1000
 
     @property
     def transaction_ms(self) -> int:
         """The time after which brokers end a transaction."""
-        return self._milliseconds("transaction.timeout.ms") or max(
-            TRANSACTION_MS, self._milliseconds(*_DELIVERY) or TRANSACTION_MS
+        return self._property_ms("transaction.timeout.ms") or max(
+            TRANSACTION_MS, self._property_ms(*_DELIVERY) or TRANSACTION_MS
         )
 
     @property
@@ -154,7 +154,7 @@ class KafkaTarget:
         batch = int(self.properties.get("batch.size", BATCH_BYTES))
         return self.in_batches_of(limit) if limit is not None and limit < batch else None
 
-    def _milliseconds(self, *names: str) -> int | None:
+    def _property_ms(self, *names: str) -> int | None:
         """The value of a property that has these names; None if it is not set."""
         properties = {name: self.properties[name] for name in names if name in self.properties}
         if not properties:
@@ -209,11 +209,11 @@ class KafkaTarget:
                 raise self.problem(f"{setting} names no output column", ", ".join(missing), todo)
         if self.schema_output is not None:
             self.schema_output.registered()
-        topics = self._topics(client, errors)
+        topics = self._read_topics(client, errors)
         deadline = time.monotonic() + _NEWS_SECONDS
         while self.topic not in topics and time.monotonic() < deadline:
             time.sleep(_NEWS_SECONDS / 10)
-            topics = self._topics(client, errors)
+            topics = self._read_topics(client, errors)
         if self.topic not in topics:
             raise self.problem("it does not exist", f"the broker has {len(topics)} topics", "Create the topic")
 
@@ -222,7 +222,7 @@ class KafkaTarget:
         values = None if self.schema_output is None else self.schema_output.registered().encode(rows)
         return Records.of(rows, self.key, self.headers, self.style, values)
 
-    def _topics(self, client: Any, errors: LastError) -> Mapping[str, Any]:
+    def _read_topics(self, client: Any, errors: LastError) -> Mapping[str, Any]:
         """Asks for the topics in short turns. Stops early if a denied login is reported in between."""
         errors.forget()
         deadline = time.monotonic() + ANSWER_SECONDS
@@ -289,17 +289,17 @@ class RecordLimit:
     @property
     def words(self) -> str:
         setting = "message.max.bytes" if self.of_topic is None else "its max.message.bytes"
-        return f"topic {self.target.topic} takes {self._size:,} ({setting})"
+        return f"topic {self.target.topic} takes {self._size_limit:,} ({setting})"
 
     def at_most(self, size: int | None) -> RecordLimit:
         return replace(self, of_topic=size) if size is not None and size < self.target.client_limit else self
 
     @property
-    def _size(self) -> int:
+    def _size_limit(self) -> int:
         return self.target.client_limit if self.of_topic is None else self.of_topic
 
     def excess(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64] | None:
-        if _bound(rows) <= self._size:
+        if _size_bound(rows) <= self._size_limit:
             return None
         records = self.target.records(rows)
         sizes = records.values.sizes.clip(0)
@@ -307,11 +307,11 @@ class RecordLimit:
             sizes = sizes + records.keys.sizes.clip(0)
         if records.headers is not None:
             sizes = sizes + np.array([sum(len(name) + len(text) for name, text in row) for row in records.headers])
-        large = sizes > self._size
+        large = sizes > self._size_limit
         return np.where(large, sizes, 0) if large.any() else None
 
 
-def _bound(rows: pa.RecordBatch) -> float:
+def _size_bound(rows: pa.RecordBatch) -> float:
     """More bytes than any of the rows takes in any format, in its value, its key and its headers together."""
     longest = 0.0
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
@@ -345,12 +345,12 @@ def write_in_fitting_batches(target: Target, rows: AttemptRows, write: Callable[
         except RecordTooLarge as error:
             smaller = target.for_smaller_records()
             if smaller is None:
-                shown = _largest(target, rows)
+                shown = _largest_row_text(target, rows)
                 raise RecordTooLarge(error.summary, facts=f"{error.facts}{shown}", todo=error.todo) from error
             target = smaller
 
 
-def _largest(target: KafkaTarget, rows: AttemptRows) -> str:
+def _largest_row_text(target: KafkaTarget, rows: AttemptRows) -> str:
     """The largest of the rows in words, with its beginning, for a person who looks for where it comes from."""
     largest, beginning = 0, b""
     for batch in rows.to_batches():

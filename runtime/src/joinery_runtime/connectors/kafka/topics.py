@@ -71,21 +71,21 @@ class InputTopics:
         return {ref for ref in partitions if ref.topic in former}
 
     def _is_former(self, name: str, planned_id: str, topic: Topic | None) -> bool:
-        if topic is not None and not _differ(planned_id, topic.id):
+        if topic is not None and not _ids_differ(planned_id, topic.id):
             return False
         now = f"the broker has one with id {topic.id}" if topic is not None else "the broker has none of this name"
-        self._report(
+        self._report_loss(
             name, planned_id, "was deleted while an epoch of it was planned", f"its id was {planned_id}, {now}"
         )
         return True
 
     def _is_another(self, topic: Topic, stored: StoredOffsets) -> bool:
         stored_id = stored.topic_ids.get(topic.name, "")
-        if not _differ(stored_id, topic.id):
+        if not _ids_differ(stored_id, topic.id):
             return False
-        offsets = _listed({ref: offset for ref, offset in stored.offsets.items() if ref.topic == topic.name})
+        offsets = _offsets_text({ref: offset for ref, offset in stored.offsets.items() if ref.topic == topic.name})
         facts = f"the stored offsets ({offsets}) are of id {stored_id}, the broker has one with id {topic.id}"
-        self._report(topic.name, stored_id, "was deleted and recreated", facts)
+        self._report_loss(topic.name, stored_id, "was deleted and recreated", facts)
         return True
 
     def _judge_deleted(self, topic: str, stored: StoredOffsets, ends: Mapping[PartitionRef, int]) -> None:
@@ -93,12 +93,14 @@ class InputTopics:
         offsets = {ref: offset for ref, offset in stored.offsets.items() if ref.topic == topic}
         last = {ref: min(end, stored.stops.get(ref, end)) for ref, end in ends.items() if ref.topic == topic}
         if offsets.keys() <= last.keys() and all(offsets.get(ref, -1) >= end for ref, end in last.items()):
-            self._warn(topic, topic_id, "was deleted after it had been read to its end", _listed(offsets))
+            self._warn_once(topic, topic_id, "was deleted after it had been read to its end", _offsets_text(offsets))
             return
-        facts = f"it was read up to {_listed(offsets)}, its last known end is {_listed(last) or 'not known'}"
-        self._report(topic, topic_id, "was deleted before it was read to its end", facts)
+        facts = (
+            f"it was read up to {_offsets_text(offsets)}, its last known end is {_offsets_text(last) or 'not known'}"
+        )
+        self._report_loss(topic, topic_id, "was deleted before it was read to its end", facts)
 
-    def _report(self, topic: str, topic_id: str, change: str, facts: str) -> None:
+    def _report_loss(self, topic: str, topic_id: str, change: str, facts: str) -> None:
         if (topic, topic_id) not in self._settled and self._kafka.on_data_loss == "fail":
             raise DataLoss(
                 f"Input {self._cluster.input}: topic {topic} {change}",
@@ -106,19 +108,19 @@ class InputTopics:
                 todo="Set onDataLoss: continue if the job can do without what was lost (a new topic of that name is "
                 "read from its earliest record), or start the job with new state",
             )
-        self._warn(topic, topic_id, change, facts)
+        self._warn_once(topic, topic_id, change, facts)
 
-    def _warn(self, topic: str, topic_id: str, change: str, facts: str) -> None:
+    def _warn_once(self, topic: str, topic_id: str, change: str, facts: str) -> None:
         """Warns once for each former topic."""
         if (topic, topic_id) not in self._settled:
             logger.warning("input %s: topic %s %s: %s", self._cluster.input, topic, change, facts)
         self._settled.add((topic, topic_id))
 
 
-def _differ(stored_id: str, topic_id: str) -> bool:
+def _ids_differ(stored_id: str, topic_id: str) -> bool:
     """Whether the ids are known to differ. A broker without topic ids cannot tell."""
     return bool(stored_id and topic_id and stored_id != topic_id)
 
 
-def _listed(offsets: Mapping[PartitionRef, int]) -> str:
+def _offsets_text(offsets: Mapping[PartitionRef, int]) -> str:
     return ", ".join(f"{ref.topic}-{ref.partition}@{offset}" for ref, offset in sorted(offsets.items()))

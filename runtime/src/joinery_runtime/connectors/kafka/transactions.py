@@ -56,10 +56,10 @@ class PartNames:
         return f"{self.job}-driver"
 
     def of(self, shard: int, incarnation: str) -> str:
-        return f"{self.job}-{life_of(incarnation)}-{self._part(shard)}"
+        return f"{self.job}-{life_of(incarnation)}-{self._part_name(shard)}"
 
     def former(self, shard: int) -> str:
-        return f"{self.job}-{self._part(shard)}"
+        return f"{self.job}-{self._part_name(shard)}"
 
     def below(self, shards: int, incarnation: str) -> list[str]:
         """Each name of shards 0 to `shards` - 1 once, former names included."""
@@ -72,7 +72,7 @@ class PartNames:
         output, _, _ = part.rpartition(".")
         return (part == "dead") == self.dead_letters and output == (self.output or "")
 
-    def _part(self, shard: int) -> str:
+    def _part_name(self, shard: int) -> str:
         if self.dead_letters:
             return "dead"
         return str(shard) if self.output is None else f"{self.output}.{shard}"
@@ -107,17 +107,17 @@ class PartWrite:
         return self.names.former(shard) if self.attempt.former_names else self.names.of(shard, self.attempt.incarnation)
 
     def run(self) -> Receipt:
-        for producer in self._candidates():
+        for producer in self._candidate_producers():
             try:
-                return self._with(producer)
+                return self._write_with(producer)
             except Disowned as error:
                 cause = error
         # Another attempt at this epoch, or a newer driver, took over this one's id.
         if self._is_written_within(_SUCCESSOR_SECONDS):
-            return self._repeated()
-        raise self._lost(str(cause)) from cause
+            return self._repeated_receipt()
+        raise self._superseded_error(str(cause)) from cause
 
-    def _candidates(self) -> Iterator[OwningProducer]:
+    def _candidate_producers(self) -> Iterator[OwningProducer]:
         """Yields the process's producer, then a new one: the former may have lost its id to whoever took over an
         earlier attempt."""
         idle = self.producers.take(self.target, self.names.job)
@@ -125,9 +125,9 @@ class PartWrite:
             yield idle
         yield OwningProducer(self.target, new_id(self.names.job))
 
-    def _with(self, producer: OwningProducer) -> Receipt:
+    def _write_with(self, producer: OwningProducer) -> Receipt:
         try:
-            receipt = self._steps(producer)
+            receipt = self._write_part(producer)
         except BaseException as error:
             producer.close()
             if isinstance(error, OutputUnavailable):
@@ -136,26 +136,26 @@ class PartWrite:
         self.producers.put(self.target, self.names.job, producer)
         return receipt
 
-    def _steps(self, producer: OwningProducer) -> Receipt:
-        if not self._claim(producer):
-            return self._repeated()
+    def _write_part(self, producer: OwningProducer) -> Receipt:
+        if not self._claim_part(producer):
+            return self._repeated_receipt()
         producer.begin()
         self.attempt.failpoint("transaction-begun")
         sent: list[int] = []
 
-        def chunks() -> Iterator[Records]:
+        def encode_chunks() -> Iterator[Records]:
             for batch in self.rows.to_batches():
                 sent.append(batch.num_rows)
                 yield self.target.records(batch)
 
         marker = EpochMarker(self.attempt.id.epoch, self.attempt.incarnation, self.attempt.id.generation)
-        producer.send(self.target.topic, chunks(), self.name, marker)
+        producer.send(self.target.topic, encode_chunks(), self.name, marker)
         self.attempt.failpoint("transaction-sent")
         producer.commit()
         self.attempt.failpoint("transaction-committed")
         return {"attempt": str(self.attempt.id), "rows": sum(sent)}
 
-    def _claim(self, producer: OwningProducer) -> bool:
+    def _claim_part(self, producer: OwningProducer) -> bool:
         """Claims the part. Returns whether this attempt has to write it; False: another one has written it."""
         holder = self.attempt.claim(self.name, producer.name, None)
         if holder is None:
@@ -170,7 +170,7 @@ class PartWrite:
             if holder == producer.name:
                 return True
             holder = self.attempt.claim(self.name, producer.name, holder)
-        raise self._lost("attempts keep taking it from one another")
+        raise self._superseded_error("attempts keep taking it from one another")
 
     def _is_written(self, marker: EpochMarker | None) -> bool:
         """Whether this epoch's rows are in the topic. Raises Fenced if a later epoch's are."""
@@ -193,14 +193,14 @@ class PartWrite:
             time.sleep(min(remaining, _POLL_SECONDS))
         return False
 
-    def _lost(self, why: str) -> Superseded:
+    def _superseded_error(self, why: str) -> Superseded:
         return Superseded(
             f"{self.target.TITLE} {self.target.topic}: another attempt took {self.name} over",
             facts=f"nothing was written by this one: {why}",
             todo="The task is tried again",
         )
 
-    def _repeated(self) -> Receipt:
+    def _repeated_receipt(self) -> Receipt:
         rows = sum(batch.num_rows for batch in self.rows.to_batches())
         return {"attempt": str(self.attempt.id), "rows": rows, "repeated": True}
 
@@ -235,7 +235,9 @@ class KafkaTransactionsSink:
         owners = {owner for name, owner in recovery.claims.items() if owner and self._names.owns(name)}
         with ThreadPoolExecutor(_TAKEOVER_THREADS) as threads:
             list(threads.map(lambda owner: take_over(self._target, owner), sorted(owners)))
-        self._sign(recovery)
+        if not self._names.dead_letters:
+            EpochMarkerReader(self._target).sign(self._names.signature, recovery.generation, recovery.store)
+            self._store = recovery.store
         names = self._names.below(max(recovery.shards, recovery.pending_shards), recovery.incarnation)
         read_markers = zip(names, EpochMarkerReader(self._target).read(names), strict=True)
         markers = {
@@ -246,11 +248,6 @@ class KafkaTransactionsSink:
         self._refuse_older_state(recovery, markers)
         self._refuse_expired(recovery, markers)
         return any(marker.epoch == recovery.pending for marker in markers.values())
-
-    def _sign(self, recovery: RecoveryContext) -> None:
-        if not self._names.dead_letters:
-            EpochMarkerReader(self._target).sign(self._names.signature, recovery.generation, recovery.store)
-            self._store = recovery.store
 
     def other_store(self) -> StoreIdentity | None:
         """The store of another job that signed the topic after this driver. Raises SinkError."""

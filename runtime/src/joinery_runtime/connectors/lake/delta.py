@@ -76,7 +76,7 @@ class DeltaLakeTable(OpenedTable[DeltaTable]):
 
     def mark(self, job: str, life: str) -> Mark | None:
         with self._problems("cannot be read"):
-            version = self._table().transaction_version(_app(job, life))
+            version = self._table().transaction_version(_app_id(job, life))
         return None if version is None else Mark(*divmod(version, 1 << _EPOCH_BITS))
 
     def add(self, added: Added) -> None:
@@ -90,7 +90,7 @@ class DeltaLakeTable(OpenedTable[DeltaTable]):
         commit = CommitProperties(
             dict(properties_of(added)),
             max_commit_retries=0,
-            app_transactions=[Transaction(_app(added.job, added.life), version)],
+            app_transactions=[Transaction(_app_id(added.job, added.life), version)],
         )
         with self._problems(f"rejects the rows of epoch {added.mark.epoch}"):
             try:
@@ -111,7 +111,7 @@ class DeltaLakeTable(OpenedTable[DeltaTable]):
         with self._problems("cannot be read"):
             dataset = table.to_pyarrow_dataset()
             for fragment in dataset.get_fragments():
-                yield fragment.path, self._read(fragment.to_batches(schema=dataset.schema))
+                yield fragment.path, self._read_batches(fragment.to_batches(schema=dataset.schema))
 
     def _find(self) -> DeltaTable | None:
         with self._problems("cannot be opened"):
@@ -128,5 +128,5 @@ class DeltaLakeTable(OpenedTable[DeltaTable]):
         self._opened = None
 
 
-def _app(job: str, life: str) -> str:
+def _app_id(job: str, life: str) -> str:
     return f"joinery-{job}-{life}"

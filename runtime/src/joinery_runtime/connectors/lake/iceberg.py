@@ -101,7 +101,7 @@ class IcebergTable(OpenedTable[Table]):
         return IcebergStorage(f"{table.location().rstrip('/')}/data", table.io.properties)
 
     def mark(self, job: str, life: str) -> Mark | None:
-        text = self._table().properties.get(_key(job, life))
+        text = self._table().properties.get(_mark_key(job, life))
         return None if text is None else Mark(*map(int, text.split("-")))
 
     def add(self, added: Added) -> None:
@@ -113,7 +113,7 @@ class IcebergTable(OpenedTable[Table]):
         with self._problems(f"rejects the rows of epoch {added.mark.epoch}"):
             try:
                 with table.transaction() as transaction:
-                    transaction.set_properties({_key(added.job, added.life): "-".join(map(str, added.mark))})
+                    transaction.set_properties({_mark_key(added.job, added.life): "-".join(map(str, added.mark))})
                     transaction.add_files(
                         [f"{root}/{file['path']}" for file in added.files],
                         snapshot_properties=dict(properties_of(added)),
@@ -134,7 +134,7 @@ class IcebergTable(OpenedTable[Table]):
             scan = table.scan()
             rows = ArrowScan(table.metadata, table.io, scan.projection(), scan.row_filter)
             for task in scan.plan_files():
-                yield task.file.file_path, self._read(rows.to_record_batches([task]))
+                yield task.file.file_path, self._read_batches(rows.to_record_batches([task]))
 
     def _connected(self) -> Catalog:
         if self._catalog is None:
@@ -174,5 +174,5 @@ def _with_own_driver(properties: Mapping[str, str]) -> dict[str, str]:
     return {**properties, "uri": url.render_as_string(hide_password=False)}
 
 
-def _key(job: str, life: str) -> str:
+def _mark_key(job: str, life: str) -> str:
     return f"joinery.{job}.{life}"

@@ -59,8 +59,8 @@ def load_own_classes_only() -> None:
     """Changes PyIceberg for the rest of the process. Raises EnvironmentProblem if it lacks one of the functions, since
     it then imports classes elsewhere."""
     for loader in LOADERS:
-        setattr(loader.owner, loader.name, _checked(loader, _function(loader.owner, loader.name)))
-    fetch = _function(RestCatalog, "_fetch_config")
+        setattr(loader.owner, loader.name, _check_loader(loader, _find_function(loader.owner, loader.name)))
+    fetch = _find_function(RestCatalog, "_fetch_config")
 
     @wraps(fetch)
     def fetch_plain_settings(catalog: RestCatalog) -> None:
@@ -78,7 +78,7 @@ def load_own_classes_only() -> None:
     setattr(RestCatalog, "_fetch_config", fetch_plain_settings)  # noqa: B010 - it is PyIceberg's
 
 
-def _function(owner: ModuleType | type, name: str) -> Callable[..., Any]:
+def _find_function(owner: ModuleType | type, name: str) -> Callable[..., Any]:
     function: Callable[..., Any] | None = getattr(owner, name, None)
     if function is None:
         raise EnvironmentProblem(
@@ -89,9 +89,9 @@ def _function(owner: ModuleType | type, name: str) -> Callable[..., Any]:
     return function
 
 
-def _checked(loader: Loader, load: Callable[..., Any]) -> Callable[..., Any]:
+def _check_loader(loader: Loader, load: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(load)
-    def checked(*args: Any) -> Any:
+    def load_checked(*args: Any) -> Any:
         named = args[loader.position]
         if not _is_own(named, loader.base):
             raise ForeignCode(
@@ -103,7 +103,7 @@ def _checked(loader: Loader, load: Callable[..., Any]) -> Callable[..., Any]:
             )
         return load(*args)
 
-    return checked
+    return load_checked
 
 
 def _is_own(named: object, base: type) -> bool:

@@ -133,7 +133,7 @@ class OpenedTable(ABC, Generic[Opened]):
         """The table as of the last time it was read. Raises SinkError if it is missing."""
         return self._fresh() if self._opened is None else self._opened
 
-    def _read(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _read_batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with self._problems("cannot be read"):
             yield from batches
 
@@ -226,7 +226,7 @@ class LakeSink(NamesNoStore):
 
     def in_transaction(self, connection: Any, epoch: int, receipts: Sequence[Receipt]) -> None:
         """Checks that the table's commit, which follows the state's, will be possible."""
-        missing = self._missing(receipts)
+        missing = self._missing_files(receipts)
         if missing:
             raise SinkError(
                 f"The output of epoch {epoch} cannot be seen from the driver",
@@ -257,7 +257,7 @@ class LakeSink(NamesNoStore):
                 todo="Let them pause; the job tries again",
             ) from error
         if published:
-            self._sweep(added.life, epoch, lambda mark: mark.generation == generation, {r["path"] for r in named})
+            self._sweep_files(added.life, epoch, lambda mark: mark.generation == generation, {r["path"] for r in named})
 
     def _add_once(self, added: Added) -> bool:
         """Adds the files unless the table's mark says that they are there. Returns whether this epoch is now the job's
@@ -265,7 +265,7 @@ class LakeSink(NamesNoStore):
         mark = self.table.mark(added.job, added.life)
         if mark is not None and mark >= added.mark:
             return mark == added.mark
-        missing = self._missing(added.files)
+        missing = self._missing_files(added.files)
         if missing:
             raise SinkError(
                 f"Output of epoch {added.mark.epoch}, the newest one, is gone: {counted(len(missing), 'file')}",
@@ -275,7 +275,7 @@ class LakeSink(NamesNoStore):
         self.table.add(added)
         return True
 
-    def _missing(self, receipts: Sequence[Receipt]) -> list[str]:
+    def _missing_files(self, receipts: Sequence[Receipt]) -> list[str]:
         paths = [receipt["path"] for receipt in receipts if "path" in receipt]
         if not paths:
             return []
@@ -298,14 +298,14 @@ class LakeSink(NamesNoStore):
         life = life_of(recovery.incarnation)
         mark = self.table.mark(self._job, life) or Mark(0, 0)
         # At most one epoch beyond the committed one is ever written.
-        self._sweep(
+        self._sweep_files(
             life,
             recovery.committed_epoch + 1,
             lambda written: mark < written and written.generation < recovery.generation,
         )
         return False
 
-    def _sweep(
+    def _sweep_files(
         self, life: str, epoch: int, garbage: Callable[[Mark], bool], named: Collection[str] = frozenset()
     ) -> None:
         """Deletes the files of an epoch's attempts that are not `named` and for which `garbage` is true."""

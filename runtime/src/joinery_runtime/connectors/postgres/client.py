@@ -162,7 +162,7 @@ def is_stale(connection: psycopg.Connection[Any]) -> bool:
 
 def is_away(error: psycopg.Error) -> bool:
     """Whether waiting may help; the connection has to be opened again then."""
-    code = _code(error)
+    code = _error_code(error)
     if code is None:
         lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
         return lost and not (_UNSECURED.search(str(error)) or _UNTAKEN.search(str(error)))
@@ -171,7 +171,7 @@ def is_away(error: psycopg.Error) -> bool:
 
 def advice(error: psycopg.Error, otherwise: str) -> str:
     """Returns what to do about the error; `otherwise` for a statement that Postgres rejects."""
-    code = _code(error)
+    code = _error_code(error)
     if code is not None:
         return _look_up(code, _FINAL) or _look_up(code, _AWAY) or otherwise
     if is_away(error):
@@ -181,7 +181,7 @@ def advice(error: psycopg.Error, otherwise: str) -> str:
     return "Check sslmode and the certificates of the DSN" if _UNSECURED.search(str(error)) else "Check the DSN"
 
 
-def _code(error: psycopg.Error) -> str | None:
+def _error_code(error: psycopg.Error) -> str | None:
     if error.sqlstate is not None or not isinstance(error, psycopg.OperationalError):
         return error.sqlstate
     return next((code for text, code in _CODES.items() if re.search(text, str(error))), None)

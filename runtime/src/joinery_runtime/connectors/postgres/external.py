@@ -56,7 +56,7 @@ class ApartWriter:
     def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
         receipt = self.staged.write(attempt, rows)
         try:
-            database = _database(connections.get(self.staged.dsn), self.staging.schema)
+            database = _database_identity(connections.get(self.staged.dsn), self.staging.schema)
         except psycopg.Error as error:
             connections.drop(self.staged.dsn)
             raise problem_of("The output rows cannot be staged", error, apart=True) from error
@@ -74,7 +74,7 @@ class ExternalPostgresSink(PostgresSink):
         created = super().prepare(schema)
         names = {name: sql.Identifier(self._staging.schema, name) for name in (_IDENTITY, _MARKS)}
         unprepared = f"The output table {self.target.name} cannot be prepared"
-        with self._session(unprepared) as connection, connection.transaction():
+        with self._open_session(unprepared) as connection, connection.transaction():
             connection.execute(CATALOG_ONLY)
             connection.execute(_LOCK, (_IDENTITY,))  # against another job's
             connection.execute(
@@ -97,8 +97,8 @@ class ExternalPostgresSink(PostgresSink):
         if not named:
             return
         table = self._staging.table(epoch)
-        with self._session(f"The output table {self.target.name} rejects the rows of epoch {epoch}") as connection:
-            database = _database(connection, self._staging.schema)
+        with self._open_session(f"The output table {self.target.name} rejects the rows of epoch {epoch}") as connection:
+            database = _database_identity(connection, self._staging.schema)
             self._elsewhere = next((receipt for receipt in named if receipt["database"] != database), None)
             if self._elsewhere is not None:
                 return
@@ -116,10 +116,10 @@ class ExternalPostgresSink(PostgresSink):
         connection.execute(sql.SQL(_FIRST_MARK).format(marks), output)
         mark = connection.execute(sql.SQL(_MARK).format(marks), output).fetchone()
         if mark is None or mark < (generation, epoch):
-            self._move(connection, table, epoch, named)
+            self._move_rows(connection, table, epoch, named)
             connection.execute(sql.SQL(_NEXT_MARK).format(marks), {**output, "generation": generation, "epoch": epoch})
 
-    def _move(
+    def _move_rows(
         self, connection: psycopg.Connection[Any], table: sql.Identifier, epoch: int, named: Sequence[Receipt]
     ) -> None:
         attempts = {"attempts": [receipt["attempt"] for receipt in named]}
@@ -139,7 +139,7 @@ class ExternalPostgresSink(PostgresSink):
 
 def published_epoch(connection: psycopg.Connection[Any], schema: str, job: str, incarnation: str, output: str) -> int:
     """The newest epoch with rows in the table, as seen by this transaction; 0: none. Raises psycopg.Error."""
-    if not _exists(connection, schema, _MARKS):
+    if not _table_exists(connection, schema, _MARKS):
         return 0
     marks = sql.Identifier(schema, _MARKS)
     output_key = {"job": job, "lineage": incarnation, "output": output}
@@ -152,21 +152,21 @@ def drop_marks(dsn: str, schema: str, job: str) -> None:
     OutputUnavailable."""
     try:
         with connect(dsn) as connection:
-            if _exists(connection, schema, _MARKS):
+            if _table_exists(connection, schema, _MARKS):
                 marks = sql.Identifier(schema, _MARKS)
                 connection.execute(sql.SQL("DELETE FROM {} WHERE job = %s").format(marks), (job,))
     except psycopg.Error as error:
         raise problem_of("The marks of the output cannot be deleted", error, apart=True) from error
 
 
-def _database(connection: psycopg.Connection[Any], schema: str) -> str | None:
+def _database_identity(connection: psycopg.Connection[Any], schema: str) -> str | None:
     """The identity of the database, whatever its address. None: no output was ever prepared there."""
-    if not _exists(connection, schema, _IDENTITY):
+    if not _table_exists(connection, schema, _IDENTITY):
         return None
     row = connection.execute(sql.SQL("SELECT id FROM {}").format(sql.Identifier(schema, _IDENTITY))).fetchone()
     return None if row is None else str(row[0])
 
 
-def _exists(connection: psycopg.Connection[Any], schema: str, table: str) -> bool:
+def _table_exists(connection: psycopg.Connection[Any], schema: str, table: str) -> bool:
     name = sql.Identifier(schema, table).as_string()
     return connection.execute("SELECT pg_catalog.to_regclass(%s)", (name,)).fetchone() != (None,)

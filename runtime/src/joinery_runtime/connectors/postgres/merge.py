@@ -58,12 +58,12 @@ class StagingMerge:
             connection.execute(_SORT_MEMORY)
         if self.target.retracted is not None:
             # Deletions come first: in another unique index of the table, a new row may take a deleted row's place.
-            for nulls in connection.execute(self._null_keys(staging, self.target.retracted), attempts).fetchall():
-                connection.execute(self._delete(staging, self.target.retracted, nulls), attempts)
-        connection.execute(self._insert(staging), attempts)
+            for nulls in connection.execute(self._null_keys_query(staging, self.target.retracted), attempts).fetchall():
+                connection.execute(self._delete_query(staging, self.target.retracted, nulls), attempts)
+        connection.execute(self._insert_query(staging), attempts)
         connection.execute(OWN_PATH)
 
-    def _insert(self, staging: sql.Identifier) -> sql.Composed:
+    def _insert_query(self, staging: sql.Identifier) -> sql.Composed:
         table, key = self.target.columns(self.schema), self.target.upsert_key
         updated = [field.name for field in table if field.name not in key]
         update = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in updated)
@@ -75,19 +75,19 @@ class StagingMerge:
         return query.format(
             target=self.target.identifier,
             columns=names(table.names),
-            values=sql.SQL(", ").join(self._moved(field) for field in table),
-            rows=self._newest(staging, not_retracted) if key else every,
+            values=sql.SQL(", ").join(self._moved_column(field) for field in table),
+            rows=self._newest_rows(staging, not_retracted) if key else every,
             conflict=sql.SQL("ON CONFLICT ({}) {}").format(names(key), action) if key else sql.SQL(""),
         )
 
-    def _null_keys(self, staging: sql.Identifier, retracted: str) -> sql.Composed:
+    def _null_keys_query(self, staging: sql.Identifier, retracted: str) -> sql.Composed:
         """The combinations of key columns that are NULL among retracted rows."""
         columns = (sql.SQL("{} IS NULL").format(sql.Identifier(name)) for name in self.target.upsert_key)
         return sql.SQL("SELECT DISTINCT {columns} FROM {staging} WHERE {named} AND {retracted}").format(
             columns=sql.SQL(", ").join(columns), staging=staging, named=NAMED, retracted=sql.Identifier(retracted)
         )
 
-    def _delete(self, staging: sql.Identifier, retracted: str, nulls: Sequence[bool]) -> sql.Composed:
+    def _delete_query(self, staging: sql.Identifier, retracted: str, nulls: Sequence[bool]) -> sql.Composed:
         """Deletes the rows whose keys have this combination of NULLs and whose last staged row is a retraction."""
         fields = [self.schema.field(name) for name in self.target.upsert_key]
         among, matching = [], []
@@ -98,19 +98,21 @@ class StagingMerge:
         query = sql.SQL("DELETE FROM {target} AS target USING (SELECT {keys} FROM {rows}) AS gone WHERE {same}")
         return query.format(
             target=self.target.identifier,
-            keys=sql.SQL(", ").join(sql.SQL("{} AS {}").format(self._moved(f), sql.Identifier(f.name)) for f in fields),
-            rows=self._newest(staging, sql.Identifier(retracted), *among),
+            keys=sql.SQL(", ").join(
+                sql.SQL("{} AS {}").format(self._moved_column(f), sql.Identifier(f.name)) for f in fields
+            ),
+            rows=self._newest_rows(staging, sql.Identifier(retracted), *among),
             same=sql.SQL(" AND ").join(matching),
         )
 
-    def _moved(self, field: pa.Field) -> sql.Composable:
+    def _moved_column(self, field: pa.Field) -> sql.Composable:
         return (
             sql.SQL("{}::jsonb").format(sql.Identifier(field.name))
             if field.name in self.target.nested
-            else _moved(field)
+            else _moved_value(field)
         )
 
-    def _newest(self, staging: sql.Identifier, chosen: sql.Composable, *among: sql.Composable) -> sql.Composed:
+    def _newest_rows(self, staging: sql.Identifier, chosen: sql.Composable, *among: sql.Composable) -> sql.Composed:
         """The last row for each key, among rows that fulfil `among`, if that row fulfils `chosen`."""
         key = sql.SQL(", ").join(_sorted_by(self.schema.field(name)) for name in self.target.upsert_key)
         # Rows that an earlier release staged have no order.
@@ -135,7 +137,7 @@ def _sorted_by(field: pa.Field) -> sql.Composable:
     return sql.SQL('{} COLLATE "C"' if pa.types.is_string(field.type) else "{}").format(sql.Identifier(field.name))
 
 
-def _moved(field: pa.Field) -> sql.Composable:
+def _moved_value(field: pa.Field) -> sql.Composable:
     name = sql.Identifier(field.name)
     if pa.types.is_timestamp(field.type):
         # Postgres multiplies intervals as doubles, which is exact only if seconds and the rest are separate.

@@ -89,7 +89,7 @@ class PostgresWriter:
                 connection.execute(_SHORT_WAITS if self.staging.apart else _STAGING)
                 with connection.cursor().copy(copy) as stream:
                     for batch in chain([first], batches):
-                        stream.write(_csv(str(attempt.id), batch, count))
+                        stream.write(_encode_csv(str(attempt.id), batch, count))
                         count += batch.num_rows
         except psycopg.Error as error:
             connections.drop(self.dsn)
@@ -109,7 +109,7 @@ class PostgresSink(NamesNoStore):
     def prepare(self, schema: pa.Schema) -> str | None:
         self._schema = schema
         unprepared = f"The output table {self.target.name} cannot be prepared"
-        with self._session(unprepared) as connection, connection.transaction():
+        with self._open_session(unprepared) as connection, connection.transaction():
             self.target = self.target.located(connection)
             connection.execute(CATALOG_ONLY)
             created = None if columns_of(connection, self.target.identifier) else f"the table {self.target.name}"
@@ -159,7 +159,7 @@ class PostgresSink(NamesNoStore):
             self._empty_if_large(self._staging.table(epoch))
 
     def _empty_if_large(self, table: sql.Identifier) -> None:
-        with self._session("The staging table cannot be emptied") as connection:
+        with self._open_session("The staging table cannot be emptied") as connection:
             # NULL for a table that is missing: the job wrote into another database, which it no longer names.
             query = "SELECT pg_catalog.pg_table_size(pg_catalog.to_regclass(%s))"
             size = connection.execute(query, (table.as_string(connection),)).fetchone()
@@ -178,7 +178,7 @@ class PostgresSink(NamesNoStore):
                 todo="Name the earlier dsn, start the job, stop it in order (SIGTERM, suspend: true), then change it",
             )
         older = sql.SQL("pg_catalog.split_part({}, '-', 1)::bigint < %s").format(sql.Identifier(ATTEMPT))
-        with self._session("The staging tables cannot be swept") as connection, connection.transaction():
+        with self._open_session("The staging tables cannot be swept") as connection, connection.transaction():
             connection.execute(_STAGING)
             for table in self._staging.tables():
                 connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(table, older), (recovery.generation,))
@@ -188,7 +188,7 @@ class PostgresSink(NamesNoStore):
         connections.drop(self._dsn)
 
     @contextlib.contextmanager
-    def _session(self, failing: str) -> Iterator[Connection]:
+    def _open_session(self, failing: str) -> Iterator[Connection]:
         try:
             yield connections.get(self._dsn)
         except psycopg.Error as error:
@@ -201,7 +201,7 @@ class PostgresSink(NamesNoStore):
         rows = {ATTEMPT: "text", ROW: "bigint", **{field.name: staged_type(field) for field in schema}}
         order = dict.fromkeys(ORDER_COLUMNS if self.target.ordered else (), "bigint")
         expected = rows | order
-        comment = sql.SQL("COMMENT ON TABLE {} IS {}").format(table, sql.Literal(_comment(self._staging.job)))
+        comment = sql.SQL("COMMENT ON TABLE {} IS {}").format(table, sql.Literal(_staging_comment(self._staging.job)))
         existing = columns_of(connection, table)
         types = {name: column.type for name, column in existing.items()}
         if types == rows and order:  # an earlier release made it, and may have committed rows in it
@@ -246,11 +246,11 @@ def staging_apart(dsn: str, schema: str, job: str) -> list[str]:
 
 
 def _staging_of(connection: psycopg.Connection[Any], schema: str, job: str) -> list[sql.Identifier]:
-    tables = connection.execute(_STAGING_OF, {"schema": schema, "prefix": _PREFIX, "comment": _comment(job)})
+    tables = connection.execute(_STAGING_OF, {"schema": schema, "prefix": _PREFIX, "comment": _staging_comment(job)})
     return [sql.Identifier(schema, name) for (name,) in tables.fetchall()]
 
 
-def _comment(job: str) -> str:
+def _staging_comment(job: str) -> str:
     return f"Joinery: staged output of job {job}"
 
 
@@ -284,7 +284,7 @@ class _Connections(threading.local):
 connections = _Connections()
 
 
-def _csv(attempt: str, rows: pa.RecordBatch, first: int) -> bytes:
+def _encode_csv(attempt: str, rows: pa.RecordBatch, first: int) -> bytes:
     """Encodes rows as CSV, after their attempt and row number (from `first`). Nulls are empty, empty text is quoted."""
     frame = pl.DataFrame(rows).select(
         pl.lit(attempt).alias(ATTEMPT),

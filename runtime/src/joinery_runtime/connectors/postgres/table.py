@@ -131,7 +131,7 @@ class TargetTable:
         everything that does not fit, or if columns are missing in a table that the job has not created."""
         existing = columns_of(connection, self.identifier)
         if not existing:  # an existing table needs no right to create tables
-            connection.execute(self._create(schema))
+            connection.execute(self._create_query(schema))
             connection.execute(self._owned_by(job))
             existing = columns_of(connection, self.identifier)
         self.check_code(connection)
@@ -157,48 +157,50 @@ class TargetTable:
             raise SinkError(
                 f"The output table {self.name} lacks columns of the job's output ({columns})",
                 facts=f"job {job} has not made that table, so it does not alter it",
-                todo=f"Run: {as_written._added(missing).as_string(connection)}. To have the job add columns from now "
-                f"on, run: {as_written._owned_by(job).as_string(connection)}. Or name a table that is not there: it "
-                "will be created",
+                todo=f"Run: {as_written._add_query(missing).as_string(connection)}. To have the job add columns from "
+                f"now on, run: {as_written._owned_by(job).as_string(connection)}. Or name a table that is not there: "
+                "it will be created",
             )
         return missing
 
     def add(self, connection: psycopg.Connection[Any], missing: Sequence[pa.Field]) -> None:
         """Adds columns, which are NULL in existing rows. From then on, the enclosing transaction blocks all readers of
         the table."""
-        statement = self._added(missing)
+        statement = self._add_query(missing)
         try:
             connection.execute(_ALTER_WAITS)
             connection.execute(statement)
             connection.execute(_ANY_WAITS)
         except (psycopg.errors.InsufficientPrivilege, psycopg.errors.WrongObjectType) as error:
             lacking = ", ".join(field.name for field in missing)
-            as_written = replace(self, schema=None)._added(missing)
+            as_written = replace(self, schema=None)._add_query(missing)
             raise SinkError(
                 f"The output table {self.name} lacks columns of the job's output ({lacking}), and they cannot be added",
                 facts=" ".join(str(error).split()),
                 todo=f"Have its owner run: {as_written.as_string(connection)}",
             ) from error
 
-    def _added(self, missing: Sequence[pa.Field]) -> sql.Composed:
+    def _add_query(self, missing: Sequence[pa.Field]) -> sql.Composed:
         # Another driver may add them at the same time.
-        added = (sql.SQL("ADD COLUMN IF NOT EXISTS {}").format(_defined(field, self.nested)) for field in missing)
+        added = (
+            sql.SQL("ADD COLUMN IF NOT EXISTS {}").format(_column_definition(field, self.nested)) for field in missing
+        )
         return sql.SQL("ALTER TABLE {} {}").format(self.identifier, sql.SQL(", ").join(added))
 
     def _owned_by(self, job: str) -> sql.Composed:
         """The statement that records the table's owner in its comment, which survives when the table is renamed, moved
         or restored from a dump."""
-        return sql.SQL("COMMENT ON TABLE {} IS {}").format(self.identifier, sql.Literal(_owner(job)))
+        return sql.SQL("COMMENT ON TABLE {} IS {}").format(self.identifier, sql.Literal(_owner_comment(job)))
 
     def _is_owned_by(self, connection: psycopg.Connection[Any], job: str) -> bool:
         table = self.identifier.as_string(connection)
         comment = connection.execute(
             "SELECT pg_catalog.obj_description(%s::pg_catalog.regclass, 'pg_class')", (table,)
         ).fetchone()
-        return comment == (_owner(job),)
+        return comment == (_owner_comment(job),)
 
-    def _create(self, schema: pa.Schema) -> sql.Composed:
-        columns = [_defined(field, self.nested) for field in schema]
+    def _create_query(self, schema: pa.Schema) -> sql.Composed:
+        columns = [_column_definition(field, self.nested) for field in schema]
         storage: sql.Composable = sql.SQL("")
         if self.upsert_key:
             columns.append(sql.SQL("UNIQUE NULLS NOT DISTINCT ({})").format(names(self.upsert_key)))
@@ -221,7 +223,7 @@ class TargetTable:
         return any(set(columns) == set(self.upsert_key) for (columns,) in rows)
 
 
-def _owner(job: str) -> str:
+def _owner_comment(job: str) -> str:
     return f"Joinery: output of job {job}"
 
 
@@ -252,7 +254,7 @@ def misfits(existing: Mapping[str, TableColumn], schema: pa.Schema, nested: Coll
     other = [
         f"column {name} is {existing[name].type}, the output's is {kind}"
         for name, kind in types.items()
-        if name in existing and not _fits(existing[name].type, kind)
+        if name in existing and not _type_fits(existing[name].type, kind)
     ]
     unfilled = [
         f"column {name} is NOT NULL, has no default and is not in the output"
@@ -262,12 +264,12 @@ def misfits(existing: Mapping[str, TableColumn], schema: pa.Schema, nested: Coll
     return other + unfilled
 
 
-def _fits(existing: str, needed: str) -> bool:
+def _type_fits(existing: str, needed: str) -> bool:
     """Whether a column of type `existing` holds every value of type `needed` exactly."""
     return existing == needed or existing in _WIDER.get(needed, ()) or (existing == "numeric" and "numeric" in needed)
 
 
-def _defined(field: pa.Field, nested: Collection[str]) -> sql.Composed:
+def _column_definition(field: pa.Field, nested: Collection[str]) -> sql.Composed:
     return sql.SQL("{} {}").format(sql.Identifier(field.name), sql.SQL(column_type(field, nested)))
 
 
