@@ -6,10 +6,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
+
+from joinery_runtime.errors import JoineryError
 from joinery_runtime.inspect.state_show import show
 from joinery_runtime.inspect.state_stats import stats
 from joinery_runtime.inspect.trace import run_trace
-from joinery_runtime.job import StreamJoin, parse_job
+from joinery_runtime.job import StreamJoin, explain, parse_job
 from joinery_runtime.state.memory import MemoryStore
 
 COLUMNS = [{"name": "k", "type": "string"}, {"name": "v", "type": "int32"}, {"name": "ts", "type": "timestamp"}]
@@ -76,6 +79,15 @@ def test_a_hopping_window_is_shown_by_the_spans_that_windows_share() -> None:
     lines = list(stats(job, store).lines())
     assert "windows: 2 spans of a group, 0 in a window that the next epoch emits" in lines
     assert f"  the next window is emitted when the watermark of c is at {ZERO}.120Z or above" in lines
+
+
+def test_windows_without_groups_are_of_no_key() -> None:
+    job = job_of({"tumbling": {"size": "10ms"}}, groupBy=[])
+    store = after(job, [row(100), row(105, k="y")])
+    with pytest.raises(JoineryError, match="has no such key: its windows have no groups"):
+        show(job, store, ["k=x"])
+    assert [side.rows for side in stats(job, store).sides] == [1]
+    assert "groups: none, all rows are one group" in explain(job).render()
 
 
 def test_windows_that_have_been_emitted_are_not_shown() -> None:

@@ -69,7 +69,7 @@ def windowed_jobs(draw: Any) -> WindowedJob:
     ((window, durations),) = draw(st.sampled_from(WINDOWS)).items()
     late_data = draw(st.sampled_from(["drop", "drop", "dlq"]))
     aggregate = {
-        "groupBy": [name if name == "p" else f"{INPUT}.{name}" for name in draw(st.sampled_from(GROUPS))],
+        "groupBy": [name if name == "p" else f"{INPUT}.{name}" for name in draw(st.sampled_from([*GROUPS, ()]))],
         "window": {window: {name: ms(duration) for name, duration in durations.items()}},
         "compute": [{"expression": f"{INPUT}.{COMPUTED}", "as": "p"}],
         "aggregates": [_of_input(spec) for spec in draw(aggregates(kinds["w"]))],

@@ -439,6 +439,7 @@ RULED += [
     aggregated(window={"of": "nothing", "tumbling": {"size": "1h"}}),
     aggregated(window={"of": "orders"}),
     aggregated(window={"tumbling": {"size": "1h", "offset": "1h"}}),
+    aggregated(window={"session": {"gap": "30s", "maxDuration": "1h"}}, groupBy=[]),
     aggregated(lateData="dlq"),
     *(
         aggregated(lateData="reopen", of_spec={"output": output})

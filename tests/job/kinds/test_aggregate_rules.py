@@ -78,6 +78,7 @@ def test_a_job_with_an_aggregate_is_no_single_step() -> None:
 
 
 BAD: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
+    (aggregate(groupBy=[]), {}, "groupBy", "one session of the whole stream"),
     (aggregate(groupBy=["orders.curency"]), {}, "groupBy[0]", "no column 'orders.curency' (did you mean"),
     (aggregate(groupBy=["currency"]), {}, "groupBy[0]", "the job has no column 'currency'"),
     (aggregate(groupBy=["orders.id", "orders.id"]), {}, "groupBy[1]", "twice"),

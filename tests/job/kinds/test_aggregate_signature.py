@@ -41,6 +41,11 @@ REJECTED: list[tuple[StreamJoin, StreamJoin, str]] = [
     (load(step()), job_of(), "there is now an aggregate; it is neither added to a state nor removed from one"),
     (job_of(), load(step()), "there was an aggregate; it is neither added"),
     (job_of(), job_of(groupBy=["orders.id"]), "groupBy was orders.currency (string), it is now orders.id (string)"),
+    (
+        job_of(window={"tumbling": {"size": "1h"}}),
+        job_of(window={"tumbling": {"size": "1h"}}, groupBy=[]),
+        "groupBy was orders.currency (string), it is now (none)",
+    ),
     (job_of(), job_of(aggregates=[COUNT, SUM]), "sum(orders.amount) is not in the stored sessions"),
     (
         job_of(),

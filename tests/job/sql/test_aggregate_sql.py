@@ -52,6 +52,14 @@ SAME: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     (
+        f"SELECT window_end, COUNT(*) AS n {JOIN} GROUP BY TUMBLE(o.ts, INTERVAL '1' HOUR)",
+        {
+            "groupBy": [],
+            "window": {"of": "orders", "tumbling": {"size": "1h"}},
+            "select": [{"column": "window_end"}, {"column": "n"}],
+        },
+    ),
+    (
         f"SELECT o.currency, session_id, COUNT(*) AS n {JOIN} WHERE p.method = 'card' GROUP BY o.currency, {SESSION} "
         "WITH ('aggregate.max_duration' = '1h', 'aggregate.late_data' = 'reopen', 'join.late_data' = 'reopen', "
         "'aggregate.allowed_lateness' = '1m', 'aggregate.emit_retractions' = 'true')",

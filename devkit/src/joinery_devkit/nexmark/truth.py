@@ -46,6 +46,10 @@ TRUTHS: Mapping[str, str] = {
         FROM persons p, auctions a
         WHERE a.seller = p.id AND abs(a.ms - p.ms) <= {_HOUR_MS} AND category = 10 AND state IN ('OR', 'ID', 'CA')
     """,
+    "q7": f"""
+        SELECT auction, price, bidder, ms AS "dateTime", extra
+        FROM bids QUALIFY row_number() OVER (PARTITION BY ms // {_WINDOW_MS} ORDER BY price DESC, ms) = 1
+    """,
     "q8": f"""
         SELECT id, name, ms // {_WINDOW_MS} * {_WINDOW_MS} AS stime
         FROM persons

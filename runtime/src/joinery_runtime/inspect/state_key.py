@@ -191,6 +191,12 @@ def group_key(job: Job, step: StepSpec, texts: Sequence[str], number: int | None
         raise JoineryError(f"Job {job.name} has no step {number}", facts=f"it has {step.number + 1}")
     intake = step.sides[0].intake
     groups, texts_by_column = intake.keys, _group_names(intake, texts)
+    if not groups:
+        raise JoineryError(
+            f"Job {job.name} has no such key",
+            facts="its windows have no groups",
+            todo="See `joinery state stats` instead, or ask for a record with `joinery why --record`",
+        )
     if texts_by_column is None:
         raise JoineryError(
             f"--key {' '.join(texts)} cannot be used",

@@ -187,10 +187,10 @@ def prepare_joined(
 def _hashes(intake: Intake, rows: _DecodedRows, joinable: np.ndarray, hasher: KeyHash) -> np.ndarray:
     """The hash that places each row (uint64[n]), by default its key's. Rows that cannot match are spread, so that no
     one shard gets them all."""
-    if intake.placement is Placement.EVERYWHERE:
-        return np.zeros(len(rows.offsets), dtype=np.uint64)
     if intake.placement is Placement.SPREAD:
         return spread_hash(rows.partitions, rows.offsets)
+    if intake.placement is Placement.EVERYWHERE or not intake.keys:  # without keys all rows are one group (G4)
+        return np.zeros(len(rows.offsets), dtype=np.uint64)
     hashes = hasher([rows.user.column(name) for name in intake.keys])
     return hashes if joinable.all() else np.where(joinable, hashes, spread_hash(rows.partitions, rows.offsets))
 

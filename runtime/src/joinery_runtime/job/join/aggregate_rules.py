@@ -30,6 +30,7 @@ def broken_aggregate_rules(draft: JobDraft) -> Iterator[Finding]:
         window=kind.columns,
         identity=kind.identity,
         row_words=kind.rows,
+        needs_groups=kind.needs_groups,
     )
     for rule in _RULES:
         yield from rule(draft)

@@ -178,6 +178,8 @@ class WindowKind(ABC):
     """Those of `columns` that tell the rows of a group apart, whatever becomes of the window."""
     reopens: ClassVar[bool] = False
     """Whether rows that were emitted can change (`lateData: reopen`)."""
+    needs_groups: ClassVar[bool] = False
+    """Whether all rows together would be in a window that may never end."""
     rows: ClassVar[str]
     """What a row of the state is, in words: `sessions`."""
     shorter: ClassVar[str]

@@ -81,9 +81,8 @@ def read_groups(query: Query, table: SqlInput, scope: Scope) -> Grouping:
     for node in group_nodes:
         _read_group(node, aliases, table, grouping, scope)
     grouping.window = _read_window(windows, query, table, scope)
-    if not group_nodes and query.groups:
-        window = "window" if grouping.window is not None and grouping.window.kind != "session" else "session"
-        facts = f"there is no group column: one {window} of the whole stream would not be bounded by key (rule S1)"
+    if not group_nodes and query.groups and (grouping.window is None or grouping.window.kind == "session"):
+        facts = "there is no group column: one session of the whole stream would not be bounded by key (rule S1)"
         scope.report.add(query.group_at, f"{facts}; name at least one")
     return grouping
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -58,8 +58,9 @@ class AggregateWindow(Model):
 class Aggregation(Model):
     """Groups rows by columns and windows of event time, and computes aggregates of each."""
 
-    group_by: Annotated[tuple[Text, ...], Field(min_length=1)] = Field(examples=[["orders.country"]])
-    """Columns whose values have windows of their own: `<input>.<column>`, or names of `compute`."""
+    group_by: tuple[Text, ...] = Field(default=(), examples=[["orders.country"]])
+    """Columns whose values have windows of their own: `<input>.<column>`, or names of `compute`. Without any, all rows
+    are one group, which sessions cannot have."""
     window: AggregateWindow = Field(examples=[{"session": {"gap": "30m", "maxDuration": "12h"}}])
     """The windows."""
     compute: tuple[ComputedColumn, ...] = ()
@@ -101,6 +102,13 @@ AGGREGATE_RULES: tuple[Rule, ...] = (
         "self.inputs.exists(i, i.name == self.aggregate.window.of)",
         "names no input",
         ".aggregate.window.of",
+    ),
+    Rule(
+        "!has(self.aggregate) || !has(self.aggregate.window.session) || "
+        "(has(self.aggregate.groupBy) && size(self.aggregate.groupBy) > 0)",
+        "is missing or empty: one session of the whole stream would not be bounded by key (rule S1); name at least one "
+        "column",
+        ".aggregate.groupBy",
     ),
     Rule(
         "!has(self.aggregate) || self.aggregate.lateData != 'dlq' || !has(self.joins) || size(self.joins) == 0",

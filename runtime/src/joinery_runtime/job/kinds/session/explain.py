@@ -74,7 +74,7 @@ def aggregate_plan(aggregation: Aggregation, aggregated: Aggregated) -> StepPlan
 
 
 def _lines(aggregation: Aggregation, aggregated: Aggregated) -> Iterator[tuple[str, str]]:
-    yield "groups", ", ".join(aggregation.group_by)
+    yield "groups", ", ".join(aggregation.group_by) or "none, all rows are one group, on one shard"
     for computed in aggregation.compute:
         yield "computed", f"{computed.as_} = {computed.expression}"
     if aggregated.where is not None:

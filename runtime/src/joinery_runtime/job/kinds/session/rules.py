@@ -45,7 +45,8 @@ _NO_KEY = f"{RETRACTED!r} is not an output column that rows can be told by: it s
 class GroupedDraft(JobDraft):
     """A job that aggregates. `at` is where its groups and aggregates are, `columns` are the columns that these may name
     (None while a mistake hides one), and `source` says whose columns these are. `window` and `identity` are the
-    `columns` and `identity` of the kind of window, whose rows are called `row_words`."""
+    `columns` and `identity` of the kind of window, whose rows are called `row_words` and which
+    `needs_groups` or not."""
 
     at: Loc = ("spec",)
     columns: Mapping[str, ColumnType | None] | None = None
@@ -53,6 +54,7 @@ class GroupedDraft(JobDraft):
     window: Sequence[str] = SESSION_COLUMNS
     identity: Sequence[str] = (SESSION_ID,)
     row_words: str = "sessions"
+    needs_groups: bool = True
 
     def fields(self, name: str) -> Sequence[Any]:
         return items(self.data, *self.at, name)
@@ -106,7 +108,7 @@ def _take_apart(data: Mapping[str, Any]) -> GroupedDraft:
 
 def _groups(draft: GroupedDraft) -> Iterator[Finding]:
     at = (*draft.at, "groupBy")
-    if not draft.fields("groupBy"):
+    if draft.needs_groups and not draft.fields("groupBy"):
         yield (
             at,
             "is missing or empty: one session of the whole stream would hardly ever end, be held by one shard, and its "
