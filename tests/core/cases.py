@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from core.random_jobs import A_DAY, KEY_TYPES, Job, edited_jobs, jobs
-from joinery_devkit.oracle import Oracle, Row, SessionOracle
+from joinery_devkit.oracle import ComposedOracle, Oracle, Row, SessionOracle
 from joinery_runtime.job import Input, StreamJoin
 from joinery_runtime.job import Job as Resource
 
@@ -54,7 +54,7 @@ class Subject(Protocol):
     @property
     def job(self) -> Resource: ...
 
-    def oracle(self) -> Oracle | SessionOracle:
+    def oracle(self) -> Oracle | ComposedOracle | SessionOracle:
         """A fresh one."""
         ...
 
@@ -118,7 +118,19 @@ def some_partitions(draw: Any, job: Job) -> dict[str, tuple[int, ...]]:
 def cases(draw: Any, kind: str, longest: int = 6, wanted: Callable[[Job], bool] = lambda _: True) -> Case:
     """Anything goes: disorder, late rows, rows far ahead, idle, added and unassigned partitions, inputs that end early,
     restarts, other shard counts, an edit; up to `longest` epochs with rows. Of a job that is `wanted`."""
-    job = draw(jobs(kind).filter(wanted))
+    case = draw(unedited_cases(jobs(kind).filter(wanted), longest))
+    if draw(st.integers(0, 2)):
+        return case
+    epochs = list(case.epochs)
+    at = draw(st.integers(1, len(epochs) - 1))
+    epochs[at] = replace(epochs[at], job=draw(edited_jobs(case.job)))
+    return replace(case, epochs=tuple(epochs))
+
+
+@st.composite
+def unedited_cases(draw: Any, jobs_of_kind: st.SearchStrategy[Any], longest: int = 6) -> Case:
+    """As `cases`, of any job with steps, and without an edit."""
+    job = draw(jobs_of_kind)
     partitions = draw(some_partitions(job))
     offsets = dict.fromkeys([(name, p) for name, known in partitions.items() for p in known], 0)
     epochs: list[Epoch] = []
@@ -159,9 +171,6 @@ def cases(draw: Any, kind: str, longest: int = 6, wanted: Callable[[Job], bool] 
         )
         final = tuple({name for epoch in epochs for name in epoch.final})
     epochs.append(Epoch({}, final=job.inputs))
-    if draw(st.integers(0, 2)) == 0:
-        at = draw(st.integers(1, len(epochs) - 1))
-        epochs[at] = replace(epochs[at], job=draw(edited_jobs(job)))
     return Case(job, partitions, tuple(epochs))
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from core.cases import STAMP, Case, Epoch
 from joinery_devkit.oracle import (
+    ComposedOracle,
     EpochExpectation,
     Oracle,
     Row,
@@ -370,12 +371,14 @@ class Check:
 
 
 def _expected(
-    oracle: Oracle | SessionOracle | WindowOracle,
+    oracle: Oracle | ComposedOracle | SessionOracle | WindowOracle,
     watermarks: Mapping[str, int | None],
     rows: Mapping[str, Sequence[Row]],
     reached: Mapping[str, int],
 ) -> EpochExpectation:
-    return oracle.epoch(watermarks, rows, reached) if isinstance(oracle, Oracle) else oracle.epoch(watermarks, rows)
+    if isinstance(oracle, Oracle | ComposedOracle):
+        return oracle.epoch(watermarks, rows, reached)
+    return oracle.epoch(watermarks, rows)
 
 
 def run(case: Case, hasher: KeyHash = key_hash) -> list[Result]:
@@ -412,8 +415,8 @@ def _late_letters(job: Job, expected: EpochExpectation) -> Counter[str]:
 
 
 def dropped(expected: EpochExpectation, future: Mapping[str, int]) -> dict[str, dict[str, int]]:
-    late = {name: {"late": count, "future": future[name]} for name, count in expected.late.items()}
-    return _counts({name: {**late[name], **counts} for name, counts in expected.dropped.items()})
+    of_records = {name: Counter(late=count, future=future[name]) for name, count in expected.late.items()}
+    return _counts({name: of_records[name] + Counter(counts) for name, counts in expected.dropped.items()})
 
 
 def _counts(counts: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:

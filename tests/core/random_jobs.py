@@ -57,12 +57,19 @@ class Job:
     def inputs(self) -> tuple[str, ...]:
         return tuple(side.name for side in self.job.spec.inputs)
 
-    def oracle(self) -> Oracle:
+    def oracle(self, *, aggregated: bool = False) -> Oracle:
         """A fresh one."""
-        return Oracle.of_job(self.job, predicates=self.predicates, keeps=self.keeps, computed=self.computed)
+        meaning = {"predicates": self.predicates, "keeps": self.keeps, "computed": self.computed}
+        return Oracle.of_job(self.job, **meaning, aggregated=aggregated)
 
     def edit(self, oracle: Oracle, before: Job) -> None:
         oracle.edit(self.oracle(), newly_stored(before.job, self.job))
+
+    def selecting(self, items: Sequence[Mapping[str, str]]) -> Job:
+        """The job that emits these columns of its inputs."""
+        document = self.job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        document["spec"]["select"] = list(items)
+        return replace(self, job=StreamJoin.model_validate(document), computed={})
 
     def __repr__(self) -> str:
         """What of the job a failing example is about."""

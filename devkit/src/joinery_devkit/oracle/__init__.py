@@ -2,7 +2,8 @@
 
 It shares no code with the core. `Oracle` replays epochs (the plan's watermarks and the rows of each input) and says
 which rows every epoch must emit and which it must drop; `brute_force` says the same about a whole history at once. For
-a SessionWindow these are `SessionOracle` and `sessions_at_once`, and for windows in an `aggregate` `WindowOracle`.
+a SessionWindow these are `SessionOracle` and `sessions_at_once`, for windows in an `aggregate` of one input
+`WindowOracle`, and for an `aggregate` behind joins `ComposedOracle`.
 `WatermarkOracle` says which watermarks the plans must hold; `multiset` and `differences` compare rows in any order.
 
     oracle = Oracle.of_job(job)
@@ -12,6 +13,7 @@ a SessionWindow these are `SessionOracle` and `sessions_at_once`, and for window
 """
 
 from joinery_devkit.oracle.brute_force import brute_force
+from joinery_devkit.oracle.composed import ComposedOracle
 from joinery_devkit.oracle.horizons import ChainTimes
 from joinery_devkit.oracle.joins import EpochExpectation, Oracle
 from joinery_devkit.oracle.model import (
@@ -37,6 +39,7 @@ __all__ = [
     "END",
     "AsOfRule",
     "ChainTimes",
+    "ComposedOracle",
     "EpochExpectation",
     "Filter",
     "IntervalRule",

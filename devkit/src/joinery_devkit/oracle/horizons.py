@@ -23,13 +23,22 @@ def as_time(watermark: int | None) -> Time:
     return math.inf if watermark == END else watermark
 
 
+def as_watermark(time: Time) -> int | None:
+    """The watermark that stands for the time: the inverse of `as_time`."""
+    if time == UNKNOWN:
+        return None
+    return END if time == math.inf else int(time)
+
+
 @dataclass(frozen=True, slots=True)
 class Horizons:
     """`accept_from`: a row of the input below this time is late. `keep_from`: per step and side, the time up to which
-    rows are closed; on the left side it refers to the input from whose time the step counts."""
+    rows are closed; on the left side it refers to the input from whose time the step counts. `handed_on`: by input,
+    the time from which on the last step still makes rows (N3)."""
 
     accept_from: Mapping[str, Time]
     keep_from: Sequence[tuple[Time, Time]]
+    handed_on: Mapping[str, Time]
 
 
 class ChainTimes:
@@ -65,7 +74,7 @@ class ChainTimes:
             keep_from.append((max(was[LEFT], left), max(was[RIGHT], right)))
             coming = self._handed_on(number, coming, keep_from[-1])
         self._before = keep_from
-        return Horizons(accept, keep_from)
+        return Horizons(accept, keep_from, coming)
 
     def _accept_from(self, watermarks: Mapping[str, int | None]) -> dict[str, Time]:
         """An input's watermark less the allowedLateness of the step that reads it."""

@@ -54,16 +54,29 @@ class EpochExpectation:
 
 
 class Oracle:
-    """The oracle. `inputs` are those of the job, in its order; `steps` are its chain."""
+    """The oracle. `inputs` are those of the job, in its order; `steps` are its chain. `aggregated`: the job aggregates
+    what they make, so that none is its only step (J6)."""
 
-    def __init__(self, inputs: Sequence[str], steps: Sequence[Step], columns: Sequence[Projection] = ()) -> None:
+    def __init__(
+        self,
+        inputs: Sequence[str],
+        steps: Sequence[Step],
+        columns: Sequence[Projection] = (),
+        *,
+        aggregated: bool = False,
+    ) -> None:
         self.inputs, self.steps, self._columns = tuple(inputs), tuple(steps), tuple(columns)
-        self._chain = _Chain(self.inputs, self.steps)
+        self._chain = _Chain(self.inputs, self.steps, aggregated=aggregated)
 
     @property
     def depth(self) -> int:
         """How many epochs it takes until what the first one closes has passed through all steps."""
         return len(self.steps)
+
+    @property
+    def handed_on(self) -> Mapping[str, Time]:
+        """By input, the time from which on the last step still makes rows, as of the newest epoch (N3)."""
+        return self._chain.handed_on
 
     @classmethod
     def of_job(
@@ -75,13 +88,14 @@ class Oracle:
         predicates: Mapping[int, Predicates] | None = None,
         keeps: Mapping[int, Check] | None = None,
         computed: Mapping[str, Callable[[ByInput], Any]] | None = None,
+        aggregated: bool = False,
     ) -> Oracle:
         """The oracle of a job. Its `where` must be given in Python, split as in the job's plan: `predicates` by step
         or, for a job of two inputs, `filters` by input and a `residual` on the columns of a left and a right row.
         `keeps` are the filters of steps, by step, if no earlier place can check them."""
         names = [side.name for side in job.spec.inputs]
         by_step = predicates if predicates is not None else {0: _predicates(names, filters or {}, residual)}
-        return cls(names, steps_of(job, by_step, keeps), output_columns(job, computed))
+        return cls(names, steps_of(job, by_step, keeps), output_columns(job, computed), aggregated=aggregated)
 
     def edit(self, edited: Oracle, forgotten: Mapping[int, Sequence[Collection[tuple[str, str]]]]) -> None:
         """Continues the job as the job of `edited` (M2). By step, and by side, `forgotten` are the columns (by input)
@@ -150,10 +164,12 @@ class _Step(Protocol):
 class _Chain:
     """A chain of steps of any kinds."""
 
-    def __init__(self, inputs: Sequence[str], steps: Sequence[Step]) -> None:
+    def __init__(self, inputs: Sequence[str], steps: Sequence[Step], *, aggregated: bool) -> None:
         self._first, self._inputs, self._steps = inputs[0], inputs, steps
+        self._only_step = len(steps) == 1 and not aggregated
         self._times = ChainTimes(self._first, steps)
         self._highest: dict[str, Time] = {}
+        self.handed_on: Mapping[str, Time] = {}
         left: list[str] = [self._first]
         self._run: list[_Step] = []
         for step in steps:
@@ -172,6 +188,7 @@ class _Chain:
         """Takes the readable rows of every input, ordered by (partition, offset), and counts what it drops. `reached`
         has the times up to which inputs were read that are behind (A4)."""
         horizons = self._times.next(watermarks, self._highest, reached)
+        self.handed_on = horizons.handed_on
         late_below = self._late_below(watermarks, horizons)
         records = {
             name: [row for row in map(_to_joined(name), rows[name]) if self._takes(name, row, late_below, dropped)]
@@ -218,7 +235,7 @@ class _Chain:
             step, _ = self._reading(name)
             if isinstance(step.rule, IntervalRule) and not step.reopen:
                 below[name] = horizons.accept_from[name]
-                if len(self._steps) == 1 and step.type in {"inner", "semi"}:
+                if self._only_step and step.type in {"inner", "semi"}:
                     reach = max(step.rule.upper, -step.rule.lower)
                     below[name] = min(map(as_time, watermarks.values())) - reach - step.allowed_lateness
         return below

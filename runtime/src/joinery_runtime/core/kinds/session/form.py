@@ -266,7 +266,9 @@ def _sorted_elements(side: SideSpec, state_rows: pa.RecordBatch, rows: pa.Record
     start, end = concat_column(state_rows, rows, START, TS), concat_column(state_rows, rows, TS)
     forced = state_rows.column(FORCED).to_numpy(zero_copy_only=False)
     kind = np.concatenate([np.where(forced, _CAPPED, _SESSION), np.full(rows.num_rows, _ROW)])
-    arrival_order = (concat_column(state_rows, rows, PARTITION), concat_column(state_rows, rows, OFFSET))
+    arrival_order = [concat_column(state_rows, rows, name) for name in (PARTITION, OFFSET)]
+    if side.intake.chained:  # rows that one record has made share its place; they are in a defined order already
+        arrival_order.append(np.arange(len(hashes)))
     order = by_hash_and_time(hashes, start, kind, *arrival_order)
     first = changes(hashes[order])
     if has_hash_collisions(hashes, keys, order):
