@@ -115,6 +115,14 @@ def test_the_answer_as_text(tmp_path: Path) -> None:
     assert "  taken; no row was emitted because of it so far" in lines
 
 
+def test_a_row_that_having_leaves_out_is_explained(tmp_path: Path) -> None:
+    lines = list(_answer("sessions/g7-having", tmp_path, (), "c:0=0").lines())
+    having = "`having` is not true for its group's row (docs/semantics.md#g7)"
+    assert f"  taken; no row was emitted because of it; {having}" in lines
+    emitted = list(_answer("sessions/g7-having", tmp_path, (), "c:0=1").lines())
+    assert not [line for line in emitted if "`having`" in line]
+
+
 LEFT_WITH_ITS_MATCH = "  left the state in epoch 2: it has matched, which is all that counts (docs/semantics.md#e1)"
 
 

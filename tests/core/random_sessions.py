@@ -62,7 +62,10 @@ class SessionJob:
 
     @property
     def shape(self) -> SessionShape:
-        return SessionShape(self.job, reference_hash, self.where, self.computed, self._sketched, dict(CONDITIONS))
+        having = HAVING.get(self.job.spec.having or "")
+        return SessionShape(
+            self.job, reference_hash, self.where, self.computed, self._sketched, dict(CONDITIONS), having
+        )
 
     def oracle(self) -> SessionOracle:
         """A fresh one."""
@@ -105,6 +108,12 @@ CONDITIONS: list[tuple[str, Callable[[Values], bool | None]]] = [
     ("v IS NOT NULL", lambda row: row["v"] is not None),
     ("NOT (v = 2)", lambda row: None if row["v"] is None else row["v"] != 2),
 ]
+HAVING: dict[str, Callable[[Values], bool | None]] = {
+    "rows > 1": lambda row: row["rows"] > 1,
+    "rows % 2 = 1": lambda row: row["rows"] % 2 == 1,
+    "rows < 3 AND window_start % 3 <> 0": lambda row: row["rows"] < 3 and row["window_start"] % 3 != 0,
+}
+"""Conditions on groups with a count of rows as `rows` (G7)."""
 COMPUTED = "v + 1"
 GROUPS = (["k"], ["k"], ["k"], ["k", "n"], ["n"], ["p"], ["p", "k"])
 
@@ -143,7 +152,9 @@ def aggregates(draw: Any, kind: str) -> list[dict[str, Any]]:
 
 
 @st.composite
-def session_jobs(draw: Any, *, capped: bool = True, futures: Sequence[int] = FUTURES) -> SessionJob:
+def session_jobs(
+    draw: Any, *, capped: bool = True, futures: Sequence[int] = FUTURES, having: bool = False
+) -> SessionJob:
     kinds = {"k": draw(st.sampled_from(sorted(KEY_TYPES))), "w": draw(st.sampled_from(sorted(VALUES)))}
     busy = draw(st.booleans())
     types = {"k": KEY_TYPES[kinds["k"]][0][0], "n": "int32", "v": "int64", "w": kinds["w"]}
@@ -171,6 +182,9 @@ def session_jobs(draw: Any, *, capped: bool = True, futures: Sequence[int] = FUT
         "output": {"file": {"path": "out.jsonl"}, "format": "json"},
         **({"where": where[0]} if where else {}),
     }
+    if having:
+        spec["aggregates"].append({"function": "count", "as": "rows"})
+        spec |= {"having": draw(st.sampled_from(sorted(HAVING))), "emitRetractions": True}
     job = SessionWindow.model_validate({"metadata": {"name": "random"}, "spec": spec})
     return SessionJob(job, types, where[1] if where else None, {"p": plus_one}, busy)
 
@@ -196,9 +210,9 @@ JITTER = [-30, *range(-20, 6), *range(-3, 4), 9, 40]
 
 
 @st.composite
-def session_cases(draw: Any, longest: int = 6, capped: bool = True) -> Case:
+def session_cases(draw: Any, longest: int = 6, capped: bool = True, having: bool = False) -> Case:
     """Anything goes: disorder, late rows, idle partitions, an early end, restarts, other shard counts."""
-    return draw(histories(draw(session_jobs(capped=capped)), longest))
+    return draw(histories(draw(session_jobs(capped=capped, having=having)), longest))
 
 
 @st.composite

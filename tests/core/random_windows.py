@@ -10,7 +10,18 @@ from hypothesis import strategies as st
 
 from core.cases import Case
 from core.random_jobs import FUTURES, KEY_TYPES, ms
-from core.random_sessions import COMPUTED, CONDITIONS, GROUPS, INPUT, VALUES, aggregates, estimate, histories, plus_one
+from core.random_sessions import (
+    COMPUTED,
+    CONDITIONS,
+    GROUPS,
+    HAVING,
+    INPUT,
+    VALUES,
+    aggregates,
+    estimate,
+    histories,
+    plus_one,
+)
 from joinery_devkit.oracle.windowed import WindowOracle, WindowShape
 from joinery_runtime.job import StreamJoin
 
@@ -29,7 +40,8 @@ class WindowedJob:
 
     def oracle(self) -> WindowOracle:
         """A fresh one."""
-        return WindowOracle(WindowShape(self.job, self.where, self.computed, self._sketched, _CONDITIONS))
+        having = HAVING.get(self.job.spec.aggregate.having or "") if self.job.spec.aggregate is not None else None
+        return WindowOracle(WindowShape(self.job, self.where, self.computed, self._sketched, _CONDITIONS, having))
 
     def edit(self, oracle: WindowOracle, before: WindowedJob) -> None:
         oracle.edit(self.job)
@@ -61,7 +73,7 @@ WINDOWS: list[dict[str, dict[str, int]]] = [
 
 
 @st.composite
-def windowed_jobs(draw: Any) -> WindowedJob:
+def windowed_jobs(draw: Any, *, having: bool = False) -> WindowedJob:
     kinds = {"k": draw(st.sampled_from(sorted(KEY_TYPES))), "w": draw(st.sampled_from(sorted(VALUES)))}
     busy = draw(st.booleans())
     types = {"k": KEY_TYPES[kinds["k"]][0][0], "n": "int32", "v": "int64", "w": kinds["w"]}
@@ -76,6 +88,9 @@ def windowed_jobs(draw: Any) -> WindowedJob:
         "lateData": late_data,
         "allowedLateness": ms(draw(st.sampled_from([0, 0, 1, 5, 25]))),
     }
+    if having:
+        aggregate["aggregates"].append({"function": "count", "as": "rows"})
+        aggregate |= {"having": draw(st.sampled_from(sorted(HAVING)))}
     source = {
         "name": INPUT,
         "file": {"path": "c.jsonl"},
@@ -108,6 +123,6 @@ _CONDITIONS = {text: _of_input_columns(condition) for text, condition in CONDITI
 
 
 @st.composite
-def windowed_cases(draw: Any, longest: int = 6) -> Case:
+def windowed_cases(draw: Any, longest: int = 6, having: bool = False) -> Case:
     """As `random_sessions.session_cases`, of windows."""
-    return draw(histories(draw(windowed_jobs()), longest))
+    return draw(histories(draw(windowed_jobs(having=having)), longest))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,7 @@ from joinery_runtime.core.kinds.session import kind as session_kind
 from joinery_runtime.core.kinds.session.kind import SessionAggregation
 from joinery_runtime.core.kinds.session_join import SessionWindowJoin
 from joinery_runtime.core.kinds.window import WindowJoin
+from joinery_runtime.core.kinds.windowed import kind as window_kind
 from joinery_runtime.core.kinds.windowed import panes as window_panes
 from joinery_runtime.core.kinds.windowed.kind import WindowAggregation
 from joinery_runtime.core.pipeline import times
@@ -179,6 +182,25 @@ def never(flags: Any) -> Any:
     return flags & False
 
 
+def every_row_passes(module: ModuleType) -> Callable[[Patch], None]:
+    """The condition on groups is true for all."""
+
+    def mask(step: StepSpec, values: Any, count: int, *_: Any) -> np.ndarray:
+        return np.ones(count, dtype=bool)
+
+    return lambda patch: patch.setattr(module, "having_mask", mask)
+
+
+def takes_back_other_ids_only(patch: Patch) -> None:
+    """A session is taken back under another id, but not because it no longer meets the condition."""
+    real = session_kind._SessionEpoch._taken_back
+    patch.setattr(
+        session_kind._SessionEpoch,
+        "_taken_back",
+        lambda self, kept, changed: real(self, kept, changed) & changed.renamed,
+    )
+
+
 def drops_what_was_kept(patch: Patch) -> None:
     """A session that grows counts its new rows only."""
     real = session_change._StateRows._kept_states
@@ -253,7 +275,9 @@ MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "complete sessions go out again": ("sessions", completes(without_before)),
     "sessions that went out and grew go out again": ("sessions", emitted_is_forgotten),
     "sessions that changed do not go out again": ("sessions", other_changes(to_emit=never)),
-    "nothing is taken back": ("sessions", other_changes(retracted=never)),
+    "nothing is taken back": ("sessions", other_changes(emitted=never)),
+    "a session that does not meet the condition is emitted": ("sessions with having", every_row_passes(session_kind)),
+    "a session that no longer meets the condition stays": ("sessions with having", takes_back_other_ids_only),
     "a session stays beside what it has become": ("sessions", kernel(forget_flags)),
     "a session forgets its rows when it grows": ("sessions", drops_what_was_kept),
     "one group takes the rows of another": ("sessions", one_key_per_hash),
@@ -272,9 +296,15 @@ MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "one group's window takes the rows of another": ("windows", one_group_per_hash),
     "compaction drops a window too early": ("windows", greedy_compaction),
     "windows that end wait for the next row": ("windows", no_following_epochs),
+    "a window that does not meet the condition is emitted": ("windows with having", every_row_passes(window_kind)),
 }
 
-OF_ONE_INPUT = {"sessions": session_cases, "windows": windowed_cases}
+OF_ONE_INPUT = {
+    "sessions": session_cases,
+    "windows": windowed_cases,
+    "sessions with having": partial(session_cases, having=True),
+    "windows with having": partial(windowed_cases, having=True),
+}
 
 # Seeds with which a mistake is found within a dozen examples; the others are with 1.
 FOUND_WITH = {

@@ -57,6 +57,12 @@ def test_every_epoch_gives_the_oracles_rows_and_counts(case: Case) -> None:
     check(case)
 
 
+@settings(HISTORIES, max_examples=examples(80))
+@given(case=session_cases(having=True))
+def test_sessions_that_do_not_meet_the_condition_are_counted_or_taken_back(case: Case) -> None:
+    check(case)
+
+
 @settings(HISTORIES, max_examples=examples(60))
 @given(case=session_cases())
 def test_colliding_hashes_change_nothing(case: Case) -> None:

@@ -28,6 +28,12 @@ def test_every_epoch_gives_the_oracles_rows_and_counts(case: Case) -> None:
 
 
 @settings(HISTORIES, max_examples=examples(60))
+@given(case=windowed_cases(having=True))
+def test_windows_that_do_not_meet_the_condition_are_counted(case: Case) -> None:
+    check_against_oracle(case)
+
+
+@settings(HISTORIES, max_examples=examples(60))
 @given(case=windowed_cases())
 def test_colliding_hashes_change_nothing(case: Case) -> None:
     check_against_oracle(case, few_hashes(2))

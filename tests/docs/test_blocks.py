@@ -145,7 +145,7 @@ def completed(fragment: Any) -> dict[str, Any]:
         kind, spec = "SessionWindow", {**fragment["spec"], "input": with_event_time(CLICKS), "output": OUTPUT}
     elif fields == {"spec"}:
         return completed(fragment["spec"])
-    elif fields == {"aggregates"}:
+    elif {"aggregates"} <= fields <= {"aggregates", "having"}:
         sessions = {"groupBy": ["user_id"], "gap": "30s", "maxDuration": "2h", "input": with_event_time(MEASURED)}
         kind, spec = "SessionWindow", {**sessions, **fragment, "output": OUTPUT}
     elif fields == {"limits"}:

@@ -98,6 +98,7 @@ def _only_what_is_known(job: SessionWindow) -> None:
     filters = sessions.where is not None or any(aggregate.where is not None for aggregate in sessions.aggregates)
     unknown = [
         *(["it computes columns or filters rows"] if sessions.compute or filters else []),
+        *(["it leaves out sessions by a condition (having)"] if sessions.having is not None else []),
         *(["ids that were replaced stay in its table: it emits no retractions"] if not final else []),
     ]
     if unknown:

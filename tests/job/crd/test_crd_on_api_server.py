@@ -441,6 +441,7 @@ RULED += [
     aggregated(window={"tumbling": {"size": "1h", "offset": "1h"}}),
     aggregated(window={"session": {"gap": "30s", "maxDuration": "1h"}}, groupBy=[]),
     aggregated(lateData="dlq"),
+    aggregated(window={"session": {"gap": "30s", "maxDuration": "1h"}}, lateData="reopen", having="n > 1"),
     *(
         aggregated(lateData="reopen", of_spec={"output": output})
         for output in ({"delta": {"path": "out"}}, {"iceberg": {"table": "db.out"}})
@@ -450,6 +451,7 @@ RULED += [
 RULED_SESSIONS = [
     sessions.document(sql="SELECT 1", groupBy=None, gap=None, aggregates=[sessions.COUNT]),
     sessions.document(deadLetter={"kafka": {"topic": "dead"}}),
+    sessions.document(lateData="reopen", having="events > 1"),
     sessions.document(lateData="reopen", output={"iceberg": {"table": "db.out"}}),
     sessions.document(lateData="reopen", output={"delta": {"path": "out"}}),
 ]

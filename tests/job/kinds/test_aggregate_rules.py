@@ -93,6 +93,26 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     (aggregate(window={"of": "order", "session": SESSION}), {}, "window.of", "'order' is not an input (did you mean"),
     (aggregate(lateData="dlq"), {"deadLetter": {"file": {"path": "d"}}}, "lateData", "are no records"),
     (
+        aggregate(window={"hopping": {"size": "1h", "slide": "300ms"}}),
+        {},
+        "window.hopping.slide",
+        "12,000 windows of 1h would hold each row, and 10,000 is the most; write 360ms or longer",
+    ),
+    (
+        aggregate(window={"cumulative": {"size": "24h", "step": "1s"}}),
+        {},
+        "window.cumulative.step",
+        "86,400 windows of 24h would hold each row",
+    ),
+    (aggregate(having="n >"), {}, "having", "'n >' is not an SQL condition"),
+    (aggregate(having="m > 1"), {}, "having", "'m' is no column of these sessions"),
+    (aggregate(having="currency = 'EUR'"), {}, "having", "'currency' is no column of these sessions"),
+    (aggregate(having="COUNT(*) > 1"), {}, "having", "'COUNT(*)' is an aggregate; add it to `aggregates`"),
+    (aggregate(having="absolute(n) > 1"), {}, "having", "there is no function ABSOLUTE"),
+    (aggregate(having="n > 1", lateData="reopen"), {}, "having", "(rule G7); write emitRetractions: true"),
+    (aggregate(having="retracted", lateData="reopen", emitRetractions=True), {}, "having", "'retracted' is no column"),
+    (aggregate(where="n > 1"), {}, "where", "write `filter` into the last step"),
+    (
         aggregate(compute=[{"expression": "1", "as": "orders.id"}]),
         {},
         "compute[0].as",
@@ -158,6 +178,21 @@ def test_a_computed_column_of_a_wrong_type_is_rejected_by_the_core_at_its_place(
     job = load(step(), aggregate=aggregate(compute=[{"expression": "lower(orders.amount)", "as": "low"}]))
     with pytest.raises(JobError, match=r"spec\.aggregate\.compute\[0\]\.expression"):
         compile_job(job)
+
+
+def test_a_condition_on_groups_that_is_no_condition_is_rejected_by_the_core_at_its_place() -> None:
+    with pytest.raises(JobError, match=r"spec\.aggregate\.having.*'n \+ 1' is not a condition"):
+        compile_job(load(step(), aggregate=aggregate(having="n + 1")))
+    with pytest.raises(JobError, match=r"spec\.aggregate\.having.*int64 and string do not go together"):
+        compile_job(load(step(), aggregate=aggregate(having="n > 'x'")))
+
+
+def test_a_condition_on_groups_is_explained_and_reads_what_is_not_selected() -> None:
+    chosen = [{"column": "orders.currency"}, {"column": "session_id"}]
+    job = load(step(), aggregate=aggregate(having="n > 1 AND orders.currency <> 'x'"), select=chosen)
+    assert compile_job(job).output_schema().names == ["currency", "session_id"]
+    having = dict(explain(job).steps[-1].lines)["having"]
+    assert having == "n > 1 AND orders.currency <> 'x'; rows for which it is not true are not emitted, and counted"
 
 
 def test_an_upsert_key_is_the_groups_and_the_session_unless_it_is_named() -> None:

@@ -168,9 +168,21 @@ REJECTED: list[tuple[str, str]] = [
     ),
     (grouped("o.currency, SUM(o.id) AS n", f"o.currency, {SESSION}"), "sum takes numbers"),
     (
-        grouped("o.currency, COUNT(*) AS n", f"o.currency, {SESSION} HAVING COUNT(*) > 1"),
-        "filter an output with outputs[].when",
+        grouped("o.currency, COUNT(*) AS n", f"o.currency, {SESSION} HAVING o.id = 'x'"),
+        "`o.id`: is not in GROUP BY, and a group holds many rows of it",
     ),
+    (grouped("o.currency, COUNT(*) AS n", f"o.currency, {SESSION} HAVING m > 1"), "no input has a column 'm'"),
+    (grouped("o.currency, COUNT(*) AS n", f"o.currency, {SESSION} HAVING SUM(o.id) > 1"), "sum takes numbers"),
+    (grouped("o.currency, COUNT(*) AS n", f"o.currency, {SESSION} HAVING foo(n) > 1"), "there is no function FOO"),
+    (
+        grouped("o.currency, COUNT(*) AS n", f"o.currency, {SESSION} HAVING COUNT(*) OVER () > 1"),
+        "OVER is not supported",
+    ),
+    (
+        grouped("o.currency, COUNT(*) AS n", f"o.currency, {SESSION} HAVING n > (SELECT 1)"),
+        "a sub-query is not supported",
+    ),
+    (f"SELECT o.id {JOIN} HAVING o.id > 'x'", "HAVING is about groups, and there is no GROUP BY"),
     (f"SELECT o.id, p.method {JOIN} {CAP}", "is an option of GROUP BY, and there is none"),
     (
         grouped("o.currency, COUNT(*) AS n", f"o.currency, {SESSION}", JOIN.replace("JOIN", "LEFT JOIN")),
@@ -181,6 +193,38 @@ REJECTED: list[tuple[str, str]] = [
         "not longer than the gap",
     ),
 ]
+
+
+HAVING: list[tuple[str, str, list[str]]] = [
+    ("COUNT(*) > 1", "n > 1", []),
+    ("n > 1 AND money <> 'EUR'", "n > 1 AND orders.currency <> 'EUR'", []),
+    ("o.currency IN ('EUR', 'CHF')", "orders.currency IN ('EUR', 'CHF')", []),
+    ("window_end > 5 OR SESSION_START(p.ts) IS NULL", "window_end > 5 OR window_start IS NULL", []),
+    ("SUM(o.amount) > 2 * COUNT(*)", '"SUM(o.amount)" > 2 * n', ["SUM(o.amount)"]),
+    (
+        "SUM(amount + 1) > 2 AND MAX(o.amount) FILTER (WHERE o.amount < 9) > ABS(n)",
+        '"SUM(amount + 1)" > 2 AND "MAX(o.amount) FILTER(WHERE o.amount < 9)" > ABS(n)',
+        ["SUM(amount + 1)", "MAX(o.amount) FILTER(WHERE o.amount < 9)"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("condition", "field", "added"), HAVING)
+def test_having_is_the_field(condition: str, field: str, added: list[str]) -> None:
+    """An aggregate that is not selected is computed beside the others, and not emitted."""
+    select = "o.currency AS money, session_id, COUNT(*) AS n"
+    job = job_in_sql(grouped(select, f"o.currency, {SESSION} HAVING {condition}"))
+    assert job.aggregation is not None
+    assert job.aggregation.having == field
+    assert [call.as_ for call in job.aggregation.aggregates] == ["n", *added]
+    assert compile_job(job).output_schema().names == ["money", "session_id", "n"]
+
+
+def test_having_gives_the_pipeline_of_the_fields() -> None:
+    sql = grouped("o.currency, session_id, COUNT(*) AS n", f"o.currency, {SESSION} HAVING COUNT(*) > 1")
+    written = load(step(), aggregate=FIELDS | {"having": "n > 1"}, select=OWN)
+    assert compile_job(job_in_sql(sql)) == compile_job(written)
+    assert definition(job_in_sql(sql)) == definition(written)
 
 
 @pytest.mark.parametrize(("sql", "words"), REJECTED)

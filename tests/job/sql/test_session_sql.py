@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from budget import examples
 from job.chains import said_of
-from job.sessions import document, in_sql, parsed
+from job.sessions import document, in_sql, load, parsed
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.job import Sessions, definition, explain, parse_job
 
@@ -199,7 +199,7 @@ REFUSED = [
     (counted(f"CUBE(user_id), {SESSION}"), "`GROUP BY`: groups are columns and expressions with commas between them"),
     (counted("ALL"), "`GROUP BY`: groups are columns and expressions with commas between them"),
     (counted(f"usr, {SESSION}"), "no input has a column 'usr' (did you mean 'user_id'?)"),
-    (f"SELECT user_id FROM clicks {GROUPED} HAVING COUNT(*) > 1", "`HAVING`: is not supported: a job emits every"),
+    (f"SELECT user_id FROM clicks {GROUPED} HAVING page = 'x'", "`page`: is not in GROUP BY, and a group holds many"),
     (f"SELECT user_id FROM clicks {GROUPED} ORDER BY user_id", "`ORDER BY`: is not supported: sessions are emitted"),
     (f"SELECT user_id FROM clicks {GROUPED} LIMIT 5", "`LIMIT`: is not supported"),
     (f"SELECT DISTINCT user_id FROM clicks {GROUPED}", "`DISTINCT`: is not supported: sessions differ in any case"),
@@ -289,6 +289,17 @@ def test_the_select_list_is_what_goes_out() -> None:
     assert names_of(counted(f"user_id, {SESSION}", "session_id AS id, user_id AS u")) == ["id", "u"]
 
 
+def test_having_is_the_field_of_sessions() -> None:
+    job = parsed(in_sql(f"SELECT user_id, COUNT(*) AS n FROM clicks {GROUPED} HAVING n > 1 AND SUM(qty) > 2"))
+    written = load(
+        {"function": "count", "as": "n"},
+        {"function": "sum", "column": "qty", "as": "SUM(qty)"},
+        having='n > 1 AND "SUM(qty)" > 2',
+        select=[{"column": "user_id"}, {"column": "n"}],
+    )
+    assert compile_job(job) == compile_job(written)
+
+
 def test_a_group_that_is_an_expression_needs_no_name() -> None:
     sql = counted(f"LOWER(clicks.page), qty % 2, {SESSION}", "COUNT(DISTINCT LOWER(page)) AS n, qty % 2")
     of = parsed(in_sql(sql)).sessions
@@ -307,11 +318,11 @@ def test_a_group_can_go_out_under_the_name_of_a_column_of_the_input() -> None:
 
 
 def test_without_a_known_input_the_shape_is_still_checked() -> None:
-    resource = in_sql(f"SELECT user_id FROM clicks {GROUPED} HAVING 1")
+    resource = in_sql(f"SELECT user_id FROM clicks {GROUPED} LIMIT 1")
     resource["spec"]["input"] = {**resource["spec"]["input"], "eventTime": "tz"}
     found = said_of(resource)
     assert set(found) == {"spec.sql", "spec.input.eventTime"}
-    assert "HAVING" in found["spec.sql"]
+    assert "LIMIT" in found["spec.sql"]
     assert "groupBy" not in found["spec.sql"]
 
 

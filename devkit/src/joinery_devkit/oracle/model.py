@@ -13,6 +13,7 @@ from joinery_runtime.job.join.steps import JoinStep
 from joinery_runtime.job.model.references import EXISTENCE, JoinType, Reference, parse_reference
 
 LEFT, RIGHT = 0, 1
+FILTERED_ROWS = "filtered_rows"
 _TIMES = ("window_start", "window_end")
 
 ByInput = Mapping[str, Values]
@@ -83,7 +84,7 @@ class Step:
         joined = list(rows)
         emitted = [row for row in joined if self.keeps is None or self.keeps(row.by_input) is True]
         if len(emitted) < len(joined):
-            dropped[self.right]["filtered_rows"] += len(joined) - len(emitted)
+            dropped[self.right][FILTERED_ROWS] += len(joined) - len(emitted)
         return emitted
 
     def preserved(self, side: int) -> bool:

@@ -29,7 +29,7 @@ class Arrived:
 @dataclass(frozen=True)
 class SessionShape:
     """What a job's rows and sessions look like. `where` and `computed` are its expressions in Python, on a row's
-    columns; `conditions` are those of its aggregates, by their text."""
+    columns; `conditions` are those of its aggregates, by their text; `having` is on what `output` gives."""
 
     job: SessionWindow
     identify: Identify
@@ -37,6 +37,7 @@ class SessionShape:
     computed: Mapping[str, Callable[[Values], Any]] = field(default_factory=dict)
     sketch: Sketch = exact
     conditions: Mapping[str, Callable[[Values], bool | None]] = field(default_factory=dict)
+    having: Callable[[Values], bool | None] | None = None
 
     @property
     def retracts(self) -> bool:
@@ -44,6 +45,10 @@ class SessionShape:
 
     def passes(self, values: Values) -> bool:
         return self.where is None or self.where(values) is True
+
+    def is_emitted(self, row: Output) -> bool:
+        """Whether a session's row meets `having` (G7)."""
+        return self.having is None or self.having(row) is True
 
     def arrived(self, row: Row, epoch: int) -> Arrived:
         values = {**row.values, **{name: compute(row.values) for name, compute in self.computed.items()}}
@@ -88,4 +93,5 @@ def sessions_at_once(shape: SessionShape, rows: Iterable[Row]) -> list[Output]:
         if not sessions or row.ts - sessions[-1][-1].ts > shape.job.sessions.gap:
             sessions.append([])
         sessions[-1].append(row)
-    return [shape.output(session) for sessions in groups.values() for session in sessions]
+    rows_of_sessions = (shape.output(session) for sessions in groups.values() for session in sessions)
+    return [row for row in rows_of_sessions if shape.is_emitted(row)]

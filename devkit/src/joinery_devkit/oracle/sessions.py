@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from joinery_devkit.oracle.horizons import UNKNOWN, Time, as_time
 from joinery_devkit.oracle.joins import LATE, EpochExpectation, SideBatches, Watermarks
+from joinery_devkit.oracle.model import FILTERED_ROWS
 from joinery_devkit.oracle.rows import END, Row
 from joinery_devkit.oracle.session_rows import Arrived, Output, SessionShape
 from joinery_runtime.job import SessionWindow
@@ -18,12 +19,13 @@ CLOSED = "closed"
 
 @dataclass(slots=True)
 class OpenSession:
-    """An open session. `out` holds, by id, the rows that were emitted for it or for sessions that are now part of
-    it."""
+    """An open session. `out` holds, by id, the rows that were emitted for it or for sessions that are now part of it,
+    and that nothing has taken back. `judged`: it was emitted, or left out because of `having`."""
 
     rows: list[Arrived]
     out: dict[int, Output] = field(default_factory=dict)
     changed: bool = True
+    judged: bool = False
 
     @property
     def start(self) -> int:
@@ -64,7 +66,7 @@ class SessionOracle:
         self.inputs = (shape.job.spec.input.name,)
         self._keys: dict[Hashable, _Key] = defaultdict(_Key)
         self._retained, self._complete = _Horizon(), _Horizon()
-        self._epoch, self._accept_from = 0, as_time(None)
+        self._epoch, self._accept_from, self._left_out = 0, as_time(None), 0
         self._use(shape)
 
     def edit(self, job: SessionWindow) -> None:
@@ -81,6 +83,7 @@ class SessionOracle:
         self._epoch += 1
         (name,) = self.inputs
         dropped: Counter[str] = Counter()
+        self._left_out = 0
         complete = as_time(watermarks[name]) - self._gap
         self._accept_from = as_time(watermarks[name]) - self._lateness
         self._retained.rise(complete - self._lateness)
@@ -91,6 +94,8 @@ class SessionOracle:
             out += self._take(key, arrived, dropped)
         out += [row for key in self._keys.values() for row in self._changed(key)]
         late = dropped.pop(LATE, 0)
+        if self._left_out:
+            dropped[FILTERED_ROWS] = self._left_out
         return EpochExpectation((), tuple(out), {name: late}, {name: dropped})
 
     def end(self) -> Iterator[EpochExpectation]:
@@ -111,7 +116,7 @@ class SessionOracle:
 
     def _close(self, key: _Key) -> Iterator[Output]:
         for session in key.sessions:
-            if self._complete.before <= session.last < self._complete.now and not session.out:
+            if self._complete.before <= session.last < self._complete.now and not session.judged:
                 yield from self._emit(session)
             session.changed = False
         key.sessions = [session for session in key.sessions if session.last >= self._retained.now]
@@ -150,6 +155,7 @@ class SessionOracle:
             self._add(earlier, row)
             earlier.rows += later.rows
             earlier.out |= later.out
+            earlier.judged |= later.judged
             key.sessions.remove(later)
         elif earlier is not None and earlier.with_row(row.ts) < self._cap:
             self._add(earlier, row)
@@ -178,7 +184,7 @@ class SessionOracle:
         emitted again."""
         key.sessions.remove(session)
         key.capped.append((session.start, session.last))
-        if session.changed or not session.out:
+        if session.changed or not session.judged:
             yield from self._emit(session)
 
     # --- emitted rows -------------------------------------------------------------------------------------------------
@@ -186,14 +192,17 @@ class SessionOracle:
     def _changed(self, key: _Key) -> Iterator[Output]:
         """Yields changed sessions that were emitted before, or are already complete (S5)."""
         for session in key.sessions:
-            if session.changed and (session.out or session.last < self._complete.now):
+            if session.changed and (session.judged or session.last < self._complete.now):
                 yield from self._emit(session)
 
     def _emit(self, session: OpenSession) -> Iterator[Output]:
         row = self.shape.output(session.rows)
-        identifier = row["session_id"]
+        identifier, is_emitted = row["session_id"], self.shape.is_emitted(row)
         if self.shape.retracts:
-            replaced = [before for earlier_id, before in session.out.items() if earlier_id != identifier]
+            replaced = [before for id_, before in session.out.items() if id_ != identifier or not is_emitted]
             yield from ({**before, "retracted": True} for before in replaced)
-        session.out = {identifier: row}
-        yield row
+        session.out, session.judged = {identifier: row} if is_emitted else {}, True
+        if is_emitted:
+            yield row
+        else:
+            self._left_out += 1

@@ -11,6 +11,7 @@ from typing import Any
 from joinery_devkit.oracle.aggregates import Sketch, aggregate_rows, exact
 from joinery_devkit.oracle.horizons import UNKNOWN, Time, as_time
 from joinery_devkit.oracle.joins import LATE, EpochExpectation, SideBatches, Watermarks
+from joinery_devkit.oracle.model import FILTERED_ROWS
 from joinery_devkit.oracle.rows import END, Row, Values, comparable
 from joinery_runtime.job import StreamJoin
 from joinery_runtime.job.kinds.aggregate.model import Aggregation
@@ -21,13 +22,19 @@ Span = tuple[int, int]  # the start and the end of a window; the end is not in i
 @dataclass(frozen=True)
 class WindowShape:
     """What a job's rows and windows look like. `where` and `computed` are its expressions in Python, on a row's
-    columns; `conditions` are those of its aggregates, by their text, on what `values` gives."""
+    columns; `conditions` are those of its aggregates, by their text, on what `values` gives, `having` on what `output`
+    gives."""
 
     job: StreamJoin
     where: Callable[[Values], bool | None] | None = None
     computed: Mapping[str, Callable[[Values], Any]] = field(default_factory=dict)
     sketch: Sketch = exact
     conditions: Mapping[str, Callable[[Values], bool | None]] = field(default_factory=dict)
+    having: Callable[[Values], bool | None] | None = None
+
+    def is_emitted(self, row: Values) -> bool:
+        """Whether a window's row meets `having` (G7)."""
+        return self.having is None or self.having(row) is True
 
     def spans(self, ts: int) -> list[Span]:
         """The windows that hold the time (G1)."""
@@ -93,8 +100,11 @@ class WindowOracle:
         """Replays one epoch, like `Oracle.epoch`."""
         self._arrived += 1
         self._closed = max(self._closed, as_time(watermarks[self._input]) - self._shape.lateness)
-        emitted = tuple(self._close(self._closed))
+        closed = list(self._close(self._closed))
+        emitted = tuple(row for row in closed if self._shape.is_emitted(row))
         dropped: Counter[str] = Counter()
+        if len(closed) > len(emitted):
+            dropped[FILTERED_ROWS] = len(closed) - len(emitted)
         for row in rows.get(self._input, ()):
             if self._shape.where is None or self._shape.where(row.values) is True:
                 dropped[LATE] += not self._take(row)

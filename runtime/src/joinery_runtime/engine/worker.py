@@ -24,7 +24,7 @@ from joinery_runtime.connectors.sink import Attempt, AttemptId, RowLimit, SinkWr
 from joinery_runtime.connectors.source import Range, SourceReader
 from joinery_runtime.core.pipeline.lateness import FutureCheck, LateRows, Timestamps
 from joinery_runtime.core.pipeline.prepare import DecodedRecords, RecordChecks, cut_by_shard, prepare, prepare_joined
-from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, Placement
+from joinery_runtime.core.pipeline.sides import LEFT, Placement
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
 from joinery_runtime.core.pipeline.step import FILTERED_ROWS, StepResult
 from joinery_runtime.core.table.blob import to_blob
@@ -470,15 +470,15 @@ class _StagedOutcome:
 def _dropped(step: StepSpec, result: StepResult, shard: int) -> dict[str, Mapping[str, int]]:
     """Dropped rows by input and reason. Rows of the step before count for the input whose event time they have (S8).
     Rows of a broadcast side are dropped in every shard but counted once. Failed pairs, and rows that the step's filter
-    left out, count for the right side, which is always an input."""
+    left out, count for the right side, which is always an input; of an aggregate, for the input whose time counts."""
     pairs = zip(step.sides, result.dropped, strict=True)
     counted = [(side, counts) for side, counts in pairs if shard == 0 or not side.broadcast]
     dropped = {side.time: counts for side, counts in counted if counts}
     if result.failed:
-        right = step.sides[RIGHT].time
+        right = step.sides[-1].time
         dropped[right] = {**dropped.get(right, {}), "failed": result.failed}
     if result.filtered:
-        right = step.sides[RIGHT].time
+        right = step.sides[-1].time
         dropped[right] = {**dropped.get(right, {}), FILTERED_ROWS: result.filtered}
     return dropped
 

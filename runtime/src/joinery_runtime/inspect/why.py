@@ -77,6 +77,7 @@ class Explained:
     part_of: Rows = field(default_factory=dict)  # rows that it is part of, and that would have been emitted without it
     outcome: RecordOutcome | None = None  # None: it was dropped, or is of a kind that is never kept
     waiting: Sequence[WaitingRows] = ()  # its joined rows that later steps keep
+    has_having: bool = False  # whether the rows of groups have to meet a condition (G7)
 
     @property
     def unmatched(self) -> bool:
@@ -141,7 +142,8 @@ class Explained:
             yield f"  without it, epoch {epoch} would have put out: {json.dumps(row)}"
         if self.reason is None and not self.produced and not self.prevented and not self.part_of:
             is_kept = bool(self.waiting) or (self.outcome is not None and self.outcome.retention.evicted_in is None)
-            yield f"  taken; no row was emitted because of it{' so far' if is_kept else ''}"
+            having = f"; `having` is not true for its group's row ({rule_of('g7')})" if self.has_having else ""
+            yield f"  taken; no row was emitted because of it{' so far' if is_kept else having}"
         if self.outcome is not None:
             yield from (f"  {line}" for line in self.outcome.lines(record.epoch, unmatched=self.unmatched))
         yield from (f"  {waiting_rows.line()}" for waiting_rows in self.waiting)
@@ -374,7 +376,17 @@ class _Comparison:
         rows_with, rows_without = _rows_by_epoch(self._with), _rows_by_epoch(without)
         produced, prevented = _additional_rows(rows_with, rows_without), _additional_rows(rows_without, rows_with)
         part_of = {} if reason is not None else _additional_rows(self._rows_with(record), produced)
-        return Explained(record, watermarks, reason, detail, produced, prevented, self._padded_rows(produced), part_of)
+        return Explained(
+            record,
+            watermarks,
+            reason,
+            detail,
+            produced,
+            prevented,
+            self._padded_rows(produced),
+            part_of,
+            has_having=len(self._pipeline.last.sides) == 1 and self._pipeline.last.filter is not None,
+        )
 
     def reason(self, position: RecordPosition, epoch: int) -> str | None:
         """Why a record of an epoch was dropped, if other records or the state decided that. Beyond MAX_JUDGED records,

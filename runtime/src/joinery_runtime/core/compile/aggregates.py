@@ -12,7 +12,13 @@ import pyarrow as pa
 
 from joinery_runtime.core.aggregates import AggregateCall, accumulator, condition_column
 from joinery_runtime.core.kinds.base import Aggregating, find_kinds
-from joinery_runtime.core.pipeline.expression import Expression, check_predicate, column_type, parse_expression
+from joinery_runtime.core.pipeline.expression import (
+    Expression,
+    check_predicate,
+    column_type,
+    parse_expression,
+    with_columns,
+)
 from joinery_runtime.core.pipeline.sides import SESSIONS, Intake, OutputColumn, SideSpec
 from joinery_runtime.core.pipeline.spec import InputSpec, Pipeline, StepSpec
 from joinery_runtime.core.table.columns import arrow_schema, arrow_type, type_name
@@ -133,12 +139,35 @@ class AggregateCompiler:
         )
         state = self._kind.state_schema(intake)
         side = SideSpec(part, rows.inputs, rows.time, intake, flags=True, state=state)
-        return StepSpec(number, (side,), self._kind, None, tuple(self._output()))
+        return StepSpec(number, (side,), self._kind, None, tuple(self._output()), filter=self._having())
+
+    def _having(self) -> Expression | None:
+        """The condition on groups, aggregates and times of windows, by the names of the step's columns."""
+        text = self._aggregation.having
+        if text is None:
+            return None
+        (only, *others), groups = self._rows.inputs, dict(zip(self._aggregation.group_by, self._keys, strict=True))
+        if not others and not self._rows.chained:  # the input's name may be left out, and it may stand there
+            groups |= {f"{only}.{name}": key for name, key in groups.items()}
+        try:
+            condition = with_columns(parse_expression(text), groups)
+            schema = pa.schema(list(self._step_types().items()))
+            check_predicate(condition, {"": schema})
+        except ExpressionError as problem:
+            raise self._error("having", str(problem)) from problem
+        return condition
+
+    def _step_types(self) -> dict[str, pa.DataType]:
+        """The types of the step's columns, as the kind makes them."""
+        types = {name: self._rows.schema.field(name).type for name in self._keys}
+        return {
+            **types,
+            **self._kind.column_types,
+            **{call.name: accumulator(call).result_type for call in self._aggregates},
+        }
 
     def _output(self) -> Sequence[OutputColumn]:
-        types = {name: self._rows.schema.field(name).type for name in self._keys}
-        types |= {**self._kind.column_types, **{call.name: accumulator(call).result_type for call in self._aggregates}}
-        types |= dict.fromkeys(WINDOW_COLUMNS, arrow_type(self._job.window_times))
+        types = self._step_types() | dict.fromkeys(WINDOW_COLUMNS, arrow_type(self._job.window_times))
         types[RETRACTED] = pa.bool_()
         groups = dict(zip(self._aggregation.group_by, self._keys, strict=True))
         columns = [(column.name, column.step_column or "") for column in self._job.output_columns]

@@ -5,7 +5,7 @@ A `Selection` is some rows of a batch. Two of the same length are pairs; one and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 
@@ -204,6 +204,21 @@ def apply_filter(step: StepSpec, pairs: Pairs, failures: PairFailures) -> Pairs:
     failures.count += len(mask.failed)
     failures.filtered += len(pairs) - int(passes.sum()) - len(mask.failed)
     return pairs.where(passes)
+
+
+def having_mask(
+    step: StepSpec, values: Mapping[str, pa.Array], count: int, failures: PairFailures | None = None
+) -> np.ndarray:
+    """bool[count]: the rows of an aggregate for which the step's filter is true (G7). `values` are the step's columns.
+    `failures` counts the other rows (None: they are not emitted in any case)."""
+    if step.filter is None:
+        return np.ones(count, dtype=bool)
+    mask = step.filter.mask(lambda ref: values[ref.column], count)
+    passes = np.array(mask.values.to_numpy(zero_copy_only=False))
+    if failures is not None:
+        failures.count += len(mask.failed)
+        failures.filtered += count - int(passes.sum()) - len(mask.failed)
+    return passes
 
 
 def _output(step: StepSpec, pairs: Pairs, column: OutputColumn) -> pa.Array:

@@ -160,6 +160,19 @@ def conjunction(parts: list[Expression]) -> Expression | None:
     return _expression(node, node.sql())
 
 
+def with_columns(expression: Expression, names: Mapping[str, str]) -> Expression:
+    """The expression over the columns of one table. `names` gives their names by those that the expression writes, with
+    an input's name before a column where it has one; other names stay."""
+
+    def renamed(node: exp.Expr) -> exp.Expr:
+        if not isinstance(node, exp.Column):
+            return node
+        written = f"{node.table}.{node.name}" if node.table else node.name
+        return exp.column(names.get(written, written), quoted=True)
+
+    return _expression(expression.node.transform(renamed), expression.text)
+
+
 def _expression(node: exp.Expr, text: str) -> Expression:
     refs = frozenset(ColumnRef(column.table, column.name) for column in node.find_all(exp.Column))
     return Expression(text, node, refs)

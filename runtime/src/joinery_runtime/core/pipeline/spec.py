@@ -174,7 +174,8 @@ class StepSpec:
     output: tuple[OutputColumn, ...]
     emits: Emits = "pairs"
     filter: Expression | None = None
-    """The condition on the rows that the step makes (J11)."""
+    """The condition on the rows that the step makes (J11). Of an aggregate `having`: on its groups, aggregates and
+    columns of windows, by the names of its step columns (G7)."""
 
     def output_schema(self) -> pa.Schema:
         return pa.schema([pa.field(c.name, c.type) for c in self.output])

@@ -102,6 +102,10 @@ class StoredNames(NamedTuple):
 class StreamJoin(Job):
     """A valid chain of joins. Constructing one in Python applies the same rules as loading a file."""
 
+    no_fields: ClassVar[Mapping[str, str]] = {
+        "aggregate.where": "write `filter` into the last step, or without steps `where` into the input; a condition on "
+        "groups and aggregates is `having`"
+    }
     row_fields: ClassVar[frozenset[str]] = frozenset({"inputs", "joins", "aggregate", "select", "prefixes"})
 
     kind: Literal["StreamJoin"] = "StreamJoin"

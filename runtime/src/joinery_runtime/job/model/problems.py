@@ -48,8 +48,9 @@ def _message(error: ErrorDetails, model: type[Job]) -> str:
 
 def _unknown(error: ErrorDetails, model: type[Job]) -> str:
     at, name = error["loc"], error["loc"][-1]
-    if at[:-1] == ("spec",) and name in model.no_fields:
-        return f"is not a field: {model.no_fields[str(name)]}"
+    path = ".".join(map(str, at[1:]))
+    if at[0] == "spec" and path in model.no_fields:
+        return f"is not a field: {model.no_fields[path]}"
     fields = _fields(at[:-1], model)
     meant = suggestion(name, fields)
     # Below a position or a branch of a union there is no model one level up.

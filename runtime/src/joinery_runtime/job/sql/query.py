@@ -71,6 +71,7 @@ class Query:
     groups: tuple[exp.Expr, ...]
     grouped: bool
     group_at: TextPosition
+    having: exp.Expr | None
     window: WindowClause | None
     options: Sequence[Token]
 
@@ -97,13 +98,16 @@ def read_query(sql: str, report: Report, form: Form) -> Query | None:
     if parsed is None:
         return None
     select = parsed.select
-    start, where, group = (select.args.get(part) for part in ("from_", "where", "group"))
+    start, where, group, having = (select.args.get(part) for part in ("from_", "where", "group", "having"))
     conditions, tests = list(split_ands(where.this)) if where is not None else [], list[_ExistenceTest]()
     if form.tests_existence:
         tests = [test for node in conditions if (test := _existence_test(node)) is not None]
         conditions = [node for node in conditions if node not in [test.node for test in tests]]
     _reject_other_parts(parsed, report, form, [test.query for test in tests])
     by_tests = [_read_test(test, conditions, report) for test in tests]
+    if having is not None and group is None:
+        facts = "HAVING is about groups, and there is no GROUP BY"
+        report.add(parsed.position_of("HAVING"), f"{facts}; write GROUP BY, or the condition into WHERE")
     return Query(
         start=parsed.position_of("SELECT"),
         first=_read_source(start.this, report) if start is not None else None,
@@ -113,6 +117,7 @@ def read_query(sql: str, report: Report, form: Form) -> Query | None:
         groups=_read_groups(group, parsed, report) if group is not None and "group" in form.parts else (),
         grouped=group is not None,
         group_at=parsed.position_of("GROUP BY"),
+        having=having.this if having is not None else None,
         window=parsed.clauses.window,
         options=parsed.clauses.options,
     )

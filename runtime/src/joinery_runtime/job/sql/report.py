@@ -84,10 +84,9 @@ JOINS = Form(
     example="write SELECT <columns> FROM <input> JOIN <input> ON <conditions>",
     before="the join",
     final="pairs are emitted as they are found",
-    parts=frozenset({"expressions", "from_", "joins", "where", "group"}),
+    parts=frozenset({"expressions", "from_", "joins", "where", "group", "having"}),
     rest="a job emits every pair as it is found; leave it out",
     tests_existence=True,
-    rejected={"having": "a job emits every group; filter an output with outputs[].when"},
 )
 _NO_SORT = "sessions are emitted as they end, in no order and without a last one; leave it out"
 SESSIONS = Form(
@@ -95,10 +94,9 @@ SESSIONS = Form(
     "SESSION(<event time>, INTERVAL '30' SECOND)",
     before="GROUP BY",
     final="lateData says when sessions are emitted, and whether again",
-    parts=frozenset({"expressions", "from_", "where", "group", "joins"}),
+    parts=frozenset({"expressions", "from_", "where", "group", "having", "joins"}),
     rest="a job of sessions has no such part; leave it out",
     rejected={
-        "having": "a job emits every session; filter its output",
         "order": _NO_SORT,
         "limit": _NO_SORT,
         "offset": _NO_SORT,

@@ -154,7 +154,7 @@ def read_session_columns(items: Sequence[exp.Expr], groups: Grouping, scope: Sco
     for item in items:
         at, value = node_position(item), item.unalias().unnest()
         renamed = item.alias if isinstance(item, exp.Alias) else ""
-        own = _own_column(value, scope)
+        own = own_column(value, scope)
         if own:
             if own != value.name and not renamed:
                 scope.report.add(at, f"is called {own} here (rule S6); write {own}, or give it a name with AS")
@@ -171,7 +171,7 @@ def read_session_columns(items: Sequence[exp.Expr], groups: Grouping, scope: Sco
     return chosen
 
 
-def _own_column(value: exp.Expr, scope: Scope) -> str:
+def own_column(value: exp.Expr, scope: Scope) -> str:
     """Return the column of sessions that this names, even in other systems' terms; empty if none."""
     plain = isinstance(value, exp.Column) and not value.table and not scope.has_column(value.name)
     if plain and value.name in SESSION_COLUMNS:
@@ -206,31 +206,40 @@ def _read_group_item(
 
 
 def _read_aggregate(value: exp.Expr, renamed: str, at: TextPosition, chosen: Chosen, scope: Scope) -> None:
+    entry = aggregate_entry(value, at, chosen, scope)
+    if entry is None:
+        return
+    if renamed:
+        chosen.aggregates.append({**entry, "as": renamed})
+        chosen.add(renamed, "")
+    else:
+        scope.report.add(at, "an aggregate has no name of its own; write <aggregate> AS <name>")
+
+
+def aggregate_entry(value: exp.Expr, at: TextPosition, chosen: Chosen, scope: Scope) -> dict[str, Any] | None:
+    """Return the entry of `aggregates` for a call, without its name; None if the call is wrong, which is reported.
+    Expressions in it become computed columns of `chosen`."""
     try:
         call = read_call(value)
     except BadAggregateError as error:
         scope.report.add(at, str(error))
-        return
-    entry: dict[str, Any] = {"function": call.function, "as": renamed, **call.options}
+        return None
+    entry: dict[str, Any] = {"function": call.function, "as": "", **call.options}
     for name, argument in (("column", call.argument), ("by", call.by)):
         if argument is not None:
             column = _argument_column(argument, chosen, scope)
             if column is None:
-                return
+                return None
             entry[name] = column
     if call.where is not None:
         condition = call.where.copy()
         if condition.find(exp.AggFunc, exp.Window) is not None:
             scope.report.add(at, "FILTER is about rows before they are aggregated; name columns in it")
-            return
+            return None
         if not scope.qualify(condition):
-            return
+            return None
         entry["where"] = condition.sql(comments=False)
-    if renamed:
-        chosen.aggregates.append(entry)
-        chosen.add(renamed, "")
-    else:
-        scope.report.add(at, "an aggregate has no name of its own; write <aggregate> AS <name>")
+    return entry
 
 
 def _argument_column(argument: exp.Expr, chosen: Chosen, scope: Scope) -> str | None:

@@ -13,6 +13,7 @@ from sqlglot import exp
 from joinery_runtime.job.model.expression_tree import TOO_DEEP, parse_tree
 from joinery_runtime.job.sql.clauses import AGGREGATE_LATENESS, MAX_DURATION, Options
 from joinery_runtime.job.sql.grouping import GroupWindow, read_groups, reject_wrong_calls
+from joinery_runtime.job.sql.having import read_having
 from joinery_runtime.job.sql.query import Query, read_query
 from joinery_runtime.job.sql.report import SESSIONS, Report, node_position, problems_of, token_position
 from joinery_runtime.job.sql.scope import Scope, SqlInput
@@ -21,8 +22,8 @@ from joinery_runtime.job.sql.select_list import read_session_columns
 
 @dataclass(frozen=True, slots=True)
 class SessionTranslation:
-    """A translation. `fields` are groupBy, gap, compute, where, aggregates and select as in YAML. With `problems` they
-    must not be used."""
+    """A translation. `fields` are groupBy, gap, compute, where, aggregates, having and select as in YAML. With
+    `problems` they must not be used."""
 
     fields: dict[str, Any] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
@@ -73,7 +74,7 @@ def _translate(sql: str, table: SqlInput) -> SessionTranslation:
     reject_wrong_calls(query, report)
     groups = read_groups(query, table, scope)
     chosen = read_session_columns(query.items, groups, scope)
-    where = _where_text(query, scope)
+    where, having = _where_text(query, scope), read_having(query.having, chosen, groups, scope)
     named = list(groups.by_text.values())
     computed = {group.name: group.text for group in named if group.name != group.column} | chosen.computed
     fields = {
@@ -82,6 +83,7 @@ def _translate(sql: str, table: SqlInput) -> SessionTranslation:
         "compute": [{"expression": text, "as": name} for name, text in computed.items()],
         **({"where": where} if where is not None else {}),
         "aggregates": chosen.aggregates,
+        **({"having": having} if having is not None else {}),
         "select": chosen.select,
     }
     return SessionTranslation(fields, report.problems)
@@ -93,7 +95,7 @@ def _where_text(query: Query, scope: Scope) -> str | None:
     condition = query.where.copy()
     if condition.find(exp.AggFunc, exp.Window) is not None:
         scope.report.add(
-            node_position(condition), "WHERE is about rows before they are aggregated; filter the job's output"
+            node_position(condition), "WHERE is about rows before they are aggregated; write this into HAVING"
         )
         return None
     return condition.sql(comments=False) if scope.qualify(condition) else None
@@ -111,6 +113,7 @@ def read_aggregate(
         return None, []
     groups = read_groups(query, next(iter(scope.relations.values())).table, scope)
     chosen = read_session_columns(query.items, groups, scope)
+    having = read_having(query.having, chosen, groups, scope)
     named = list(groups.by_text.values())
     computed = {group.name: group.text for group in named if group.name != group.column} | chosen.computed
     window = None if groups.window is None else _window_fields(groups.window, query, scope, options)
@@ -120,6 +123,7 @@ def read_aggregate(
         "window": window,
         **({"compute": [{"expression": text, "as": name} for name, text in computed.items()]} if computed else {}),
         "aggregates": chosen.aggregates,
+        **({"having": having} if having is not None else {}),
         **({"lateData": options.aggregate_late_data} if options.aggregate_late_data != "drop" else {}),
         **({"allowedLateness": lateness} if lateness else {}),
         **({"emitRetractions": True} if options.retractions else {}),

@@ -33,12 +33,15 @@ from joinery_runtime.errors import AggregateError
 @dataclass(frozen=True, slots=True)
 class Changed:
     """n sessions that took rows or reached the cap: their new `rows` of the state, and `to_emit` (bool[n]). Of the k
-    kept rows (bool[k] each), `replaced` ones leave and `retracted` ones had been emitted under another id."""
+    kept rows (bool[k] each), `replaced` ones leave, `emitted` ones of these had been emitted, and `renamed` ones have
+    another id now. `successor` (int64[k]) is the row of `rows` in which a replaced one is now; -1 of the others."""
 
     rows: pa.RecordBatch
     to_emit: np.ndarray
     replaced: np.ndarray
-    retracted: np.ndarray
+    emitted: np.ndarray
+    renamed: np.ndarray
+    successor: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +76,13 @@ def change(side: SideSpec, parameters: SessionParameters, arrived: AcceptedArriv
     changed, to_emit = sessions.changed, sessions.to_emit(complete)
     rows = _StateRows(side, parameters, arrived, sessions).rows(to_emit)
     state_elements = np.flatnonzero(~elements.row & changed[sessions.session])
-    replaced, retracted = np.zeros((2, arrived.state_rows.num_rows), dtype=bool)
-    number = elements.number[state_elements]
-    replaced[number] = True
-    retracted[number] = emitted[number] & (
-        elements.start[state_elements] != sessions.formed.start[sessions.session[state_elements]]
-    )
-    return Changed(rows, to_emit[changed], replaced, retracted)
+    renamed = np.zeros(arrived.state_rows.num_rows, dtype=bool)
+    successor = np.full(len(renamed), -1)
+    number, session = elements.number[state_elements], sessions.session[state_elements]
+    successor[number] = (np.cumsum(changed) - 1)[session]
+    renamed[number] = elements.start[state_elements] != sessions.formed.start[session]
+    replaced = successor >= 0
+    return Changed(rows, to_emit[changed], replaced, emitted & replaced, renamed, successor)
 
 
 def rows_to_add(parameters: SessionParameters, rows: pa.RecordBatch) -> Run:

@@ -18,8 +18,8 @@ from joinery_runtime.core.aggregates import AggregateCall
 from joinery_runtime.core.kinds.base import Aggregating
 from joinery_runtime.core.kinds.folding import Folding, in_defined_order
 from joinery_runtime.core.kinds.replaceable import ReplaceableRows
-from joinery_runtime.core.kinds.rows import rows_at_once
-from joinery_runtime.core.kinds.session.change import change, rows_to_add, state_schema
+from joinery_runtime.core.kinds.rows import PairFailures, having_mask, rows_at_once
+from joinery_runtime.core.kinds.session.change import Changed, change, rows_to_add, state_schema
 from joinery_runtime.core.kinds.session.form import SessionParameters, accept_arrivals
 from joinery_runtime.core.pipeline.retention import EventTime, Retention
 from joinery_runtime.core.pipeline.sides import Intake
@@ -156,6 +156,8 @@ class _SessionEpoch:
             finished=self._stored.finished(),
             dropped=(self._dropped,),
             lookups=(self._looked_up,),
+            failed=self._out.failures.count,
+            filtered=self._out.failures.filtered,
             after_eviction={0: self._after_eviction},
         )
 
@@ -188,10 +190,20 @@ class _SessionEpoch:
             return
         changed = change(self._side, self._kind, arrived, self._complete.current)
         if self._kind.retracts:
-            yield from self._out.emit(key_sessions.batch, changed.retracted, ARRIVAL, retracted=True)
+            taken_back = self._taken_back(key_sessions.batch, changed)
+            yield from self._out.emit(key_sessions.batch, taken_back, ARRIVAL, retracted=True)
         yield from self._out.emit(changed.rows, changed.to_emit, ARRIVAL)
         self._stored.remove(key_sessions, changed.replaced)
         self._added = rows_to_add(self._kind, changed.rows)
+
+    def _taken_back(self, kept: pa.RecordBatch, changed: Changed) -> np.ndarray:
+        """bool[k]: the kept rows that were emitted and that no row with their id replaces (S6, G7)."""
+        if not changed.emitted.any():
+            return changed.emitted
+        ends = changed.renamed | ~self._out.passes(changed.rows)[changed.successor]
+        taken_back = np.asarray(changed.emitted & ends)
+        taken_back[taken_back] = self._out.passes(kept.filter(pa.array(taken_back)))
+        return taken_back
 
 
 def _bools(rows: pa.RecordBatch, name: str) -> np.ndarray:
@@ -207,29 +219,44 @@ class SessionOutput:
         self._step_columns = [column.step_column or "" for column in step.output]
         self._aggregates = [call.name for call in parameters.aggregates]
         self._folding = Folding(parameters.aggregates)
-        self._keys = step.sides[0].intake.keys
+        self._step, self._keys = step, step.sides[0].intake.keys
+        self.failures = PairFailures()
+
+    def passes(self, sessions: pa.RecordBatch) -> np.ndarray:
+        """bool[n]: the rows of the state, of sessions that are not capped, that meet the condition (G7)."""
+        if self._step.filter is None:
+            return np.ones(sessions.num_rows, dtype=bool)
+        return having_mask(self._step, self._values(sessions, retracted=False), sessions.num_rows)
 
     def emit(
         self, stored: pa.RecordBatch, chosen: np.ndarray, phase: int, *, retracted: bool = False
     ) -> Iterator[pa.RecordBatch]:
-        """Emits the chosen (bool[n]) of n rows of the state. `phase` is CLOSING or ARRIVAL."""
+        """Emits the chosen (bool[n]) of n rows of the state, as far as they meet the condition (G7). `phase` is CLOSING
+        or ARRIVAL."""
         rows, at_once = np.flatnonzero(chosen), rows_at_once([stored])
         for first in range(0, len(rows), at_once):
             sessions = stored.take(pa.array(rows[first : first + at_once]))
             yield self._rows(sessions, phase, retracted=retracted)
 
     def _rows(self, sessions: pa.RecordBatch, phase: int, *, retracted: bool) -> pa.RecordBatch:
+        values = self._values(sessions, retracted=retracted)
+        columns = [values[name].cast(kind) for name, kind in zip(self._step_columns, self._schema.types, strict=True)]
+        rows = pa.record_batch(columns, schema=self._schema)
+        rows = _add_order_columns(rows, sessions, phase, retracted=retracted) if self._ordered else rows
+        if self._step.filter is None or retracted:
+            return rows
+        return rows.filter(pa.array(having_mask(self._step, values, rows.num_rows, self.failures)))
+
+    def _values(self, sessions: pa.RecordBatch, *, retracted: bool) -> dict[str, pa.Array]:
+        """The columns of the step, by name."""
         keys, start = [sessions.column(name) for name in self._keys], sessions.column(START)
         own = (start, sessions.column(TS), pa.array(key_hash([*keys, start])))  # documented: S6, V1
-        values = {
+        return {
             **dict(zip(self._keys, keys, strict=True)),
             **dict(zip(SESSION_COLUMNS, own, strict=True)),
             **dict(zip(self._aggregates, self._folding.results(sessions), strict=True)),
             RETRACTED: pa.repeat(pa.scalar(retracted), sessions.num_rows),
         }
-        columns = [values[name].cast(kind) for name, kind in zip(self._step_columns, self._schema.types, strict=True)]
-        rows = pa.record_batch(columns, schema=self._schema)
-        return _add_order_columns(rows, sessions, phase, retracted=retracted) if self._ordered else rows
 
 
 def _add_order_columns(

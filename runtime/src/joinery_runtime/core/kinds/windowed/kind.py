@@ -18,7 +18,7 @@ from joinery_runtime.core.aggregates import AggregateCall
 from joinery_runtime.core.kinds.base import Aggregating
 from joinery_runtime.core.kinds.cells import concat_selections, cut_by_hash, cut_by_window, within
 from joinery_runtime.core.kinds.replaceable import ReplaceableRows
-from joinery_runtime.core.kinds.rows import Selection
+from joinery_runtime.core.kinds.rows import PairFailures, Selection, having_mask
 from joinery_runtime.core.kinds.windowed.panes import Panes, pane_schema
 from joinery_runtime.core.kinds.windowed.windows import LastEnd, Windows
 from joinery_runtime.core.pipeline.operators import EVENT_TIME_MAX, EVENT_TIME_MIN
@@ -84,7 +84,8 @@ class WindowAggregation(Aggregating):
         since = None if horizon.previous is None else self.windows.open_from(horizon.previous)
         stored = ReplaceableRows(state_runs, since, side.segment_schema())
         panes = Panes(self.windows, self.aggregates, side)
-        yield from self._close(step, panes, stored, horizon, ordered=work.ordered)
+        failures = PairFailures()
+        yield from self._close(step, panes, stored, horizon, failures, ordered=work.ordered)
         added, late, accepted = None, 0, 0
         if horizon.current is not None:
             open_from = self.windows.open_from(horizon.current)
@@ -100,6 +101,8 @@ class WindowAggregation(Aggregating):
             finished=stored.finished(),
             dropped=({"late": late} if late else {},),
             lookups=(accepted,),
+            failed=failures.count,
+            filtered=failures.filtered,
         )
 
     def needs_state(self, step: StepSpec, side: int, arrived: tuple[bool, ...], *, closing: bool) -> bool:
@@ -139,7 +142,14 @@ class WindowAggregation(Aggregating):
     # --- closing ------------------------------------------------------------------------------------------------------
 
     def _close(
-        self, step: StepSpec, panes: Panes, stored: ReplaceableRows, horizon: Horizon, *, ordered: bool
+        self,
+        step: StepSpec,
+        panes: Panes,
+        stored: ReplaceableRows,
+        horizon: Horizon,
+        failures: PairFailures,
+        *,
+        ordered: bool,
     ) -> Iterator[pa.RecordBatch]:
         """Emits the windows that the horizon closes. Those of one group come in the order of their ends."""
         closing = self.windows.closing(horizon)
@@ -155,21 +165,26 @@ class WindowAggregation(Aggregating):
             rows = concat_selections(step.sides[0], piece)
             bounds = within(self.windows.numbers_of(rows.column(TS).to_numpy()), closing)
             for numbers in cut_by_window([bounds]):
-                yield self._rows(step, panes, panes.merge_windows(rows, within(bounds, numbers)), ordered=ordered)
+                windows = panes.merge_windows(rows, within(bounds, numbers))
+                yield self._rows(step, panes, windows, failures, ordered=ordered)
 
-    def _rows(self, step: StepSpec, panes: Panes, closed: pa.RecordBatch, *, ordered: bool) -> pa.RecordBatch:
+    def _rows(
+        self, step: StepSpec, panes: Panes, windows: pa.RecordBatch, failures: PairFailures, *, ordered: bool
+    ) -> pa.RecordBatch:
         """The output rows of windows, which are rows of the state with a window's number as event time."""
-        schema, numbers = step.output_schema(), closed.column(TS).to_numpy()
+        schema, numbers = step.output_schema(), windows.column(TS).to_numpy()
         times = (self.windows.starts(numbers), self.windows.ends(numbers))
         values = {
-            **{name: closed.column(name) for name in step.sides[0].intake.keys},
-            **dict(zip((call.name for call in self.aggregates), panes.folding.results(closed), strict=True)),
+            **{name: windows.column(name) for name in step.sides[0].intake.keys},
+            **dict(zip((call.name for call in self.aggregates), panes.folding.results(windows), strict=True)),
             **{name: _in_years(time) for name, time in zip(WINDOW_COLUMNS, times, strict=True)},
         }
         names = [column.step_column or "" for column in step.output]
         columns = [values[name].cast(kind) for name, kind in zip(names, schema.types, strict=True)]
         rows = pa.record_batch(columns, schema=schema)
-        return _add_order_columns(rows, closed, times) if ordered else rows
+        rows = _add_order_columns(rows, windows, times) if ordered else rows
+        passes = having_mask(step, values, rows.num_rows, failures)
+        return rows if passes.all() else rows.filter(pa.array(passes))
 
 
 def _in_years(times: np.ndarray) -> pa.Array:
@@ -178,11 +193,11 @@ def _in_years(times: np.ndarray) -> pa.Array:
 
 
 def _add_order_columns(
-    rows: pa.RecordBatch, closed: pa.RecordBatch, times: tuple[np.ndarray, np.ndarray]
+    rows: pa.RecordBatch, windows: pa.RecordBatch, times: tuple[np.ndarray, np.ndarray]
 ) -> pa.RecordBatch:
     """Adds ORDER_COLUMNS: by (start, place of the group's first record), and the last time that the window holds."""
     zero = np.zeros(rows.num_rows, dtype=np.int64)
-    partition, offset = (closed.column(name).to_numpy() for name in (PARTITION, OFFSET))
+    partition, offset = (windows.column(name).to_numpy() for name in (PARTITION, OFFSET))
     order = [zero + CLOSING, times[0], zero, partition, offset, zero + 1, zero, times[1] - 1]
     names = [*rows.schema.names, *ORDER_COLUMNS]
     return pa.RecordBatch.from_arrays([*rows.columns, *map(pa.array, order)], names=names)

@@ -16,6 +16,18 @@ from joinery_runtime.job.model.draft import Finding, Loc, dig
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
 
+MOST_WINDOWS = 10_000  # that hold one row
+
+
+def _too_many(size: int, every: int, at: Loc) -> Iterator[Finding]:
+    """Reject windows of which too many hold one row: one of `size` ends at each `every` (ms). A row of the output for
+    each of them would be emitted."""
+    count = -(-size // every)
+    if count > MOST_WINDOWS:
+        facts = f"is {format_duration(every)}, so {count:,} windows of {format_duration(size)} would hold each row, and"
+        least = format_duration(-(-size // MOST_WINDOWS))
+        yield at, f"{facts} {MOST_WINDOWS:,} is the most; write {least} or longer, or a shorter size"
+
 
 class AlignedWindow(Model, WindowKind):
     """What windows that are aligned to the epoch share. All of them are emitted once."""
@@ -106,6 +118,8 @@ class HoppingOfGroup(AlignedWindow):
         if size and slide and slide > size:
             facts = f"slide ({format_duration(slide)}) is longer than size ({format_duration(size)})"
             yield (*at, "slide"), f"{facts}, so rows between windows would be lost; write at most the size"
+        elif size and slide:
+            yield from _too_many(size, slide, (*at, "slide"))
 
     def durations(self) -> dict[str, Any]:
         return {**super().durations(), "slide": self.slide}
@@ -137,6 +151,8 @@ class CumulativeOfGroup(AlignedWindow):
                 (*at, "step"),
                 f"{facts}, so the last window would be cut off; write for example {format_duration(gcd(size, step))}",
             )
+        elif size and step:
+            yield from _too_many(size, step, (*at, "step"))
 
     def durations(self) -> dict[str, Any]:
         return {**super().durations(), "step": self.step}

@@ -67,6 +67,8 @@ class Aggregation(Model):
     """Columns that SQL expressions make, for `groupBy` and `aggregates`."""
     aggregates: tuple[Aggregate, ...] = ()
     """What is computed of each group and window."""
+    having: Text | None = Field(default=None, examples=["paid_orders > 1"])
+    """An SQL condition over groups, aggregates and the window's columns: only rows for which it is true are emitted."""
     late_data: Literal["drop", "reopen", "dlq"] = "drop"
     """What happens to rows behind the watermark: `drop` counts them, `reopen` changes what was emitted, `dlq` writes
     records of an only input to the dead letters."""
@@ -120,6 +122,13 @@ AGGREGATE_RULES: tuple[Rule, ...] = (
         "!has(self.aggregate) || self.aggregate.lateData != 'dlq' || has(self.deadLetter)",
         "dlq writes late records to the dead letters, and the job has none; name `deadLetter`, or write drop",
         ".aggregate.lateData",
+    ),
+    Rule(
+        "!has(self.aggregate) || !has(self.aggregate.having) || self.aggregate.lateData != 'reopen' || "
+        "(has(self.aggregate.emitRetractions) && self.aggregate.emitRetractions)",
+        "lateData is reopen, so rows that were emitted may stop meeting the condition, and nothing takes them back "
+        "(rule G7); write emitRetractions: true",
+        ".aggregate.having",
     ),
     *(
         Rule(

@@ -24,7 +24,7 @@ _NOT_OURS = Rule("!self.startsWith('$')", "starts with `$`, which engine columns
 
 
 def _field_or_sql(name: str) -> Rule:
-    empty = f" || size(self.{name}) == 0" if name not in {"gap", "where"} else ""
+    empty = f" || size(self.{name}) == 0" if name not in {"gap", "where", "having"} else ""
     return Rule(f"!has(self.sql) || !has(self.{name}){empty}", f"{name} and sql are both named; keep one")
 
 
@@ -52,6 +52,12 @@ SESSION_RULES: Mapping[type | tuple[type, str], tuple[Rule, ...]] = {
             "self.lateData != 'dlq' || has(self.deadLetter)",
             "dlq writes late records to the dead letters, and the job has none; name `deadLetter`, or write drop",
             ".lateData",
+        ),
+        Rule(
+            "!has(self.having) || self.lateData != 'reopen' || (has(self.emitRetractions) && self.emitRetractions)",
+            "lateData is reopen, so sessions that were emitted may stop meeting the condition, and nothing takes them "
+            "back (rule G7); write emitRetractions: true",
+            ".having",
         ),
         *(
             Rule(

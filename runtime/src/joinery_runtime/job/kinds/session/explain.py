@@ -83,6 +83,8 @@ def _lines(aggregation: Aggregation, aggregated: Aggregated) -> Iterator[tuple[s
         yield "event time", f"that of {aggregated.time}"
     yield from aggregation.form.lines()
     yield "aggregates", ", ".join(_aggregate(aggregate) for aggregate in aggregation.aggregates) or "none"
+    if aggregation.having is not None:
+        yield "having", f"{aggregation.having}; rows for which it is not true are not emitted, and counted"
     yield "emitted", _emitted(aggregation, aggregated)
     yield "late rows", _late(aggregation, aggregated)
     if aggregation.limits is not None:

@@ -64,6 +64,9 @@ class SessionWindowSpec(JobSpec):
     """An SQL condition over the input's columns that a row must meet."""
     aggregates: tuple[Aggregate, ...] = ()
     """What is computed of each session."""
+    having: Text | None = Field(default=None, examples=["events > 1"])
+    """An SQL condition over groups, aggregates, session_id, window_start and window_end that a session must meet to be
+    emitted."""
     select: Annotated[tuple[SessionColumn, ...], Field(min_length=1)] | None = None
     """What is emitted: exactly these columns, in this order. If absent, groups, session_id, window_start,
     window_end and aggregates."""
@@ -71,8 +74,8 @@ class SessionWindowSpec(JobSpec):
         default=None,
         examples=["SELECT user_id, COUNT(*) AS events FROM clicks GROUP BY user_id, SESSION(ts, INTERVAL '30' SECOND)"],
     )
-    """A SELECT with `GROUP BY ..., SESSION(...)`, instead of `groupBy`, `gap`, `compute`, `where`, `aggregates` and
-    `select`."""
+    """A SELECT with `GROUP BY ..., SESSION(...)`, instead of `groupBy`, `gap`, `compute`, `where`, `aggregates`,
+    `having` and `select`."""
     late_data: Literal["drop", "reopen", "dlq"] = "drop"
     """What happens to late rows: `drop` counts them, `reopen` changes sessions that were emitted, `dlq` writes them
     to the dead letters."""
@@ -91,7 +94,7 @@ class SessionWindow(Job):
 
     row_fields: ClassVar[frozenset[str]] = frozenset(
         {
-            *("input", "group_by", "gap", "max_duration", "compute", "where", "aggregates", "select"),
+            *("input", "group_by", "gap", "max_duration", "compute", "where", "aggregates", "having", "select"),
             *("late_data", "allowed_lateness", "emit_retractions", "limits"),
         }
     )
@@ -133,6 +136,7 @@ class SessionWindow(Job):
             window=AggregateWindow.model_construct(of=spec.input.name, session=session),
             compute=sessions.compute,
             aggregates=sessions.aggregates,
+            having=sessions.having,
             late_data=spec.late_data,
             allowed_lateness=spec.allowed_lateness,
             emit_retractions=spec.emit_retractions,

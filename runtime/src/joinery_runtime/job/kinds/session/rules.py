@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
 from joinery_runtime.job.kinds.session.sessions import (
     EXACT_LIMIT,
     FROM_SQL,
@@ -31,6 +34,8 @@ from joinery_runtime.job.model.draft import (
     reference,
     repeats,
 )
+from joinery_runtime.job.model.expression_tree import parse_tree, shown
+from joinery_runtime.job.model.function_calls import wrong_calls
 from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS, SESSION_ID, WINDOW_START
 from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import listed, suggestion
@@ -200,6 +205,34 @@ def _select(draft: GroupedDraft) -> Iterator[Finding]:
             yield at, f"{name!r} starts with `$`, which engine columns do; rename it with `as`"
 
 
+def _having(draft: GroupedDraft) -> Iterator[Finding]:
+    """Check the syntax of `having`, its calls and its names. The core checks its types."""
+    at, text = (*draft.at, "having"), dig(draft.data, *draft.at, "having")
+    if not isinstance(text, str) or not text:
+        return
+    if dig(draft.data, *draft.at, "lateData") == "reopen" and dig(draft.data, *draft.at, "emitRetractions") is not True:
+        facts = f"lateData is reopen, so {draft.row_words} that were emitted may stop meeting the condition"
+        yield at, f"{facts}, and nothing takes them back (rule G7); write emitRetractions: true"
+    try:
+        tree = parse_tree(text)
+    except SqlglotError as error:
+        yield at, f"{shown(text)} is not an SQL condition: {str(error).strip().splitlines()[0]}"
+        return
+    for call, reason in wrong_calls(tree):
+        yield at, f"{call.sql()!r}: {reason}"
+    for aggregate in tree.find_all(exp.AggFunc):
+        yield at, f"{aggregate.sql()!r} is an aggregate; add it to `aggregates`, and write its `as` here"
+    columns = _session_columns(draft)
+    if columns is None:
+        return
+    own = draft.inputs[0].name if len(draft.inputs) == 1 else None
+    for node in tree.find_all(exp.Column):
+        name = f"{node.table}.{node.name}" if node.table else node.name
+        if name not in columns and not (own is not None and node.table == own and node.name in columns):
+            known = f"columns are {listed(columns)}"
+            yield at, f"{name!r} is no column of these {draft.row_words}{suggestion(name, columns)}; {known}"
+
+
 def _reserved_name(name: str, draft: GroupedDraft) -> str:
     return f"{draft.row_words} have a column {name!r} of their own (rule S6)"
 
@@ -268,7 +301,8 @@ def _session_columns(draft: GroupedDraft) -> list[str] | None:
     groups = draft.fields("groupBy")
     aggregates = [dig(aggregate, "as") for aggregate in draft.fields("aggregates")]
     names = [*groups, *draft.window, *aggregates]
-    return names if groups and all(isinstance(name, str) for name in names) else None
+    is_known = (groups or not draft.needs_groups) and all(isinstance(name, str) for name in names)
+    return names if is_known else None
 
 
 def _row_columns(draft: GroupedDraft) -> dict[str, str] | None:
@@ -371,7 +405,7 @@ def _one_limit(draft: GroupedDraft) -> Iterator[Finding]:
 
 
 AGGREGATE_RULES: tuple[Callable[[GroupedDraft], Iterator[Finding]], ...] = (
-    *(_groups, _computed, _columns, _options, _by, _one_limit, _late, _names, _select),
+    *(_groups, _computed, _columns, _options, _by, _one_limit, _late, _names, _select, _having),
     *(_keys_known, _retracted_selected, _selects_its_key, _takes_back_its_own),
 )
 """The rules of every job that aggregates."""

@@ -100,7 +100,7 @@ def shares_values(function: str) -> str:
     return families.get(function, function)
 
 
-FROM_SQL = ("groupBy", "gap", "compute", "where", "aggregates", "select")
+FROM_SQL = ("groupBy", "gap", "compute", "where", "aggregates", "having", "select")
 """The fields of `spec` that `sql` may replace."""
 
 
@@ -187,11 +187,13 @@ class SessionColumn(Model):
 
 class Sessions(Model):
     """What the sessions of a job are: as its fields say, or as its SQL does. `gap` is milliseconds of event time;
-    `where` keeps the input's rows for which it is true; `select` is what is emitted, None for every column."""
+    `where` keeps the input's rows for which it is true, `having` those of sessions; `select` is what is emitted, None
+    for every column."""
 
     group_by: tuple[Text, ...]
     gap: Length
     compute: tuple[ComputedColumn, ...] = ()
     where: Text | None = None
     aggregates: tuple[Aggregate, ...] = ()
+    having: Text | None = None
     select: Annotated[tuple[SessionColumn, ...], Field(min_length=1)] | None = None
