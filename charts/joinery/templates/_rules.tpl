@@ -11,6 +11,13 @@
 {{- printf "[%s]" (join ", " $plurals) }}
 {{- end }}
 
+{{/* A Role allows this of its own namespace alone. Its RoleBinding is deleted with the namespace, so the operator has to let its jobs go before. */}}
+{{- define "joinery.operator.namespaceRules" -}}
+- apiGroups: [""]
+  resources: [namespaces]
+  verbs: [get]
+{{- end }}
+
 {{/* What the operator does in a namespace whose jobs it runs. It reads no secrets: the kubelet mounts them. */}}
 {{- define "joinery.operator.rules" -}}
 - apiGroups: [joinery.dev]

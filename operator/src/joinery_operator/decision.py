@@ -62,6 +62,9 @@ class Observed:
     namespace_ends: bool = False
     """Whether the namespace is being deleted, so that no pod can be created. Only looked for while the job is being
     deleted with its state."""
+    permissions_end: bool = False
+    """Whether the namespace is being deleted, and the operator's permissions there with it: what is not done at once is
+    never done."""
 
 
 EXECUTORS = "executors"
@@ -88,6 +91,8 @@ class ObservedSavepoint:
     delete_refused: Mapping[str, str] = field(default_factory=dict)
     """Why pods that are still there could not be deleted, by their uid."""
     namespace_ends: bool = False
+    """As in `Observed`."""
+    permissions_end: bool = False
     """As in `Observed`."""
     job_is_anothers: bool = False
     """Whether another operator works on the job. Only looked for while the savepoint is being deleted."""

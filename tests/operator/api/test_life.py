@@ -343,8 +343,8 @@ def test_a_job_that_is_deleted_before_its_finalizer_is_told_of_and_can_be_waited
     world.delete()
 
 
-def test_a_namespace_ends_although_jobs_delete_their_state(world):
-    """No pod can be created in it, so none can delete the state."""
+def run_job_that_deletes_its_state(world):
+    """Its operator may write Events about its own pod, which is in another namespace."""
     account = f"--serviceaccount={world.namespace}:joinery-operator"
     world.kubectl("create", "role", world.namespace, "-n", "default", "--verb=create,patch", "--resource=events")
     world.kubectl("create", "rolebinding", world.namespace, "-n", "default", f"--role={world.namespace}", account)
@@ -352,15 +352,39 @@ def test_a_namespace_ends_although_jobs_delete_their_state(world):
     world.apply()
     world.wait_for("Running")
     assert world.job["metadata"]["finalizers"] == ["joinery.dev/delete-state"]
+
+
+def expect_state_left_behind(world):
+    asked = ("get", "events", "-n", "default", "--field-selector=reason=StateLeftBehind", "-o", "json")
+    words = f"the state of {world.kind.name} {world.namespace}/{JOB} stays in"
+
+    def events():
+        return [event for event in json.loads(world.kubectl(*asked))["items"] if words in event["message"]]
+
+    wait_until("the Event", events)
+    (event,) = events()
+    assert (event["type"], event["involvedObject"]["name"]) == ("Warning", "joinery-operator-0")
+    assert "a namespace ends" in world.operator.log
+
+
+def test_a_namespace_ends_with_the_permissions_of_its_operator(world):
+    """Kubernetes deletes the RoleBinding along with the job: the operator has let the job go before."""
+    run_job_that_deletes_its_state(world)
+    world.kubectl("delete", "namespace", world.namespace, "--timeout=60s")
+    expect_state_left_behind(world)
+
+
+def test_a_namespace_ends_that_its_operator_may_not_read(world):
+    """No pod can be created in it, so none can delete the state."""
+    role = json.loads(world.kubectl("get", "role", "joinery-operator", "-n", world.namespace, "-o", "json"))
+    role["rules"] = [rule for rule in role["rules"] if "namespaces" not in rule["resources"]]
+    world.kubectl.apply(role)
+    run_job_that_deletes_its_state(world)
+    wait_until("it says so", lambda: "may not see whether a namespace is being deleted" in world.operator.log)
     world.kubectl("delete", "namespace", world.namespace, "--wait=false")
-    # As the namespace controller does, in no order.
+    # As the namespace controller does 5 s later, in no order.
     for config_map in world.cluster.ours(world.namespace)["ConfigMap"]:
         world.cluster.delete("ConfigMap", world.namespace, config_map)
     world.delete()
     wait_until("it is let go", lambda: world.cluster.get(world.kind.name, world.namespace, JOB) is None)
-    asked = ("get", "events", "-n", "default", "--field-selector=reason=StateLeftBehind", "-o", "json")
-    wait_until("the Event", lambda: json.loads(world.kubectl(*asked))["items"])
-    (event,) = json.loads(world.kubectl(*asked))["items"]
-    assert (event["type"], event["involvedObject"]["name"]) == ("Warning", "joinery-operator-0")
-    assert f"the state of {world.kind.name} {world.namespace}/{JOB} stays in" in event["message"]
-    assert "a namespace ends" in world.operator.log
+    expect_state_left_behind(world)

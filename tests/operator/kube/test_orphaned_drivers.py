@@ -8,6 +8,7 @@ from joinery_operator.kube.cache import ObjectCache, orphaned_drivers
 from joinery_operator.kube.controller import utc_now
 from joinery_operator.kube.events import EventRecorder
 from joinery_operator.kube.metrics import Metrics
+from joinery_operator.kube.namespaces import EndingNamespaces
 from joinery_operator.kube.polling import Poller
 from joinery_operator.kube.reconciler import JobReconciler, Observer, PodTemplateCache
 from joinery_operator.kube.resources import ObjectKey
@@ -64,7 +65,8 @@ def test_reconcile_is_told_of_them_and_of_what_was_refused(store):
         metrics = Metrics()
         async with MemoryApi(server) as api:
             poller, recorder = Poller(store, 1, metrics, lambda _: None, 3), EventRecorder(api, "operator", utc_now)
-            observer = Observer(Settings(), api, store, PodTemplateCache(api, lambda: 0.0), poller, utc_now)
+            templates, namespaces = PodTemplateCache(api, lambda: 0.0), EndingNamespaces(api, (), store, lambda _: None)
+            observer = Observer(Settings(), api, store, templates, poller, namespaces, utc_now)
             reconciler = JobReconciler(reconcile, observer, Refusing(api, store), recorder, store, metrics)
             await reconciler.run(ObjectKey("StreamJoin", "shop", "orders"))
 

@@ -177,6 +177,31 @@ def test_one_that_fails_then_is_not_made_again(cluster: SimulatedCluster) -> Non
     assert len(left_behind(cluster)) == 1
 
 
+def test_a_job_goes_before_the_permissions_of_its_namespace(cluster: SimulatedCluster) -> None:
+    """Its driver runs until Kubernetes deletes the pod."""
+    cluster.permissions_end = True
+    copy = cluster.resource
+    assert copy is not None
+    decision = cluster.step()
+    assert finalizers(cluster) == []
+    (told,) = left_behind(cluster)
+    assert "is being deleted, so no pod can delete it" in told
+    assert [event.outlives_namespace for event in decision.events] == [True]
+    assert cluster.step().actions == (), "it gets no finalizer again"
+    assert reconcile(ObservedEnd(copy)).events == (), "it is not told twice"
+    cluster.delete()
+    assert cluster.resource is None
+
+
+def test_so_does_one_whose_driver_is_ending(cluster: SimulatedCluster) -> None:
+    cluster.delete()
+    cluster.step()
+    cluster.permissions_end = True
+    cluster.step()
+    assert cluster.resource is None
+    assert len(left_behind(cluster)) == 1
+
+
 def test_an_image_that_is_gone_is_told_with_the_way_out(cluster: SimulatedCluster) -> None:
     cluster.delete()
     cluster.step()

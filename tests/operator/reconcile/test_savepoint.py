@@ -41,6 +41,7 @@ class SavepointCluster(SimulatedCluster):
             create_refused=self.create_refused,
             delete_refused=self.delete_refused,
             namespace_ends=self.namespace_ends,
+            permissions_end=self.permissions_end,
             job_is_anothers=self.job_is_anothers,
         )
 
@@ -452,3 +453,31 @@ def test_a_namespace_that_is_being_deleted_is_not_kept_up(cluster: SavepointClus
     assert (event.type, event.reason, event.outlives_namespace) == ("Warning", "SavepointLeftBehind", True)
     assert "so no pod can delete it" in event.message
     assert reconcile(ObservedEnd(copy)).events == (), "it is not told twice"
+
+
+@pytest.mark.parametrize("is_being_deleted", [True, False])
+def test_one_goes_before_the_permissions_of_its_namespace(cluster: SavepointCluster, is_being_deleted: bool) -> None:
+    """The job may be gone by then, and its Savepoint is not deleted yet."""
+    cluster.completed()
+    assert cluster.finalizers() == [FINALIZER]
+    if is_being_deleted:
+        cluster.delete()
+    cluster.permissions_end = True
+    copy = cluster.resource
+    assert copy is not None
+    (event,) = cluster.step().events
+    assert (event.type, event.reason, event.outlives_namespace) == ("Warning", "SavepointLeftBehind", True)
+    assert cluster.finalizers() == []
+    if not is_being_deleted:
+        assert cluster.step().actions == (), "it gets no finalizer again"
+    assert reconcile(ObservedEnd(copy)).events == (), "it is not told twice"
+
+
+def test_one_that_pinned_nothing_leaves_nothing_behind_with_its_namespace(cluster: SavepointCluster) -> None:
+    cluster.job.resource = None
+    cluster.step()
+    assert cluster.resource is not None
+    cluster.resource["metadata"]["finalizers"] = [FINALIZER]
+    cluster.permissions_end = True
+    assert cluster.step().events == ()
+    assert cluster.finalizers() == []

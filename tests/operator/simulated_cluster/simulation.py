@@ -110,6 +110,7 @@ class SimulatedCluster:
     http_routes: dict[str, Manifest] = field(default_factory=dict)
     create_refused: str = ""
     namespace_ends: bool = False
+    permissions_end: bool = False
     delete_refused: dict[str, str] = field(default_factory=dict)
     orphaned_drivers: dict[str, Manifest] = field(default_factory=dict)
     name_conflicts: list[Manifest] = field(default_factory=list)
@@ -174,6 +175,7 @@ class SimulatedCluster:
             name_conflicts=deepcopy(self.name_conflicts),
             page_conflicts=deepcopy(self.page_conflicts),
             namespace_ends=self.namespace_ends,
+            permissions_end=self.permissions_end,
         )
 
     def _said(self) -> DriverStatus | None:

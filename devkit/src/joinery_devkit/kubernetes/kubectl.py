@@ -132,7 +132,7 @@ class Kubectl:
             wait_until("the namespace has its service account", lambda: self.get("serviceaccount", "default", name))
             yield name
         finally:
-            self("delete", "namespace", name, "--wait=false")
+            self("delete", "namespace", name, "--wait=false", "--ignore-not-found")
 
     def log_in_as(self, service_account: str, namespace: str, target: Path) -> Kubectl:
         """kubectl as a ServiceAccount, whose kubeconfig (with a token for an hour) is written to `target`."""

@@ -18,6 +18,7 @@ from joinery_operator.kube.audit import Auditor
 from joinery_operator.kube.cache import ObjectCache, name_conflicts, page_conflicts, savepoints_of, uid_of
 from joinery_operator.kube.events import COMPONENT, EventRecorder
 from joinery_operator.kube.metrics import Metrics
+from joinery_operator.kube.namespaces import EndingNamespaces
 from joinery_operator.kube.polling import Poller
 from joinery_operator.kube.probes import Health, ProbeServer
 from joinery_operator.kube.reconciler import JobReconciler, Observer, PodTemplateCache, Reconcile
@@ -27,6 +28,7 @@ from joinery_operator.settings import Settings
 
 WORKERS = 8
 AUDIT_SECONDS = 60.0
+NAMESPACE_SECONDS = 1.0
 # kopf lists again after the controller did, and no watch reports what was deleted in between.
 FIRST_AUDIT_SECONDS = 5.0
 STOP_SECONDS = 20.0
@@ -70,7 +72,9 @@ class Controller:
         figures_rounds = max(1, round(settings.figures_seconds / settings.poll_seconds))
         self.poller = Poller(self.cache, settings.status_port, metrics, self.feed.add, figures_rounds)
         self.health = Health(self.feed.queue.running, clock)
-        observer = Observer(settings, api, self.cache, PodTemplateCache(api, clock), self.poller, now)
+        self._ending_namespaces = EndingNamespaces(api, settings.namespaces, self.cache, self.feed.add)
+        templates = PodTemplateCache(api, clock)
+        observer = Observer(settings, api, self.cache, templates, self.poller, self._ending_namespaces, now)
         self._reconciler = JobReconciler(
             reconcile,
             observer,
@@ -94,6 +98,10 @@ class Controller:
             self._tasks = [
                 self._start("polls of drivers", self._run_every(seconds, seconds, poll)),
                 self._start("audits", self._run_every(FIRST_AUDIT_SECONDS, AUDIT_SECONDS, self.auditor.round)),
+                self._start(
+                    "the ends of namespaces",
+                    self._run_every(NAMESPACE_SECONDS, NAMESPACE_SECONDS, self._ending_namespaces.round),
+                ),
             ]
             self._stack = stack.pop_all()
         return self

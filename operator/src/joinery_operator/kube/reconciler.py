@@ -30,6 +30,7 @@ from joinery_operator.kube.apply import Applier, NameTaken, ResourceChanged, was
 from joinery_operator.kube.cache import ObjectCache, key_of, name_conflicts, orphaned_drivers, page_conflicts, uid_of
 from joinery_operator.kube.events import COMPONENT, EventRecorder
 from joinery_operator.kube.metrics import Metrics
+from joinery_operator.kube.namespaces import EndingNamespaces, has_our_finalizer
 from joinery_operator.kube.polling import Poller
 from joinery_operator.kube.resources import BY_KIND, CONFIG_MAP, JOB_KINDS, POD, SAVEPOINT, ObjectKey
 from joinery_operator.manifests.pod_base import JOB_FILE
@@ -47,7 +48,6 @@ _CACHED = 500
 _SOON_SECONDS = 0.5
 _TEMPLATES_SECONDS = 60.0
 """How often a job with pod templates is reconciled at least: no watch reports that its author has edited one."""
-_OUR_FINALIZERS = "joinery.dev/"
 _TOLD = (ApiError, NameTaken, ResourceChanged)
 
 
@@ -113,6 +113,7 @@ class Observer:
         cache: ObjectCache,
         templates: PodTemplateCache,
         poller: Poller,
+        ending_namespaces: EndingNamespaces,
         now: Callable[[], datetime],
     ) -> None:
         self._settings = settings
@@ -120,6 +121,7 @@ class Observer:
         self._cache = cache
         self._templates = templates
         self._poller = poller
+        self._ending_namespaces = ending_namespaces
         self._now = now
 
     async def observe(self, key: ObjectKey, applier: Applier) -> Observed | ObservedSavepoint | None:
@@ -146,6 +148,7 @@ class Observer:
             create_refused=applier.create_refused(savepoint),
             delete_refused=applier.delete_refused(savepoint),
             namespace_ends=namespace_ends,
+            permissions_end=key.namespace in self._ending_namespaces,
             job_is_anothers=job_is_anothers,
         )
 
@@ -177,6 +180,7 @@ class Observer:
             name_conflicts=self._cached_objects(name_conflicts(key, self._cache)),
             page_conflicts=self._cached_objects(page_conflicts(key, self._cache, self._settings)),
             namespace_ends=namespace_ends,
+            permissions_end=key.namespace in self._ending_namespaces,
         )
 
     async def _ends_with_namespace(self, resource: Manifest) -> bool:
@@ -310,9 +314,7 @@ class JobReconciler:
 
 def _waits_for_pod(resource: Manifest) -> bool:
     """Whether a resource is being deleted, and stays until a pod of ours has deleted what the state store has of it."""
-    metadata = resource["metadata"]
-    has_finalizer = any(finalizer.startswith(_OUR_FINALIZERS) for finalizer in metadata.get("finalizers") or ())
-    return bool(metadata.get("deletionTimestamp")) and has_finalizer
+    return bool(resource["metadata"].get("deletionTimestamp")) and has_our_finalizer(resource)
 
 
 def _depends_on(action: Action, undone: Action) -> bool:

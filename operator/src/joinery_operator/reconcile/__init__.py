@@ -55,6 +55,8 @@ def reconcile(observed: Observed | ObservedSavepoint | ObservedEnd) -> Decision:
         )
         return Decision(None, events=tuple(left_behind(last_copy)))
     status = read_status(observed.resource)
+    if observed.permissions_end:
+        return _reconcile_with_namespace(ReconcileContext(deletion.without_lost_templates(observed), status))
     if observed.resource["metadata"].get("deletionTimestamp"):
         return _reconcile_deleted(ReconcileContext(deletion.without_lost_templates(observed), status))
     ctx = ReconcileContext(observed, status)
@@ -92,6 +94,16 @@ def _reconcile_deleted(ctx: ReconcileContext) -> Decision:
     # No watch reports the end of the namespace, which may let the resource go.
     again_after = _NAMESPACE_SECONDS if fault and decision.again_after is None else decision.again_after
     return replace(decision, events=(*decision.events, *deleted.events), again_after=again_after)
+
+
+def _reconcile_with_namespace(ctx: ReconcileContext) -> Decision:
+    """Lets a job go whose namespace is being deleted, before Kubernetes deletes the job: it deletes the operator's
+    RoleBinding as well, in no order. The pods are Kubernetes' to end."""
+    if FINALIZER not in ctx.finalizers:
+        return Decision(None)
+    released = deletion.release(ctx, ctx.status)
+    status = with_conditions(ctx, released.status, deletion_phase(None, deletion.WAY_OUT))
+    return Decision(status, released.actions, released.events)
 
 
 def _with_target_revision(ctx: ReconcileContext, status: Status) -> Status:

@@ -105,6 +105,16 @@ def delete_state(ctx: ReconcileContext, status: Status) -> DeletionStep:
     return _run_pod(ctx, status, ctx.delete_state)
 
 
+def release(ctx: ReconcileContext, status: Status) -> DeletionStep:
+    """Lets a job go whose namespace is being deleted, and says that its state stays, if it has any that asks for more."""
+    done = ctx.delete_state is not None and ctx.delete_state.succeeded
+    left: tuple[Event, ...] = ()
+    if ctx.spec.get("cleanup") != "retainState" and not done and _has_state(ctx, status):
+        reason = f"namespace {ctx.metadata['namespace']} is being deleted, so no pod can delete it"
+        left = (replace(_left_behind(ctx.observed.resource, status, reason), outlives_namespace=True),)
+    return DeletionStep(status, (_set_finalizer(ctx, keep=False),), events=left)
+
+
 def _job_pods(ctx: ReconcileContext) -> list[PodObservation]:
     return [*ctx.drivers.values(), *ctx.checks.values()]
 
@@ -113,13 +123,7 @@ def _run_pod(ctx: ReconcileContext, status: Status, pod: PodObservation | None) 
     tries = status.deletion or Deletion()
     waits = tries.not_before is not None and ctx.now < tries.not_before
     if ctx.observed.namespace_ends and (pod is None or (pod.ended_at is not None and not pod.succeeded)):
-        left = _left_behind(
-            ctx.observed.resource,
-            status,
-            f"namespace {ctx.metadata['namespace']} is being deleted, so no pod can delete it",
-        )
-        left = replace(left, outlives_namespace=True)
-        return DeletionStep(status, (_set_finalizer(ctx, keep=False),), events=(left,))
+        return release(ctx, status)
     if pod is None:
         if waits:
             return DeletionStep(status)

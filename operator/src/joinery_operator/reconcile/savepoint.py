@@ -49,6 +49,8 @@ _WAY_OUT = "To leave it in the state store, set spec.cleanup to retain: the reso
 def reconcile_savepoint(observed: ObservedSavepoint) -> Decision:
     """Decides. Never raises for anything that a user, a cluster or another release may have written."""
     status = _read(observed.resource)
+    if observed.permissions_end:
+        return _release(observed, status)
     if observed.resource["metadata"].get("deletionTimestamp"):
         return _reconcile_deleted(observed, status)
     if status.phase == "Completed":
@@ -62,8 +64,7 @@ def left_behind_events(resource: Manifest) -> Iterator[Event]:
     """Says of a Savepoint that is gone that the state store still has its savepoint, against what it asked for: it was
     deleted before the operator had set its finalizer. One that the operator lets go is `Deleting` before."""
     status = _read(resource)
-    reason = next((condition.reason for condition in status.conditions if condition.type == "Ready"), _NOT_STARTED)
-    if _cleanup(resource) == "retain" or status.phase == "Deleting" or reason in _NOTHING_MADE:
+    if _cleanup(resource) == "retain" or status.phase == "Deleting" or _ready_reason(status) in _NOTHING_MADE:
         return
     yield _left_behind(
         resource,
@@ -71,6 +72,10 @@ def left_behind_events(resource: Manifest) -> Iterator[Event]:
         f"the Savepoint was deleted before it had the finalizer {FINALIZER}, without which cleanup: delete deletes "
         "nothing",
     )
+
+
+def _ready_reason(status: SavepointState) -> str:
+    return next((condition.reason for condition in status.conditions if condition.type == "Ready"), _NOT_STARTED)
 
 
 def _left_behind(resource: Manifest, status: SavepointState, reason: str) -> Event:
@@ -112,7 +117,7 @@ def _completion(observed: ObservedSavepoint, status: SavepointState) -> tuple[st
 def _reconcile_deleted(observed: ObservedSavepoint, status: SavepointState) -> Decision:
     if FINALIZER not in _finalizers(observed):
         return Decision(None)
-    release = SetFinalizers(tuple(finalizer for finalizer in _finalizers(observed) if finalizer != FINALIZER))
+    release = _remove_finalizer(observed)
     if _cleanup(observed.resource) == "retain":
         return Decision(None, (release,))
     revision = _current_revision(observed)
@@ -134,14 +139,29 @@ def _reconcile_deleted(observed: ObservedSavepoint, status: SavepointState) -> D
     if done is not None and done.succeeded:
         return Decision(None, (release,))
     if observed.namespace_ends and (done is None or done.ended_at is not None):
+        return _release(observed, status)
+    return _run_pod(observed, status, delete=True)
+
+
+def _release(observed: ObservedSavepoint, status: SavepointState) -> Decision:
+    """Lets a Savepoint go whose namespace is being deleted, and says that the state store keeps its savepoint."""
+    if FINALIZER not in _finalizers(observed):
+        return Decision(None)
+    done = _pods(observed).get(_name(observed, delete=True))
+    nothing_is_pinned = (done is not None and done.succeeded) or _ready_reason(status) in {*_NO_STATE, _STATE_GONE}
+    left: tuple[Event, ...] = ()
+    if _cleanup(observed.resource) == "delete" and not nothing_is_pinned:
         namespace = observed.resource["metadata"]["namespace"]
-        left = _left_behind(
+        event = _left_behind(
             observed.resource, status, f"namespace {namespace} is being deleted, so no pod can delete it"
         )
-        # As above, the phase says that the operator has let it go.
-        released = status.model_copy(update={"phase": "Deleting"})
-        return Decision(released, (release,), (replace(left, outlives_namespace=True),))
-    return _run_pod(observed, status, delete=True)
+        left = (replace(event, outlives_namespace=True),)
+    # `left_behind_events` sees by the phase that the operator has let it go.
+    return Decision(status.model_copy(update={"phase": "Deleting"}), (_remove_finalizer(observed),), left)
+
+
+def _remove_finalizer(observed: ObservedSavepoint) -> SetFinalizers:
+    return SetFinalizers(tuple(finalizer for finalizer in _finalizers(observed) if finalizer != FINALIZER))
 
 
 def _run_pod(observed: ObservedSavepoint, status: SavepointState, *, delete: bool) -> Decision:
