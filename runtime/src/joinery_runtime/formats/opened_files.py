@@ -42,6 +42,7 @@ _OTHERS = {
     b"Obj\x01": "an Avro container, which is not supported yet",
 }
 _CHECK_PATH = "Check the path in the job"
+_PIECE = 64 * 2**10  # bytes that are unpacked at a time
 _MOST_UNPACKED = 8  # unpacked files that a process keeps
 _unpacked: OrderedDict[tuple[str, int, int], Bytes] = OrderedDict()
 _lock = threading.Lock()
@@ -158,14 +159,16 @@ def _plain(path: str, *, gzipped: bool) -> Bytes:
         ):
             try:
                 with gzip.open(path) if gzipped else pa.input_stream(path, compression="zstd") as source:
-                    shutil.copyfileobj(source, target, 1 << 20)
+                    shutil.copyfileobj(source, target, _PIECE)
                 target.flush()
             except (EOFError, zlib.error, OSError) as error:
                 if isinstance(error, OSError) and is_full(error):
                     raise
+                start = target.tell()
                 raise SourceError(
                     f"The input file {path} cannot be unpacked",
-                    facts=f"{'gzip' if gzipped else 'zstd'}: {error}",
+                    facts=f"{'gzip' if gzipped else 'zstd'}, between byte {start:,} and byte {start + _PIECE:,} of what "
+                    f"is unpacked: {error}; the file has {key[2]:,} bytes",
                     todo="Replace the file: it is broken or not complete. To read the part that can be "
                     f"unpacked, write it to another file ({'zcat' if gzipped else 'zstdcat'}), and name that file",
                 ) from error

@@ -65,7 +65,7 @@ class ParquetPlanner(ListedFiles):
                         facts = f"column {field.name} is {file_type} there, and {field.type} in the job"
                         raise _unfit_file(ref.topic, facts, "Write another type, or `string` for the value as text")
                 self._missing = [name for name in self._missing if file_types[name] is None]
-                self._rows[stamp] = file.metadata.num_rows
+                self._rows[stamp] = _count_rows(ref.topic, file.metadata)
         start, rows = position or 0, self._rows[stamp]
         if start > rows:
             raise SourceError(
@@ -200,11 +200,23 @@ def opened_parquet(path: str) -> Iterator[pq.ParquetFile]:
                     raise pa.ArrowInvalid(str(error)) from error
                 raise
     except pa.ArrowException as error:
-        raise SourceError(
-            f"The input file {path} cannot be read as Parquet",
-            facts=" ".join(str(error).split()),
-            todo="Check the input's format and that the file is complete",
-        ) from error
+        facts = f"{' '.join(str(error).split())}; the file has {stamp_of(path)[2]:,} bytes"
+        raise _damage_of(path, facts) from error
+
+
+def _count_rows(path: str, metadata: pq.FileMetaData) -> int:
+    """Return the number of the file's rows. Raises SourceError if the file's end contradicts itself: Arrow believes the total,
+    and would leave out rows."""
+    rows: int = metadata.num_rows
+    rows_of_groups = sum(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
+    if rows != rows_of_groups:
+        raise _damage_of(path, f"its end says {rows:,} rows, and {rows_of_groups:,} for its row groups together")
+    return rows
+
+
+def _damage_of(path: str, facts: str) -> SourceError:
+    todo = "Check the input's format and that the file is complete"
+    return SourceError(f"The input file {path} cannot be read as Parquet", facts=facts, todo=todo)
 
 
 def _unfit_file(path: str, facts: str, todo: str) -> SourceError:
