@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +138,7 @@ def test_a_row_is_too_large_only_for_an_output_that_has_it() -> None:
     class Takes:
         words = "topic large takes 5"
 
-        def at_most(self, size: int | None) -> Takes:
+        def at_most(self, sizes: Mapping[str, int]) -> Takes:
             return self
 
         def excess(self, rows: pa.RecordBatch) -> Any:

@@ -148,7 +148,7 @@ class SimStore(MemoryStore):
 def is_part_of(plan: Json, planned: Json) -> bool:
     """Whether the plan is `planned` with shorter ranges, or for smaller rows. Where it reads less of a table, it closes
     nothing."""
-    may_differ = ("ranges", "tables_read", "reached", "unread", "row_limit")
+    may_differ = ("ranges", "tables_read", "reached", "unread", "row_limit", "row_limits")
     of_ranges = {name: plan[name] for name in may_differ if name in plan}
     settled = {part: [before, before] for part, (before, _) in planned["horizons"].items()}
     same = any({**planned, **of_ranges, "horizons": closed} == plan for closed in (planned["horizons"], settled))

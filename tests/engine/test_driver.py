@@ -378,26 +378,36 @@ def test_a_bad_record_without_dead_letters_commits_nothing(world: World) -> None
     assert record(world).plan == plan.to_json(), "the plan must be replayed once the record is repaired"
 
 
+@pytest.mark.parametrize(
+    ("output", "as_stored"),
+    [
+        pytest.param("output", lambda limits: (limits["output"], None), id="output"),
+        pytest.param("large", lambda limits: (None, limits), id="several outputs"),
+    ],
+)
 def test_a_plan_has_the_limit_of_its_topic_and_gets_the_present_one_while_nothing_is_visible(
-    world: World, monkeypatch: Any
+    world: World, monkeypatch: Any, output: str, as_stored: Callable[[Mapping[str, int]], tuple[object, object]]
 ) -> None:
     """A row that the topic does not take any more would end each start; a row that is out must not be dead as well."""
 
-    def recovered(limit: int | None) -> Driver:
+    def recovered(limits: Mapping[str, int]) -> Driver:
         driver = world.new_driver()
-        driver._parts = replace(driver._parts, row_limit=limit)
+        driver._parts = replace(driver._parts, row_limits=limits)
         driver.recover()
         return driver
 
     world.append("orders", 0, "a", 1_000, identifier=1)
-    plan = recovered(None).plan()
+    plan = recovered({}).plan()
     assert plan is not None
-    assert "row_limit" not in plan.to_json()
-    for limit, planned in ((900, 900), (800, 800), (None, 800)):
-        assert recovered(limit).state.pending == replace(plan, row_limit=planned)
-        assert EpochPlan.from_json(record(world).plan or {}).row_limit == planned
+    assert not {"row_limit", "row_limits"} & plan.to_json().keys()
+    for limit in (900, 800, None):
+        planned = {output: limit or 800}
+        assert recovered({} if limit is None else {output: limit}).state.pending == replace(plan, row_limits=planned)
+        stored = record(world).plan or {}
+        assert EpochPlan.from_json(stored).row_limits == planned
+        assert (stored.get("row_limit"), stored.get("row_limits")) == as_stored(planned)
     monkeypatch.setattr(Driver, "_recover_sinks", lambda *_: True)
-    assert recovered(700).state.pending == replace(plan, row_limit=800)
+    assert recovered({output: 700}).state.pending == replace(plan, row_limits={output: 800})
 
 
 def test_after_null_keys_the_next_driver_plans_what_has_come_since(world: World) -> None:

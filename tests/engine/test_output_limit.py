@@ -18,7 +18,7 @@ ROWS = pa.record_batch({"id": ["a", "b", "c"], "text": ["x", "é" * 600, '"' * 6
 
 def excess(rows: pa.RecordBatch, limit: int, **how: Any) -> list[int] | None:
     target = KafkaTarget("out", "here:1", properties={"message.max.bytes": str(limit + 128)}, **how)
-    sizes = RecordLimit(target).excess(rows)
+    sizes = RecordLimit(target, "output").excess(rows)
     return None if sizes is None else sizes.tolist()
 
 
@@ -32,10 +32,10 @@ def test_a_size_is_that_of_the_record_as_it_is_written() -> None:
 
 
 def test_a_topic_that_takes_less_than_the_client_decides() -> None:
-    limit = RecordLimit(KafkaTarget("out", "here:1"))
+    limit = RecordLimit(KafkaTarget("out", "here:1"), "large")
     assert limit.excess(ROWS) is None
-    assert limit.at_most(None) == limit.at_most(2_000_000) == limit
-    lower = limit.at_most(1_219)
+    assert limit.at_most({"small": 100}) == limit.at_most({"large": 2_000_000}) == limit
+    lower = limit.at_most({"large": 1_219, "small": 100})
     sizes = lower.excess(ROWS)
     assert sizes is not None
     assert sizes.tolist() == [0, 1_220, 1_220]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
@@ -142,7 +142,7 @@ class OutputTarget:
 
     def row_limit(self) -> RowLimit | None:
         """Say how large a row of the output may be. None: of any size."""
-        return None if self.output.kafka is None else RecordLimit(self.topic())
+        return None if self.output.kafka is None else RecordLimit(self.topic(), self.name)
 
     def topic_row_limit(self) -> int | None:
         """Ask how large a row the output's topic takes now, if that is less than the client takes. None too where rows
@@ -263,11 +263,10 @@ class Outputs:
         limits = [(target.selection, limit) for target in self.targets if (limit := target.row_limit()) is not None]
         return SeveralLimits(tuple(limits)) if limits else None
 
-    def topic_row_limit(self) -> int | None:
-        """Ask how large a row the output's topic takes now (`OutputTarget.topic_row_limit`). None too with several
-        topics, because a plan has one limit."""
-        topics = [target for target in self.targets if target.output.kafka is not None]
-        return topics[0].topic_row_limit() if len(topics) == 1 else None
+    def topic_row_limits(self) -> Mapping[str, int]:
+        """Ask how large a row the topic of each output takes now, by output (`OutputTarget.topic_row_limit`)."""
+        limits = {target.name: target.topic_row_limit() for target in self.targets}
+        return {name: limit for name, limit in limits.items() if limit is not None}
 
     # --- what is in them --------------------------------------------------------------------------------------------
 

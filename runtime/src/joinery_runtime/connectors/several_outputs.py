@@ -164,8 +164,8 @@ class SeveralLimits:
     def words(self) -> str:
         return ", ".join(limit.words for _, limit in self.limits)
 
-    def at_most(self, size: int | None) -> SeveralLimits:
-        return SeveralLimits(tuple((selection, limit.at_most(size)) for selection, limit in self.limits))
+    def at_most(self, sizes: Mapping[str, int]) -> SeveralLimits:
+        return SeveralLimits(tuple((selection, limit.at_most(sizes)) for selection, limit in self.limits))
 
     def excess(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64] | None:
         sizes = np.zeros(rows.num_rows, dtype=np.int64)

@@ -96,8 +96,8 @@ class RowLimit(Protocol):
         """The target and its limit."""
         ...
 
-    def at_most(self, size: int | None) -> RowLimit:
-        """This limit, or a lower one that the plan has (None: it has none)."""
+    def at_most(self, sizes: Mapping[str, int]) -> RowLimit:
+        """This limit, or the lower one that the plan has for the output's name."""
         ...
 
     def excess(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64] | None:

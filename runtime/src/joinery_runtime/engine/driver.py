@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -77,7 +77,7 @@ class Host(Protocol):
 @dataclass(frozen=True, slots=True)
 class DriverParts:
     """What a driver works with. Without `dead_letters` a bad record fails the job (T8); without `savepoints` the driver
-    makes none by itself. `row_limit` is that of the plans (`EpochPlan.row_limit`)."""
+    makes none by itself. `row_limits` are those of the plans (`EpochPlan.row_limits`)."""
 
     store: DriverStore
     planner: Planner
@@ -85,7 +85,7 @@ class DriverParts:
     output: Sink
     dead_letters: Sink | None
     savepoints: PeriodicSavepoints | None = None
-    row_limit: int | None = None
+    row_limits: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,12 +241,13 @@ class Driver:
         """Replaces a pending plan that is over the present limits by a smaller one for the same epoch: a plan that ran
         out of memory would do so for ever, and so would one whose rows its topic does not take any more. All older
         attempts are fenced by now, and what they staged is swept."""
-        pending, limit = self.state.pending, self._parts.row_limit
+        pending = self.state.pending
         if pending is None or not self._pending_plan.may_shrink:
             return
         smaller = self._parts.planner.smaller(pending)
-        if limit is not None and limit != pending.row_limit:
-            smaller = replace(smaller or pending, row_limit=limit)
+        limits = {**pending.row_limits, **self._parts.row_limits}
+        if limits != pending.row_limits:
+            smaller = replace(smaller or pending, row_limits=limits)
         if smaller is not None:
             under = record.definition if record.definition is not None else self._identity.definition
             self._parts.store.write_plan(
@@ -311,7 +312,7 @@ class Driver:
         self.sources = result.status
         if result.plan is None:
             return None
-        return replace(result.plan, generation=self.generation, row_limit=self._parts.row_limit)
+        return replace(result.plan, generation=self.generation, row_limits=self._parts.row_limits)
 
     @contextmanager
     def _in_its_groups(self) -> Iterator[None]:

@@ -19,6 +19,7 @@ from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputClock, Inp
 from joinery_runtime.core.table.columns import numbered_partition
 from joinery_runtime.errors import IncompatibleState
 from joinery_runtime.formats.batch import PartitionRef
+from joinery_runtime.job.model.outputs import ONLY_OUTPUT
 from joinery_runtime.state.store import JobRecord
 
 FORMAT = 3
@@ -93,8 +94,8 @@ class EpochPlan:
     `format` is that of the release that made the plan, `generation` that of the driver (0: unknown).
     `reached` names the inputs of an as-of join that are behind, each with the event time up to which it was read
     (`InputTime.reached`). `unread` names the streams of such a join of which this plan leaves records unread.
-    `row_limit` is how large a row the output topic took when the plan was made, if that is less than the client takes;
-    None: not known, or no such topic.
+    `row_limits` says by output how large a row its topic took when the plan was made, where that was less than the client
+    takes. An output is missing where that is not known, or that has no topic.
     `topic_numbers` has, by input, the numbers of topics that the ranges read or that this plan is the first to give
     (`TopicNumbers`); a topic that is not named has 0."""
 
@@ -121,7 +122,7 @@ class EpochPlan:
     definition: str = ""
     reached: Mapping[str, int] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
-    row_limit: int | None = None
+    row_limits: Mapping[str, int] = field(default_factory=dict)
     topic_numbers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     format: int = PLAN_FORMAT
     generation: int = 0
@@ -180,7 +181,7 @@ class EpochPlan:
             **({"definition": self.definition} if self.definition else {}),
             **({"reached": dict(self.reached)} if self.reached else {}),
             **({"unread": list(self.unread)} if self.unread else {}),
-            **({} if self.row_limit is None else {"row_limit": self.row_limit}),
+            **_row_limits_to_json(self.row_limits),
             **(
                 {"topic_numbers": {name: dict(numbers) for name, numbers in self.topic_numbers.items()}}
                 if self.topic_numbers
@@ -217,9 +218,20 @@ class EpochPlan:
             definition=doc.get("definition", ""),
             reached=dict(doc.get("reached", {})),
             unread=tuple(doc.get("unread", [])),
-            row_limit=doc.get("row_limit"),
+            row_limits=_row_limits_from_json(doc),
             topic_numbers={name: dict(numbers) for name, numbers in doc.get("topic_numbers", {}).items()},
         )
+
+
+def _row_limits_to_json(limits: Mapping[str, int]) -> dict[str, Any]:
+    """The limits as they are stored: that of `output` as a number, as before jobs had several outputs."""
+    if not limits:
+        return {}
+    return {"row_limit": limits[ONLY_OUTPUT]} if ONLY_OUTPUT in limits else {"row_limits": dict(limits)}
+
+
+def _row_limits_from_json(doc: Mapping[str, Any]) -> Mapping[str, int]:
+    return {ONLY_OUTPUT: doc["row_limit"]} if "row_limit" in doc else dict(doc.get("row_limits", {}))
 
 
 def _offsets_to_json(offsets: Mapping[PartitionRef, int]) -> list[list[str | int]]:

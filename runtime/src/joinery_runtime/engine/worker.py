@@ -289,7 +289,7 @@ class Worker:
         limit = self._parts.row_limit
         if limit is None or step is not self._pipeline.last or self._parts.dead_letters is None:
             return None
-        return limit.at_most(plan.row_limit)
+        return limit.at_most(plan.row_limits)
 
     def _evict_unneeded(self, work: EpochWork) -> None:
         """Drops cache entries that no epoch needs any more. This happens once per epoch, before any shard takes a

@@ -281,9 +281,10 @@ class KafkaTarget:
 @dataclass(frozen=True, slots=True)
 class RecordLimit:
     """The size over which the client rejects a record of the target, or the topic if it takes less than the client
-    (`connectors.sink.RowLimit`)."""
+    (`connectors.sink.RowLimit`). `output` is the output's name."""
 
     target: KafkaTarget
+    output: str
     of_topic: int | None = None
 
     @property
@@ -291,7 +292,8 @@ class RecordLimit:
         setting = "message.max.bytes" if self.of_topic is None else "its max.message.bytes"
         return f"topic {self.target.topic} takes {self._size_limit:,} ({setting})"
 
-    def at_most(self, size: int | None) -> RecordLimit:
+    def at_most(self, sizes: Mapping[str, int]) -> RecordLimit:
+        size = sizes.get(self.output)
         return replace(self, of_topic=size) if size is not None and size < self.target.client_limit else self
 
     @property
