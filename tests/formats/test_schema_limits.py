@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import fastavro
@@ -13,7 +17,9 @@ import pytest
 from formats.registry import Registry, registry
 from formats.test_debezium import of_values
 from joinery_runtime.connectors.inputs import decoder_for
+from joinery_runtime.errors import SourceUnavailable
 from joinery_runtime.formats.records import Decoded
+from joinery_runtime.formats.registry import client
 from joinery_runtime.formats.registry.references import DEEPEST_REFERENCES, MOST_CHARACTERS, MOST_REFERENCES
 from joinery_runtime.formats.registry.schemas import Schemas, UnknownSchema
 from joinery_runtime.job import Input
@@ -129,3 +135,43 @@ def test_a_schema_is_not_blamed_for_the_machine(served: Registry, monkeypatch: p
     with pytest.raises(OSError, match="Too many"):
         schemas.avro(second)
     assert schemas.avro(second)["name"] == "S"
+
+
+@contextmanager
+def endless_server(pause: float) -> Iterator[str]:
+    """A server whose answers have no end, as its URL. It waits so many seconds between pieces of 1 KB."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            try:
+                while True:
+                    self.wfile.write(b"x" * 1024)
+                    time.sleep(pause)
+            except OSError:
+                """The client has left."""
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing of it is of interest."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("pause", "says"), [(0.0, "the answer has more than 1,000,000 bytes"), (0.01, "the answer has not ended after 0.2 s")]
+)
+def test_an_answer_without_an_end_is_not_read_to_it(monkeypatch: pytest.MonkeyPatch, pause: float, says: str) -> None:
+    monkeypatch.setattr(client, "_MOST_BYTES", 1_000_000)
+    monkeypatch.setattr(client, "_MOST_SECONDS", 0.2 if pause else 60.0)
+    with endless_server(pause) as url, pytest.raises(SourceUnavailable, match="no schema registry answers") as raised:
+        Schemas.of(model(Registry(url), "avro")).avro(1)
+    assert f"{url} was asked for schema 1: {says}" in raised.value.facts

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from joinery_runtime.errors import JoineryError, Unavailable
 
@@ -23,6 +24,9 @@ _NUMBERS = {
 _NOT_FOUND, _FORBIDDEN, _REFUSED = 404, 403, (409, 422)  # of HTTP
 _DENIED = (401, _FORBIDDEN)
 _QUOTED = 200  # characters of an answer in an error
+_TIMEOUT = 20  # seconds without a byte, unless the job sets `timeout`; the client would wait for ever
+_MOST_BYTES, _MOST_SECONDS = 8 << 20, 60.0  # of one answer; a schema has at most a million characters
+_PIECE = 64 << 10
 
 Answer = TypeVar("Answer")
 
@@ -50,13 +54,15 @@ class Registry:
         try:
             numbers = {name: float(text) for name, text in properties.items() if name in _NUMBERS}
             integers = {name: int(number) for name, number in numbers.items() if number.is_integer()}
-            return SchemaRegistryClient({**properties, **numbers, **integers, "url": self.url})
+            client = SchemaRegistryClient({"timeout": _TIMEOUT, **properties, **numbers, **integers, "url": self.url})
         except (ValueError, TypeError) as error:
             raise self.problem(
                 f"{self.whose}: {self.setting}.properties are not valid",
                 facts=str(error),
                 todo="Use the names and values of confluent-kafka's SchemaRegistryClient",
             ) from error
+        client._rest_client.session.event_hooks = {"response": [_read_answer]}
+        return client
 
     def ask(self, ask: Callable[[], Answer], request: str) -> Answer | None:
         """Asks the registry and returns its answer; None if it does not have what was asked for. Messages call that
@@ -80,7 +86,7 @@ class Registry:
                     todo=f"Check basic.auth.user.info in {self.setting}.propertiesSecretRef",
                 ) from error
             raise self._silent(facts) from error
-        except ValueError as error:  # an answer that is no JSON
+        except ValueError as error:  # an answer that is no JSON, or too long
             raise self._no_registry(self._request_facts(request, error)) from error
         except Exception as error:  # from whatever HTTP library the client uses
             raise self._silent(self._request_facts(request, error)) from error
@@ -117,6 +123,20 @@ class Registry:
             facts=facts,
             todo=f"Check {self.setting}.url and that the registry can be reached from here",
         )
+
+
+def _read_answer(response: Any) -> None:
+    """Reads the body of an answer (`httpx.Response`), which the client would read to its end however long it is. Raises
+    ValueError."""
+    end, pieces, size = time.monotonic() + _MOST_SECONDS, [], 0
+    for piece in response.iter_bytes(_PIECE):
+        pieces.append(piece)
+        size += len(piece)
+        if size > _MOST_BYTES:
+            raise ValueError(f"the answer has more than {_MOST_BYTES:,} bytes")
+        if time.monotonic() > end:
+            raise ValueError(f"the answer has not ended after {_MOST_SECONDS:g} s")
+    response._content = b"".join(pieces)
 
 
 def _is_missing(code: object) -> bool:
