@@ -156,11 +156,32 @@ def test_a_table_that_was_dropped_is_said_at_the_start(scene: Scene) -> None:
     scene.arrive("o2", 6)
     (said,) = scene.run()
     assert said == (
-        f"An output was missing and has been recreated: the table {scene.schema}_paid. Rows of epochs up to 1 are "
+        f"An output was not there and has been created: the table {scene.schema}_paid. Rows of epochs up to 1 are "
         "not written again. To write all rows again, stop the job and start it with new state: "
         "joinery state delete JOB.yaml --yes"
     )
     assert scene.rows("id") == [("o2",)]
+
+
+@pytest.mark.parametrize("scene", [True], ids=["apart"], indirect=True)
+def test_a_table_in_another_database_than_before_was_never_gone(scene: Scene, worker_id: str) -> None:
+    """A definition has no dsn, which may hold a password."""
+    scene.arrive("o1", 5)
+    assert scene.run() == []
+    name = f"other_outputs_{worker_id}"
+    with psycopg.connect(scene.table_at, autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE IF EXISTS {name}")
+        connection.execute(f"CREATE DATABASE {name}")
+    scene.table_at = make_conninfo(scene.table_at, dbname=name)
+    scene.arrive("o2", 6)
+    (said,) = scene.run()
+    words = "in a database where this job has written nothing before (another dsn, or a new database)"
+    assert said.startswith(f"An output was not there and has been created: the table {scene.schema}_paid, {words}. ")
+    assert scene.rows("id") == [("o2",)]
+    scene.drop()
+    scene.arrive("o3", 7)
+    (said,) = scene.run()
+    assert said.startswith(f"An output was not there and has been created: the table {scene.schema}_paid. ")
 
 
 DEAD = "  deadLetter: {{file: {{path: {0}}}}}\n"
@@ -179,11 +200,11 @@ def test_a_dead_letter_output_that_is_added_was_never_gone(scene: Scene, tmp_pat
     assert scene.run(end=DEAD.format(dead)) == []
     shutil.rmtree(dead)
     (said,) = scene.run(end=DEAD.format(dead))
-    assert said.startswith(f"An output was missing and has been recreated: the folder {dead}. Rows of epochs up to 2")
+    assert said.startswith(f"An output was not there and has been created: the folder {dead}. Rows of epochs up to 2")
     assert scene.run(end=DEAD.format(tmp_path / "elsewhere")) == []
     scene.drop()
     (said,) = scene.run(end=DEAD.format(tmp_path / "a third"))
-    assert "recreated: the table" in said
+    assert "has been created: the table" in said
 
 
 @pytest.mark.parametrize("scene", [False], ids=["beside"], indirect=True)

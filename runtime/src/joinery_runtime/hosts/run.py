@@ -193,7 +193,7 @@ class _JobRun:
             )
             host = spark.open_host(wiring, placement, stack, settle=settle)
             savepoints = wiring.spec.state_store.savepoints
-            parts = DriverParts(self.store, planner, host, output, dead, savepoints, outputs.topic_row_limit())
+            parts = DriverParts(self.store, planner, host, output, dead, savepoints, outputs.topic_row_limits())
             if caller.stop.is_set():
                 return
             listener = self._recording_listener(wiring.name, idle, settle=settle)
@@ -217,7 +217,7 @@ class _JobRun:
             )
             if earlier == now:  # otherwise the edit names another place, where nothing has been yet
                 self._caller.warn(
-                    f"An output was missing and has been recreated: {recreated}. Rows of epochs up to "
+                    f"An output was not there and has been created: {recreated}. Rows of epochs up to "
                     f"{record.committed} are not written again. To write all rows again, stop the job and start it "
                     "with new state: joinery state delete JOB.yaml --yes"
                 )

@@ -34,6 +34,7 @@ CREATE TABLE IF NOT EXISTS {marks} (
     PRIMARY KEY (job, lineage, output)
 );
 """
+_HAS_WRITTEN = "SELECT EXISTS (SELECT FROM {} WHERE job = %s)"
 _LOCK = "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext(%s))"
 _FIRST_MARK = "INSERT INTO {} VALUES (%(job)s, %(lineage)s, %(output)s, 0, 0) ON CONFLICT DO NOTHING"
 _MARK = "SELECT generation, epoch FROM {} WHERE (job, lineage, output) = (%(job)s, %(lineage)s, %(output)s) FOR UPDATE"
@@ -82,7 +83,11 @@ class ExternalPostgresSink(PostgresSink):
                     identity=names[_IDENTITY], marks=names[_MARKS], id=sql.Literal(str(uuid.uuid4()))
                 )
             )
-        return created
+            has_written = sql.SQL(_HAS_WRITTEN).format(names[_MARKS])
+            (knows_job,) = connection.execute(has_written, (self._staging.job,)).fetchone() or (False,)
+        if created is None or knows_job:
+            return created
+        return f"{created}, in a database where this job has written nothing before (another dsn, or a new database)"
 
     def writer(self) -> ApartWriter:  # type: ignore[override]
         return ApartWriter(super().writer())

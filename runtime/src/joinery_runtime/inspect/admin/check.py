@@ -149,7 +149,10 @@ def _shorten(text: str, length: int) -> str:
 
 
 def check_lines(job: Job, check: StateCheck) -> Iterator[str]:
-    yield f"job {job.name}: {'fits its state' if check.fits else 'does not fit its state'}"
+    verdict = "fits its state" if check.fits else "does not fit its state"
+    if check.rows_differ:
+        verdict = "fits its state, and its rows differ from those of the job that runs"
+    yield f"job {job.name}: {verdict}"
     for text in check.refused:
         yield f"  rejected: {text}"
     for text in check.warnings:
