@@ -167,7 +167,8 @@ def endless_server(pause: float) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("pause", "says"), [(0.0, "the answer has more than 1,000,000 bytes"), (0.01, "the answer has not ended after 0.2 s")]
+    ("pause", "says"),
+    [(0.0, "the answer has more than 1,000,000 bytes"), (0.01, "the answer has not ended after 0.2 s")],
 )
 def test_an_answer_without_an_end_is_not_read_to_it(monkeypatch: pytest.MonkeyPatch, pause: float, says: str) -> None:
     monkeypatch.setattr(client, "_MOST_BYTES", 1_000_000)

@@ -48,7 +48,11 @@ spec:
 def test_each_topic_takes_rows_up_to_its_own_limit(
     kafka_broker: KafkaAdmin, postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, config in {"small": {"max.message.bytes": "2000"}, "large": {"max.message.bytes": "9000"}, "ids": {}}.items():
+    for name, config in {
+        "small": {"max.message.bytes": "2000"},
+        "large": {"max.message.bytes": "9000"},
+        "ids": {},
+    }.items():
         kafka_broker.create_topic(f"row-limits-{name}", config=config)
     kafka_broker.create_topic("row-limits-dead")
     sizes = {"o0": 100, "o1": 5_000, "o2": 100, "o3": 5_000, "o4": 5_000, "o5": 20_000}

@@ -4,8 +4,8 @@ import asyncio
 
 from structlog.testing import capture_logs
 
+from joinery_operator.kube.audit import EndingNamespaces
 from joinery_operator.kube.cache import ObjectCache
-from joinery_operator.kube.namespaces import EndingNamespaces
 from joinery_operator.kube.resources import ObjectKey
 from simulated_cluster.memory_server import MemoryApi, MemoryServer
 from simulated_cluster.small_reconcile import job

@@ -4,11 +4,11 @@ import pytest
 
 from joinery_operator.decision import Decision
 from joinery_operator.kube.apply import Applier
+from joinery_operator.kube.audit import EndingNamespaces
 from joinery_operator.kube.cache import ObjectCache, orphaned_drivers
 from joinery_operator.kube.controller import utc_now
 from joinery_operator.kube.events import EventRecorder
 from joinery_operator.kube.metrics import Metrics
-from joinery_operator.kube.namespaces import EndingNamespaces
 from joinery_operator.kube.polling import Poller
 from joinery_operator.kube.reconciler import JobReconciler, Observer, PodTemplateCache
 from joinery_operator.kube.resources import ObjectKey

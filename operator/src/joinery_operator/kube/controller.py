@@ -14,11 +14,10 @@ import structlog
 from joinery_operator.decision import Manifest
 from joinery_operator.kube.api import Api, ApiError, NotFound
 from joinery_operator.kube.apply import Applier, complete_manifest
-from joinery_operator.kube.audit import Auditor
+from joinery_operator.kube.audit import Auditor, EndingNamespaces
 from joinery_operator.kube.cache import ObjectCache, name_conflicts, page_conflicts, savepoints_of, uid_of
 from joinery_operator.kube.events import COMPONENT, EventRecorder
 from joinery_operator.kube.metrics import Metrics
-from joinery_operator.kube.namespaces import EndingNamespaces
 from joinery_operator.kube.polling import Poller
 from joinery_operator.kube.probes import Health, ProbeServer
 from joinery_operator.kube.reconciler import JobReconciler, Observer, PodTemplateCache, Reconcile

@@ -27,10 +27,10 @@ from joinery_operator.decision import (
 )
 from joinery_operator.kube.api import Api, ApiError, NotFound
 from joinery_operator.kube.apply import Applier, NameTaken, ResourceChanged, was_answered
+from joinery_operator.kube.audit import EndingNamespaces, has_our_finalizer
 from joinery_operator.kube.cache import ObjectCache, key_of, name_conflicts, orphaned_drivers, page_conflicts, uid_of
 from joinery_operator.kube.events import COMPONENT, EventRecorder
 from joinery_operator.kube.metrics import Metrics
-from joinery_operator.kube.namespaces import EndingNamespaces, has_our_finalizer
 from joinery_operator.kube.polling import Poller
 from joinery_operator.kube.resources import BY_KIND, CONFIG_MAP, JOB_KINDS, POD, SAVEPOINT, ObjectKey
 from joinery_operator.manifests.pod_base import JOB_FILE

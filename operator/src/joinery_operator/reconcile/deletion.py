@@ -106,7 +106,7 @@ def delete_state(ctx: ReconcileContext, status: Status) -> DeletionStep:
 
 
 def release(ctx: ReconcileContext, status: Status) -> DeletionStep:
-    """Lets a job go whose namespace is being deleted, and says that its state stays, if it has any that asks for more."""
+    """Lets a job go whose namespace is being deleted, and says that its state stays, if it was to be deleted."""
     done = ctx.delete_state is not None and ctx.delete_state.succeeded
     left: tuple[Event, ...] = ()
     if ctx.spec.get("cleanup") != "retainState" and not done and _has_state(ctx, status):

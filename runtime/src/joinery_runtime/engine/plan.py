@@ -94,8 +94,8 @@ class EpochPlan:
     `format` is that of the release that made the plan, `generation` that of the driver (0: unknown).
     `reached` names the inputs of an as-of join that are behind, each with the event time up to which it was read
     (`InputTime.reached`). `unread` names the streams of such a join of which this plan leaves records unread.
-    `row_limits` says by output how large a row its topic took when the plan was made, where that was less than the client
-    takes. An output is missing where that is not known, or that has no topic.
+    `row_limits` says by output how large a row its topic took when the plan was made, where that was less than the
+    client takes. An output is missing where that is not known, or that has no topic.
     `topic_numbers` has, by input, the numbers of topics that the ranges read or that this plan is the first to give
     (`TopicNumbers`); a topic that is not named has 0."""
 

@@ -167,8 +167,8 @@ def _plain(path: str, *, gzipped: bool) -> Bytes:
                 start = target.tell()
                 raise SourceError(
                     f"The input file {path} cannot be unpacked",
-                    facts=f"{'gzip' if gzipped else 'zstd'}, between byte {start:,} and byte {start + _PIECE:,} of what "
-                    f"is unpacked: {error}; the file has {key[2]:,} bytes",
+                    facts=f"{'gzip' if gzipped else 'zstd'}, between byte {start:,} and byte {start + _PIECE:,} of the "
+                    f"unpacked text: {error}; the file has {key[2]:,} bytes",
                     todo="Replace the file: it is broken or not complete. To read the part that can be "
                     f"unpacked, write it to another file ({'zcat' if gzipped else 'zstdcat'}), and name that file",
                 ) from error
