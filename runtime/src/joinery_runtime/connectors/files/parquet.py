@@ -205,8 +205,8 @@ def opened_parquet(path: str) -> Iterator[pq.ParquetFile]:
 
 
 def _count_rows(path: str, metadata: pq.FileMetaData) -> int:
-    """Return the number of the file's rows. Raises SourceError if the file's end contradicts itself: Arrow believes the total,
-    and would leave out rows."""
+    """Return the number of the file's rows. Raises SourceError if the file's end contradicts itself: Arrow believes the
+    total, and would leave out rows."""
     rows: int = metadata.num_rows
     rows_of_groups = sum(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
     if rows != rows_of_groups:
