@@ -65,6 +65,19 @@ def test_the_end_of_an_input_is_no_huge_number() -> None:
     assert found["watermarks"] == {"l": "end", "r": None, "s": 7}
 
 
+@pytest.mark.parametrize("name", ["lower(l.k)", "LOWER(l.k)", "LOWER(k)", 'lower("k")', "r.k || ''"])
+def test_a_computed_key_is_asked_for_by_its_value(joinery: Joinery, tmp_path: Path, name: str) -> None:
+    job, steps = tmp_path / "job.yaml", tmp_path / "steps.jsonl"
+    job.write_text(JOB.replace("{l.k: r.k}", """{lower(l.k): "r.k || ''"}"""))
+    rows = {"l": [{"k": "A=b", "v": "A", "ts": 100}, {"k": "c", "v": "C", "ts": 100}]}
+    steps.write_text(f"""{json.dumps({"rows": rows})}
+{json.dumps({"input": "r", "rows": [{"k": "a=b", "v": "x", "ts": 105}]})}
+""")
+    answer = joinery("why", job, "--steps", steps, "--key", f"{name}=a=b").lines[0]
+    assert [record["columns"]["v"] for record in answer["records"]] == ["A", "x"]
+    assert [made["row"]["l"] for record in answer["records"] for made in record["made"]] == ["A", "A"]
+
+
 def test_what_each_record_of_a_key_did(asked: Any) -> None:
     answer = asked("--key", "k=a").lines[0]
     assert answer["epochs"] == [1, 4]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
@@ -19,7 +20,7 @@ NAN = float("nan")
 A_DAY = 24 * 3_600_000
 FUTURES = (A_DAY, A_DAY, 5, 12)  # `watermark.maxFuture`; no row of a history is a day ahead of another one
 INPUTS = ("o", "d", "r", "x")
-KINDS = ("interval", "broadcast", "chain", "fixed", "session", "asof", "mixed")
+KINDS = ("interval", "broadcast", "chain", "fixed", "session", "asof", "mixed", "computed")
 TYPES = ("inner", "left", "right", "full", "semi", "anti")
 NARROWER = {"full": ("left", "right", "inner"), "left": ("inner",), "right": ("inner",)}
 """By type, the types to which a job with state may be edited (M2)."""
@@ -44,14 +45,15 @@ Check = Callable[[Mapping[str, Mapping[str, Any]]], bool | None]
 
 @dataclass(frozen=True, repr=False)
 class Job:
-    """`predicates`, `computed` and `keeps` (the filters of steps) say the job's expressions in Python; `keys` are the
-    key columns of every input, by kind of key."""
+    """`predicates`, `computed`, `keeps` (the filters of steps) and `key_values` (computed keys) say the expressions of
+    the job in Python; `keys` are the key columns of every input, by kind of key."""
 
     job: StreamJoin
     predicates: Mapping[int, Predicates]
     computed: Mapping[str, Check]
     keys: Mapping[str, str]
     keeps: Mapping[int, Check] = field(default_factory=dict)
+    key_values: Mapping[str, Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -60,7 +62,7 @@ class Job:
     def oracle(self, *, aggregated: bool = False) -> Oracle:
         """A fresh one."""
         meaning = {"predicates": self.predicates, "keeps": self.keeps, "computed": self.computed}
-        return Oracle.of_job(self.job, **meaning, aggregated=aggregated)
+        return Oracle.of_job(self.job, **meaning, key_values=self.key_values, aggregated=aggregated)
 
     def edit(self, oracle: Oracle, before: Job) -> None:
         oracle.edit(self.oracle(), newly_stored(before.job, self.job))
@@ -182,6 +184,20 @@ def key_pairs(draw: Any, left: Sequence[str], right: str) -> dict[str, str]:
     return {f"{draw(st.sampled_from(left))}.{column}": f"{right}.{column}" for column in columns}
 
 
+def remainder(values: Mapping[str, Any]) -> int | None:
+    """`n % 7`: -1 and 6 differ, because the sign is that of the dividend, 0 and 7 are equal."""
+    return None if values["n"] is None else int(math.fmod(values["n"], 7))
+
+
+@st.composite
+def computed_keys(draw: Any, left: Sequence[str], right: str, *, table: bool) -> dict[str, str]:
+    """A key that is an expression (J12), on one side or both. That of a table is a column."""
+    first = draw(st.sampled_from(left))
+    texts = [f"{name}.n % 7" for name in (first, right)]
+    plain = 1 if table else draw(st.sampled_from([0, 1, 2]))
+    return {texts[0] if plain != 0 else f"{first}.n": texts[1] if plain != 1 else f"{right}.n"}
+
+
 @st.composite
 def interval_steps(draw: Any, left: Sequence[str], right: str) -> dict[str, Any]:
     lower, upper = sorted((draw(st.integers(-9, 4)), draw(st.integers(-4, 9))))
@@ -259,12 +275,15 @@ def mixed_steps(draw: Any, before: Sequence[dict[str, Any]], left: Sequence[str]
 
 @st.composite
 def jobs(draw: Any, kind: str) -> Job:
-    names = INPUTS[: draw(st.sampled_from([3, 4])) if kind in ("chain", "mixed") else 2]
+    counts = {"chain": [3, 4], "mixed": [3, 4], "computed": [2, 3]}.get(kind)
+    names = INPUTS[: draw(st.sampled_from(counts)) if counts else 2]
     key = draw(st.sampled_from(sorted(KEY_TYPES)))
     steps, predicates, keeps = [], {}, {}
     left = names[:1]
     for number, right in enumerate(names[1:]):
-        step = draw(mixed_steps(steps, left, right) if kind == "mixed" else STEPS[kind](left, right))
+        step = draw(_steps_of(kind, len(names), steps, left, right))
+        if kind == "computed":
+            step["keys"] = draw(computed_keys(left, right, table="asOf" in step))
         where, predicates[number] = draw(wheres(left, right, versions="asOf" in step))
         steps.append({"right": right, **step, **({"where": where} if where else {})})
         if (chosen := draw(filters(left, right, step["type"]))) is not None:
@@ -278,7 +297,17 @@ def jobs(draw: Any, kind: str) -> Job:
     spec = {"inputs": inputs, "joins": steps, **select, "output": {"file": {"path": "out.jsonl"}, "format": "json"}}
     spec["deadLetter"] = {"file": {"path": "dead.jsonl"}}
     job = StreamJoin.model_validate({"metadata": {"name": "random"}, "spec": spec})
-    return Job(job, predicates, computed, {"k": key, "n": "integers"}, keeps)
+    key_values = {f"{name}.n % 7": remainder for name in names}
+    return Job(job, predicates, computed, {"k": key, "n": "integers"}, keeps, key_values)
+
+
+def _steps_of(kind: str, inputs: int, before: Sequence[dict[str, Any]], left: Sequence[str], right: str) -> Any:
+    """The steps that a job of the kind, with this number of inputs, may continue with."""
+    if kind == "mixed" or (kind == "computed" and inputs > 2):
+        return mixed_steps(before, left, right)
+    if kind == "computed":
+        return st.one_of(*(steps(left, right) for name, steps in STEPS.items() if name != "broadcast"))
+    return STEPS[kind](left, right)
 
 
 @st.composite

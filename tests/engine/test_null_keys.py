@@ -159,3 +159,9 @@ def test_each_step_of_a_chain_has_keys_of_the_inputs_before_it() -> None:
         "r": (frozenset({"k"}),),
         "x": (frozenset({"n"}),),
     }
+
+
+def test_a_computed_key_depends_on_what_it_reads_unless_it_has_a_value_without_it() -> None:
+    keys = {"lower(l.k)": "COALESCE(r.k, '')"}
+    parts = key_parts(compile_job(job_from(job({"keys": keys}))))
+    assert parts == {"l": (frozenset({"k"}),), "r": ()}

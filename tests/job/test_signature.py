@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from job.chains import DAY, ITEMS, ORDERS, PAYMENTS, RATES, as_of, load, step, time_only, window
+from job.chains import DAY, ITEMS, ORDERS, PAYMENTS, RATES, as_of, load, step, stream, time_only, window
 from job.resources import job
 from joinery_runtime.job import Comparison, compare, signature
 
@@ -380,3 +380,42 @@ def test_differences_to_the_first_layout_are_refused(edit: tuple[str, str], word
 def test_a_chain_cannot_go_on_from_one_step() -> None:
     refused = compare(recorded("v1_orders_payments"), of(step(), step("items"))).refused
     assert refused[0].startswith("the inputs were orders and payments, they are now orders, payments and items")
+
+
+COMPUTED = {"left": ["LOWER(id)"], "right": ["order_id"]}
+
+
+def computed(key: str, *inputs: Any) -> dict[str, Any]:
+    more = {"inputs": [inputs[0], PAYMENTS]} if inputs else {}
+    return of(step(keys={key: "payments.order_id"}), stored=COMPUTED, **more)
+
+
+def test_a_computed_key_is_signed_with_the_types_that_it_reads() -> None:
+    signed = computed("lower(orders.id)")
+    assert signed["version"] == 4
+    (of_step,) = signed["steps"]
+    assert of_step["keys"] == [["LOWER(orders.id)", "payments.order_id", "string"]]
+    assert of_step["stored"] == {
+        "left": {"LOWER(id)": "an expression of orders.id string"},
+        "right": {"order_id": "string"},
+    }
+    assert computed('LOWER( orders."id" )') == signed
+
+
+def test_a_changed_computed_key_is_a_changed_key() -> None:
+    (refused,) = compare(of(step()), computed("lower(orders.id)")).refused
+    before, after = (f"{key} = payments.order_id (string)" for key in ("orders.id", "LOWER(orders.id)"))
+    assert refused == f"the keys were {before}, they are now {after}"
+    quoted = load(
+        step(keys={'lower(orders."select")': "payments.order_id"}), inputs=[stream("orders", "select"), PAYMENTS]
+    )
+    assert [key.text for key in quoted.computed_keys] == ['LOWER(orders."select")']
+    assert not compare(computed("lower(orders.id)"), computed("LOWER(orders.id)")).refused
+    before, after = (stream("orders", f"id:{kind}", "currency", "amount:double") for kind in ("int32", "int64"))
+    both = {"keys": {"orders.id % 7": "payments.order_id % 7"}}
+    numbers = stream("payments", "order_id:int64", "method")
+    old, new = (
+        of(step(**both), stored={"left": ["id % 7"], "right": []}, inputs=[orders, numbers])
+        for orders in (before, after)
+    )
+    assert any("an expression of orders.id int32" in reason for reason in compare(old, new).refused)

@@ -312,3 +312,41 @@ def test_a_condition_of_a_later_step_is_checked_where_its_input_is_read() -> Non
     ]  # fmt: skip
     pipeline = job([ORDERS, PAYMENTS, {**PAYMENTS, "name": "r"}], steps, [{"column": "o.id"}])
     assert [[of.text for of in pipeline.intake(name).compared] for name in "opr"] == [["CAST(o.note AS INT)"], [], []]
+
+
+def test_a_computed_key_is_a_column_of_its_input_that_is_stored() -> None:
+    pipeline = compiled(keys={"o.id % 7": "p.oid"})
+    orders = pipeline.intake("o")
+    assert orders.keys == ("id % 7",)
+    assert orders.schema.field("id % 7").type == pa.int64()
+    assert [name for name, _ in orders.computed_keys] == ["id % 7"]
+    assert "id % 7" in stored_columns(pipeline)["left"]
+    assert pipeline.intake("p").computed == ()
+
+
+def test_a_computed_key_of_an_earlier_input_goes_through_the_steps() -> None:
+    later = {"right": "s", "keys": {"abs(o.id)": "s.oid"}, "interval": {"of": "o", "lower": "0s", "upper": "1s"}}
+    pipeline = job([ORDERS, PAYMENTS, SHIPMENTS], [JOIN, later], None)
+    assert pipeline.intake("o").computed_keys == ()  # no key of its own step
+    assert [name for name, _ in pipeline.intake("o").other_computed] == ["ABS(id)"]
+    assert pipeline.steps[1].sides[LEFT].intake.keys == ("o.ABS(id)",)
+
+
+def test_computed_keys_that_cannot_be_compared_are_rejected_at_once() -> None:
+    later = {
+        "right": "s",
+        "keys": {"COALESCE(p.oid, 0)": "s.oid"},
+        "interval": {"of": "o", "lower": "0s", "upper": "1s"},
+    }
+    with pytest.raises(JobError) as raised:
+        job([ORDERS, PAYMENTS, SHIPMENTS], [{**JOIN, "type": "left", "keys": {"o.note || ''": "p.oid"}}, later], None)
+    types, padded = raised.value.problems
+    assert types.path == "spec.joins[0].keys[\"o.note || ''\"]"
+    assert types.message.startswith("key types differ: o.note || '' is string, p.oid is int32. Write a CAST")
+    assert padded.path == 'spec.joins[1].keys["COALESCE(p.oid, 0)"]'
+    assert "gives a value where p.oid is NULL: a step before pads p with nulls" in padded.message
+
+
+def test_conditions_cannot_name_the_column_of_a_computed_key() -> None:
+    with pytest.raises(JobError, match="unknown column"):
+        compiled(keys={"o.id % 7": "p.oid"}, where='o."id % 7" = 1')

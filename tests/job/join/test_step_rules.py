@@ -67,6 +67,9 @@ GOOD_STEPS: list[tuple[list[Any], dict[str, Any]]] = [
     ([{**window(session={"gap": "30s"}), "coPartitioned": True, "partitioner": "crc32"}], {"inputs": TOPICS[:2]}),
     ([as_of(coPartitioned=True)], {"inputs": [TOPICS[0], TOPICS[3]]}),
     ([step(coPartitioned=False, partitioner="murmur2")], {}),
+    ([step(keys={"lower(orders.id)": "payments.order_id || ''"})], {}),
+    ([step(), step("items", keys={'CAST(orders."id" AS BIGINT)': "items.n % 10"})], {}),
+    ([as_of(keys={"upper(orders.currency)": "rates.currency"})], {}),
 ]
 
 
@@ -155,6 +158,55 @@ BAD_STEPS: list[tuple[list[Any], dict[str, Any], str, str]] = [
     ),
     ([step(keys={})], {}, "joins[0].keys", "(rule J9); name at least one, or for a join on time only"),
     ([{**window(tumbling="1h"), "keys": {}}], {}, "joins[0].keys", "(rule J9); name at least one"),
+    # keys that are expressions
+    (
+        [step(keys={"lowr(orders.id)": "payments.order_id"})],
+        {},
+        'joins[0].keys["lowr(orders.id)"]',
+        "there is no function LOWR (did you mean 'LOWER'?)",
+    ),
+    (
+        [step(keys={"lower(orders.id)": "lower(payments.id)"})],
+        {},
+        'joins[0].keys["lower(orders.id)"]',
+        "'payments' has no column 'id'",
+    ),
+    (
+        [step(keys={"lower(orders.id": "payments.order_id"})],
+        {},
+        'joins[0].keys["lower(orders.id"]',
+        "'lower(orders.id' is neither a column nor an expression over columns of one input (rule J12)",
+    ),
+    (
+        [step(), step("items", keys={"orders.id || payments.method": "items.order_id"})],
+        {},
+        'joins[1].keys["orders.id || payments.method"]',
+        "reads columns of orders and payments, and a side of a key is computed of one input (rule J12)",
+    ),
+    (
+        [step(keys={"orders.id || 'x'": "order_id || 'x'"})],
+        {},
+        "joins[0].keys[\"orders.id || 'x'\"]",
+        "has a column without its input; write orders.<column> or payments.<column>",
+    ),
+    (
+        [as_of(keys={"orders.currency": "upper(rates.currency)"})],
+        {},
+        "joins[0].keys",
+        "the keys name upper(rates.currency) of 'rates', whose table key is currency",
+    ),
+    (
+        [step(coPartitioned=True, keys={"lower(orders.id)": "payments.order_id"})],
+        {"inputs": TOPICS[:2]},
+        "joins[0].coPartitioned",
+        "is for a key that the records have as it is, and 'lower(orders.id)' is computed (rule J12)",
+    ),
+    (
+        [step(keys={"lower(orders.id)": "payments.order_id"})],
+        {"inputs": [stream("orders", "id", "LOWER(id)"), PAYMENTS]},
+        'joins[0].keys["lower(orders.id)"]',
+        "is also the name of a column of 'orders'; rename the column",
+    ),
     # co-partitioned
     ([step(coPartitioned=True)], {}, "joins[0].coPartitioned", "'orders' is none; leave it out"),
     (

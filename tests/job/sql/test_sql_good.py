@@ -28,6 +28,25 @@ PAID = f"type: semi, {KEYS}, {interval(0, '1h')}"
 TESTED = f"SELECT 1 FROM payments p WHERE {KEY} AND {HOUR}"
 UNMATCHED = f"SELECT o.order_id FROM orders o LEFT JOIN payments p ON {KEY} AND {HOUR} WHERE"
 SAME = [
+    # equalities of expressions are keys where there is no other one (J12)
+    (
+        f"SELECT o.order_id FROM orders o JOIN payments p ON LOWER(p.order_id) = lower(o.order_id) AND {HOUR}",
+        f"keys: {{LOWER(orders.order_id): LOWER(payments.order_id)}}, {interval(0, '1h')}",
+        ORDER,
+    ),
+    (
+        f"SELECT o.order_id FROM orders o JOIN payments p ON {KEY} "
+        f"AND UPPER(p.order_id) = UPPER(o.order_id) AND {HOUR}",
+        f"{KEYS}, {interval(0, '1h')}, where: UPPER(payments.order_id) = UPPER(orders.order_id)",
+        ORDER,
+    ),
+    (
+        f"SELECT o.order_id FROM orders o JOIN payments p ON UPPER(p.order_id) = UPPER(o.order_id) AND {HOUR} "
+        "WITH ('join.broadcast' = 'p')",
+        f"keys: {{}}, broadcast: payments, {interval(0, '1h')}, "
+        "where: UPPER(payments.order_id) = UPPER(orders.order_id)",
+        ORDER,
+    ),
     # semi and anti joins: each way of writing them is the same step
     (f"SELECT o.order_id FROM orders o LEFT ANTI JOIN payments p ON {KEY} AND {HOUR}", UNPAID, ORDER),
     (f"SELECT order_id FROM orders o WHERE NOT EXISTS ({TESTED})", UNPAID, ORDER),

@@ -11,6 +11,7 @@ from joinery_runtime.job.sql import SqlInput, translate
 INPUTS = ("a", "b", "c")
 TABLES = tuple(SqlInput(name, ("id", "x", "time"), "time", integer_time=True) for name in INPUTS)
 SELECT = "SELECT a.id AS a, b.id AS b, c.id AS c"
+KEYS = ("{0}.id = {1}.id", "{0}.id = {1}.id", "{1}.id % 2 = {0}.id % 2", "{0}.id = {1}.id + 1", "ABS({0}.x) = {1}.id")
 MIRRORED = {"LEFT": "RIGHT", "RIGHT": "LEFT"}
 
 row = st.tuples(st.integers(0, 2), st.one_of(st.none(), st.integers(0, 1)), st.integers(0, 5))
@@ -41,7 +42,8 @@ def queries(draw):
     on, where = [], []
     for i, right in enumerate((second, "c")):
         earlier = [first, second][: i + 1]
-        parts = [f"{right}.id = {draw(st.sampled_from(earlier))}.id", *draw(bounds(right, earlier))]
+        key = draw(st.sampled_from(KEYS)).format(right, draw(st.sampled_from(earlier)))
+        parts = [key, *draw(bounds(right, earlier))]
         parts += draw(st.lists(condition([*earlier, right]), max_size=2))
         on.append(draw(st.permutations(parts)))
     where += draw(st.lists(condition(list(INPUTS)), max_size=1))

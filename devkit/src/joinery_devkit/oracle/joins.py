@@ -30,7 +30,7 @@ from joinery_devkit.oracle.model import (
     output_row,
     steps_of,
 )
-from joinery_devkit.oracle.rows import END, Forget, Joined, Row
+from joinery_devkit.oracle.rows import END, Forget, Joined, Row, Values
 from joinery_devkit.oracle.windows import FixedWindows, SessionWindows, WindowStep, unmatched
 from joinery_runtime.job import StreamJoin
 
@@ -88,14 +88,16 @@ class Oracle:
         predicates: Mapping[int, Predicates] | None = None,
         keeps: Mapping[int, Check] | None = None,
         computed: Mapping[str, Callable[[ByInput], Any]] | None = None,
+        key_values: Mapping[str, Callable[[Values], Any]] | None = None,
         aggregated: bool = False,
     ) -> Oracle:
         """The oracle of a job. Its `where` must be given in Python, split as in the job's plan: `predicates` by step
         or, for a job of two inputs, `filters` by input and a `residual` on the columns of a left and a right row.
-        `keeps` are the filters of steps, by step, if no earlier place can check them."""
+        `keeps` are the filters of steps, by step, if no earlier place can check them. `key_values` as in `steps_of`."""
         names = [side.name for side in job.spec.inputs]
         by_step = predicates if predicates is not None else {0: _predicates(names, filters or {}, residual)}
-        return cls(names, steps_of(job, by_step, keeps), output_columns(job, computed), aggregated=aggregated)
+        steps = steps_of(job, by_step, keeps, key_values)
+        return cls(names, steps, output_columns(job, computed), aggregated=aggregated)
 
     def edit(self, edited: Oracle, forgotten: Mapping[int, Sequence[Collection[tuple[str, str]]]]) -> None:
         """Continues the job as the job of `edited` (M2). By step, and by side, `forgotten` are the columns (by input)

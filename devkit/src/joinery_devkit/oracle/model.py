@@ -20,6 +20,8 @@ ByInput = Mapping[str, Values]
 Check = Callable[[ByInput], bool | None]
 Filter = Callable[[Values], bool | None]
 Residual = Callable[[Values, Values], bool | None]
+KeyColumn = str | Callable[[Values], Any]
+"""A column of an input, or what a computed key makes of the input's columns (J12)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class Step:
 
     right: str
     rule: Rule
-    keys: Sequence[tuple[str, str, str]]
+    keys: Sequence[tuple[str, KeyColumn, KeyColumn]]
     type: JoinType = "inner"
     allowed_lateness: int = 0
     reopen: bool = False
@@ -97,8 +99,8 @@ class Step:
 
     def key(self, side: int, row: Joined) -> tuple[Any, ...]:
         if side == LEFT:
-            return tuple(row.values(name)[column] for name, column, _ in self.keys)
-        return tuple(row.values(self.right)[column] for _, _, column in self.keys)
+            return tuple(_key_value(row.values(name), column) for name, column, _ in self.keys)
+        return tuple(_key_value(row.values(self.right), column) for _, _, column in self.keys)
 
     def why_unjoinable(self, side: int, row: Joined) -> str | None:
         """Why a row cannot match (J4); None if it can. NaN equals nothing (J1), so a key with NaN counts as null."""
@@ -113,6 +115,10 @@ class Step:
             return False
         both = self.predicates.both
         return both is None or both({**left.by_input, **right.by_input}) is True
+
+
+def _key_value(values: Values, column: KeyColumn) -> Any:
+    return values[column] if isinstance(column, str) else column(values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +171,14 @@ def output_columns(job: StreamJoin, computed: Mapping[str, Callable[[ByInput], A
 
 
 def steps_of(
-    job: StreamJoin, predicates: Mapping[int, Predicates], keeps: Mapping[int, Check] | None = None
+    job: StreamJoin,
+    predicates: Mapping[int, Predicates],
+    keeps: Mapping[int, Check] | None = None,
+    key_values: Mapping[str, Callable[[Values], Any]] | None = None,
 ) -> tuple[Step, ...]:
     """The job's steps; `predicates` and `keeps`, the filters of steps, are by the step's number, from 0. What the left
-    side of a later step decides, and an earlier step can check, counts there too (J4)."""
+    side of a later step decides, and an earlier step can check, counts there too (J4). `key_values` has the computed
+    keys in Python, by their texts, of which each begins with its input."""
     checked = {number: predicates.get(number, Predicates()) for number in range(len(job.joins))}
     for number, step in enumerate(job.joins):
         step_predicates = predicates.get(number, Predicates())
@@ -177,7 +187,9 @@ def steps_of(
             if earliest is not None:
                 checked[earliest] = _with_check(checked[earliest], step_predicates, job.joins[earliest].right)
     by_step = keeps or {}
-    return tuple(replace(_step(step, checked[n]), keeps=by_step.get(n)) for n, step in enumerate(job.joins))
+    return tuple(
+        replace(_step(step, checked[n], key_values or {}), keeps=by_step.get(n)) for n, step in enumerate(job.joins)
+    )
 
 
 def _earliest(job: StreamJoin, number: int, reads: frozenset[str]) -> int | None:
@@ -204,12 +216,15 @@ def _both(first: Check | None, other: Check | None) -> Check:
     return lambda columns: all(check(columns) is True for check in checks)
 
 
-def _step(step: JoinStep, predicates: Predicates) -> Step:
-    keys = ((_reference(left), _reference(right)) for left, right in step.keys.items())
+def _step(step: JoinStep, predicates: Predicates, key_values: Mapping[str, Callable[[Values], Any]]) -> Step:
+    def column(text: str) -> KeyColumn:
+        return key_values.get(text, _reference(text).column)
+
+    keys = [(_reference(left).input, column(left), column(right)) for left, right in step.keys.items()]
     return Step(
         right=step.right,
         rule=_rule(step),
-        keys=tuple((left.input, left.column, right.column) for left, right in keys),
+        keys=tuple(keys),
         type=step.type,
         allowed_lateness=step.allowed_lateness,
         reopen=step.late_data == "reopen",

@@ -30,18 +30,22 @@ def key_parts(pipeline: Pipeline) -> dict[str, KeyParts]:
             by_input: dict[str, list[frozenset[str]]] = {}
             for key in intake.keys:
                 name, _, column = key.partition(".") if intake.chained else (side.time, "", key)
-                by_input.setdefault(name, []).append(_read_columns(pipeline, name, column))
+                by_input.setdefault(name, []).append(_read_columns(pipeline, name, column, grouped=intake.grouped))
             for name, columns in by_input.items():
                 needed = [frozenset().union(*columns)] if intake.grouped else columns
                 parts.setdefault(name, set()).update(part for part in needed if part)
     return {name: tuple(sorted(key, key=sorted)) for name, key in parts.items()}
 
 
-def _read_columns(pipeline: Pipeline, name: str, column: str) -> frozenset[str]:
-    """Return the columns of records that a key column is made of."""
-    computed = dict(pipeline.intake(name).computed)
+def _read_columns(pipeline: Pipeline, name: str, column: str, *, grouped: bool) -> frozenset[str]:
+    """Return the columns of records that a key column is made of; none if a join's key has a value without them, as
+    `COALESCE(k, '')` has."""
+    intake = pipeline.intake(name)
+    computed = dict(intake.computed)
     if column not in computed:
         return frozenset({column})
+    if not grouped and not computed[column].is_null_of_nulls(intake.schema):
+        return frozenset()
     return frozenset(ref.column for ref in computed[column].columns)
 
 

@@ -13,16 +13,17 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from sqlglot import exp
 
 from joinery_runtime.core.pipeline.sides import Intake
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
-from joinery_runtime.core.table.columns import arrow_schema
 from joinery_runtime.core.table.keyhash import key_hash
 from joinery_runtime.core.table.partitioning import key_partitions, partition_addresses
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.formats.json.decoder import JsonDecoder
 from joinery_runtime.formats.json.encode import rows_to_json
 from joinery_runtime.job import Job, KeyPair, StreamJoin
+from joinery_runtime.job.model.references import ComputedKey, computed_key, inputs_of, read_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +46,23 @@ def keys_of(
     if not isinstance(job, StreamJoin) or not job.joins:
         return [group_key(job, pipeline.last, texts, number)]
     if job.aggregation is not None:
-        return _of_joins_and_groups(job, pipeline.last, texts, number)
-    keys = step_keys(job, texts, number)
+        return _of_joins_and_groups(job, pipeline, texts, number)
+    keys = step_keys(job, pipeline, texts, number)
     return [_co_partitioned(job, key, co_partitions) for key in keys] if co_partitions else keys
 
 
-def _of_joins_and_groups(job: StreamJoin, last: StepSpec, texts: Sequence[str], number: int | None) -> list[StepKey]:
+def _of_joins_and_groups(
+    job: StreamJoin, pipeline: Pipeline, texts: Sequence[str], number: int | None
+) -> list[StepKey]:
     """The keys of the joins and of the aggregate behind them."""
+    last = pipeline.last
     groups = _group_names(last.sides[0].intake, texts)
     of_groups = groups is not None and number in {None, last.number + 1}
     keys = [group_key(job, last, texts, number)] if of_groups or number == last.number + 1 else []
     if number == last.number + 1:
         return keys
     try:
-        return [*step_keys(job, texts, number), *keys]
+        return [*step_keys(job, pipeline, texts, number), *keys]
     except JoineryError as error:
         if keys:
             return keys
@@ -72,7 +76,7 @@ def _co_partitioned(job: StreamJoin, key: StepKey, co_partitions: int) -> StepKe
     return replace(key, hash=int(address[0]))
 
 
-def step_keys(job: StreamJoin, texts: Sequence[str], number: int | None) -> list[StepKey]:
+def step_keys(job: StreamJoin, pipeline: Pipeline, texts: Sequence[str], number: int | None) -> list[StepKey]:
     """The steps whose whole key these COLUMN=VALUE texts name; `number` (1 is the first) asks for one of them. Raises
     JoineryError, which says what is wrong with the texts."""
     steps = [index for index, step in enumerate(job.joins) if step.keys and number in {None, index + 1}]
@@ -80,7 +84,9 @@ def step_keys(job: StreamJoin, texts: Sequence[str], number: int | None) -> list
         raise _no_key(job, number)
     texts_by_column = _texts_by_column(job, texts)
     texts_by_step = {index: _in_key_order(job.keys_of(job.joins[index]), texts_by_column) for index in steps}
-    complete_keys = [_step_key(job, index, values) for index, values in texts_by_step.items() if values is not None]
+    complete_keys = [
+        _step_key(job, pipeline, index, values) for index, values in texts_by_step.items() if values is not None
+    ]
     if not complete_keys:
         raise JoineryError(
             f"--key {' '.join(texts)} cannot be used",
@@ -91,9 +97,10 @@ def step_keys(job: StreamJoin, texts: Sequence[str], number: int | None) -> list
 
 
 def _texts_by_column(job: StreamJoin, texts: Sequence[str]) -> dict[str, str]:
+    pairs = [pair for step in job.joins for pair in job.keys_of(step)]
     texts_by_column: dict[str, str] = {}
     for text in texts:
-        name, equals, value = text.partition("=")
+        name, equals, value = _split(pairs, text)
         if not equals or name in texts_by_column:
             raise JoineryError(
                 f"--key {text} cannot be used",
@@ -102,6 +109,16 @@ def _texts_by_column(job: StreamJoin, texts: Sequence[str]) -> dict[str, str]:
             )
         texts_by_column[name] = value
     return texts_by_column
+
+
+def _split(pairs: Sequence[KeyPair], text: str) -> tuple[str, str, str]:
+    """COLUMN=VALUE in its parts. A computed key may hold the sign itself, as CASE does."""
+    parts = text.split("=")
+    for count in range(1, len(parts)):
+        name = "=".join(parts[:count])
+        if _pair_index(pairs, name) is not None:
+            return name, "=", "=".join(parts[count:])
+    return text.partition("=")
 
 
 def _in_key_order(pairs: Sequence[KeyPair], texts_by_column: Mapping[str, str]) -> list[str] | None:
@@ -113,16 +130,23 @@ def _in_key_order(pairs: Sequence[KeyPair], texts_by_column: Mapping[str, str]) 
 
 
 def _pair_index(pairs: Sequence[KeyPair], name: str) -> int | None:
-    """The index of the pair that a name means: `input.column`, or `column`, looked up on the left side first."""
+    """The index of the pair that a name means: `input.column` or a computed key as the job writes it, or `column`,
+    looked up on the left side first."""
     refs = [(pair.left, index) for index, pair in enumerate(pairs)]
     refs += [(pair.right, index) for index, pair in enumerate(pairs)]
     spelled = [index for ref, index in refs if str(ref) == name] + [index for ref, index in refs if ref.column == name]
+    if not spelled and any(isinstance(ref, ComputedKey) for ref, _ in refs):
+        tree = read_key(name, {})
+        if isinstance(tree, exp.Expr) and len(inputs_of(tree)) == 1:
+            written = computed_key(tree).text
+            spelled = [index for ref, index in refs if written in {str(ref), ref.column}]
     return spelled[0] if spelled else None
 
 
-def _step_key(job: StreamJoin, index: int, texts: Sequence[str]) -> StepKey:
-    pairs = job.keys_of(job.joins[index])
-    values = tuple(_key_value(job, pair, text) for pair, text in zip(pairs, texts, strict=True))
+def _step_key(job: StreamJoin, pipeline: Pipeline, index: int, texts: Sequence[str]) -> StepKey:
+    pairs, sides = job.keys_of(job.joins[index]), pipeline.steps[index].sides
+    fields = zip(*([side.intake.schema.field(name) for name in side.intake.keys] for side in sides), strict=True)
+    values = tuple(_key_value(pair, of_sides, text) for pair, of_sides, text in zip(pairs, fields, texts, strict=True))
     table = pa.table(dict(zip((_short_name(pair, index) for pair in pairs), values, strict=True)))
     return StepKey(index, int(key_hash(values)[0]), (values, values), json.loads(rows_to_json(table)[0]))
 
@@ -131,15 +155,12 @@ def _short_name(pair: KeyPair, step: int) -> str:
     return pair.left.column if step == 0 else str(pair.left)
 
 
-def _key_value(job: StreamJoin, pair: KeyPair, text: str) -> pa.Array:
+def _key_value(pair: KeyPair, fields: tuple[pa.Field, ...], text: str) -> pa.Array:
     """The value in the wider of the pair's types (V2): a record of one side may have a key outside the range of the
-    other side's type."""
-    declared = {
-        ref.input: arrow_schema(column for column in job.input(ref.input).columns if column.name == ref.column)
-        for ref in (pair.left, pair.right)
-    }
-    wider = max(declared, key=lambda name: declared[name].field(0).type == pa.int64())
-    return _read_value(declared[wider].field(0), text, wider)
+    other side's type. That of a computed key is what the expression gives."""
+    left, right = fields
+    field, ref = (right, pair.right) if right.type == pa.int64() else (left, pair.left)
+    return _read_value(field.with_name(ref.column), text, ref.input)
 
 
 def _read_value(field: pa.Field, text: str, name: str) -> pa.Array:

@@ -358,7 +358,7 @@ def order_warnings(job: Job) -> Iterator[str]:
         if kafka is None or not kafka.key:
             continue
         in_key = {column.source for column in job.columns_of(output) if column.name in kafka.key}
-        if not last or not all(in_key & {pair.left, pair.right} for pair in last):
+        if not last or not all({*pair.left.reads} <= in_key or {*pair.right.reads} <= in_key for pair in last):
             yield (
                 f"NO ORDER WITHIN AN EPOCH of records with one key ({', '.join(kafka.key)}) in {kafka.topic}: the key "
                 "does not have the columns of the join, so several shards write its records. A compacted topic, or a "

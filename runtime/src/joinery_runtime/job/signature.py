@@ -17,15 +17,18 @@ from joinery_runtime.job.kinds.aggregate.model import aggregate_part
 from joinery_runtime.job.kinds.session.resource import SessionWindow
 from joinery_runtime.job.kinds.session.sessions import SESSIONS_PART
 from joinery_runtime.job.kinds.session.signature import aggregate_fields
+from joinery_runtime.job.model.references import ComputedKey, KeyPair
 from joinery_runtime.job.model.resource import Job
+from joinery_runtime.job.model.types import ColumnType
+from joinery_runtime.job.model.wording import listed
 
 SIGNATURE_VERSION = 2
 NEWER_VERSION = 3
 """The version for a job with co-partitioned inputs, or an input with a history. Older releases, which would look for
 its rows elsewhere, or read the history's records from the topic again, reject it. The layout is that of version 2."""
 NEWEST_VERSION = 4
-"""The version for a job with a semi or anti join, or with an aggregate, which release 0.1.0 does not know. The layout
-is that of version 2."""
+"""The version for a job with a semi or anti join, with an aggregate, or with a key that is an expression, which release
+0.1.0 does not know. The layout is that of version 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +59,10 @@ def signature(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
 
 
 def _version(job: Job) -> int:
-    if isinstance(job, StreamJoin) and (job.aggregation is not None or not all(step.emits_right for step in job.joins)):
-        return NEWEST_VERSION
+    if isinstance(job, StreamJoin):
+        existence = not all(step.emits_right for step in job.joins)
+        if job.aggregation is not None or existence or job.computed_keys:
+            return NEWEST_VERSION
     newer = job.co_partitioned or any(side.history is not None for side in job.inputs)
     return NEWER_VERSION if newer else SIGNATURE_VERSION
 
@@ -83,21 +88,34 @@ def _aggregate(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> dict[str
 
 
 def _step(job: StreamJoin, index: int, step: JoinStep, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    keys = job.keys_of(step)
-    types = [job.input(pair.left.input).types[pair.left.column].key_type for pair in keys]
     return {
         "kind": step.kind,
         "right": step.right,
         "type": step.type,
-        "keys": [[str(pair.left), str(pair.right), kind] for pair, kind in zip(keys, types, strict=True)],
+        "keys": [[str(pair.left), str(pair.right), _key_type(job, pair)] for pair in job.keys_of(step)],
         "broadcast": step.broadcast,
         **({"coPartitioned": step.partitioner} if step.co_partitioned else {}),
         **_times(step),
         "stored": {
-            side: {name: str(stored_type(job, index, side, name)) for name in stored[part]}
+            side: {name: _stored_text(job, stored_type(job, index, side, name)) for name in stored[part]}
             for side, part in zip(SIDES, part_names(index), strict=True)
         },
     }
+
+
+def _key_type(job: StreamJoin, pair: KeyPair) -> str:
+    """The type of a key. Only the core knows that of an expression, which the types of what it reads decide."""
+    for ref in (pair.left, pair.right):
+        if not isinstance(ref, ComputedKey):
+            return job.input(ref.input).types[ref.column].key_type
+    return " = ".join(_stored_text(job, ref) for ref in (pair.left, pair.right) if isinstance(ref, ComputedKey))
+
+
+def _stored_text(job: StreamJoin, kind: ColumnType | ComputedKey) -> str:
+    if isinstance(kind, ColumnType):
+        return str(kind)
+    reads = listed(f"{ref} {job.input(ref.input).types[ref.column]}" for ref in kind.reads)
+    return f"an expression of {reads}"
 
 
 def _times(step: JoinStep) -> dict[str, Any]:

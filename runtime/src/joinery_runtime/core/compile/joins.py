@@ -16,6 +16,7 @@ from joinery_runtime.core.compile.aggregates import (
     compile_session,
     rows_of_input,
 )
+from joinery_runtime.core.compile.matching import KeyCompiler, deciding_side, move_conditions
 from joinery_runtime.core.compile.outputs import row_selections
 from joinery_runtime.core.kinds.base import Join, find_kinds
 from joinery_runtime.core.pipeline.expression import (
@@ -113,7 +114,10 @@ class _SplitStep:
 class _JoinCompiler:
     def __init__(self, job: StreamJoin) -> None:
         self._job = job
-        self._schemas = {side.name: arrow_schema(side.columns) for side in job.inputs}
+        self._declared = {side.name: arrow_schema(side.columns) for side in job.inputs}
+        self._keys = KeyCompiler(job, self._declared)
+        self._keys.compile()
+        self._schemas = {name: self._keys.schema_of(name) for name in self._declared}
         self._output = self._outputs()
         written = [self._written_conditions(number, step) for number, step in enumerate(job.joins)]
         self._filters: list[list[Expression]] = [[] for _ in job.joins]
@@ -121,7 +125,7 @@ class _JoinCompiler:
         for number, step in enumerate(job.joins):
             for condition in self._written_filters(number, step):
                 self._place_filter(condition, number, written)
-        conditions = [[*own, *moved] for own, moved in zip(written, _move_conditions(job.joins, written), strict=True)]
+        conditions = [[*own, *moved] for own, moved in zip(written, move_conditions(job.joins, written), strict=True)]
         self._steps = [self._split(number, step, conditions[number]) for number, step in enumerate(job.joins)]
 
     def pipeline(self) -> Pipeline:
@@ -143,7 +147,7 @@ class _JoinCompiler:
         of_side: tuple[list[Expression], list[Expression]] = ([], [])
         rest: list[Expression] = []
         for part in parts:
-            side = _deciding_side(part, left, step, kind)
+            side = deciding_side(part, left, step, kind)
             (rest if side is None else of_side[side]).append(part)
         return _SplitStep(
             number=number,
@@ -228,6 +232,7 @@ class _JoinCompiler:
             compared=() if chained or table else self._compared_parts(split.number, time),
             partitioner=split.step.partitioner if split.step.co_partitioned else None,
             filter=None if chained else self._input_filter(time),
+            computed=() if chained else self._keys.computed_of(time),
         )
 
     def _input_filter(self, name: str) -> Expression | None:
@@ -355,7 +360,7 @@ class _JoinCompiler:
     def _computed_column(self, path: str, text: str) -> tuple[Expression, pa.DataType]:
         try:
             expression = parse_expression(text)
-            kind = column_type(expression, self._schemas)
+            kind = column_type(expression, self._declared)
         except ExpressionError as error:
             raise self._error(path, error) from error
         return expression, kind
@@ -375,7 +380,7 @@ class _JoinCompiler:
     def _predicate(self, path: str, text: str, inputs: Sequence[str]) -> Expression:
         try:
             expression = parse_expression(text)
-            check_predicate(expression, {name: self._schemas[name] for name in inputs})
+            check_predicate(expression, {name: self._declared[name] for name in inputs})
         except ExpressionError as error:
             raise self._error(path, error) from error
         return expression
@@ -426,46 +431,6 @@ def _emits(step: JoinStep) -> Emits:
     if step.type == "semi":
         return "matched"
     return "unmatched" if step.type == "anti" else "pairs"
-
-
-def _deciding_side(part: Expression, left: tuple[str, ...], step: JoinStep, kind: Join) -> int | None:
-    """Returns the side that decides a predicate alone: rows that fail it are never kept (J4). A table must keep all of
-    its rows, because dropping a version does not make an older one valid."""
-    inputs = {ref.input for ref in part.columns}
-    if inputs and inputs <= set(left):
-        return LEFT
-    return RIGHT if inputs == {step.right} and not kind.right_is_table else None
-
-
-def _move_conditions(steps: Sequence[JoinStep], written: Sequence[Sequence[Expression]]) -> list[list[Expression]]:
-    """Return, by step, the conditions of later steps that it can check already: rows that fail them are never emitted,
-    so they are dropped and counted where they are read, and need no state. The later step keeps the condition, because
-    the state may hold rows from before it was checked earlier. A condition that may fail moves only if no other one
-    shields it."""
-    moved: list[list[Expression]] = [[] for _ in steps]
-    for number, step in enumerate(steps):
-        shielded = False
-        for condition in written[number]:
-            inputs = {ref.input for ref in condition.columns}
-            earliest = None
-            if inputs and step.right not in inputs and step.type in {"inner", "right", "semi"}:
-                earliest = _earliest(inputs, steps[:number])
-            if earliest is None or (shielded and condition.may_fail):
-                shielded = True
-            else:
-                moved[earliest].append(condition)
-    return moved
-
-
-def _earliest(inputs: Set[str], steps: Sequence[JoinStep]) -> int | None:
-    """Find the earliest step at which a condition on matches drops the rows that a filter behind the steps would
-    drop."""
-    earliest = None
-    for number, step in reversed(list(enumerate(steps))):
-        earliest = number if step.type in {"inner", "semi"} else earliest
-        if step.right in inputs or step.type in {"right", "full"}:
-            break
-    return earliest
 
 
 def _placement(step: JoinStep, inputs: tuple[str, ...]) -> Placement:

@@ -81,6 +81,11 @@ class Expression:
         evaluated = self.evaluate(resolve, rows)
         return Evaluated(pc.fill_null(boolean(evaluated.values), False), evaluated.failed)
 
+    def is_null_of_nulls(self, schema: pa.Schema) -> bool:
+        """Whether the expression, which reads one input of this schema, is NULL for a row of NULLs."""
+        of_nulls = self.evaluate(lambda ref: pa.nulls(1, schema.field(ref.column).type), 1)
+        return not of_nulls.values[0].is_valid
+
     @property
     def may_fail(self) -> bool:
         """Whether the expression may fail on some row."""

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from joinery_runtime.core.pipeline.expression import Evaluated, Expression
 from joinery_runtime.core.pipeline.lateness import FutureCheck, LateRows, Timestamps, behind_highest
 from joinery_runtime.core.pipeline.operators import EVENT_TIME_MAX, EVENT_TIME_MIN
-from joinery_runtime.core.pipeline.sides import Intake, Placement
+from joinery_runtime.core.pipeline.sides import ComputedColumns, Intake, Placement
 from joinery_runtime.core.table.columns import HASH, partitions_of
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash, shard_starts, spread_hash
 from joinery_runtime.core.table.partitioning import key_partitions, partition_addresses
@@ -206,6 +206,8 @@ def _prepare_rows(
     rows come from a step and belong to no single record."""
     late, co_partitions = checks.late, checks.co_partitions if intake.partitioner else 0
     rows, passes = _apply_predicate(intake, rows, bad)
+    if bad is not None and intake.computed_keys:
+        rows, passes = _add_computed_keys(intake, rows, passes, bad)
     joinable, counted = _joinable(intake, rows, passes)
     if bad is not None and co_partitions:
         in_place = _reject_misplaced(intake, rows, joinable, co_partitions, bad)
@@ -214,7 +216,7 @@ def _prepare_rows(
     if not intake.preserved:
         rows = rows.where(joinable)
         joinable = joinable[joinable]
-    if bad is not None and (intake.computed or intake.checked or intake.compared):
+    if bad is not None and (intake.other_computed or intake.checked or intake.compared):
         rows, fine = _add_computed_columns(intake, rows, joinable, bad)
         joinable = joinable[fine]
     if bad is not None and late is not None and late.certain:
@@ -294,27 +296,47 @@ def _apply_predicate(intake: Intake, rows: _DecodedRows, bad: dict[int, str] | N
     return rows.where(fine), passes[fine]
 
 
+def _add_computed_keys(
+    intake: Intake, rows: _DecodedRows, passes: np.ndarray, bad: dict[int, str]
+) -> tuple[_DecodedRows, np.ndarray]:
+    """Add the computed keys of the side's own step, and leave out the rows on which one fails, which go to `bad`. A row
+    for which the side's predicate is not true (`passes`, bool[n]) matches nothing anyway: a key that fails there is
+    NULL. Also returns `passes` of the rows that stay."""
+    evaluated = [_evaluate(intake, expression, rows.user) for _, expression in intake.computed_keys]
+    needed = [
+        replace(key, failed={row: reason for row, reason in key.failed.items() if passes[row]}) for key in evaluated
+    ]
+    fine = _record_failures(rows, needed, bad)
+    return _with_columns(intake, rows, intake.computed_keys, evaluated).where(fine), passes[fine]
+
+
+def _evaluate(intake: Intake, expression: Expression, user: pa.RecordBatch) -> Evaluated:
+    return expression.evaluate(lambda ref: user.column(intake.name_of(ref)), user.num_rows)
+
+
+def _with_columns(
+    intake: Intake, rows: _DecodedRows, computed: ComputedColumns, evaluated: Sequence[Evaluated]
+) -> _DecodedRows:
+    fields = [intake.schema.field(name) for name, _ in computed]
+    columns = [column.values.cast(field.type) for field, column in zip(fields, evaluated, strict=True)]
+    schema = pa.schema([*rows.user.schema, *fields])
+    return replace(rows, user=pa.record_batch([*rows.user.columns, *columns], schema=schema))
+
+
 def _add_computed_columns(
     intake: Intake, rows: _DecodedRows, joinable: np.ndarray, bad: dict[int, str]
 ) -> tuple[_DecodedRows, np.ndarray]:
-    """Adds the computed columns and leaves out the rows on which an expression fails, which go to `bad`. Also returns
-    bool[n]: the rows that stay."""
-    user = rows.user
-
-    def evaluated(expression: Expression) -> Evaluated:
-        return expression.evaluate(lambda ref: user.column(intake.name_of(ref)), user.num_rows)
-
-    computed = [evaluated(expression) for _, expression in intake.computed]
-    fine = _record_failures(rows, [*computed, *map(evaluated, intake.checked)], bad)
-    for comparison in map(evaluated, intake.compared):  # only rows that can match are compared
+    """Adds the other computed columns and leaves out the rows on which an expression fails, which go to `bad`. Also
+    returns bool[n]: the rows that stay."""
+    computed = [_evaluate(intake, expression, rows.user) for _, expression in intake.other_computed]
+    checked = [_evaluate(intake, expression, rows.user) for expression in intake.checked]
+    fine = _record_failures(rows, [*computed, *checked], bad)
+    for expression in intake.compared:  # only rows that can match are compared
+        comparison = _evaluate(intake, expression, rows.user)
         joinable_failures = {row: reason for row, reason in comparison.failed.items() if joinable[row]}
         fine &= _record_failures(rows, [replace(comparison, failed=joinable_failures)], bad)
     if computed:
-        names = [name for name, _ in intake.computed]
-        columns = [
-            column.values.cast(intake.schema.field(name).type) for name, column in zip(names, computed, strict=True)
-        ]
-        rows = replace(rows, user=pa.record_batch([*user.columns, *columns], schema=intake.schema))
+        rows = _with_columns(intake, rows, intake.other_computed, computed)
     return rows.where(fine), fine
 
 

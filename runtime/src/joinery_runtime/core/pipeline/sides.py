@@ -40,6 +40,9 @@ class Placement(Enum):
     EVERYWHERE = "everywhere"
 
 
+ComputedColumns = tuple[tuple[str, Expression], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Intake:
     """How decoded rows, or rows of the previous step, become prepared rows of a side.
@@ -67,12 +70,24 @@ class Intake:
     table: bool = False
     placement: Placement = Placement.BY_KEY
     chained: bool = False
-    computed: tuple[tuple[str, Expression], ...] = ()
+    computed: ComputedColumns = ()
     checked: tuple[Expression, ...] = ()
     compared: tuple[Expression, ...] = ()
     grouped: bool = False
     partitioner: str | None = None
     filter: Expression | None = None
+
+    @property
+    def computed_keys(self) -> ComputedColumns:
+        """The computed columns that decide whether a row can match (J12): keys of a join. Groups decide nothing."""
+        return () if self.grouped else tuple(column for column in self.computed if column[0] in self.keys)
+
+    @property
+    def other_computed(self) -> ComputedColumns:
+        """The computed columns that only rows which stay need."""
+        return (
+            self.computed if self.grouped else tuple(column for column in self.computed if column[0] not in self.keys)
+        )
 
     def name_of(self, ref: ColumnRef) -> str:
         """The name of an input's column in batches of this side."""

@@ -99,8 +99,8 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
         *dict.fromkeys(rule for kind in STEP_KINDS for rule in kind.cel_of_job),
         Rule(
             _STEPS + "self.joins.all(step, step.keys.all(left, !left.startsWith(step.right + '.') "
-            "&& step.keys[left].startsWith(step.right + '.')))",
-            "a key is written <input joined before>.<column>: <right>.<column>",
+            "&& step.keys[left].contains(step.right)))",
+            "a key is written <input joined before>.<column>: <right>.<column>, or as expressions over these",
             ".joins",
         ),
         Rule(

@@ -10,8 +10,9 @@ from joinery_runtime.job.join.stream_join import StreamJoin, stored_type
 from joinery_runtime.job.kinds.aggregate.model import Aggregation, aggregate_part
 from joinery_runtime.job.kinds.base import Chain, StepWords
 from joinery_runtime.job.kinds.session.explain import Aggregated, aggregate_plan
-from joinery_runtime.job.model.plan import BYTES, ENGINE_ROW_BYTES, SidePlan, StepPlan, limits_text
+from joinery_runtime.job.model.plan import BYTES, COMPUTED_BYTES, ENGINE_ROW_BYTES, SidePlan, StepPlan, limits_text
 from joinery_runtime.job.model.references import Reference, parse_reference
+from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import listed
 
 
@@ -120,7 +121,9 @@ def _steps_of(job: StreamJoin, chain: Chain) -> Iterator[tuple[int, int]]:
 def _row_bytes(job: StreamJoin, step_index: int, side: int, columns: Sequence[str]) -> int:
     """The bytes of a row with these stored columns, on the left (0) or right (1) side of a step."""
     types = (stored_type(job, step_index, ("left", "right")[side], column) for column in columns)
-    return ENGINE_ROW_BYTES + sum(BYTES[kind.name] for kind in types)
+    return ENGINE_ROW_BYTES + sum(
+        BYTES[kind.name] if isinstance(kind, ColumnType) else COMPUTED_BYTES for kind in types
+    )
 
 
 def assumed_columns(job: StreamJoin) -> Mapping[str, Sequence[str]]:
@@ -130,7 +133,7 @@ def assumed_columns(job: StreamJoin) -> Mapping[str, Sequence[str]]:
         left, right = part_names(number)
         chained = number > 0
         refs = [ref for name in job.left_inputs(number) for ref in _stored(job, name, chained=chained)]
-        columns[left] = [str(ref) if chained else ref.column for ref in refs]
+        columns[left] = [f"{ref.input}.{ref.column}" if chained else ref.column for ref in refs]
         columns[right] = [ref.column for ref in _stored(job, step.right, chained=False)]
     return columns
 
@@ -139,7 +142,8 @@ def _stored(job: StreamJoin, name: str, *, chained: bool) -> list[Reference]:
     """The stored columns of an input. Its event time is a column of the engine, unless it came through a step."""
     used, side = _used(job), job.input(name)
     every = [Reference(name, column) for column in side.types if chained or column != side.event_time]
-    return [ref for ref in every if used is None or ref in used]
+    computed = [key for key in job.computed_keys if key.input == name]
+    return [*(ref for ref in every if used is None or ref in used), *computed]
 
 
 def _used(job: StreamJoin) -> set[Reference] | None:

@@ -3,8 +3,11 @@ rows match (J8, W4): what the kinds of step share, then the rules of each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+from sqlglot import exp
 
 from joinery_runtime.job.join.steps import FIELDS, STEP_KINDS, JoinStep
 from joinery_runtime.job.kinds.base import Rules, StepKind
@@ -19,8 +22,10 @@ from joinery_runtime.job.model.draft import (
     reference,
     unknown_column,
 )
+from joinery_runtime.job.model.function_calls import wrong_calls
 from joinery_runtime.job.model.output_rules import late_without_dead_letters
-from joinery_runtime.job.model.references import EXISTENCE, Reference
+from joinery_runtime.job.model.references import EXISTENCE, Reference, computed_key, inputs_of, read_key
+from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import either, listed, suggestion
 
 _PARTITIONED_BY = ("string", "binary", "int32", "int64")
@@ -87,14 +92,44 @@ def _keys(draft: JobDraft) -> Iterator[Finding]:
 def _key(at: Loc, texts: tuple[Any, Any], step: StepDraft) -> Iterator[Finding]:
     if step.right is None or not step.left:
         return
-    first, second = (reference(text) for text in texts)
+    columns = {source.name or "": source.types or {} for source in (*step.left, step.right)}
+    sides = [read_key(text, columns) if isinstance(text, str) else None for text in texts]
+    expressions = {text: side for text, side in zip(texts, sides, strict=True) if isinstance(side, exp.Expr)}
+    problems = [problem for text, tree in expressions.items() for problem in _expression_problems(text, tree, step)]
+    if problems:
+        yield from ((at, problem) for problem in problems)
+        return
+    first, second = (computed_key(side) if isinstance(side, exp.Expr) else side for side in sides)
     if first is None or second is None:
-        yield at, f"a key is written {either(step.left_names)}.<column>: {step.right.name}.<column>"
+        text = texts[0] if first is None else texts[1]
+        todo = f"a key is written {either(step.left_names)}.<column>: {step.right.name}.<column>"
+        yield at, f"{text!r} is neither a column nor an expression over columns of one input (rule J12); {todo}"
     elif first.input == step.right.name and second.input in step.left_names:
         yield at, f"the left input comes first; swap it: {second}: {first}"
     else:
         wrong = [*_side_problems(at, first, step.left, step), *_side_problems(at, second, (step.right,), step)]
         yield from wrong or _different_types(at, first, second, step)
+
+
+def _expression_problems(text: str, tree: exp.Expr, step: StepDraft) -> Iterator[str]:
+    """Why an expression is no side of a key. Only the core knows its type."""
+    yield from (f"{text!r}: {call.sql()!r}: {reason}" for call, reason in wrong_calls(tree))
+    inputs = inputs_of(tree)
+    if not inputs:
+        yield f"{text!r} reads no column, so every row would have the same key (rule J12); compare a column"
+    elif "" in inputs:
+        names = either(f"{source.name}.<column>" for source in (*step.left, step.right) if source is not None)
+        yield f"{text!r} has a column without its input; write {names}"
+    elif len(inputs) > 1:
+        facts = f"{text!r} reads columns of {listed(inputs)}, and a side of a key is computed of one input (rule J12)"
+        yield f"{facts}; write the equality into `where`, beside a key of one input on each side"
+    elif (key := computed_key(tree)).column in _types_of(step, key.input):
+        yield f"{text!r} is also the name of a column of {key.input!r}; rename the column"
+
+
+def _types_of(step: StepDraft, name: str) -> Mapping[str, ColumnType | None]:
+    source = step.side_of(name)
+    return source.types or {} if source is not None else {}
 
 
 def _side_problems(at: Loc, ref: Reference, side: tuple[InputDraft, ...], step: StepDraft) -> Iterator[Finding]:
@@ -107,10 +142,11 @@ def _side_problems(at: Loc, ref: Reference, side: tuple[InputDraft, ...], step: 
         names = [source.name or "" for source in side]
         expected = either(map(repr, names))
         yield at, f"{str(ref)!r} must be a column of {expected}{suggestion(ref.input, names)}"
-    elif source.types is not None and ref.column not in source.types:
-        yield at, unknown_column(ref.column, source)
-    elif source.types is not None and (text := no_key(ref.column, source.types)):
-        yield at, text
+    elif source.types is not None:
+        unknown = [read.column for read in ref.reads if read.column not in source.types]
+        yield from ((at, unknown_column(name, source)) for name in unknown)
+        if not unknown and (text := no_key(ref.column, source.types)):
+            yield at, text
 
 
 def _different_types(at: Loc, first: Reference, second: Reference, step: StepDraft) -> Iterator[Finding]:
@@ -177,6 +213,8 @@ def _not_co_partitioned(draft: JobDraft, step: StepDraft) -> Iterator[str]:
         yield f"is for a job of one step, and there are {len(draft.steps)}; leave it out"
     elif isinstance(keys, Mapping) and len(keys) != 1:
         yield f"is for one key column, whose bytes are the record's key, and there are {len(keys)}; leave it out"
+    elif computed := [text for text in itertools.chain(*_pairs(keys)) if not _is_column(text, step)]:
+        yield f"is for a key that the records have as it is, and {computed[0]!r} is computed (rule J12); leave it out"
     elif step.sides_known:
         for source in (*step.left, step.right):
             if source is not None and source.data.get("kafka") is None:
@@ -191,6 +229,15 @@ def _not_co_partitioned(draft: JobDraft, step: StepDraft) -> Iterator[str]:
             if kind is not None and kind.name not in _PARTITIONED_BY:
                 facts = f"the bytes that a producer makes of a {kind} ({ref}) are not known"
                 yield f"{facts}; key by {either(_PARTITIONED_BY)}, or leave it out"
+
+
+def _pairs(keys: object) -> Iterable[tuple[Any, Any]]:
+    return keys.items() if isinstance(keys, Mapping) else ()
+
+
+def _is_column(text: object, step: StepDraft) -> bool:
+    columns = {source.name or "": source.types or {} for source in (*step.left, step.right) if source is not None}
+    return not isinstance(text, str) or not isinstance(read_key(text, columns), exp.Expr)
 
 
 # --- how a step matches rows in time ----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from joinery_runtime.job.kinds.base import StepKind
 from joinery_runtime.job.kinds.interval import Interval
 from joinery_runtime.job.kinds.window import Window
 from joinery_runtime.job.model.base import Bool, Limits, Model, PositiveDuration, Text
-from joinery_runtime.job.model.references import EXISTENCE, JoinType, KeyPair, parse_reference
+from joinery_runtime.job.model.references import EXISTENCE, JoinType
 
 Partitioner = Literal["murmur2", "crc32"]
 
@@ -29,7 +29,8 @@ class JoinStep(Model):
     """Which rows are emitted without a match too, padded with nulls: none, or those of the left, the right or both.
     `semi` and `anti` emit left rows alone, each once: those with a match, or those without one."""
     keys: dict[str, str] = Field(examples=[{"orders.order_id": "payments.order_id"}])
-    """What must be equal: `<earlier input>.column` to `<right>.column`. Without entries rows match on time only."""
+    """What must be equal: `<earlier input>.column` to `<right>.column`. Either may be an SQL expression over columns of
+    one input, such as `lower(orders.email)`. Without entries rows match on time only."""
     interval: Interval | None = None
     """Rows match when the right one's event time is in [lower, upper], counted from that of `of`, both ends included.
     One of `interval`, `window` and `asOf`."""
@@ -92,12 +93,6 @@ class SelectItem(Model):
     """An SQL expression over columns of inputs, in place of `column`."""
     as_: Annotated[str | None, Field(alias="as", min_length=1)] = Field(default=None, examples=["amount_eur"])
     """The output column's name; if absent, the column's own without its input's."""
-
-
-def key_pairs(step: JoinStep) -> tuple[KeyPair, ...]:
-    """The step's keys as references, in order."""
-    pairs = ((parse_reference(left), parse_reference(right)) for left, right in step.keys.items())
-    return tuple(KeyPair(left, right) for left, right in pairs if left and right)
 
 
 SIDES = ("left", "right")

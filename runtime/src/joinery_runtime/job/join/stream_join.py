@@ -9,7 +9,7 @@ from pydantic import Field, PrivateAttr
 
 from joinery_runtime.job.join import select_rules, step_rules
 from joinery_runtime.job.join.aggregate_rules import broken_aggregate_rules
-from joinery_runtime.job.join.steps import JoinStep, SelectItem, key_pairs, part_names
+from joinery_runtime.job.join.steps import JoinStep, SelectItem, part_names
 from joinery_runtime.job.kinds.aggregate.model import Aggregation, aggregate_part
 from joinery_runtime.job.kinds.session.sessions import KEEPS_TYPE
 from joinery_runtime.job.model import input_rules, output_rules
@@ -21,12 +21,14 @@ from joinery_runtime.job.model.references import (
     POSTGRES_NAME_BYTES,
     RETRACTED,
     WINDOW_COLUMNS,
+    ComputedKey,
     KeyPair,
     Naming,
     Prefixes,
     Reference,
     default_names,
     fitting_naming,
+    key_pairs,
     naming_prefixes,
     parse_reference,
 )
@@ -127,10 +129,15 @@ class StreamJoin(Job):
         emit (E1)."""
         return (self.inputs[0].name, *(step.right for step in self.joins[:step_index] if step.emits_right))
 
-    @staticmethod
-    def keys_of(step: JoinStep) -> tuple[KeyPair, ...]:
+    def keys_of(self, step: JoinStep) -> tuple[KeyPair, ...]:
         """The step's equalities in order; none for a join on time only (J9)."""
-        return key_pairs(step)
+        return key_pairs(step.keys, {side.name: side.types for side in self.inputs})
+
+    @property
+    def computed_keys(self) -> tuple[ComputedKey, ...]:
+        """The keys that are expressions, each once (J12)."""
+        sides = (ref for step in self.joins for pair in self.keys_of(step) for ref in (pair.left, pair.right))
+        return tuple(dict.fromkeys(ref for ref in sides if isinstance(ref, ComputedKey)))
 
     @property
     def joins(self) -> tuple[JoinStep, ...]:
@@ -248,7 +255,7 @@ class StreamJoin(Job):
         conditions = bool(self.input_filters) or any(step.where or step.filter for step in self.joins)
         aggregates = self.aggregation.aggregates if self.aggregation is not None else ()
         computed = self.aggregation is not None and bool(self.aggregation.compute)
-        computed = computed or any(aggregate.where is not None for aggregate in aggregates)
+        computed = computed or any(aggregate.where is not None for aggregate in aggregates) or bool(self.computed_keys)
         return conditions or computed or any(item.expression for item in self.select or ())
 
     def upsert_key(self, output: NamedOutput) -> tuple[str, ...]:
@@ -431,14 +438,18 @@ class StreamJoin(Job):
         return OutputField(name, type=self.window_times, step_column=step_column)
 
 
-def stored_type(job: StreamJoin, step_index: int, side: str, name: str) -> ColumnType:
-    """The type of a stored column; on the left side of a later step its name carries its input's."""
+def stored_type(job: StreamJoin, step_index: int, side: str, name: str) -> ColumnType | ComputedKey:
+    """The type of a stored column, or the key that it holds; on the left side of a later step its name carries its
+    input's."""
     if side == "left" and step_index > 0:
         ref = parse_reference(name)
         assert ref is not None, f"{name!r} of a chained part names its input"
-        return job.input(ref.input).types[ref.column]
-    input_name = job.left_inputs(0)[0] if side == "left" else job.joins[step_index].right
-    return job.input(input_name).types[name]
+    else:
+        ref = Reference(job.left_inputs(0)[0] if side == "left" else job.joins[step_index].right, name)
+    declared = job.input(ref.input).types.get(ref.column)
+    if declared is not None:
+        return declared
+    return next(key for key in job.computed_keys if (key.input, key.column) == (ref.input, ref.column))
 
 
 # --- the cross-field rules: each yields the places it finds wrong; what is missing silences it ------------------------

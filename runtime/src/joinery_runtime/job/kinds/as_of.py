@@ -43,7 +43,9 @@ def _table(step: StepDraft) -> Iterator[Finding]:
         return
     keys, name = step.data.get("keys"), step.right.name
     columns = keys.values() if isinstance(keys, Mapping) else ()
-    named = [ref.column for text in columns if (ref := reference(text)) is not None]
+    refs = ((text, reference(text)) for text in columns)
+    inputs = {name, *step.left_names}
+    named = [ref.column if ref is not None and ref.input in inputs else str(text) for text, ref in refs]
     if step.right.data.get("table") is None:
         todo = f"write table: {{key: [{', '.join(named)}]}} in that input"
         yield (*step.at, "asOf"), f"{name!r} is not a table: its versions have no key; {todo}"

@@ -12,6 +12,7 @@ RATE = 1_000  # the rows per second and input that the state estimate assumes
 
 # The bytes that the engine adds to a stored row: key hash, event time, partition, offset.
 ENGINE_ROW_BYTES = 8 + 8 + 4 + 8
+COMPUTED_BYTES = 20  # of a computed column, whose type is not known here
 
 # Arrow's widths. Those of text, and of binary and JSON, are guesses: 16 and 32 bytes of content, and a 4-byte offset.
 BYTES = {

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
+
+from sqlglot import exp, tokenize
+from sqlglot.errors import SqlglotError
+from sqlglot.tokenizer_core import TokenType
+
+from joinery_runtime.job.model.expression_tree import parse_tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +25,27 @@ class Reference:
     def __str__(self) -> str:
         return f"{self.input}.{self.column}"
 
+    @property
+    def reads(self) -> tuple[Reference, ...]:
+        """The input's columns that decide its value."""
+        return (self,)
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedKey(Reference):
+    """A key that is an expression over columns of one input (rule J12). `column` is the expression in one way of
+    writing, without the input: the name of the column that the input's rows get. `text` is the same with the input."""
+
+    text: str
+    columns: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def reads(self) -> tuple[Reference, ...]:
+        return tuple(Reference(self.input, column) for column in self.columns)
+
 
 def parse_reference(text: str) -> Reference | None:
     """Parses `input.column`; None if the text is anything else."""
@@ -27,10 +55,69 @@ def parse_reference(text: str) -> Reference | None:
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """One equality of a step: `left` is a column of an input joined before, `right` one of the step's right input."""
+    """One equality of a step: `left` is of an input joined before, `right` of the step's right input."""
 
     left: Reference
     right: Reference
+
+
+# --- keys of a join: columns, or expressions over columns of one input (rule J12) -------------------------------------
+
+Columns = Mapping[str, Collection[str]]
+"""The columns of inputs, by the inputs' names."""
+
+
+def read_key(text: str, columns: Columns) -> Reference | exp.Expr | None:
+    """Read one side of a key. A text that names a column which exists is that column, whatever else it may mean; an
+    expression is returned as its tree. None: the text is neither."""
+    ref = parse_reference(text)
+    if ref is not None and ref.column in columns.get(ref.input, ()):
+        return ref
+    try:
+        tree = parse_tree(text).unnest()
+    except SqlglotError:
+        return ref if ref is not None and ref.input in columns else None
+    if isinstance(tree, exp.Alias):  # `orders.order id`: a column that does not exist
+        return ref
+    if not isinstance(tree, exp.Column):
+        return tree
+    named = Reference(tree.table, tree.name)
+    return named if tree.name in columns.get(tree.table, ()) else ref
+
+
+def inputs_of(tree: exp.Expr) -> list[str]:
+    """The inputs whose columns an expression reads; the empty name for columns without an input."""
+    return sorted({column.table for column in tree.find_all(exp.Column)})
+
+
+def computed_key(tree: exp.Expr) -> ComputedKey:
+    """The key that an expression over one input's columns computes. How the expression is written decides nothing."""
+    written = tree.copy()
+    for identifier in written.find_all(exp.Identifier):
+        identifier.set("quoted", not _is_plain(identifier.name))
+    (name,) = inputs_of(written)
+    text = written.sql(comments=False)
+    columns = sorted({column.name for column in written.find_all(exp.Column)})
+    for column in written.find_all(exp.Column):
+        column.set("table", None)
+    return ComputedKey(name, written.sql(comments=False), text, tuple(columns))
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a name needs no quotes: it is a word, and none of SQL's."""
+    return re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is not None and tokenize(name)[0].token_type is TokenType.VAR
+
+
+def key_pairs(keys: Mapping[str, str], columns: Columns) -> tuple[KeyPair, ...]:
+    """The keys of a valid step, in order. `columns` are those of all inputs."""
+    return tuple(KeyPair(*_sides(texts, columns)) for texts in keys.items())
+
+
+def _sides(texts: tuple[str, str], columns: Columns) -> Iterator[Reference]:
+    for text in texts:
+        side = read_key(text, columns)
+        assert side is not None, "the rules have checked the keys"
+        yield side if isinstance(side, Reference) else computed_key(side)
 
 
 JoinType = Literal["inner", "left", "right", "full", "semi", "anti"]

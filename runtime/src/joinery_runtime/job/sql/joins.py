@@ -189,6 +189,8 @@ def _step(link: Link, distances: Distances, sent: set[str], context: _Context) -
     if link.type != "inner":
         step["type"] = link.type
     from_input = None
+    if not matching.keys and not _broadcast_sides(link, context):
+        matching.make_keys_of_expressions(link)
     if kind == "interval":
         step |= _broadcast(link, matching, sent, context)
         from_input = _take_interval(step, link, matching, distances, context)
@@ -210,17 +212,11 @@ def _check_keys(link: Link, matching: Matching, more: str, context: _Context) ->
     if matching.keys or matching.broken:
         return
     for part in matching.conditions:
-        # Two columns that are equal and no key are event times: an equality of columns is what is missing.
-        if (
-            isinstance(part, exp.EQ)
-            and not (isinstance(part.left, exp.Column) and isinstance(part.right, exp.Column))
-            and len({column.table for column in part.find_all(exp.Column)}) > 1
-        ):
-            facts = f"{part.sql(comments=False)} compares expressions, and a key is a column of each input (rule J9)"
-            todo = (
-                "have the producers write the value into a column, or compare columns that are equal in any case and "
-                "leave this as a further condition"
-            )
+        inputs = {column.table for column in part.find_all(exp.Column)}
+        if isinstance(part, exp.EQ) and len(inputs) > 1 and not _compares_columns(part):
+            facts = f"{part.sql(comments=False)} is no key: each side of one is computed of one input, and one side of"
+            facts = f"{facts} {link.right.source.alias} (rule J12)"
+            todo = "compare such values, and leave this as a further condition"
             context.report.add(link.joined.source.at, f"{facts}; {todo}{more}")
             return
     first, second = link.earlier[-1].source.alias, link.right.source.alias
@@ -229,11 +225,21 @@ def _check_keys(link: Link, matching: Matching, more: str, context: _Context) ->
     context.report.add(link.joined.source.at, f"{facts}; {todo}")
 
 
+def _compares_columns(part: exp.EQ) -> bool:
+    """Whether both sides are columns: two that are equal and no key are event times, and an equality is missing."""
+    return isinstance(part.left, exp.Column) and isinstance(part.right, exp.Column)
+
+
+def _broadcast_sides(link: Link, context: _Context) -> list[Relation]:
+    sides = [link.right, *(link.earlier if len(link.earlier) == 1 else [])]
+    named = (context.scope.by_input(name) for name in context.options.broadcast)
+    return [relation for relation in named if relation is not None and relation in sides]
+
+
 def _broadcast(link: Link, matching: Matching, sent: set[str], context: _Context) -> Step:
     if matching.keys:
         return {}
-    sides = [link.right, *(link.earlier if len(link.earlier) == 1 else [])]
-    chosen = [relation for relation in map(context.scope.by_input, context.options.broadcast) if relation in sides]
+    chosen = _broadcast_sides(link, context)
     if not chosen:
         example = link.right.source.alias
         _check_keys(link, matching, f", or WITH ('{BROADCAST}' = '{example}') to join on time only", context)

@@ -19,6 +19,7 @@ from sqlglot import exp
 
 from joinery_runtime.job.model.duration import MAX_MS, format_duration
 from joinery_runtime.job.model.expression_tree import NotALengthError, interval_ms
+from joinery_runtime.job.model.references import inputs_of
 from joinery_runtime.job.sql.conditions import Link
 from joinery_runtime.job.sql.report import Report
 from joinery_runtime.job.sql.scope import SqlInput
@@ -52,13 +53,22 @@ class TimeBound:
 
 @dataclass(slots=True)
 class Matching:
-    """The sorted conditions. `keys` maps columns of earlier inputs to columns of the right one. `conditions` are all
-    conditions except keys, in order, including those behind `limits`. `broken` as in a Link."""
+    """The sorted conditions. `keys` maps columns of earlier inputs to columns of the right one, or expressions over
+    these. `conditions` are all conditions except keys, in order, including those behind `limits`. `broken` as in a
+    Link."""
 
     keys: dict[str, str] = field(default_factory=dict)
     limits: list[TimeBound] = field(default_factory=list)
     conditions: list[exp.Expr] = field(default_factory=list)
     broken: bool = False
+
+    def make_keys_of_expressions(self, link: Link) -> None:
+        """Make keys of the equalities of expressions, for a join that has no equality of columns. Beside one they stay
+        conditions: jobs of earlier releases have them so in their state."""
+        for part in list(self.conditions):
+            pair = _expression_pair(part, link)
+            if pair is not None and self.keys.setdefault(*pair) == pair[1]:
+                self.conditions.remove(part)
 
     def where_text(self, from_input: str | None) -> str | None:
         """Write the conditions that a step with bounds from `from_input` does not already express."""
@@ -140,6 +150,22 @@ def _key_pair(part: exp.Expr, link: Link) -> tuple[str, str] | None:
     if len(right) != 1 or len(earlier) != 1 or _compares_times(part, link):
         return None
     return f"{earlier[0].table}.{earlier[0].name}", f"{right[0].table}.{right[0].name}"
+
+
+def _expression_pair(part: exp.Expr, link: Link) -> tuple[str, str] | None:
+    """The two sides of an equality, each of which reads one input, one of them the right one; None for others."""
+    if not isinstance(part, exp.EQ) or _compares_times(part, link):
+        return None
+    right = link.right.table.name
+    sides = {inputs_of(side)[0]: side.unnest() for side in (part.this, part.expression) if len(inputs_of(side)) == 1}
+    earlier = [name for name in sides if name != right]
+    if right not in sides or not earlier:
+        return None
+    return _key_text(sides[earlier[0]]), _key_text(sides[right])
+
+
+def _key_text(side: exp.Expr) -> str:
+    return f"{side.table}.{side.name}" if isinstance(side, exp.Column) else side.sql(comments=False)
 
 
 def _compares_times(part: exp.Expr, link: Link) -> bool:

@@ -9,13 +9,12 @@ from joinery_runtime.job.kinds.aggregate.model import Aggregation
 from joinery_runtime.job.kinds.session.resource import SessionWindow
 from joinery_runtime.job.kinds.session.sessions import SESSIONS_PART, Aggregate
 from joinery_runtime.job.model.duration import format_duration
-from joinery_runtime.job.model.plan import BYTES, ENGINE_ROW_BYTES, SidePlan, StepPlan, limits_text
+from joinery_runtime.job.model.plan import BYTES, COMPUTED_BYTES, ENGINE_ROW_BYTES, SidePlan, StepPlan, limits_text
 from joinery_runtime.job.model.resource import Job
 from joinery_runtime.job.model.types import ColumnType
 
 # A session's row also says whether it is gone, the event time of its first row, and what has become of it.
 _SESSION_ROW_BYTES = ENGINE_ROW_BYTES + 1 + 8 + 1 + 1
-_COMPUTED_BYTES = 20  # of a computed column, whose type is not known here
 # Guesses: a session has few distinct values; an exact count lists them, and so does a sketch while it holds few.
 _DISTINCT_VALUES, _SKETCH_BYTES = 8, 48
 _LISTED_VALUES = 16  # of a session, for the functions that keep its values
@@ -127,10 +126,10 @@ def _late(aggregation: Aggregation, aggregated: Aggregated) -> str:
 def _row_bytes(aggregation: Aggregation, types: Mapping[str, ColumnType]) -> int:
     """The bytes of a stored row. An accumulator counts once, however many aggregates use it."""
     widths = {name: BYTES[kind.name] for name, kind in types.items()}
-    groups = sum(widths.get(name, _COMPUTED_BYTES) for name in aggregation.group_by)
+    groups = sum(widths.get(name, COMPUTED_BYTES) for name in aggregation.group_by)
     states = {
         (_STATES.get(call.function, call.function), call.arguments(types), call.method): sum(
-            widths.get(column, _COMPUTED_BYTES) for column in call.columns
+            widths.get(column, COMPUTED_BYTES) for column in call.columns
         )
         for call in aggregation.aggregates
     }
