@@ -39,6 +39,7 @@ COVERED = (
     *(f"{letter}{n}" for letter in "WNA" for n in range(1, 5)),
     *(f"S{n}" for n in range(1, 9)),
     *(f"G{n}" for n in range(1, 7)),
+    *(f"P{n}" for n in range(1, 4)),
     *("V1", "V2", "V3"),
 )  # fmt: skip
 LEAST_TRACES = 450

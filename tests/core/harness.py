@@ -21,6 +21,7 @@ from joinery_devkit.oracle import (
     ComposedOracle,
     EpochExpectation,
     Oracle,
+    ProjectionOracle,
     Row,
     SessionOracle,
     WatermarkOracle,
@@ -371,7 +372,7 @@ class Check:
 
 
 def _expected(
-    oracle: Oracle | ComposedOracle | SessionOracle | WindowOracle,
+    oracle: Oracle | ComposedOracle | SessionOracle | WindowOracle | ProjectionOracle,
     watermarks: Mapping[str, int | None],
     rows: Mapping[str, Sequence[Row]],
     reached: Mapping[str, int],

@@ -23,7 +23,7 @@ EXPECTED = FOLDER / "data" / "expected"
 # The examples in SQL are the same jobs as these: tests/job/test_examples.py.
 NAMES = sorted(
     path.stem
-    for pattern in ("*-join.yaml", "*-window-files.yaml", "unpaid-orders.yaml")
+    for pattern in ("*-join.yaml", "*-window-files.yaml", "unpaid-orders.yaml", "large-orders.yaml")
     for path in FOLDER.glob(pattern)
     if not path.stem.startswith("sql-")
 )

@@ -149,7 +149,8 @@ def _dots(trace: KindTrace, scale: TimeScale, axes: Mapping[str, int]) -> Iterat
     }
     for dot in trace.dots():
         kind = "left" if dot.input == trace.inputs[0] else "right"
-        if "joins" in trace.job and "aggregate" not in trace.job and (dot.input, dot.name) not in emitted:
+        names_rows = {"joins", "select"} & trace.job.keys() and "aggregate" not in trace.job
+        if names_rows and (dot.input, dot.name) not in emitted:
             kind = "unmatched"
         x, y = scale.x(dot.time), axes[dot.input]
         text = f"{dot.time}, null" if (dot.input, dot.name) in with_null else dot.time

@@ -39,6 +39,7 @@ KINDS = (
     Kind("Chain", "chain", "chain"),
     Kind("As-of join", "as-of", "as-of-join"),
     Kind("Join on time only", "time-only", "j9"),
+    Kind("Projection of one input", "projection", "projection"),
     Kind("Sessions", "sessions", "session-window"),
     Kind("Aggregates of tumbling windows", "aggregate-tumbling", "g1"),
     Kind("Aggregates of hopping windows", "aggregate-hopping", "g1"),
@@ -97,6 +98,10 @@ def yaml_of(trace: KindTrace) -> str:
     if "aggregate" in trace.job:
         fields = trace.job["aggregate"].items()
         text += "aggregate:\n" + "".join(f"  {name}: {_in_line(value)}\n" for name, value in fields)
+    if "select" in trace.job and "joins" not in trace.job:
+        (source,) = trace.job["inputs"]
+        columns = "".join(f"  - {_in_line(column)}\n" for column in trace.job["select"])
+        text += f"inputs:\n  - name: {source['name']}\n    where: {_in_line(source['where'])}\nselect:\n{columns}"
     if "groupBy" in trace.job:
         fields = [(name, value) for name, value in trace.job.items() if name != "input"]
         text += "".join(f"{name}: {_in_line(value)}\n" for name, value in fields)

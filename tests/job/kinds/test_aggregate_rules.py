@@ -156,7 +156,6 @@ OF_THE_JOB: list[tuple[dict[str, Any], str, str]] = [
     (job_with(select=[{"expression": "n + 1", "as": "m"}]), "select[0].expression", "are emitted as they are"),
     (job_with(select=[{"column": "orders.id"}]), "select[0].column", "is no column of these sessions"),
     (document(inputs=[ORDERS, ITEMS], aggregate=aggregate()), "inputs[1]", "no step joins input 'items'"),
-    (document(inputs=[ORDERS]), "inputs", "a join needs two inputs"),
     (
         job_with(aggregate=aggregate(lateData="reopen"), output={"delta": {"path": "d"}}),
         "aggregate.lateData",

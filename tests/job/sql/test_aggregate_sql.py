@@ -249,7 +249,7 @@ def test_an_input_that_the_sql_does_not_name_is_rejected() -> None:
     sql = f"SELECT currency, COUNT(*) AS n FROM orders GROUP BY currency, SESSION(ts, INTERVAL '30' SECOND) {CAP}"
     resource = in_sql(sql)
     resource["spec"]["inputs"] = [ORDERS, ITEMS]
-    assert "no step joins input 'items'" in said_of(resource)["spec.inputs[1]"]
+    assert "of the job's inputs, items are not joined" in said_of(resource)["spec.sql"]
 
 
 @pytest.mark.parametrize(("test", "kind"), [("EXISTS", "semi"), ("NOT EXISTS", "anti")])

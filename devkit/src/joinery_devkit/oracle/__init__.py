@@ -3,7 +3,7 @@
 It shares no code with the core. `Oracle` replays epochs (the plan's watermarks and the rows of each input) and says
 which rows every epoch must emit and which it must drop; `brute_force` says the same about a whole history at once. For
 a SessionWindow these are `SessionOracle` and `sessions_at_once`, for windows in an `aggregate` of one input
-`WindowOracle`, and for an `aggregate` behind joins `ComposedOracle`.
+`WindowOracle`, for an `aggregate` behind joins `ComposedOracle`, and for one input alone `ProjectionOracle`.
 `WatermarkOracle` says which watermarks the plans must hold; `multiset` and `differences` compare rows in any order.
 
     oracle = Oracle.of_job(job)
@@ -29,6 +29,7 @@ from joinery_devkit.oracle.model import (
     output_columns,
     output_row,
 )
+from joinery_devkit.oracle.projection import ProjectionOracle
 from joinery_devkit.oracle.rows import END, Joined, Row, Values, differences, multiset
 from joinery_devkit.oracle.session_rows import SessionShape, sessions_at_once
 from joinery_devkit.oracle.sessions import SessionOracle
@@ -47,6 +48,7 @@ __all__ = [
     "Oracle",
     "Predicates",
     "Projection",
+    "ProjectionOracle",
     "Residual",
     "Row",
     "SessionOracle",

@@ -80,7 +80,7 @@ class StepTask:
         self._first = shard == 0
         self.sides = tuple(self._segments(side, side.part) for side in step.sides)
         self._flags = tuple(self._segments(side, side.flags_part) if side.flags else [] for side in step.sides)
-        self._horizons = tuple(work.plan.horizons[side.part] for side in step.sides)
+        self._horizons = tuple(work.plan.horizons.get(side.part, Horizon()) for side in step.sides)
         self._loaded: dict[str, StateRun] = {}
 
     def run(self, arrivals: SideBatches, *, ordered: bool) -> Generator[pa.RecordBatch, None, StepOutcome | None]:

@@ -337,7 +337,7 @@ class Worker:
             replaced=done.replaced,
             finished=done.finished,
             hottest=hottest,
-            parts={side.part: _counts(step, i, result, shard) for i, side in enumerate(step.sides)},
+            parts={side.part: _counts(step, i, result, shard) for i, side in step.stored_sides},
             matches=result.matches,
             removed=_removed(step, result),
             after_eviction={step.sides[side].time: n for side, n in done.after_eviction.items() if side in counted},

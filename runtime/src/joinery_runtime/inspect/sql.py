@@ -179,9 +179,10 @@ def _parse_query(text: str) -> exp.Query:
 def _table_readers(job: Job, store: PostgresStore, record: JobRecord) -> dict[str, Callable[[], pl.DataFrame]]:
     """The tables other than outputs, each with the function that reads it."""
     readers: dict[str, Callable[[], pl.DataFrame]] = {EPOCHS: lambda: _read_epochs(store, job)}
-    for step in compile_job(job).steps:
-        for side, spec in enumerate(step.sides):
-            readers[f"state_{spec.part.replace('.', '_')}"] = partial(_live_rows, store, record, step, side)
+    pipeline = compile_job(job)
+    for part in pipeline.parts():
+        step, side = pipeline.side(part)
+        readers[f"state_{part.replace('.', '_')}"] = partial(_live_rows, store, record, step, side)
     return readers
 
 

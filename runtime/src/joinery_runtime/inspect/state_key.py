@@ -43,6 +43,12 @@ def keys_of(
     """The keys that these COLUMN=VALUE texts name. `number` (1 is the first) asks for one step. `co_partitions` is how
     many partitions the job's inputs have in common in its state. Raises JoineryError, which says what is wrong with the
     texts."""
+    if pipeline.last.kind.stateless:
+        raise JoineryError(
+            f"Job {job.name} has no keys",
+            facts="it keeps no rows, because each record makes its row by itself",
+            todo="`joinery why --record` tells what became of a record",
+        )
     if not isinstance(job, StreamJoin) or not job.joins:
         return [group_key(job, pipeline.last, texts, number)]
     if job.aggregation is not None:

@@ -181,7 +181,7 @@ def _open_contents(
 def _output_diff(job: Job, name: str, content: Content, folder: Path) -> OutputDiff:
     folder.mkdir()
     last = compile_job(job).last
-    aggregates = len(last.sides) == 1
+    aggregates = len(last.sides) == 1 and not last.kind.stateless
     sides = [" + ".join(side.inputs) if aggregates else side.time for side in last.sides]
     return OutputDiff(name, content, folder, sides, in_order=aggregates)
 

@@ -113,6 +113,9 @@ class Explanation:
                 f"    at {RATE:,} rows/s: {most}{side.rows:,} {side.holds} of about {side.row_bytes} bytes = "
                 f"{_size(side.bytes)} before compression"
             )
+        if not self.sides:
+            yield "  no rows are kept: each is emitted by the epoch that reads its record"
+            return
         also = " (and as many joined rows)" if len(self.steps) > 1 else ""
         yield f"  expected state at {RATE:,} rows/s per input{also}: {_size(self.state_bytes)}"
 
@@ -291,8 +294,9 @@ def _warnings(job: Job, steps: Sequence[StepPlan]) -> Iterator[str]:
     aggregation = job.aggregation if isinstance(job, StreamJoin | SessionWindow) else None
     if aggregation is not None:
         yield from aggregate_warnings(job, aggregation)
-    for side in job.inputs:
-        yield from _watermark_warnings(side)
+    if any(step.sides for step in steps):  # otherwise nothing waits for a watermark
+        for side in job.inputs:
+            yield from _watermark_warnings(side)
     yield from update_warnings(job)
     yield from delay_warnings(job)
     yield from order_warnings(job)
@@ -350,7 +354,7 @@ def order_warnings(job: Job) -> Iterator[str]:
     """Warns of a topic whose records of one key come from several shards, each with a producer of its own."""
     if not isinstance(job, StreamJoin):
         return
-    if job.aggregation is not None:
+    if job.aggregation is not None or not job.joins:
         return
     last = job.keys_of(job.joins[-1])
     for output in job.outputs:

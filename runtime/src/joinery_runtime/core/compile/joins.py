@@ -12,11 +12,10 @@ from joinery_runtime.core.aggregates import condition_column
 from joinery_runtime.core.compile.aggregates import (
     AggregateCompiler,
     AggregatedRows,
-    ToError,
     compile_session,
-    rows_of_input,
 )
 from joinery_runtime.core.compile.matching import KeyCompiler, deciding_side, move_conditions
+from joinery_runtime.core.compile.only_input import SQL_PATH, compile_only_input, error_of_aggregate, input_filter
 from joinery_runtime.core.compile.outputs import row_selections
 from joinery_runtime.core.kinds.base import Join, find_kinds
 from joinery_runtime.core.pipeline.expression import (
@@ -37,8 +36,6 @@ from joinery_runtime.job import Job, JoinStep, Reference, SessionWindow, StreamJ
 from joinery_runtime.job.kinds.aggregate.model import Aggregation, aggregate_part
 from joinery_runtime.job.model.references import parse_reference
 
-SQL_PATH = "spec.sql"
-
 
 def compile_job(job: Job) -> Pipeline:
     """Compiles any job. Raises JobError with the place if an expression does not fit the inputs."""
@@ -57,7 +54,7 @@ def compile_join(job: StreamJoin) -> Pipeline:
     """Compiles a join. Raises JobError naming `spec.joins[n].where`, `spec.select[n].expression` or the SQL if an
     expression does not fit the inputs."""
     if not job.joins:
-        return _compile_only_input(job)
+        return compile_only_input(job)
     return _JoinCompiler(job).pipeline()
 
 
@@ -236,7 +233,7 @@ class _JoinCompiler:
         )
 
     def _input_filter(self, name: str) -> Expression | None:
-        own = _input_filter(self._job, name)
+        own = input_filter(self._job, name)
         return conjunction([*([own] if own is not None else []), *self._filters_of_inputs[name]])
 
     def _checked_parts(self, name: str) -> tuple[Expression, ...]:
@@ -312,7 +309,7 @@ class _JoinCompiler:
             event_time=str(ColumnRef(time, self._job.input(time).event_time)),
             chained=True,
         )
-        error = _error_of_aggregate(self._job)
+        error = error_of_aggregate(self._job)
         number = len(self._steps)
         return AggregateCompiler(self._job, aggregation, rows, error).step(number, aggregate_part(number))
 
@@ -387,40 +384,6 @@ class _JoinCompiler:
 
     def _error(self, path: str, error: ExpressionError) -> JobError:
         return JobError(self._job.name, [Problem(path if self._job.spec.sql is None else SQL_PATH, str(error))])
-
-
-def _compile_only_input(job: StreamJoin) -> Pipeline:
-    """Compiles a job without joins, which aggregates its only input."""
-    assert job.aggregation is not None, "a job without joins aggregates"
-    (side,) = job.inputs
-    error = _error_of_aggregate(job)
-    rows = rows_of_input(job.aggregation, side, job.aggregated_types, error)
-    compiler = AggregateCompiler(job, job.aggregation, rows, error)
-    step = compiler.step(0, aggregate_part(0), input_filter=_input_filter(job, side.name))
-    return Pipeline((InputSpec(side.name, 0, 0),), (step,))
-
-
-def _error_of_aggregate(job: StreamJoin) -> ToError:
-    def error(path: str, message: str) -> JobError:
-        place = SQL_PATH if job.spec.sql is not None else f"spec.aggregate.{path}"
-        return JobError(job.name, [Problem(place, message)])
-
-    return error
-
-
-def _input_filter(job: StreamJoin, name: str) -> Expression | None:
-    """The condition of the input itself."""
-    text = job.input_filters.get(name)
-    if text is None:
-        return None
-    try:
-        expression = parse_expression(text, name)
-        check_predicate(expression, {name: arrow_schema(job.input(name).columns)})
-    except ExpressionError as error:
-        number = next(number for number, side in enumerate(job.inputs) if side.name == name)
-        path = SQL_PATH if job.inputs[number].where is None else f"spec.inputs[{number}].where"
-        raise JobError(job.name, [Problem(path, str(error))]) from error
-    return expression
 
 
 def _ref(reference: Reference) -> ColumnRef:

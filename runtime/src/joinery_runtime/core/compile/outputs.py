@@ -1,15 +1,50 @@
-"""Compiles what each output of a job has of its rows."""
+"""Which rows and columns of a job's last step each of its outputs has, compiled from what the output says."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.core.pipeline.expression import Expression, check_predicate, parse_expression
-from joinery_runtime.core.pipeline.row_selection import RowSelection
+from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
 from joinery_runtime.errors import ExpressionError, JobError, Problem
 from joinery_runtime.job import Job
 from joinery_runtime.job.model.draft import path_text
 from joinery_runtime.job.model.outputs import NamedOutput
+
+Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
+
+
+@dataclass(frozen=True, slots=True)
+class RowSelection:
+    """Some of the rows and columns. `condition` (None: every row) cannot fail and refers to columns of the rows, of
+    whichever input. `columns` (None: all) pairs each column's name in the rows with its name in the output."""
+
+    condition: Expression | None = None
+    columns: tuple[tuple[str, str], ...] | None = None
+
+    def schema(self, rows: pa.Schema) -> pa.Schema:
+        if self.columns is None:
+            return rows
+        return pa.schema([rows.field(column).with_name(name) for column, name in self.columns])
+
+    def mask(self, rows: pa.RecordBatch | pa.Table) -> np.ndarray:
+        """bool[n]: which of the rows the output has."""
+        if self.condition is None:
+            return np.ones(rows.num_rows, dtype=bool)
+        evaluated = self.condition.mask(lambda ref: rows.column(ref.column), rows.num_rows)
+        return np.asarray(evaluated.values.to_numpy(zero_copy_only=False))
+
+    def select(self, rows: Rows, *, ordered: bool = False) -> Rows:
+        """Return the output's rows with its columns; if `ordered`, with those of ORDER_COLUMNS that the rows have."""
+        selected = rows if self.condition is None else rows.filter(pa.array(self.mask(rows)))
+        names = rows.schema.names
+        pairs = self.columns or tuple((name, name) for name in names if name not in ORDER_COLUMNS)
+        pairs += tuple((name, name) for name in ORDER_COLUMNS if ordered and name in names)
+        return selected.select([column for column, _ in pairs]).rename_columns([name for _, name in pairs])
 
 
 def row_selections(job: Job, schema: pa.Schema) -> tuple[RowSelection, ...]:

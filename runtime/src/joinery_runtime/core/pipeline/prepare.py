@@ -22,7 +22,7 @@ from joinery_runtime.core.pipeline.lateness import FutureCheck, LateRows, Timest
 from joinery_runtime.core.pipeline.operators import EVENT_TIME_MAX, EVENT_TIME_MIN
 from joinery_runtime.core.pipeline.sides import ComputedColumns, Intake, Placement
 from joinery_runtime.core.table.columns import HASH, partitions_of
-from joinery_runtime.core.table.keyhash import KeyHash, key_hash, shard_starts, spread_hash
+from joinery_runtime.core.table.keyhash import KeyHash, key_hash, partition_hash, shard_starts, spread_hash
 from joinery_runtime.core.table.partitioning import key_partitions, partition_addresses
 
 _SHOWN = 60  # characters of a key in a message
@@ -189,6 +189,8 @@ def _hashes(intake: Intake, rows: _DecodedRows, joinable: np.ndarray, hasher: Ke
     one shard gets them all."""
     if intake.placement is Placement.SPREAD:
         return spread_hash(rows.partitions, rows.offsets)
+    if intake.placement is Placement.BY_PARTITION:
+        return partition_hash(rows.partitions)
     if intake.placement is Placement.EVERYWHERE or not intake.keys:  # without keys all rows are one group (G4)
         return np.zeros(len(rows.offsets), dtype=np.uint64)
     hashes = hasher([rows.user.column(name) for name in intake.keys])

@@ -33,11 +33,12 @@ COMPLETE: Final = "sessions.complete"  # the horizon behind which sessions have 
 
 class Placement(Enum):
     """Which shard gets a row: the one that owns its key's hash, any one (time-only joins, the side that is not
-    broadcast), or every one."""
+    broadcast), every one, or one shard for all rows of a partition, in whose order they stay."""
 
     BY_KEY = "by key"
     SPREAD = "spread"
     EVERYWHERE = "everywhere"
+    BY_PARTITION = "by partition"
 
 
 ComputedColumns = tuple[tuple[str, Expression], ...]

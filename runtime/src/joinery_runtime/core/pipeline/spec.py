@@ -34,6 +34,8 @@ class StepOperator(ABC):
 
     __slots__ = ()
 
+    stateless: ClassVar[bool] = False
+    """Whether no row is ever kept: the step has no part of the state, and no horizon."""
     judges_late_records: ClassVar[bool] = False
     """Whether only `run` can tell which records below `late_below` are late, because other rows decide too."""
     late_rule: ClassVar[str] = "rows are taken from {} on"
@@ -194,6 +196,11 @@ class StepSpec:
         return f"step {self.number + 1}, {name} side ({', '.join(self.sides[side].inputs)})"
 
     @property
+    def stored_sides(self) -> Sequence[tuple[int, SideSpec]]:
+        """The sides of which the state has a part, with their numbers."""
+        return () if self.kind.stateless else tuple(enumerate(self.sides))
+
+    @property
     def broadcast(self) -> bool:
         """Whether the step is a join on time only, without keys (J9)."""
         return any(side.broadcast for side in self.sides)
@@ -238,7 +245,8 @@ class Pipeline:
         return next((step, i) for step in self.steps for i, side in enumerate(step.sides) if side.part == rows_part)
 
     def parts(self) -> Mapping[str, SideSpec]:
-        return {side.part: side for step in self.steps for side in step.sides}
+        """The sides by the part of the state that each keeps."""
+        return {side.part: side for step in self.steps for _, side in step.stored_sides}
 
     def output_schema(self) -> pa.Schema:
         return self.last.output_schema()

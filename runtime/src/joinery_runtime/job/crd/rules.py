@@ -62,13 +62,13 @@ _NAMED_OUTPUT = (
 RULES: Mapping[type | Place, tuple[Rule, ...]] = {
     StreamJoinSpec: (
         Rule(
-            "has(self.sql) || has(self.aggregate) || (has(self.joins) && size(self.joins) > 0)",
+            "has(self.sql) || has(self.aggregate) || (has(self.joins) && size(self.joins) > 0) || "
+            "size(self.inputs) == 1",
             "there is no join step; write one that names `right`, `keys` and `interval`",
             ".joins",
         ),
         Rule(
-            "size(self.inputs) >= 2 || (size(self.inputs) == 1 && has(self.aggregate) && "
-            "(!has(self.joins) || size(self.joins) == 0))",
+            "size(self.inputs) >= 2 || (size(self.inputs) == 1 && (!has(self.joins) || size(self.joins) == 0))",
             "a join needs two inputs; write at least two",
             ".inputs",
         ),

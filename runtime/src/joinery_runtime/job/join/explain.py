@@ -18,8 +18,17 @@ from joinery_runtime.job.model.wording import listed
 
 def step_plans(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> tuple[StepPlan, ...]:
     """The plans of the steps. `stored` names the columns that segments keep, per part of the state."""
+    if not job.joins and job.aggregation is None:
+        return (_projection_plan(job),)
     joins = [_StepExplainer(job, number).plan(stored, kept_ms) for number, kept_ms in enumerate(kept_for(job))]
     return (*joins, *([] if job.aggregation is None else [_aggregate_plan(job, job.aggregation)]))
+
+
+def _projection_plan(job: StreamJoin) -> StepPlan:
+    (side,) = job.inputs
+    lines = [(item.as_ or "", item.expression) for item in job.select or () if item.expression is not None]
+    late = "none: no row waits for a watermark, so watermark.delay and idleTimeout change nothing (rule P2)"
+    return StepPlan(f"projection of {side.name}", (*lines, ("late rows", late)), (), "")
 
 
 def _aggregate_plan(job: StreamJoin, aggregation: Aggregation) -> StepPlan:

@@ -33,11 +33,12 @@ _PARTITIONED_BY = ("string", "binary", "int32", "int64")
 
 def _number_of_steps(draft: JobDraft) -> Iterator[Finding]:
     spec = dig(draft.data, "spec")
-    if draft.steps or (dig(spec, "sql") is not None and dig(spec, "aggregate") is None):
+    if draft.steps or (dig(spec, "sql") is not None and dig(spec, "aggregate") is None) or len(draft.inputs) < 2:
         return
     if dig(spec, "aggregate") is None:
         yield ("spec", "joins"), "there is no join step; write one that names `right`, `keys` and `interval`"
-    for source in draft.inputs[1:] if dig(spec, "aggregate") is not None else ():
+        return
+    for source in draft.inputs[1:]:
         facts = f"no step joins input {source.name!r}; add a step with right: {source.name}, or drop the input"
         yield source.at, facts
 

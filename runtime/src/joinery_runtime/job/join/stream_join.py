@@ -55,7 +55,7 @@ def _example(name: str) -> dict[str, Any]:
 
 class StreamJoinSpec(JobSpec):
     inputs: tuple[Input, ...] = Field(examples=[[_example("orders"), _example("payments")]])
-    """What is joined, in order: the first input is the left side of the first step. With `aggregate`, one is enough."""
+    """What is joined, in order: the first input is the left side of the first step. Without `joins`, there is one."""
     joins: tuple[JoinStep, ...] = Field(
         default=(),
         examples=[
@@ -68,7 +68,8 @@ class StreamJoinSpec(JobSpec):
             ]
         ],
     )
-    """The steps. Each joins one more input."""
+    """The steps. Each joins one more input. Without steps and `aggregate`, each record of the only input makes a row by
+    itself."""
     aggregate: Aggregation | None = Field(
         default=None,
         examples=[
@@ -91,7 +92,7 @@ class StreamJoinSpec(JobSpec):
         default=None,
         examples=["SELECT a.k, b.v FROM a JOIN b ON a.k = b.k AND b.ts BETWEEN a.ts AND a.ts + INTERVAL '1' DAY"],
     )
-    """A SELECT with a join or GROUP BY, instead of `joins`, `select` and `aggregate`."""
+    """A SELECT, instead of `joins`, `select` and `aggregate`."""
 
 
 class StoredNames(NamedTuple):

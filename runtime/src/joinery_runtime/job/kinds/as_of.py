@@ -58,7 +58,7 @@ def _table(step: StepDraft) -> Iterator[Finding]:
 
 def _tables_elsewhere(draft: JobDraft) -> Iterator[Finding]:
     """Reject a table outside of an as-of step: a table is read as versions, which only such a step understands."""
-    if not draft.steps or not all(step.sides_known for step in draft.steps):
+    if (not draft.steps and len(draft.inputs) > 1) or not all(step.sides_known for step in draft.steps):
         return
     looked_up = {step.data.get("right") for step in draft.steps if step.data.get("asOf") is not None}
     for source in draft.inputs:

@@ -94,8 +94,8 @@ class JobDraft:
 
     @property
     def all_named(self) -> bool:
-        """Whether there are at least two inputs, each with a unique name, as rules on steps and outputs need."""
-        return len(self.inputs) == len(self.by_name) >= 2
+        """Whether there are as many inputs as a job needs, each with a unique name, as rules on outputs need."""
+        return len(self.inputs) == len(self.by_name) >= (2 if self.steps else 1)
 
 
 def path_text(at: Loc) -> str:

@@ -46,7 +46,7 @@ def _number_of_inputs(draft: JobDraft) -> Iterator[Finding]:
         return
     if count == 0:
         yield ("spec", "inputs"), "there is no input; write at least one"
-    elif count == 1 and (dig(spec, "aggregate") is None or dig(spec, "joins")):
+    elif count == 1 and dig(spec, "joins"):
         yield ("spec", "inputs"), "a join needs two inputs: there are 1, write at least two"
 
 

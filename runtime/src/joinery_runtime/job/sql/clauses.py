@@ -260,6 +260,8 @@ def _name_problem(name: str, kinds: Sequence[JoinKind], options: Options, *, gro
     if name in _OF_AGGREGATE:
         if not grouped:
             return "is an option of GROUP BY, and there is none; leave it out"
+    elif not kinds:
+        return "is an option of a JOIN, and there is none; leave it out"
     elif name not in usable:
         kind_text = "this kind" if len(kinds) == 1 else "these kinds"
         return f"is not an option of {kind_text} of join ({listed(kinds)}); its options are {listed(usable)}"

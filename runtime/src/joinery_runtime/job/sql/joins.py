@@ -101,10 +101,11 @@ def _read_query_and_options(sql: str, report: Report) -> tuple[Query, Options] |
 def _check_parts(query: Query, report: Report) -> None:
     if not query.items:
         report.add(query.start, "selects nothing; write the columns to emit, or *")
-    has_rejected_test = query.where is not None and query.where.find(exp.Query) is not None
-    if query.first is None or not (query.joined or query.grouped or has_rejected_test):
-        at = query.first.at if query.first is not None else query.start
-        report.add(at, "nothing is joined; write FROM <input> JOIN <input> ON <conditions>")
+    if query.first is None:
+        report.add(query.start, "no input is named; write FROM <input>")
+    elif query.window is not None and not (query.joined or query.grouped):
+        facts = "a window is of a JOIN or of GROUP BY, and there is none"
+        report.add(query.window.at, f"{facts}; leave it out, or write GROUP BY")
     for join in query.joined:
         for text in join.unsupported:
             report.add(join.source.at, text)
@@ -130,17 +131,18 @@ def _link_query(
     names are checked. `selected` are the inputs that the select list reads."""
     on = [read_predicates(joined.on, scope, joined.source if joined.source.hidden else None) for joined in query.joined]
     where = read_predicates(query.where, scope)
-    if query.first is not None and query.grouped and not query.joined and scope.relations:
-        (relation,) = scope.relations.values()
-        parts = [predicate.node for predicate in where.good]
-        return [], {relation.table.name: exp.and_(*parts, copy=False).sql(comments=False)} if parts else {}
     if query.first is None or not scope.is_complete:
         return [], {}
     used = {relation.table.name for relation in scope.relations.values()}
     unused = [table.name for table in tables if table.name not in used]
-    if unused:
+    has_rejected_test = query.where is not None and query.where.find(exp.Query) is not None
+    if unused and not has_rejected_test:
         facts = f"of the job's inputs, {listed(unused)} are not joined"
         scope.report.add(query.first.at, f"{facts}; JOIN them, or take them out of spec.inputs")
+    if not query.joined:
+        (relation,) = scope.relations.values()
+        parts = [predicate.node for predicate in where.good]
+        return [], {relation.table.name: exp.and_(*parts, copy=False).sql(comments=False)} if parts else {}
     joined, where = find_anti_joins(query.joined, on, where, scope, selected)
     links = link_joins(joined, scope, tables[0].name)
     filters = place_conditions(links, on, where, scope.report, filters_inputs="session" not in query.kinds)

@@ -82,7 +82,7 @@ class Query:
     @property
     def kinds(self) -> tuple[JoinKind, ...]:
         """The kinds of its joins, each once, in their order."""
-        return tuple(dict.fromkeys(map(self.kind_of, self.joined))) or ("interval",)
+        return tuple(dict.fromkeys(map(self.kind_of, self.joined)))
 
     def kind_of(self, join: JoinClause) -> JoinKind:
         if self.window is not None:

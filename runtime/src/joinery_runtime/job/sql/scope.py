@@ -65,8 +65,8 @@ class Scope:
 
     @property
     def is_complete(self) -> bool:
-        """Say whether all sources are known, at least two."""
-        return len(self.relations) == self._sources > 1
+        """Say whether all sources are known, at least one."""
+        return len(self.relations) == self._sources > 0
 
     def by_input(self, name: str) -> Relation | None:
         """Return the relation with this alias or, without one, with this name of its own."""

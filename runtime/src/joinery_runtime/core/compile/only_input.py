@@ -1,0 +1,104 @@
+"""Compiles a `StreamJoin` of one input without joins: what it aggregates, or else each of its records, which makes a
+row by itself (rule P1). Also what such a job shares with one that joins."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from joinery_runtime.core.compile.aggregates import AggregateCompiler, ToError, rows_of_input
+from joinery_runtime.core.kinds.projection import RecordProjection
+from joinery_runtime.core.pipeline.expression import Expression, check_predicate, column_type, parse_expression
+from joinery_runtime.core.pipeline.sides import Intake, OutputColumn, Placement, SideSpec
+from joinery_runtime.core.pipeline.spec import InputSpec, Pipeline, StepSpec
+from joinery_runtime.core.table.columns import arrow_schema
+from joinery_runtime.errors import ExpressionError, JobError, Problem
+from joinery_runtime.job import StreamJoin
+from joinery_runtime.job.kinds.aggregate.model import aggregate_part
+
+SQL_PATH = "spec.sql"
+_PROJECTED = "rows"  # the part that the side of a projection would have; no segment has it
+
+
+def compile_only_input(job: StreamJoin) -> Pipeline:
+    """Compiles a job without joins. Raises JobError naming `spec.inputs[0].where`, `spec.select[n].expression`, a field
+    of `spec.aggregate`, or the SQL if an expression does not fit the input."""
+    (side,) = job.inputs
+    condition = input_filter(job, side.name)
+    if job.aggregation is None:
+        step = _projection(job, condition)
+    else:
+        error = error_of_aggregate(job)
+        rows = rows_of_input(job.aggregation, side, job.aggregated_types, error)
+        compiler = AggregateCompiler(job, job.aggregation, rows, error)
+        step = compiler.step(0, aggregate_part(0), input_filter=condition)
+    return Pipeline((InputSpec(side.name, 0, 0),), (step,))
+
+
+def error_of_aggregate(job: StreamJoin) -> ToError:
+    """Makes errors about fields of the job's aggregate."""
+
+    def error(path: str, message: str) -> JobError:
+        place = SQL_PATH if job.spec.sql is not None else f"spec.aggregate.{path}"
+        return JobError(job.name, [Problem(place, message)])
+
+    return error
+
+
+def input_filter(job: StreamJoin, name: str) -> Expression | None:
+    """The condition of the input itself."""
+    text = job.input_filters.get(name)
+    if text is None:
+        return None
+    try:
+        expression = parse_expression(text, name)
+        check_predicate(expression, {name: arrow_schema(job.input(name).columns)})
+    except ExpressionError as error:
+        number = next(number for number, side in enumerate(job.inputs) if side.name == name)
+        path = SQL_PATH if job.inputs[number].where is None else f"spec.inputs[{number}].where"
+        raise JobError(job.name, [Problem(path, str(error))]) from error
+    return expression
+
+
+# --- each record by itself --------------------------------------------------------------------------------------------
+
+
+def _projection(job: StreamJoin, condition: Expression | None) -> StepSpec:
+    """The step that emits the records. Its intake computes their columns: a record on which an expression fails can be
+    a dead letter there."""
+    (side,) = job.inputs
+    declared = arrow_schema(side.columns)
+    output, computed, fields = list[OutputColumn](), list[tuple[str, Expression]](), list[pa.Field]()
+    for number, column in enumerate(job.output_columns):
+        if column.source is not None:
+            kind = declared.field(column.source.column).type
+            output.append(OutputColumn(column.name, kind, column=column.source.column))
+            continue
+        expression, kind = _computed_column(job, number, column.expression or "", declared)
+        name = f"$select.{number}"  # no column of a user begins with $
+        computed.append((name, expression))
+        fields.append(pa.field(name, kind))
+        output.append(OutputColumn(column.name, kind, column=name))
+    schema = pa.schema([*declared, *fields])
+    read = {column.column for column in output} - {side.event_time}  # that is `$ts`
+    intake = Intake(
+        schema=schema,
+        event_time=side.event_time,
+        keys=(),
+        stored=tuple(name for name in schema.names if name in read),
+        placement=Placement.BY_PARTITION,
+        computed=tuple(computed),
+        filter=condition,
+    )
+    return StepSpec(
+        0, (SideSpec(_PROJECTED, (side.name,), side.name, intake),), RecordProjection(), None, tuple(output)
+    )
+
+
+def _computed_column(job: StreamJoin, number: int, text: str, schema: pa.Schema) -> tuple[Expression, pa.DataType]:
+    (side,) = job.inputs
+    try:
+        expression = parse_expression(text)
+        return expression, column_type(expression, {side.name: schema})
+    except ExpressionError as error:
+        path = f"spec.select[{number}].expression" if job.spec.sql is None else SQL_PATH
+        raise JobError(job.name, [Problem(path, str(error))]) from error
