@@ -23,7 +23,7 @@ from joinery_runtime.connectors.postgres.table import TargetTable
 from joinery_runtime.connectors.several_outputs import OutputPart, SeveralLimits, SeveralOutputs
 from joinery_runtime.connectors.sink import RowLimit, Sink, life_of
 from joinery_runtime.core.compile import compile_job
-from joinery_runtime.core.compile.outputs import RowSelection, row_selections
+from joinery_runtime.core.compile.jobs import RowSelection, row_selections
 from joinery_runtime.errors import EnvironmentProblem, SinkError
 from joinery_runtime.formats.json.encode import JsonStyle
 from joinery_runtime.formats.registry.output import SchemaOutput

@@ -28,7 +28,7 @@ from joinery_runtime.connectors.sink import (
     SinkWriter,
 )
 from joinery_runtime.connectors.store_identity import StoreIdentity
-from joinery_runtime.core.compile.outputs import RowSelection
+from joinery_runtime.core.compile.jobs import RowSelection
 from joinery_runtime.errors import Unavailable
 
 _SPOOL_BYTES = 16 << 20  # of an output's rows in memory; more are in a temporary file

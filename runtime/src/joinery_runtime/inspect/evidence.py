@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.compile.outputs import RowSelection
+from joinery_runtime.core.compile.jobs import RowSelection
 from joinery_runtime.core.pipeline.step import CLOSING, FIRST_TIME, LAST_TIME, ORDER_COLUMNS, PARTNER, PHASE
 from joinery_runtime.core.table.columns import split_partition
 from joinery_runtime.engine.plan import EpochPlan

@@ -1,4 +1,4 @@
-"""Compiles a job to the core's `Pipeline`: splits predicates by side and finds the columns that each side stores."""
+"""Compiles joins to the core's `Pipeline`: splits predicates by side and finds the columns that each side stores."""
 
 from __future__ import annotations
 
@@ -9,14 +9,9 @@ from functools import cache
 import pyarrow as pa
 
 from joinery_runtime.core.aggregates import condition_column
-from joinery_runtime.core.compile.aggregates import (
-    AggregateCompiler,
-    AggregatedRows,
-    compile_session,
-)
+from joinery_runtime.core.compile.aggregates import AggregateCompiler, AggregatedRows
 from joinery_runtime.core.compile.matching import KeyCompiler, deciding_side, move_conditions
-from joinery_runtime.core.compile.only_input import SQL_PATH, compile_only_input, error_of_aggregate, input_filter
-from joinery_runtime.core.compile.outputs import row_selections
+from joinery_runtime.core.compile.only_input import SQL_PATH, error_of_aggregate, input_filter
 from joinery_runtime.core.kinds.base import Join, find_kinds
 from joinery_runtime.core.pipeline.expression import (
     ColumnRef,
@@ -32,35 +27,9 @@ from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, Intake, OutputColum
 from joinery_runtime.core.pipeline.spec import Emits, InputSpec, Pipeline, StepSpec
 from joinery_runtime.core.table.columns import arrow_schema, arrow_type
 from joinery_runtime.errors import ExpressionError, JobError, Problem
-from joinery_runtime.job import Job, JoinStep, Reference, SessionWindow, StreamJoin
+from joinery_runtime.job import JoinStep, Reference, StreamJoin
 from joinery_runtime.job.kinds.aggregate.model import Aggregation, aggregate_part
 from joinery_runtime.job.model.references import parse_reference
-
-
-def compile_job(job: Job) -> Pipeline:
-    """Compiles any job. Raises JobError with the place if an expression does not fit the inputs."""
-    match job:
-        case StreamJoin():
-            pipeline = compile_join(job)
-        case SessionWindow():
-            pipeline = compile_session(job)
-        case _:
-            raise TypeError(f"no compiler for {job.kind}")
-    row_selections(job, pipeline.output_schema())
-    return pipeline
-
-
-def compile_join(job: StreamJoin) -> Pipeline:
-    """Compiles a join. Raises JobError naming `spec.joins[n].where`, `spec.select[n].expression` or the SQL if an
-    expression does not fit the inputs."""
-    if not job.joins:
-        return compile_only_input(job)
-    return _JoinCompiler(job).pipeline()
-
-
-def stored_columns(pipeline: Pipeline) -> dict[str, tuple[str, ...]]:
-    """The columns that segments store, per part of the state, for the job's signature."""
-    return {part: side.stored for part, side in pipeline.parts().items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +77,9 @@ class _SplitStep:
         return self.step.matching.counted_from or self.left[0]
 
 
-class _JoinCompiler:
+class JoinCompiler:
+    """Compiles one job. Its methods raise JobError as `compile_join` does."""
+
     def __init__(self, job: StreamJoin) -> None:
         self._job = job
         self._declared = {side.name: arrow_schema(side.columns) for side in job.inputs}

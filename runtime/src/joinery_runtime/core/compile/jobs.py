@@ -1,4 +1,4 @@
-"""Which rows and columns of a job's last step each of its outputs has, compiled from what the output says."""
+"""Compiles a job as a whole: its pipeline, and which rows and columns of the last step each of its outputs has."""
 
 from __future__ import annotations
 
@@ -8,14 +8,47 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
+from joinery_runtime.core.compile.aggregates import compile_session
+from joinery_runtime.core.compile.joins import JoinCompiler
+from joinery_runtime.core.compile.only_input import compile_only_input
 from joinery_runtime.core.pipeline.expression import Expression, check_predicate, parse_expression
+from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
 from joinery_runtime.errors import ExpressionError, JobError, Problem
-from joinery_runtime.job import Job
+from joinery_runtime.job import Job, SessionWindow, StreamJoin
 from joinery_runtime.job.model.draft import path_text
 from joinery_runtime.job.model.outputs import NamedOutput
 
 Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
+
+
+def compile_job(job: Job) -> Pipeline:
+    """Compiles any job. Raises JobError with the place if an expression does not fit the inputs."""
+    match job:
+        case StreamJoin():
+            pipeline = compile_join(job)
+        case SessionWindow():
+            pipeline = compile_session(job)
+        case _:
+            raise TypeError(f"no compiler for {job.kind}")
+    row_selections(job, pipeline.output_schema())
+    return pipeline
+
+
+def compile_join(job: StreamJoin) -> Pipeline:
+    """Compiles a join. Raises JobError naming `spec.joins[n].where`, `spec.select[n].expression` or the SQL if an
+    expression does not fit the inputs."""
+    if not job.joins:
+        return compile_only_input(job)
+    return JoinCompiler(job).pipeline()
+
+
+def stored_columns(pipeline: Pipeline) -> dict[str, tuple[str, ...]]:
+    """The columns that segments store, per part of the state, for the job's signature."""
+    return {part: side.stored for part, side in pipeline.parts().items()}
+
+
+# --- outputs ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
