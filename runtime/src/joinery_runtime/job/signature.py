@@ -27,8 +27,8 @@ NEWER_VERSION = 3
 """The version for a job with co-partitioned inputs, or an input with a history. Older releases, which would look for
 its rows elsewhere, or read the history's records from the topic again, reject it. The layout is that of version 2."""
 NEWEST_VERSION = 4
-"""The version for a job with a semi or anti join, with an aggregate, without joins, or with a key that is an expression,
-which release 0.1.0 does not know. The layout is that of version 2."""
+"""The version for a job with a semi or anti join, with an aggregate, without joins, or with a key that is an
+expression, which release 0.1.0 does not know. The layout is that of version 2."""
 
 
 @dataclass(frozen=True, slots=True)
