@@ -85,8 +85,8 @@ class PlansAgainFromTheStart(Driver):
 class DropsBeforeClosing(Driver):
     """A segment of which all rows leave is not shown to the tasks that were to close it."""
 
-    def _work(self, plan: EpochPlan) -> EpochWork:
-        work = super()._work(plan)
+    def _epoch_work(self, plan: EpochPlan) -> EpochWork:
+        work = super()._epoch_work(plan)
         left = [s for s in work.segments if not times.expired(self._pipeline, s, plan.horizons)]
         return replace(work, segments=tuple(left))
 

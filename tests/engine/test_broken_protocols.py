@@ -95,7 +95,7 @@ class ShrinksWhatIsVisible(Driver):
 class ShrinksInMemory(Driver):
     """Runs a smaller plan than the one that is stored."""
 
-    def _shrink(self, record: JobRecord) -> None:
+    def _shrink_plan(self, record: JobRecord) -> None:
         pending = self.state.pending
         smaller = (
             self._parts.planner.smaller(pending) if pending is not None and self._pending_plan.may_shrink else None
@@ -123,21 +123,21 @@ class PlansInMemory(Driver):
 class BelievesInSuccess(Driver):
     """Takes a commit without an answer for done."""
 
-    def _write(self, commit: EpochCommit) -> None:
+    def _write_commit(self, commit: EpochCommit) -> None:
         with suppress(StoreUnavailable):
             self._parts.store.commit(self._identity.name, self.generation, commit)
 
 
 class SweepsBeforePublishing(Driver):
     def _recover_sinks(self, record: JobRecord, newest: EpochRecord | None) -> bool:
-        for sink, _ in self._receipts({}):
+        for sink, _ in self._receipts_by_sink({}):
             sink.recover(RecoveryContext(record.generation, record.epoch, STORE))
         return super()._recover_sinks(record, newest)
 
 
 class NeverPublishesAgain(Driver):
     def _recover_sinks(self, record: JobRecord, newest: EpochRecord | None) -> bool:
-        for sink, _ in self._receipts({}):
+        for sink, _ in self._receipts_by_sink({}):
             sink.recover(RecoveryContext(record.generation, record.epoch, STORE))
         return False
 

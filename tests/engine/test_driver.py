@@ -154,7 +154,7 @@ def test_a_plan_of_which_two_drivers_have_died_is_read_with_care(world: World) -
     plan = driver.plan()
     assert plan is not None
     for _ in range(3):
-        careful.append(driver._work(plan).careful)
+        careful.append(driver._epoch_work(plan).careful)
         driver = started(world)
         plan = driver.plan()
         assert plan is not None
@@ -163,7 +163,7 @@ def test_a_plan_of_which_two_drivers_have_died_is_read_with_care(world: World) -
     fill(world, 2, first=2)
     after = driver.plan()
     assert after is not None
-    assert not driver._work(after).careful
+    assert not driver._epoch_work(after).careful
 
 
 def test_drivers_that_a_process_makes_after_an_error_are_no_deaths(world: World) -> None:
@@ -178,7 +178,7 @@ def test_drivers_that_a_process_makes_after_an_error_are_no_deaths(world: World)
         driver = world.new_driver()
         driver.recover(previous, first)
         assert driver.plan() == plan
-        assert not driver._work(plan).careful
+        assert not driver._epoch_work(plan).careful
 
 
 def test_recovery_goes_on_where_the_newest_epoch_ended(world: World) -> None:

@@ -169,10 +169,10 @@ def migrate_to(world: World, version: int, monkeypatch: pytest.MonkeyPatch) -> N
 class BelievesWhatItStaged(Worker):
     """Flags of attempts count in the process that made them, committed or not."""
 
-    def _stage(
+    def _stage_runs(
         self, attempt: AttemptId, runs: Iterable[tuple[str, Run]], co_partitions: int
     ) -> tuple[SegmentMeta, ...]:
-        staged = super()._stage(attempt, runs, co_partitions)
+        staged = super()._stage_runs(attempt, runs, co_partitions)
         for meta in staged:
             if meta.part.endswith(FLAGS):
                 (rows_of,) = self._flag_cache._rows_of([meta])

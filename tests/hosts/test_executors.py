@@ -18,8 +18,8 @@ class Cluster:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *running: str) -> None:
         self.running = list(running)
         self.built: dict[str, Event] = {}
-        monkeypatch.setattr(executors, "_executors", lambda _: [(name, f"host-{name}") for name in self.running])
-        monkeypatch.setattr(ActiveExecutors, "_prepare", self._prepare)
+        monkeypatch.setattr(executors, "_list_members", lambda _: [(name, f"host-{name}") for name in self.running])
+        monkeypatch.setattr(ActiveExecutors, "_prepare_executor", self._prepare)
         context: Any = self
         self._part = ActiveExecutors(context, lambda _: None, JobNames(context, "job", ()))
 

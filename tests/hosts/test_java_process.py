@@ -174,12 +174,12 @@ class Interrupted(SparkContext):
         raise KeyboardInterrupt
 
 
-def end(process, ends=java_process._end):
+def end(process, ends=java_process._end_process):
     SparkContext._jvm.org.apache.logging.log4j.LogManager.getRootLogger().error("Error initializing SparkContext.")
     ends(process)
 
 
-java_process._end, java_process._PATIENCE_S = end, 100
+java_process._end_process, java_process._PATIENCE_S = end, 100
 java = java_process.JavaStart()
 """
 GIVEN_UP = """

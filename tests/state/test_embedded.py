@@ -260,7 +260,7 @@ def settings(dsn: str) -> dict[str, str]:
 def test_a_new_server_has_a_cache_by_the_memory_there_is_and_keeps_what_its_user_sets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedded, "_memory", lambda: 8 << 30)
+    monkeypatch.setattr(embedded, "_available_memory", lambda: 8 << 30)
     with embedded_postgres(tmp_path) as dsn:
         assert settings(dsn) == {"shared_buffers": "512MB", "max_wal_size": "4GB"}
     with (tmp_path / "data" / "postgresql.conf").open("a") as file:
@@ -271,5 +271,5 @@ def test_a_new_server_has_a_cache_by_the_memory_there_is_and_keeps_what_its_user
 
 @pytest.mark.parametrize(("memory", "cache"), [(2, 128), (3, 192), (64, 1024)])
 def test_the_cache_is_a_sixteenth_within_bounds(monkeypatch: pytest.MonkeyPatch, memory: int, cache: int) -> None:
-    monkeypatch.setattr(embedded, "_memory", lambda: memory << 30)
-    assert f"shared_buffers={cache}MB" in embedded._settings()
+    monkeypatch.setattr(embedded, "_available_memory", lambda: memory << 30)
+    assert f"shared_buffers={cache}MB" in embedded._server_settings()

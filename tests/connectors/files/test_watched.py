@@ -164,7 +164,7 @@ def test_the_watermark_follows_the_newest_file_and_no_file_that_was_read_holds_i
     for _ in range(12):
         plan = job.plan()
     assert plan is None
-    assert job.planner._observe({"in": job.state}, job.now_ms).idle == {"in": (f"{job.folder}/2/0",)}
+    assert job.planner._observe_sources({"in": job.state}, job.now_ms).idle == {"in": (f"{job.folder}/2/0",)}
 
 
 def test_a_run_once_reads_what_is_there_and_the_next_one_goes_on(tmp_path) -> None:

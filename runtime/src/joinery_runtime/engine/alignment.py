@@ -58,33 +58,33 @@ def allocate(backlogs: Sequence[Backlog[P]], budget: Budget) -> dict[P, int]:
     probe = {b.partition: min(b.records, max(1, min(records, int(size / b.record_bytes)))) for b in unmeasured}
     probed = sum(probe[b.partition] * b.record_bytes for b in unmeasured)
     rest = Budget(max(1, budget.records - sum(probe.values())), max(1, int(budget.bytes - probed)))
-    return probe | (_align(measured, rest) if measured else {})
+    return probe | (_align_by_time(measured, rest) if measured else {})
 
 
-def _align(backlogs: Sequence[Backlog[P]], budget: Budget) -> dict[P, int]:
+def _align_by_time(backlogs: Sequence[Backlog[P]], budget: Budget) -> dict[P, int]:
     """Records to read per partition, for partitions whose density is known."""
     records = np.array([b.records for b in backlogs])
     highest, density, size = np.array([(b.highest, b.density, b.record_bytes) for b in backlogs], dtype=float).T
 
-    def until(ts: float) -> np.ndarray:
+    def records_until(ts: float) -> np.ndarray:
         """Records up to this event time, by the measured densities."""
         expected = np.maximum(0, np.round((ts - highest) * density))
         return np.asarray(np.minimum(records, expected).astype(np.int64))
 
-    def fits(counts: np.ndarray) -> bool:
+    def fits_budget(counts: np.ndarray) -> bool:
         return bool(counts.sum() <= budget.records and (counts * size).sum() <= budget.bytes)
 
     low, high = highest.min(), (highest + records / density).max() + 1.0
-    if fits(records):
+    if fits_budget(records):
         return {b.partition: b.records for b in backlogs}
     for _ in range(64):
         middle = (low + high) / 2
-        low, high = (middle, high) if fits(until(middle)) else (low, middle)
+        low, high = (middle, high) if fits_budget(records_until(middle)) else (low, middle)
     # Many partitions may have their next record at the same event time: take as many of these as the budget allows.
-    chosen, next_chosen = until(low), until(high)
+    chosen, next_chosen = records_until(low), records_until(high)
     for number in np.flatnonzero(next_chosen > chosen):
         before, chosen[number] = chosen[number], next_chosen[number]
-        if not fits(chosen):
+        if not fits_budget(chosen):
             chosen[number] = before
     if not chosen.any():
         chosen[int(np.argmax(next_chosen > 0))] = 1

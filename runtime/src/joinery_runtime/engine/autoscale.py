@@ -111,16 +111,18 @@ class Autoscaler:
 
     def decide(self, now: float, executors: int, wish: Autoscale) -> None:
         """Now, while so many executors run."""
-        self._remember(now)
+        self._arrived.append((now, self._read + self._waiting))
+        while len(self._arrived) > 2 and self._arrived[1][0] <= now - _RATE_SECONDS:
+            self._arrived.popleft()
         within = min(max(self.executors, wish.min_instances), wish.max_instances)
         load = self.load(executors)
         if within != self.executors:
-            self._become(within, load, by_load=False)
+            self._set_target(within, load, by_load=False)
         elif load.cost is not None and executors:
-            self._want(now, self._needed(load, wish))
+            self._update_wish(now, self._executors_needed(load, wish))
             self._by_windows(now, load, wish.up_after / 1000, wish.down_after / 1000)
 
-    def _want(self, now: float, executors: int) -> None:
+    def _update_wish(self, now: float, executors: int) -> None:
         if self._demand and now - self._demand[-1].at < 1:
             newest = self._demand[-1]
             newest.until, newest.least, newest.most = now, min(newest.least, executors), max(newest.most, executors)
@@ -135,11 +137,11 @@ class Autoscaler:
         least = min(second.least for second in self._demand if second.until >= now - up)
         most = max(second.most for second in self._demand if second.until >= now - down)
         if least > self.executors and now - since >= up:
-            self._become(least, load, by_load=True)
+            self._set_target(least, load, by_load=True)
         elif most < self.executors and now - since >= down:
             # Epochs that are all alike show no cost, of a heavy load neither: those of half as many executors may.
             fewest = 1 if self._least or not load.arriving else self.executors // 2
-            self._become(max(most, fewest), load, by_load=True)
+            self._set_target(max(most, fewest), load, by_load=True)
 
     def load(self, executors: int) -> Load:
         """Now, with so many executors that run."""
@@ -149,12 +151,7 @@ class Autoscaler:
         busy = None if cost is None or not executors else arriving * cost / executors
         return Load(arriving, self._waiting, cost, busy)
 
-    def _remember(self, now: float) -> None:
-        self._arrived.append((now, self._read + self._waiting))
-        while len(self._arrived) > 2 and self._arrived[1][0] <= now - _RATE_SECONDS:
-            self._arrived.popleft()
-
-    def _needed(self, load: Load, wish: Autoscale) -> int:
+    def _executors_needed(self, load: Load, wish: Autoscale) -> int:
         assert load.cost is not None, "it is known"
         for_arrivals = load.arriving * load.cost / (wish.target_busy / 100)
         to_catch_up = (load.arriving + load.waiting * 1000 / wish.target_lag) * load.cost
@@ -163,6 +160,6 @@ class Autoscaler:
         needed = math.ceil(max(ideal, load.arriving * load.cost))
         return min(max(needed, wish.min_instances), wish.max_instances)
 
-    def _become(self, executors: int, load: Load, *, by_load: bool) -> None:
+    def _set_target(self, executors: int, load: Load, *, by_load: bool) -> None:
         self.executors, self.reason, self.by_load = executors, str(load), by_load
         self._demand.clear()

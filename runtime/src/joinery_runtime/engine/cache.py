@@ -66,7 +66,7 @@ class SegmentCache:
         self._evicted_in: int | None = None
         with explain_full_disk("the cache of the state's segments", directory):
             directory.mkdir(parents=True, exist_ok=True)
-        for path, status in self._files():
+        for path, status in self._list_files():
             if path.suffix != _SUFFIX and status.st_mtime < time.time() - _ABANDONED_SECONDS:
                 path.unlink(missing_ok=True)
 
@@ -79,19 +79,19 @@ class SegmentCache:
         for keys in by_bytes(((key, meta.bytes) for key, meta in missing.items()), most=READ_BYTES):
             blobs = self._store.read_segments(self._job, keys)
             for key in keys:
-                rows = self._decode(missing[key], blobs.pop(key))
+                rows = self._decode_blob(missing[key], blobs.pop(key))
                 runs[key] = self.put(key, missing[key].epoch, rows)
         for segment in segments:
             if segment.key not in missing:
                 with suppress(FileNotFoundError):  # another process has evicted the file: the mapping stays valid
-                    os.utime(self._path(segment.key))
+                    os.utime(self._path_of(segment.key))
         return [runs[s.key] for s in segments]
 
     def has(self, key: str) -> bool:
         """Whether the segment is available without a read from the store."""
-        return key in self._open or self._path(key).exists()
+        return key in self._open or self._path_of(key).exists()
 
-    def _decode(self, meta: SegmentMeta, blob: bytes) -> pa.RecordBatch:
+    def _decode_blob(self, meta: SegmentMeta, blob: bytes) -> pa.RecordBatch:
         """Raises StateError if the blob cannot be decoded, or not to the hashes that were noted when it was written:
         older blobs have no checksum."""
         try:
@@ -107,7 +107,7 @@ class SegmentCache:
 
     def put(self, key: str, epoch: int, batch: pa.RecordBatch) -> Run:
         """Stores a sorted batch, made in `epoch`, under its segment key, and returns it memory-mapped."""
-        path = self._path(key)
+        path = self._path_of(key)
         partial = path.with_suffix(f".{uuid.uuid4().hex}")
         try:
             with explain_full_disk("the cache of the state's segments", self._directory):
@@ -120,7 +120,7 @@ class SegmentCache:
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
-        cached = self._open[key] = _view(epoch, content)
+        cached = self._open[key] = _view_content(epoch, content)
         return cached.run
 
     def retain(self, live: Collection[str], epoch: int) -> None:
@@ -129,13 +129,15 @@ class SegmentCache:
         files over the limit, because that looks at every file of the directory."""
         for key in [key for key, cached in self._open.items() if cached.epoch < epoch and key not in live]:
             del self._open[key]
-            self._path(key).unlink(missing_ok=True)
+            self._path_of(key).unlink(missing_ok=True)
         if epoch != self._evicted_in:
             self._evicted_in = epoch
-            self._evict()
+            self._evict_oldest()
 
-    def _evict(self) -> None:
-        files = [(status.st_mtime_ns, status.st_size, path) for path, status in self._files() if path.suffix == _SUFFIX]
+    def _evict_oldest(self) -> None:
+        files = [
+            (status.st_mtime_ns, status.st_size, path) for path, status in self._list_files() if path.suffix == _SUFFIX
+        ]
         excess = sum(size for _, size, _ in files) - self._max_bytes
         remaining = {path for _, _, path in files}
         for _, size, path in sorted(files):
@@ -144,10 +146,10 @@ class SegmentCache:
             path.unlink(missing_ok=True)
             remaining.remove(path)
             excess -= size
-        for key in [key for key in self._open if self._path(key) not in remaining]:
+        for key in [key for key in self._open if self._path_of(key) not in remaining]:
             del self._open[key]
 
-    def _files(self) -> list[tuple[Path, os.stat_result]]:
+    def _list_files(self) -> list[tuple[Path, os.stat_result]]:
         """Lists the files, without those that disappear meanwhile."""
         files = []
         with os.scandir(self._directory) as entries:
@@ -160,13 +162,13 @@ class SegmentCache:
         """Returns the run if it is available without the store."""
         cached = self._open.get(segment.key)
         if cached is None:
-            content = _map_checked(self._path(segment.key))
+            content = _map_checked(self._path_of(segment.key))
             if content is None:
                 return None
-            cached = self._open[segment.key] = _view(segment.epoch, content)
+            cached = self._open[segment.key] = _view_content(segment.epoch, content)
         return cached.run
 
-    def _path(self, key: str) -> Path:
+    def _path_of(self, key: str) -> Path:
         return self._directory / f"{key.replace('/', os.extsep)}{_SUFFIX}"
 
 
@@ -185,6 +187,6 @@ def _map_checked(path: Path) -> pa.Buffer | None:
     return None
 
 
-def _view(epoch: int, content: pa.Buffer) -> _Cached:
+def _view_content(epoch: int, content: pa.Buffer) -> _Cached:
     # Reads from one buffer over the mapping, so that every read is a memory access: nothing is copied either way.
     return _Cached(epoch, Run.view(decode(content)))

@@ -59,14 +59,14 @@ class ReplayableBatches(Generic[T]):
 
     def any(self) -> bool:
         """Whether there is any row. The batch made to find out becomes the first one of `to_batches`."""
-        batches = self._batches()
+        batches = self._remaining_batches()
         first = next(batches, None)
         self._begun = None if first is None else chain([first], batches)
         return first is not None
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
         begun, self._begun = self._begun, None
-        return self._batches() if begun is None else begun
+        return self._remaining_batches() if begun is None else begun
 
     def result(self) -> T:
         """Returns the result, after making the rest of the rows if no reader has. `count` is then the number of
@@ -76,7 +76,7 @@ class ReplayableBatches(Generic[T]):
                 """Only the result is wanted: a replayed epoch's rows may be in the output already."""
         return self._results[0]
 
-    def _batches(self) -> Iterator[pa.RecordBatch]:
+    def _remaining_batches(self) -> Iterator[pa.RecordBatch]:
         self.count = 0
         chunks = in_chunks(self._make())
         while True:

@@ -175,7 +175,7 @@ class Driver:
 
     def unavailability(self) -> Unavailable | None:
         """Which input or output does not answer now. Any thread may ask while another method waits for it."""
-        questions = (*(sink.away for _, sink in self._sinks()), self._parts.planner.unavailability)
+        questions = (*(sink.away for _, sink in self._sinks_by_name()), self._parts.planner.unavailability)
         return next((error for ask in questions if (error := ask()) is not None), None)
 
     # --- recover ----------------------------------------------------------------------------------------------------
@@ -216,14 +216,14 @@ class Driver:
         newest = store.newest_epoch(name)
         self.state = JobState.of(self._pipeline, record, newest)
         self._pending_plan = PendingPlan(is_old=self.pending, may_shrink=not self._recover_sinks(record, newest))
-        self._shrink(record)
+        self._shrink_plan(record)
 
     def _recover_sinks(self, record: JobRecord, newest: EpochRecord | None) -> bool:
         """Recovers the sinks. Returns whether rows of the pending epoch are visible."""
         visible = False
         store = self._parts.store
         recovery = takeover_of(record, newest, store.claims(record.job), store.identity(), self._identity.warn)
-        for sink, receipts in self._receipts(newest.result if newest else {}):
+        for sink, receipts in self._receipts_by_sink(newest.result if newest else {}):
             # Output of an earlier definition of the job has been published under that definition (`hosts.run`). Without
             # a signature the job was started from the beginning, and what it wrote before is no longer its own.
             if newest is not None and record.signature is not None and self._identity.defines(record):
@@ -237,7 +237,7 @@ class Driver:
             store.release_claims(record.job, record.generation)
         return visible
 
-    def _shrink(self, record: JobRecord) -> None:
+    def _shrink_plan(self, record: JobRecord) -> None:
         """Replaces a pending plan that is over the present limits by a smaller one for the same epoch: a plan that ran
         out of memory would do so for ever, and so would one whose rows its topic does not take any more. All older
         attempts are fenced by now, and what they staged is swept."""
@@ -255,17 +255,17 @@ class Driver:
             )
             self.state = self.state.planned(smaller)
 
-    def _receipts(self, result: Mapping[str, Any]) -> list[tuple[Sink, list[Receipt]]]:
-        return [(sink, list(result.get(kind, []))) for kind, sink in self._sinks()]
+    def _receipts_by_sink(self, result: Mapping[str, Any]) -> list[tuple[Sink, list[Receipt]]]:
+        return [(sink, list(result.get(kind, []))) for kind, sink in self._sinks_by_name()]
 
-    def _sinks(self) -> Iterator[tuple[str, Sink]]:
+    def _sinks_by_name(self) -> Iterator[tuple[str, Sink]]:
         """Yields the sinks, each with the key of its receipts in an epoch's result."""
         yield "output", self._parts.output
         if self._parts.dead_letters is not None:
             yield "dead_letters", self._parts.dead_letters
 
     def _buffered_sinks(self) -> Iterator[tuple[str, BufferedSink]]:
-        return ((kind, sink) for kind, sink in self._sinks() if isinstance(sink, BufferedSink))
+        return ((kind, sink) for kind, sink in self._sinks_by_name() if isinstance(sink, BufferedSink))
 
     # --- plan -------------------------------------------------------------------------------------------------------
 
@@ -301,7 +301,7 @@ class Driver:
         if not planner.pin(ref for ref in plan.partitions if ref not in self._pending_plan.replaced_partitions):
             self._pending_plan = replace(self._pending_plan, is_old=True)
             return None
-        self._work(plan).failpoint("planned")
+        self._epoch_work(plan).failpoint("planned")
         return plan
 
     def _new_plan(self, state: JobState, *, always: bool = False, reads: bool = True) -> EpochPlan | None:
@@ -374,7 +374,7 @@ class Driver:
         """Runs all tasks of the epoch. Raises RecordError for a bad record when there is no dead-letter output, and
         PlanTooLarge when the next recovery has to make the plan smaller. After MisreadInput the next driver plans
         again."""
-        work = self._work(plan)
+        work = self._epoch_work(plan)
         try:
             outcome = self._parts.host.run(work)
         except PlanTooLarge as error:
@@ -382,21 +382,21 @@ class Driver:
             self._parts.planner.learn_size(PartitionRef(name, topic, partition), records, size)
             raise
         except MisreadInput:
-            self._drop(plan)
+            self._drop_plan(plan)
             raise
         check_arrivals(outcome)
         if self._parts.dead_letters is None:
             refuse_dead(outcome)
         return outcome
 
-    def _drop(self, plan: EpochPlan) -> None:
+    def _drop_plan(self, plan: EpochPlan) -> None:
         """Drops the pending plan, of which nothing is visible: its replay would read the same records again, whatever
         has come since. Takes the next generation, so this driver is fenced."""
         self._require_ownership()
         planned = OwnershipToken(self.generation, plan.epoch - 1, plan.epoch)
         self._parts.store.reset_offsets(self._identity.name, {}, expected=planned, drop_plan=True)
 
-    def _work(self, plan: EpochPlan) -> EpochWork:
+    def _epoch_work(self, plan: EpochPlan) -> EpochWork:
         state, pending = self.state, self._pending_plan
         new = self._new_inputs(plan)
         return EpochWork(
@@ -443,13 +443,13 @@ class Driver:
         # Once for each change: `joinery verify` runs earlier epochs again under the definition that made them.
         if plan.definition != before.definition and plan.definition == definition_hash(self._identity.definition):
             result["definition"] = dict(self._identity.definition)
-        self._seal(plan.epoch, result, last=last)
-        work = self._work(plan)
+        self._seal_outputs(plan.epoch, result, last=last)
+        work = self._epoch_work(plan)
         work.failpoint("before-commit")
-        self._write(self._epoch_commit(plan, outcome, after, result))
+        self._write_commit(self._epoch_commit(plan, outcome, after, result))
         planner.unpin(after.inputs)
         work.failpoint("after-commit")
-        self._publish(plan.epoch, result)
+        self._publish_outputs(plan.epoch, result)
         self.state, self._pending_plan = after, PendingPlan(may_have_rival=plan.checkpoint)
         hot_keys = self._hot_keys.learn(
             plan.shards, {task: summary.hottest for task, summary in outcome.shards.items()}
@@ -486,7 +486,7 @@ class Driver:
             ),
         )
 
-    def _seal(self, epoch: int, result: dict[str, Any], *, last: bool) -> None:
+    def _seal_outputs(self, epoch: int, result: dict[str, Any], *, last: bool) -> None:
         try:
             for kind, sink in self._buffered_sinks():
                 result[kind] = [*result[kind], *sink.seal(self.generation, epoch, result[kind], last=last)]
@@ -494,9 +494,9 @@ class Driver:
             self._require_ownership()  # a newer driver may have published what this one held while it slept
             raise
 
-    def _publish(self, epoch: int, result: Mapping[str, Any]) -> None:
+    def _publish_outputs(self, epoch: int, result: Mapping[str, Any]) -> None:
         try:
-            for sink, receipts in self._receipts(result):
+            for sink, receipts in self._receipts_by_sink(result):
                 sink.publish(epoch, receipts)
         except SinkError:
             self._require_ownership()
@@ -521,10 +521,10 @@ class Driver:
             signature=dict(self._identity.signature),
             definition=dict(self._identity.definition),
             next_plan=after.pending.to_json() if after.pending is not None else None,
-            effects=[_effect(sink, plan.epoch, receipts) for sink, receipts in self._receipts(result)],
+            effects=[_commit_effect(sink, plan.epoch, receipts) for sink, receipts in self._receipts_by_sink(result)],
         )
 
-    def _write(self, commit: EpochCommit) -> None:
+    def _write_commit(self, commit: EpochCommit) -> None:
         store, name = self._parts.store, self._identity.name
         try:
             store.commit(name, self.generation, commit)
@@ -591,5 +591,5 @@ def takeover_of(
     )
 
 
-def _effect(sink: Sink, epoch: int, receipts: list[Receipt]) -> Callable[[Any], None]:
+def _commit_effect(sink: Sink, epoch: int, receipts: list[Receipt]) -> Callable[[Any], None]:
     return lambda connection: sink.in_transaction(connection, epoch, receipts)

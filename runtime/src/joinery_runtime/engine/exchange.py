@@ -57,10 +57,10 @@ class Parcel:
         return self.cuts.blocks(self.rows)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _unpickled, (self.cuts, encode(self.rows, compression=None))
+        return _unpickle_parcel, (self.cuts, encode(self.rows, compression=None))
 
 
-def _unpickled(cuts: Cuts, rows: bytes) -> Parcel:
+def _unpickle_parcel(cuts: Cuts, rows: bytes) -> Parcel:
     return Parcel(cuts, decode(rows))
 
 
@@ -110,12 +110,12 @@ def packed(sent: Iterable[Sent], owner: Callable[[int], int]) -> Iterator[tuple[
             continue
         size += waiting[receiver, block.step, block.side, block.read].add(shard, block.rows)
         if size > PACKED_BYTES:
-            yield from _parcels(waiting)
+            yield from _flush_parcels(waiting)
             size = 0
-    yield from _parcels(waiting)
+    yield from _flush_parcels(waiting)
 
 
-def _parcels(waiting: dict[tuple[int, int, int, bool], _Waiting]) -> Iterator[tuple[int, Parcel]]:
+def _flush_parcels(waiting: dict[tuple[int, int, int, bool], _Waiting]) -> Iterator[tuple[int, Parcel]]:
     for receiver, step, side, read in list(waiting):
         rows = waiting.pop((receiver, step, side, read))
         yield receiver, Parcel(Cuts(step, side, read, tuple(rows.cuts)), concat(rows.batches))

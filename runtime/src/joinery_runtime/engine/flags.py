@@ -57,11 +57,11 @@ class FlagCache:
         groups = {meta.key: rows for meta in flags if (rows := self._by_segment.get(meta.key)) is not None}
         new = [meta for meta in flags if meta.key not in groups]
         for meta, run in zip(new, self._cache.get(new), strict=True):
-            groups[meta.key] = self._by_segment[meta.key] = _grouped(run.batch)
+            groups[meta.key] = self._by_segment[meta.key] = _group_by_segment(run.batch)
         return [groups[meta.key] for meta in flags]
 
 
-def _grouped(flags: pa.RecordBatch) -> dict[str, np.ndarray]:
+def _group_by_segment(flags: pa.RecordBatch) -> dict[str, np.ndarray]:
     """Groups row numbers by the first key of their segment."""
     names = flags.column(SEGMENT).dictionary_encode()
     keys, group_of = np.unique([first_key(name) for name in names.dictionary.to_pylist()], return_inverse=True)

@@ -51,20 +51,20 @@ class KeyCounter:
         filled = [(side, stored) for side, stored in state_runs if len(stored.run)]
         if not filled or self._step.broadcast:
             return ()
-        hashes = self._candidates(filled)
+        hashes = self._find_candidates(filled)
         counts = np.zeros(len(hashes), dtype=np.int64)
         for _, stored in filled:
             first, stop = (np.searchsorted(stored.run.hash, hashes, side=side) for side in ("left", "right"))
             counts += stop - first
         order = np.argsort(-counts, kind="stable")[:TOP]
         return tuple(
-            KeyRows(self._text(filled, hashes[i]), int(counts[i]), self._step.number) for i in order if counts[i]
+            KeyRows(self._key_text(filled, hashes[i]), int(counts[i]), self._step.number) for i in order if counts[i]
         )
 
     def retain(self, segments: Collection[str]) -> None:
         self._longest = {key: longest for key, longest in self._longest.items() if key[0] in segments}
 
-    def _candidates(self, state_runs: Iterable[SideRun]) -> np.ndarray:
+    def _find_candidates(self, state_runs: Iterable[SideRun]) -> np.ndarray:
         longest = [self._longest_of(stored) for _, stored in state_runs]
         hashes, inverse = np.unique(np.concatenate([h for h, _ in longest]), return_inverse=True)
         rows = np.bincount(inverse, weights=np.concatenate([n for _, n in longest]))
@@ -76,18 +76,15 @@ class KeyCounter:
             self._longest[key] = longest_runs(stored.run.hash)
         return self._longest[key]
 
-    def _text(self, state_runs: Iterable[SideRun], key_hash: np.uint64) -> str:
+    def _key_text(self, state_runs: Iterable[SideRun], key_hash: np.uint64) -> str:
         for side, stored in state_runs:
             at = int(np.searchsorted(stored.run.hash, key_hash))
             if at < len(stored.run) and stored.run.hash[at] == key_hash:
-                return self._key_of(side, stored, at)
+                spec, names = self._step.sides[side], self._step.sides[LEFT].intake.keys
+                selection = Selection(stored.run.batch, np.array([at]))
+                values = [_format_value(gather(spec, selection, key)[0]) for key in spec.intake.keys]
+                return ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
         raise AssertionError("a key that was counted is there")
-
-    def _key_of(self, side: int, stored: StateRun, row: int) -> str:
-        spec, names = self._step.sides[side], self._step.sides[LEFT].intake.keys
-        selection = Selection(stored.run.batch, np.array([row]))
-        values = [_format_value(gather(spec, selection, key)[0]) for key in spec.intake.keys]
-        return ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
 
 
 def longest_runs(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -143,9 +140,9 @@ class HotKeyTracker:
         if self._by_shard.keys() == counted.keys():  # else some shard has yet to count after a rescale
             self._warned.clear()
         self._warned |= {(key.step, key.key) for key in too_hot}
-        return HotKeys(tuple(every[:TOP]), tuple(too_hot[:TOP]), tuple(self._warning(key) for key in new))
+        return HotKeys(tuple(every[:TOP]), tuple(too_hot[:TOP]), tuple(self._warning_text(key) for key in new))
 
-    def _warning(self, key: KeyRows) -> str:
+    def _warning_text(self, key: KeyRows) -> str:
         return (
             f"Hot key {key.key} of step {key.step + 1}: {counted(key.rows, 'row')} in the state, hotKeyWarning is "
             f"{self._warn_above[key.step]:,}. Each of its rows is compared with those of the other side that are near "

@@ -46,7 +46,7 @@ class IdleClock:
         """Takes what can be read now. A partition with unread records is not at its end, even if they belong to an open
         transaction, and neither is a partition that is not held. A partition missing from `bounds`, because it was
         deleted, is forgotten."""
-        step = _step(self._observed_ms, now_ms)
+        step = _elapsed_ms(self._observed_ms, now_ms)
         at_end = [bound.partition for bound in bounds if bound.is_assigned and bound.at_end]
         before = self._at_end_for
         self._at_end_for = {ref: before[ref] + step if ref in before else 0 for ref in at_end}
@@ -68,10 +68,10 @@ class IdleClock:
             self._all_idle_at_ms = None
             return 0
         first = self._all_idle_at_ms is None
-        self._all_idle_for = committed_ms if first else self._all_idle_for + _step(self._all_idle_at_ms, now_ms)
+        self._all_idle_for = committed_ms if first else self._all_idle_for + _elapsed_ms(self._all_idle_at_ms, now_ms)
         self._all_idle_at_ms = now_ms
         return self._all_idle_for // PACE_MS * PACE_MS
 
 
-def _step(observed_ms: int | None, now_ms: int) -> int:
+def _elapsed_ms(observed_ms: int | None, now_ms: int) -> int:
     return 0 if observed_ms is None else min(LONGEST_STEP_MS, now_ms - observed_ms)

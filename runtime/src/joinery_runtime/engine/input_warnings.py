@@ -128,7 +128,7 @@ class _Input:
             counts = listed(counted(count, reason) for reason, count in unusable.items())
             first = f" (the first: {self.first})" if self.first else ""
             read = self.useless.length + self.deletions
-            none = f"none of the {_newest(self.useless, 'read', self.deletions)} can" if read > 1 else _ONE_UNUSABLE
+            none = f"none of the {_run_text(self.useless, 'read', self.deletions)} can" if read > 1 else _ONE_UNUSABLE
             faults.append(f"{none} be used: {counts}{first}")
         missing = self.without_value
         for since in (True, False):
@@ -137,7 +137,7 @@ class _Input:
                 more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
                 columns = f"column{'s' if len(named) > 1 else ''} {', '.join(named[:MOST_NAMED])}{more}"
                 shortest = min((self.empty[column] for column in named), key=lambda run: run.length)
-                among = f"any of the {_newest(shortest, 'decoded')}" if shortest.length > 1 else _ONE_DECODED
+                among = f"any of the {_run_text(shortest, 'decoded')}" if shortest.length > 1 else _ONE_DECODED
                 faults.append(f"no value for {columns} in {among}")
         sentences = [f"{'; '.join(faults)}. Compare the schema's names and paths with a record"] if faults else []
         if missing:
@@ -161,7 +161,7 @@ class _Input:
         return f"Input {name}: {'. '.join(sentences)}" if sentences else None
 
 
-def _newest(run: _Run, done: str, between: int = 0) -> str:
+def _run_text(run: _Run, done: str, between: int = 0) -> str:
     """Names the records of a run (more than one) in words, `between` others among them counted in."""
     count = run.length + between
     return f"{count:,} records {done} so far" if run.earlier is None else f"newest {count:,} records {done}"
@@ -218,7 +218,7 @@ class InputWarnings:
             wrong |= {(name, "event times")} if name in self._milliseconds and history.counts_seconds else set()
             wrong |= {(name, "future")} if history.is_often_ahead else set()
             if wrong - self._warned:
-                new.append(self._warning(name) or "")
+                new.append(self._warning_of(name) or "")
             # A fault that ended is reported again if it returns: by then its run is far longer. Event times have no
             # runs.
             self._warned = {fault for fault in self._warned if fault[0] != name or fault[1] == "event times"} | wrong
@@ -227,8 +227,8 @@ class InputWarnings:
     @property
     def active(self) -> Mapping[str, str]:
         """The warning of each input that looks wrong now. A record that shows otherwise ends it."""
-        warnings = {name: self._warning(name) for name in self._inputs}
+        warnings = {name: self._warning_of(name) for name in self._inputs}
         return {name: warning for name, warning in warnings.items() if warning is not None}
 
-    def _warning(self, name: str) -> str | None:
+    def _warning_of(self, name: str) -> str | None:
         return self._inputs[name].warning(name, self._milliseconds.get(name))

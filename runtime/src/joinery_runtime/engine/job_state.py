@@ -101,7 +101,7 @@ class JobState:
             removed=stored_removed(record),
             co_partitions=stored_co_partitions(record),
             totals=Totals() if newest is None else Totals.of(newest.result),
-            pending=_pending(pipeline, record, floors),
+            pending=_pending_plan(pipeline, record, floors),
             committed_at_ms=None if newest is None else newest.committed_at,
             definition="" if newest is None else newest.plan.get("definition", ""),
         )
@@ -228,7 +228,7 @@ def staged(outcome: EpochOutcome) -> dict[str, SegmentMeta]:
     return {meta.key: meta for summary in outcome.shards.values() for meta in summary.staged}
 
 
-def _pending(pipeline: Pipeline, record: JobRecord, floors: Floors) -> EpochPlan | None:
+def _pending_plan(pipeline: Pipeline, record: JobRecord, floors: Floors) -> EpochPlan | None:
     """The plan to replay, if there is one. Releases that stored no horizons knew inner joins only, where watermarks
     imply the horizons."""
     if record.plan is None or next_action(record) is not Action.REPLAY:
@@ -254,18 +254,18 @@ def live_segments(record: JobRecord) -> list[SegmentMeta]:
 
 def stored_floors(record: JobRecord | None) -> dict[str, int]:
     """How far the last committed epoch has closed each part of the state."""
-    return dict(_closed(record).get("horizons", {}))
+    return dict(_closed_parts(record).get("horizons", {}))
 
 
 def stored_removed(record: JobRecord | None) -> dict[str, int]:
     """By segment (`first_key`), how many rows are no longer part of the state."""
-    return dict(_closed(record).get("left", {}))
+    return dict(_closed_parts(record).get("left", {}))
 
 
 def stored_co_partitions(record: JobRecord | None) -> int:
     """How many partitions co-partitioned inputs have in common, which decides where their rows are; 0: the inputs are
     not co-partitioned, or nothing was read."""
-    return int(_closed(record).get("co_partitions", 0))
+    return int(_closed_parts(record).get("co_partitions", 0))
 
 
 def without_removed(segments: Iterable[SegmentMeta], removed: Mapping[str, int]) -> list[SegmentMeta]:
@@ -276,7 +276,7 @@ def without_removed(segments: Iterable[SegmentMeta], removed: Mapping[str, int])
     return [replace(meta, rows=meta.rows - removed.get(first_key(meta.key), 0)) for meta in segments]
 
 
-def _closed(record: JobRecord | None) -> Mapping[str, Any]:
+def _closed_parts(record: JobRecord | None) -> Mapping[str, Any]:
     data = record.offsets.get(HORIZONS) if record is not None else None
     if data is None:
         return {}

@@ -147,10 +147,10 @@ class LateCounts:
             if count:
                 epoch = _Epoch(at_ms, count, late.get(name, 0), behind.get(name))
                 self._windows.setdefault(name, _Window()).add(epoch)
-        before, self.active = self.active, {warning.input: warning for warning in self._warnings()}
+        before, self.active = self.active, {warning.input: warning for warning in self._new_warnings()}
         return tuple(warning for name, warning in self.active.items() if name not in before)
 
-    def _warnings(self) -> Iterator[LateInput]:
+    def _new_warnings(self) -> Iterator[LateInput]:
         for name, window in self._windows.items():
             share = self._shares.get(name)
             if share is not None and window.late and window.late >= share * window.records:

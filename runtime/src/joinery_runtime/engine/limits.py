@@ -78,14 +78,14 @@ def refuse_growth(
     for part, cap in limits.caps.items():
         if cap.pauses:
             continue
-        old = dict(_amounts(before.get(part)))
+        old = dict(_limited_amounts(before.get(part)))
         for name, amount, most in cap.over(after[part]):
             if amount > old.get(name, 0):
                 over = ExceededQuota(part, name, amount, most)
                 raise _limit_reached(pipeline, over, f"after epoch {epoch}, of which nothing was committed")
 
 
-def _amounts(size: StateSize | None) -> Iterator[tuple[str, int]]:
+def _limited_amounts(size: StateSize | None) -> Iterator[tuple[str, int]]:
     if size is not None:
         yield from (("maxRecords", size.rows), ("maxStateBytes", size.bytes))
 
@@ -138,16 +138,16 @@ class Pauses:
     def stuck(self, activity: InputActivity) -> LimitReached | None:
         """Why unread records can never be read: the inputs that would release rows of the part are paused too, or idle.
         None if there are no such records."""
-        progressing = self._progressing(activity)
+        progressing = self._progressing_inputs(activity)
         for over in self.over:
             waiting = [name for name in self._paused_by(over) if name in activity.unread and name not in progressing]
             if waiting:
-                held_up = ", ".join(sorted(self._releasing(over.part, activity) - progressing))
+                held_up = ", ".join(sorted(self._releasing_inputs(over.part, activity) - progressing))
                 reason = f"{', '.join(waiting)} waits for it to shrink, and {held_up} is paused or idle too"
                 return _limit_reached(self._pipeline, over, reason)
         return None
 
-    def _progressing(self, activity: InputActivity) -> set[str]:
+    def _progressing_inputs(self, activity: InputActivity) -> set[str]:
         """Inputs that will still be read, now or after others have been."""
         everything = {spec.name for spec in self._pipeline.inputs}
         progressing = (everything - self.inputs().keys() - set(activity.idle)) | set(activity.ended)
@@ -156,7 +156,7 @@ class Pauses:
         while resumed := {
             name
             for name in paused - progressing
-            if all(self._releasing(part, activity) <= progressing for part in causes[name])
+            if all(self._releasing_inputs(part, activity) <= progressing for part in causes[name])
         }:
             progressing |= resumed
         return progressing
@@ -165,7 +165,7 @@ class Pauses:
         step, side = self._pipeline.side(over.part)
         return step.sides[side].inputs
 
-    def _releasing(self, part: str, activity: InputActivity) -> set[str]:
+    def _releasing_inputs(self, part: str, activity: InputActivity) -> set[str]:
         """The inputs whose progress releases rows of the part (docs/architecture.md, "Horizons")."""
         step, side = self._pipeline.side(part)
         return step.kind.released_by(step, side, activity.watermarks)

@@ -107,7 +107,7 @@ class Outages:
         """Reports outages during a step that itself waits for outside systems, for minutes: within seconds of their
         start, and when they are over. Another thread calls `ask`, which returns what does not answer."""
         over = Event()
-        thread = Thread(target=self._watch, args=(ask, over), name="joinery-outages", daemon=True)
+        thread = Thread(target=self._watch_until, args=(ask, over), name="joinery-outages", daemon=True)
         thread.start()
         try:
             yield
@@ -115,7 +115,7 @@ class Outages:
             over.set()
             thread.join()
 
-    def _watch(self, ask: Callable[[], Unavailable | None], over: Event) -> None:
+    def _watch_until(self, ask: Callable[[], Unavailable | None], over: Event) -> None:
         pause, reported = ASK_AFTER_S, False
         while not over.wait(pause):
             error = ask()
@@ -125,20 +125,20 @@ class Outages:
                 pause, reported = self._record_outage(error).pause, True
             elif reported:
                 self._pauses.reset()
-                self._back()
+                self._report_recovery()
                 pause, reported = ASK_AFTER_S, False
 
     def over(self) -> None:
         """Ends the outage: all systems have answered."""
         self._pauses.reset()
-        self._back()
+        self._report_recovery()
 
     def recovered(self) -> None:
         """The store has answered; the state of the other systems is unknown."""
         if self._outage is not None and isinstance(self._outage.error, StoreUnavailable):
-            self._back()
+            self._report_recovery()
 
-    def _back(self) -> None:
+    def _report_recovery(self) -> None:
         if self._outage is not None:
             self._listener.recovered(self._outage)
             self._outage = None
@@ -203,7 +203,7 @@ class _DriverLoop:
     def go(self, *, settle: bool) -> None:
         self._listener.started(self._driver)
         while not self._stop.is_set() and not (settle and not self._driver.pending):
-            committed = self._epoch(settle=settle)
+            committed = self._run_epoch(settle=settle)
             if committed or not self._driver.pending:  # a plan that was already pending asks no input
                 self._outages.over()
             if committed:
@@ -211,9 +211,9 @@ class _DriverLoop:
             elif self._driver.sources.finished and not self._driver.pending:
                 break
             else:
-                self._wait()
+                self._wait_for_records()
         if self._stop.is_set() and self._driver.pending:
-            self._epoch(settle=True)  # the stop came during planning; no plan remains
+            self._run_epoch(settle=True)  # the stop came during planning; no plan remains
         self._show_held()
 
     def _show_held(self) -> None:
@@ -222,7 +222,7 @@ class _DriverLoop:
         while self._driver.unpublished_rows and not self._driver.pending:
             rows, stopped = self._driver.unpublished_rows, self._stop.is_set()
             try:
-                if self._epoch(settle=True, reads=False):
+                if self._run_epoch(settle=True, reads=False):
                     return
             except (Unavailable, LimitReached) as error:
                 if not stopped:
@@ -231,15 +231,15 @@ class _DriverLoop:
                 return
             if stopped:
                 return
-            self._wait()
+            self._wait_for_records()
 
-    def _epoch(self, *, settle: bool, reads: bool = True) -> bool:
+    def _run_epoch(self, *, settle: bool, reads: bool = True) -> bool:
         """Plans and runs an epoch if there is work; returns whether one was committed."""
         started = time.monotonic()
         try:
             with self._outages.watching(self._driver.unavailability):
                 plan = self._driver.plan(reads=reads)
-            self._polled()
+            self._note_poll()
             if plan is None:
                 return False
             planned = time.monotonic()
@@ -256,7 +256,7 @@ class _DriverLoop:
             self._listener.warned(words)
         return True
 
-    def _polled(self) -> None:
+    def _note_poll(self) -> None:
         self._listener.polled(self._driver)
         paused = self._driver.paused
         for name in sorted(paused.keys() - self._paused):
@@ -268,7 +268,7 @@ class _DriverLoop:
             self._listener.warned(self._driver.beyond_end[name])
         self._beyond_end |= self._driver.beyond_end.keys()
 
-    def _wait(self) -> None:
+    def _wait_for_records(self) -> None:
         pause = self._polls.next()
         if self._driver.waiting and self._polls.count % WAITING_NOTICE == 0:
             names = ", ".join(sorted({f"{ref.topic}-{ref.partition}" for ref in self._driver.waiting}))

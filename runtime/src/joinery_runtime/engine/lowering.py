@@ -59,7 +59,7 @@ def lower_watermarks(
     windows that were not."""
     states = input_states((side.name for side in job.inputs), record)
     delays = {side.name: side.watermark.delay for side in job.inputs}
-    inputs = {name: _lower(name, states[name], at, delays[name]) for name, at in watermarks.items()}
+    inputs = {name: _lower_input(name, states[name], at, delays[name]) for name, at in watermarks.items()}
     floors = stored_floors(record)
     now = {name: state.progress.time for name, state in {**states, **inputs}.items()}
     implied = times.horizons(pipeline, now, {})
@@ -85,7 +85,7 @@ def _lost_flags(pipeline: Pipeline, meta: SegmentMeta, floors: Mapping[str, int]
     return emitted_at_match and meta.part in floors and meta.ts_min < floors[meta.part]
 
 
-def _lower(name: str, state: InputState, at: int, delay: int) -> InputState:
+def _lower_input(name: str, state: InputState, at: int, delay: int) -> InputState:
     progress = state.progress
     if progress.ended:
         raise JoineryError(
@@ -109,7 +109,7 @@ class _Rewriting:
         """Yields the segment without the rows that were emitted; nothing if no row is live."""
         step, side = self._pipeline.side(meta.part)
         spec = step.sides[side]
-        state_run = self._read(meta, spec.flags_part if spec.flags else None)
+        state_run = self._read_run(meta, spec.flags_part if spec.flags else None)
         floor = self._floors[spec.part]
         self._refuse_half_closed(meta, step.kind.half_closed(side, state_run.run.ts, floor), state_run)
         live = step.kind.live_rows(step, side, state_run, Horizon(floor, floor), self._floors.get(spec.complete))
@@ -120,7 +120,7 @@ class _Rewriting:
         blob = to_blob(run.batch, spec.hashed_by, stored_co_partitions(self._record))
         yield describe(run, key=key, part=meta.part, epoch=meta.epoch, blob=blob), blob
 
-    def _read(self, meta: SegmentMeta, flags_part: str | None) -> StateRun:
+    def _read_run(self, meta: SegmentMeta, flags_part: str | None) -> StateRun:
         run = decode_run(meta, self._store.read_segments(self._record.job, [meta.key])[meta.key])
         if flags_part is None:
             return StateRun(meta.key, run)

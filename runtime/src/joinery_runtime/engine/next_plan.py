@@ -100,7 +100,7 @@ def read_shares(
     if not waiting and not paused and _is_one_epoch(snapshot.bounds, sizes, settings.budget):
         share = {backlog.partition: backlog.records for backlog in backlogs}
     else:
-        share = _allocate(backlogs, settings)
+        share = _allocate_records(backlogs, settings)
     counted = [(bound, share.get(bound.partition, 0)) for bound in assigned]
     return [
         (bound, count)
@@ -109,7 +109,7 @@ def read_shares(
     ]
 
 
-def _allocate(backlogs: Sequence[Backlog[PartitionRef]], settings: PlanSettings) -> dict[PartitionRef, int]:
+def _allocate_records(backlogs: Sequence[Backlog[PartitionRef]], settings: PlanSettings) -> dict[PartitionRef, int]:
     """Reads tables to their ends before streams if they take at most half of the budget: then no row of a stream has to
     wait for them, and the other half is for the streams, however fast a table grows."""
     budget = settings.budget
@@ -162,7 +162,7 @@ def next_plan(
     now = {name: replace(time, reached=reached.get(name, END_OF_TIME)) for name, time in now.items()}
     horizons = state.horizons(now)
     closes = state.closes(now) or pauses.shrinks(horizons)
-    stuck = None if closes else pauses.stuck(_activity(snapshot))
+    stuck = None if closes else pauses.stuck(_input_activity(snapshot))
     if stuck is not None and (history.tried_checkpoint or not history.unsaved):
         raise stuck
     since = snapshot.now_ms if history.checkpointed_ms is None else history.checkpointed_ms
@@ -241,7 +241,7 @@ def common_partitions(bounds: Iterable[Bounds], inputs: Collection[str], earlier
     return common
 
 
-def _activity(snapshot: SourceSnapshot) -> InputActivity:
+def _input_activity(snapshot: SourceSnapshot) -> InputActivity:
     return InputActivity(
         unread=[name for name, records in snapshot.backlog.items() if records],
         idle=[name for name, value in snapshot.progress.items() if all_idle({name: value}, snapshot.idle)],

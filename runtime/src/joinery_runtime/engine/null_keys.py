@@ -104,10 +104,10 @@ def refuse_null_keys(reads: Iterable[ColumnsRead], keys: Mapping[str, KeyParts])
         part, records = missing_part(keys.get(name, ()), empty), sum(read.records for read in of_input)
         if part is not None and records >= ENOUGH_RECORDS:
             paths = min((read.paths for read in of_input if read.paths), default=())
-            raise _refusal(name, sorted(part), records, paths)
+            raise _refusal_error(name, sorted(part), records, paths)
 
 
-def _refusal(name: str, columns: Sequence[str], records: int, paths: Sequence[str]) -> MisreadInput:
+def _refusal_error(name: str, columns: Sequence[str], records: int, paths: Sequence[str]) -> MisreadInput:
     example = f"; a record has {', '.join(paths)}" if paths else ""
     are = "columns {} are" if len(columns) > 1 else "column {} is"
     return MisreadInput(

@@ -43,7 +43,7 @@ class OutputLimit:
             except StopIteration as end:
                 result: T = end.value
                 return result
-            sizes = self.limit.excess(_visible(batch))
+            sizes = self.limit.excess(_visible_columns(batch))
             if sizes is None:
                 yield batch
                 continue
@@ -60,7 +60,7 @@ class OutputLimit:
         topics = {(ref.input, plan.numbered(ref)): ref.topic for ref in plan.partitions}
         letters = []
         for batch, sizes in self._large:
-            texts = rows_to_json(_visible(batch))
+            texts = rows_to_json(_visible_columns(batch))
             for origin, text, size in zip(batch.select(list(ORDER_COLUMNS)).to_pylist(), texts, sizes, strict=True):
                 name, numbered = self.step.sides[origin["$order_side"]].time, origin["$order_partition"]
                 row = dead_letter_rows(
@@ -90,5 +90,5 @@ def with_dead_letters(
     return replace(counted, dropped={**summary.dropped, last: of_last})
 
 
-def _visible(batch: pa.RecordBatch) -> pa.RecordBatch:
+def _visible_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.select([name for name in batch.schema.names if name not in ORDER_COLUMNS])

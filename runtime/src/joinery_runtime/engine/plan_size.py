@@ -53,14 +53,14 @@ Count = Callable[[Range, float], int]
 def allowed_bytes(ranges: Sequence[Range], sizes: RecordSizes, budget: Budget, count: Count) -> dict[PartitionRef, int]:
     """How many bytes reading each range may yield: twice the budget in total, half of it shared out by the estimated
     sizes of the ranges, half of it evenly. A single record is never too large."""
-    expected = {r.partition: _expected(r, sizes, count) for r in ranges if r.start < r.end_exclusive}
+    expected = {r.partition: _expected_size(r, sizes, count) for r in ranges if r.start < r.end_exclusive}
     if sum(records for records, _ in expected.values()) <= 1:
         return {}
     total = sum(size for _, size in expected.values())
     return {ref: int(budget.bytes * (size / total + 1 / len(expected))) for ref, (_, size) in expected.items()}
 
 
-def _expected(planned: Range, sizes: RecordSizes, count: Count) -> tuple[int, float]:
+def _expected_size(planned: Range, sizes: RecordSizes, count: Count) -> tuple[int, float]:
     size = sizes.get(planned.partition) or UNKNOWN_BYTES
     records = count(planned, size)
     return records, records * size
@@ -82,7 +82,7 @@ def smaller_plan(
     limits = {ref: int(number / over) for ref, number in records.items()}
     if not any(limits.values()):
         limits[next(ref for ref, number in records.items() if number)] = 1
-    ranges = tuple(_cut(r, limits[r.partition], records[r.partition], cut) for r in plan.ranges)
+    ranges = tuple(_cut_range(r, limits[r.partition], records[r.partition], cut) for r in plan.ranges)
     shortened = {new.partition.input for new, old in zip(ranges, plan.ranges, strict=True) if new != old}
     if not shortened:
         return None
@@ -90,7 +90,7 @@ def smaller_plan(
     return replace(plan, ranges=ranges, tables_read=tuple(t for t in plan.tables_read if t not in shortened))
 
 
-def _cut(planned: Range, limit: int, records: int, cut: Callable[[Range, int], Range]) -> Range:
+def _cut_range(planned: Range, limit: int, records: int, cut: Callable[[Range, int], Range]) -> Range:
     if limit >= records:
         return planned
     return cut(planned, limit) if limit else replace(planned, end_exclusive=planned.start)

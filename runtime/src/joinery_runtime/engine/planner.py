@@ -101,7 +101,7 @@ class Planner:
         nothing. `clock_ms` is the wall clock that the plan records (T11). `cores` are those of the epoch's tasks; None:
         unknown, and the epoch has all shards.
         """
-        snapshot = self._observe(state.inputs, now_ms)
+        snapshot = self._observe_sources(state.inputs, now_ms)
         pauses = Pauses(self.limits, state.pipeline, state.remaining)
         status = SourceStatus.of(snapshot, pauses.inputs())
         if self._once:
@@ -117,7 +117,7 @@ class Planner:
         if lacks or not reads:
             snapshot = snapshot.without_reads(state.inputs if reads else None)
         elif {b.partition.input for b in readable} == {b.partition.input for b in readable if b.is_assigned}:
-            ranges = self._ranges(state.inputs, snapshot, status.paused)
+            ranges = self._choose_ranges(state.inputs, snapshot, status.paused)
         shards = self._settings.shards
         if cores is not None and not self._settings.co_partitioned:
             shards = shards_for_cores(shards, cores, self._newest_shards)
@@ -132,7 +132,7 @@ class Planner:
                 self._planned_at_ms = now_ms
         return PlanResult(plan, status)
 
-    def _ranges(self, inputs: Inputs, snapshot: SourceSnapshot, paused: Collection[str]) -> list[Range]:
+    def _choose_ranges(self, inputs: Inputs, snapshot: SourceSnapshot, paused: Collection[str]) -> list[Range]:
         """What the next epoch reads. Nothing of a stream that would get ahead of its table (A4)."""
         tables, bounds = self._settings.tables, (*snapshot.bounds, *snapshot.waiting)
         waiting = streams_waiting_for_tables(bounds, inputs, tables, self._history.first_ends)
@@ -173,7 +173,7 @@ class Planner:
         records, size = sum(count for count, _ in waiting), sum(count * record_bytes for count, record_bytes in waiting)
         return self._once or records >= budget.records or size >= budget.bytes
 
-    def _observe(self, inputs: Inputs, now_ms: int) -> SourceSnapshot:
+    def _observe_sources(self, inputs: Inputs, now_ms: int) -> SourceSnapshot:
         bounds = [
             bound for name, source in self._sources.items() for bound in source.bounds(inputs[name].stored_offsets)
         ]
@@ -293,18 +293,18 @@ class Planner:
 
     def allowed_bytes(self, plan: EpochPlan) -> dict[PartitionRef, int]:
         """The most bytes that reading each range of the plan may yield. A range that is not named has no limit."""
-        return allowed_bytes(plan.ranges, self._sizes, self._settings.budget, self._records)
+        return allowed_bytes(plan.ranges, self._sizes, self._settings.budget, self._estimate_records)
 
     def smaller(self, plan: EpochPlan) -> EpochPlan | None:
         """Returns the same epoch cut to the present budget; None if the plan is within it."""
-        smaller = smaller_plan(plan, self._sizes, self._settings.budget, self._records, self._cut)
+        smaller = smaller_plan(plan, self._sizes, self._settings.budget, self._estimate_records, self._cut_range)
         tables = self._settings.tables
         return smaller if smaller is None or not tables else without_overtaking(smaller, plan, tables)
 
-    def _records(self, planned: Range, record_bytes: float) -> int:
+    def _estimate_records(self, planned: Range, record_bytes: float) -> int:
         return self._sources[planned.partition.input].records(planned, record_bytes)
 
-    def _cut(self, planned: Range, records: int) -> Range:
+    def _cut_range(self, planned: Range, records: int) -> Range:
         bounds = Bounds(planned.partition, planned.start, planned.end_exclusive)
         return self._sources[planned.partition.input].cut(bounds, records)
 

@@ -105,13 +105,13 @@ def refuse_dead(outcome: EpochOutcome) -> None:
                 if read.dropped.get("future")
                 else ""
             )
-            raise _unusable(read.partition.input, read.first_dead, read.dead, advice)
+            raise _unusable_error(read.partition.input, read.first_dead, read.dead, advice)
     for summary in outcome.shards.values():
         for name, count in summary.dead.items():
-            raise _unusable(name, summary.first_dead, count)
+            raise _unusable_error(name, summary.first_dead, count)
 
 
-def _unusable(name: str, first: str, count: int, advice: str = "") -> RecordError:
+def _unusable_error(name: str, first: str, count: int, advice: str = "") -> RecordError:
     return RecordError(
         f"input {name} has records that cannot be used",
         facts=f"the first is {first} ({count} in this epoch); nothing of the epoch was committed",

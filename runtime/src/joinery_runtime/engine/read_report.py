@@ -212,11 +212,11 @@ class ReadCounter:
             lost=self._lost + lost,
             decoded=self._decoded,
             empty=self._empty,
-            paths=self._paths(),
+            paths=self._example_paths(),
         )
         return ReadReport(read, encode(concat([dead.rows for dead in self._dead])) if self._dead else None)
 
-    def _paths(self) -> tuple[str, ...]:
+    def _example_paths(self) -> tuple[str, ...]:
         wrong = missing_part(self._key, self._empty) is not None
         if not wrong or self._example is None or self._paths_of is None:
             return ()

@@ -105,20 +105,21 @@ class Totals:
 
     def after(self, plan: EpochPlan, outcome: EpochOutcome, rows: Mapping[str, tuple[int, int]]) -> Totals:
         """The totals with one more epoch; `rows` has each part's row count before and after it."""
-        dropped = _dropped(outcome)
+        dropped = _count_dropped(outcome)
         return Totals(
-            rows_in=_sum(self.rows_in, _rows_in(outcome)),
+            rows_in=_add_counts(self.rows_in, _rows_in(outcome)),
             rows_out=self.rows_out + _rows_out(outcome),
             dropped={
-                name: _sum(self.dropped.get(name, {}), dropped.get(name, {})) for name in {**self.dropped, **dropped}
+                name: _add_counts(self.dropped.get(name, {}), dropped.get(name, {}))
+                for name in {**self.dropped, **dropped}
             },
-            dead=_sum(self.dead, _dead(outcome)),
-            lost=self.lost + sum(_lost(plan, outcome).values()),
+            dead=_add_counts(self.dead, _count_dead(outcome)),
+            lost=self.lost + sum(_count_lost(plan, outcome).values()),
             parts={
                 part: self.parts.get(part, PartTotals()).after(counts, *rows[part])
                 for part, counts in part_counts(outcome, rows).items()
             },
-            after_eviction=_sum(self.after_eviction, _after_eviction(outcome)),
+            after_eviction=_add_counts(self.after_eviction, _after_eviction(outcome)),
             behind=furthest(self.behind, behind_watermark(plan, outcome)),
         )
 
@@ -202,13 +203,13 @@ def epoch_report(
 ) -> EpochReport:
     return EpochReport(
         epoch=plan.epoch,
-        rows_in=_sum(dict.fromkeys(plan.watermarks, 0), _rows_in(outcome)),
+        rows_in=_add_counts(dict.fromkeys(plan.watermarks, 0), _rows_in(outcome)),
         rows_out=_rows_out(outcome),
-        dropped=_dropped(outcome),
-        dead=_dead(outcome),
+        dropped=_count_dropped(outcome),
+        dead=_count_dead(outcome),
         watermarks=plan.watermarks,
         backlog=backlog,
-        lost=_lost(plan, outcome),
+        lost=_count_lost(plan, outcome),
         segments=sum(size.segments for size in parts.values()),
         state_rows=sum(size.rows for size in parts.values()),
         state_bytes=sum(size.bytes for size in parts.values()),
@@ -235,9 +236,9 @@ def result_json(plan: EpochPlan, outcome: EpochOutcome, totals: Totals) -> dict[
             for r in outcome.read.partitions
         },
         "rows_out": _rows_out(outcome),
-        "dropped": {name: dict(counts) for name, counts in _dropped(outcome).items()},
-        "dead": sum(_dead(outcome).values()),
-        "lost": _lost(plan, outcome),
+        "dropped": {name: dict(counts) for name, counts in _count_dropped(outcome).items()},
+        "dead": sum(_count_dead(outcome).values()),
+        "lost": _count_lost(plan, outcome),
         "totals": totals.to_json(),
         "staged": sum(len(s.staged) for s in outcome.shards.values()),
         "output": [s.receipt for s in outcome.shards.values() if s.receipt is not None],
@@ -245,7 +246,7 @@ def result_json(plan: EpochPlan, outcome: EpochOutcome, totals: Totals) -> dict[
     }
 
 
-def _sum(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, int]:
+def _add_counts(a: Mapping[str, int], b: Mapping[str, int]) -> dict[str, int]:
     return {name: a.get(name, 0) + b.get(name, 0) for name in {**a, **b}}
 
 
@@ -267,7 +268,7 @@ def _rows_out(outcome: EpochOutcome) -> int:
     return sum(summary.rows_out for summary in outcome.shards.values())
 
 
-def _dead(outcome: EpochOutcome) -> Counter[str]:
+def _count_dead(outcome: EpochOutcome) -> Counter[str]:
     counts: Counter[str] = Counter()
     for read in outcome.read.partitions:
         counts[read.partition.input] += read.dead
@@ -276,7 +277,7 @@ def _dead(outcome: EpochOutcome) -> Counter[str]:
     return counts
 
 
-def _lost(plan: EpochPlan, outcome: EpochOutcome) -> dict[str, int]:
+def _count_lost(plan: EpochPlan, outcome: EpochOutcome) -> dict[str, int]:
     """Lost records by partition: those found missing at planning, and those found missing at reading, because a replay
     may come long after its plan."""
     counts = Counter(plan.lost)
@@ -323,7 +324,7 @@ def furthest(*behind: Mapping[str, int]) -> dict[str, int]:
     return {name: max(counts[name] for counts in behind if name in counts) for name in names}
 
 
-def _dropped(outcome: EpochOutcome) -> dict[str, Counter[str]]:
+def _count_dropped(outcome: EpochOutcome) -> dict[str, Counter[str]]:
     counts: dict[str, Counter[str]] = {}
     for read in outcome.read.partitions:
         counts.setdefault(read.partition.input, Counter()).update(read.dropped)
@@ -344,11 +345,11 @@ class Rates:
     def add(self, now: float, seconds: float, rows: Mapping[str, int]) -> None:
         """Adds an epoch that has just ended and took `seconds`."""
         self._epochs.append((now - seconds, now, rows))
-        self._forget(now)
+        self._forget_old(now)
 
     def per_second(self, now: float) -> dict[str, float]:
         """The rates by the names that `add` was given; a missing name had no epoch."""
-        self._forget(now)
+        self._forget_old(now)
         if not self._epochs:
             return {}
         # Waiting counts as time too, and an epoch that began before the window counts in full.
@@ -358,6 +359,6 @@ class Rates:
             totals.update(rows)
         return {name: count / max(span, 0.001) for name, count in totals.items()}
 
-    def _forget(self, now: float) -> None:
+    def _forget_old(self, now: float) -> None:
         while self._epochs and self._epochs[0][1] < now - self._window:
             self._epochs.popleft()

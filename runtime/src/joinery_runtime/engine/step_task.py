@@ -78,8 +78,8 @@ class StepTask:
         self._sides = range(len(step.sides))
         self._owned = shard_range(shard, work.plan.shards)
         self._first = shard == 0
-        self.sides = tuple(self._segments(side, side.part) for side in step.sides)
-        self._flags = tuple(self._segments(side, side.flags_part) if side.flags else [] for side in step.sides)
+        self.sides = tuple(self._segments_of(side, side.part) for side in step.sides)
+        self._flags = tuple(self._segments_of(side, side.flags_part) if side.flags else [] for side in step.sides)
         self._horizons = tuple(work.plan.horizons.get(side.part, Horizon()) for side in step.sides)
         self._loaded: dict[str, StateRun] = {}
 
@@ -94,7 +94,7 @@ class StepTask:
         rewrites = [
             rewrite
             for side, groups in groups_of.items()
-            for rewrite in self._rewrites(side, [group for group in groups if group in merged_now])
+            for rewrite in self._plan_rewrites(side, [group for group in groups if group in merged_now])
         ]
         flag_merges = {side: self._segments_to_merge(side, self._flags[side], self._owned) for side in self._sides}
         horizons = self._work.plan.horizons
@@ -104,19 +104,21 @@ class StepTask:
             return None
         result = StepResult.nothing(len(self._step.sides))
         if not idle:
-            run = self._run(arrivals, closing, ordered=ordered)
+            run = self._run_kernel(arrivals, closing, ordered=ordered)
             result = yield from (run if self._step.filter is None else _without_empty(run))
         merged = [group for groups in flag_merges.values() for group in groups]
         shared = {meta.key for rewrite in rewrites if rewrite.shared for meta in rewrite.group}
         return StepOutcome(
             result,
             chain(
-                self._added(result), self._rewritten(result, rewrites), self._flag_runs(result, rewrites, flag_merges)
+                self._added_runs(result),
+                self._rewritten_runs(result, rewrites),
+                self._flag_runs(result, rewrites, flag_merges),
             ),
             tuple(s.key for g in (*(r.group for r in rewrites if not r.shared), *merged) for s in g),
             tuple(sorted(result.finished | shared | self._finished_flags())),
             after_eviction=self._after_eviction(arrivals, result),
-            behind=self._behind(arrivals, result),
+            behind=self._late_distances(arrivals, result),
             put_off=len(merged_now) < len(to_merge),
         )
 
@@ -126,22 +128,22 @@ class StepTask:
         """Counts accepted rows older than the time from which the state is complete. Late rows are all older than that,
         so subtracting them leaves the accepted ones."""
         older_rows = dict(result.after_eviction)
-        for side, rows in self._records(arrivals):
+        for side, rows in self._input_arrivals(arrivals):
             complete = self._step.kind.complete_from(self._step, side, self._horizons)
             if complete is not None:
                 older = int((rows.column(TS).to_numpy() < complete).sum())
                 older_rows[side] = older - result.dropped[side].get("late", 0)
         return {side: count for side, count in older_rows.items() if count > 0}
 
-    def _behind(self, arrivals: SideBatches, result: StepResult) -> dict[int, int]:
+    def _late_distances(self, arrivals: SideBatches, result: StepResult) -> dict[int, int]:
         behind: dict[int, int] = {}
-        for side, rows in self._records(arrivals):
+        for side, rows in self._input_arrivals(arrivals):
             watermark = self._work.plan.watermarks[self._step.sides[side].time]
             if watermark is not None and result.dropped[side].get("late"):
                 behind[side] = watermark - int(rows.column(TS).to_numpy().min())
         return behind
 
-    def _records(self, arrivals: SideBatches) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def _input_arrivals(self, arrivals: SideBatches) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yields the arrivals that are records of inputs; rows of the step before are not (N2)."""
         for side, rows in enumerate(arrivals):
             if rows is not None and rows.num_rows and not self._step.sides[side].intake.chained:
@@ -149,7 +151,7 @@ class StepTask:
 
     # --- what the kernel gets -----------------------------------------------------------------------------------------
 
-    def _run(self, arrivals: SideBatches, closing: bool, *, ordered: bool) -> StepRun:
+    def _run_kernel(self, arrivals: SideBatches, closing: bool, *, ordered: bool) -> StepRun:
         arrived = tuple(rows is not None for rows in arrivals)
         state_runs = tuple(
             self.state_runs(side) if self._step.kind.needs_state(self._step, side, arrived, closing=closing) else []
@@ -180,7 +182,7 @@ class StepTask:
         run = Run.view(batch.slice(rows.start, rows.stop - rows.start), source=segment_run)
         return StateRun(meta.key, run, rows.start, flagged)
 
-    def _segments(self, side: SideSpec, part: str) -> list[SegmentMeta]:
+    def _segments_of(self, side: SideSpec, part: str) -> list[SegmentMeta]:
         part_segments = [meta for meta in self._work.segments if meta.part == part]
         if side.broadcast:
             return part_segments
@@ -188,7 +190,7 @@ class StepTask:
 
     # --- what is staged -----------------------------------------------------------------------------------------------
 
-    def _added(self, result: StepResult) -> Iterator[tuple[str, Run]]:
+    def _added_runs(self, result: StepResult) -> Iterator[tuple[str, Run]]:
         for side, run in zip(self._step.sides, result.added, strict=True):
             if run is not None and (self._first or not side.broadcast):
                 yield side.part, run
@@ -197,32 +199,32 @@ class StepTask:
         spec = self._step.sides[side]
         if spec.broadcast and not self._first:
             return []
-        chosen = self._segments_to_merge(side, self.sides[side], self._written(side))
-        if self._lasting(side):
+        chosen = self._segments_to_merge(side, self.sides[side], self._merged_hashes(side))
+        if self._lasts_forever(side):
             return chosen
-        return [part for group in chosen for part in compaction.split_to_fit(group, self._decoded(side, group))]
+        return [part for group in chosen for part in compaction.split_to_fit(group, self._decoded_sizes(side, group))]
 
-    def _written(self, side: int) -> HashRange:
+    def _merged_hashes(self, side: int) -> HashRange:
         """The hashes whose segments this shard merges."""
         return _EVERYWHERE if self._step.sides[side].broadcast else self._owned
 
-    def _rewrites(self, side: int, groups: Groups) -> list[_Rewrite]:
-        owned = self._written(side)
+    def _plan_rewrites(self, side: int, groups: Groups) -> list[_Rewrite]:
+        owned = self._merged_hashes(side)
         merges = [_Rewrite(side, group, tuple(compaction.pieces(group, owned))) for group in groups]
-        return merges + [_Rewrite(side, [meta], (owned,), shared=True) for meta in self._spanning(side)]
+        return merges + [_Rewrite(side, [meta], (owned,), shared=True) for meta in self._spanning_segments(side)]
 
-    def _spanning(self, side: int) -> list[SegmentMeta]:
+    def _spanning_segments(self, side: int) -> list[SegmentMeta]:
         """Segments that span several shards after a rescale, and that event time never expires. Each shard rewrites its
         own rows, all shards in the same epoch."""
-        if not self._work.plan.checkpoint or not self._lasting(side) or self._step.sides[side].broadcast:
+        if not self._work.plan.checkpoint or not self._lasts_forever(side) or self._step.sides[side].broadcast:
             return []
         return [meta for meta in self.sides[side] if not self._owned.contains(meta.hash_min, meta.hash_max)]
 
-    def _lasting(self, side: int) -> bool:
+    def _lasts_forever(self, side: int) -> bool:
         """Whether event time never expires the rows of this side."""
         return self._step.kind.retention[side].kept_for_ms is None
 
-    def _decoded(self, side: int, group: Sequence[SegmentMeta]) -> list[int]:
+    def _decoded_sizes(self, side: int, group: Sequence[SegmentMeta]) -> list[int]:
         """How many bytes the rows of each segment have. Reads segments that were not read yet."""
         return [loaded.run.batch.nbytes for loaded in self._load_runs(side, group)]
 
@@ -230,17 +232,17 @@ class StepTask:
         kept_for = self._step.kind.retention[side].kept_for_ms
         return compaction.choose(segments, owned, kept_for_ms=kept_for, checkpoint=self._compact_eagerly)
 
-    def _rewritten(self, result: StepResult, rewrites: Sequence[_Rewrite]) -> Iterator[tuple[str, Run]]:
+    def _rewritten_runs(self, result: StepResult, rewrites: Sequence[_Rewrite]) -> Iterator[tuple[str, Run]]:
         for rewrite in rewrites:
             kept_runs = self._load_runs(rewrite.side, rewrite.group)
             runs = [_with_new_flags(state_run, result.flags[rewrite.side]) for state_run in kept_runs]
             for piece in rewrite.pieces:
-                run = self._merge(rewrite.side, [state_run.within(piece) for state_run in runs])
+                run = self._merge_runs(rewrite.side, [state_run.within(piece) for state_run in runs])
                 if len(run):
                     yield self._step.sides[rewrite.side].part, run
                 del run  # before the next one is made
 
-    def _merge(self, side: int, runs: Sequence[StateRun]) -> Run:
+    def _merge_runs(self, side: int, runs: Sequence[StateRun]) -> Run:
         survivors = self._step.kind.survivors(self._step, side, runs, self._horizons[side])
         flagged = [rows.run if rows.flagged is None else with_flags(rows.run, rows.flagged) for rows in survivors]
         return merge(flagged, by_offset=self._step.kind.sorts_by_offset(side))

@@ -66,7 +66,7 @@ class Threads:
             return
         ready: Queue[_QueueItem[T]] = Queue(_READY)
         stopped = Event()
-        running = [self._pool.submit(_run, part, ready, stopped) for part in parts]
+        running = [self._pool.submit(_run_part, part, ready, stopped) for part in parts]
         running_parts = len(parts)
         try:
             while running_parts:
@@ -95,7 +95,7 @@ class _QueueItem(Generic[T]):
     error: BaseException | None = None
 
 
-def _run(part: Iterator[T], ready: Queue[_QueueItem[T]], stopped: Event) -> None:
+def _run_part(part: Iterator[T], ready: Queue[_QueueItem[T]], stopped: Event) -> None:
     error: BaseException | None = None
     try:
         while not stopped.is_set():
@@ -227,12 +227,12 @@ def run_step(
     threads: Threads,
 ) -> Generator[Sent, None, None]:
     """Runs a step of these shards, each on its blocks of the inbox, which it empties. Passes reports on unchanged."""
-    steps = [worker.step(work, step, shard, _drain(inbox[shard]), attempt) for shard in shards]
+    steps = [worker.step(work, step, shard, _drain_blocks(inbox[shard]), attempt) for shard in shards]
     yield from threads.merge(steps)
-    yield from ((work.plan.shards, report) for report in _drain(inbox[work.plan.shards]))
+    yield from ((work.plan.shards, report) for report in _drain_blocks(inbox[work.plan.shards]))
 
 
-def _drain(blocks: deque[Block]) -> Iterator[Block]:
+def _drain_blocks(blocks: deque[Block]) -> Iterator[Block]:
     """Yields the blocks and removes each, so that a block that a step has taken takes no memory here too."""
     while blocks:
         yield blocks.popleft()

@@ -155,7 +155,7 @@ class Worker:
         def prepared() -> Generator[pa.RecordBatch, None, None]:
             for raw in reader.read(*ranges):
                 ref, counter = raw.partition, counters[raw.partition]
-                rows = self._prepare(name, decoder, raw, plan.numbered(ref), counter, checks[ref])
+                rows = self._prepare_batch(name, decoder, raw, plan.numbered(ref), counter, checks[ref])
                 if counter.bytes > work.allowed.get(ref, math.inf):
                     raise _too_large(work, counter)
                 if late is not None and not late.certain:
@@ -165,7 +165,7 @@ class Worker:
                     yield rows
 
         for rows in in_chunks(prepared()):
-            yield from self._blocks(name, rows, plan.shards)
+            yield from self._cut_blocks(name, rows, plan.shards)
         yield from may_be_late
         reports = [counter.report() for counter in counters.values()]
         if key or name in work.milliseconds:
@@ -173,7 +173,7 @@ class Worker:
             yield from ((shard, columns) for shard in range(plan.shards))
         yield from ((plan.shards, report) for report in reports)
 
-    def _prepare(
+    def _prepare_batch(
         self, name: str, decoder: Decoder, raw: RawBatch, partition: int, counter: ReadCounter, checks: RecordChecks
     ) -> pa.RecordBatch:
         """Decode and prepare a batch of records. `partition` is what the rows get as PARTITION."""
@@ -187,7 +187,7 @@ class Worker:
         prepared = prepare(self._pipeline.intake(name), records, checks, self._parts.hasher)
         unusable = [BadRecord(int(decoded.index[row]), reason) for row, reason in prepared.bad.items()]
         bad = [*decoded.bad, *unusable]
-        reached = _reached(decoded.left_out, checks.future, of_all)
+        reached = _event_time_span(decoded.left_out, checks.future, of_all)
         counter.add(raw, decoded, prepared, DeadLetters.of(raw, bad) if bad else None, reached)
         return prepared.rows
 
@@ -207,7 +207,7 @@ class Worker:
         for shard, cut in cut_by_shard(rows.filter(rows.column(UNAVAILABLE).is_valid()), shards):
             yield shard, LateCandidates.lacking_values(spec, raw, cut)
 
-    def _blocks(self, name: str, rows: pa.RecordBatch, shards: int) -> Iterator[Sent]:
+    def _cut_blocks(self, name: str, rows: pa.RecordBatch, shards: int) -> Iterator[Sent]:
         spec = self._pipeline.input(name)
         if self._pipeline.intake(name).placement is Placement.EVERYWHERE:
             block = RowBlock(spec.step, spec.side, rows)
@@ -251,7 +251,7 @@ class Worker:
             if done is None:
                 return None
             if not staged:
-                staged.append(self._stage(attempt_id, done.runs, work.plan.co_partitions))
+                staged.append(self._stage_runs(attempt_id, done.runs, work.plan.co_partitions))
                 work.failpoint("staged")
             return _StagedOutcome(done, staged[0])
 
@@ -260,14 +260,14 @@ class Worker:
         if not last:
             handed = yield from self._hand_on(number + 1, rows, work.plan.shards)
         elif rows.any():
-            written = self._parts.output.write(self._attempt(work, attempt_id), rows)
+            written = self._parts.output.write(self._attempt_of(work, attempt_id), rows)
         ended = rows.result()
         self._note_put_off((number, shard), ended)
-        hottest = self._hottest(work, step, shard, task)
+        hottest = self._count_hot_keys(work, step, shard, task)
         if ended is None:
             yield work.plan.shards, ShardSummary(number, shard, hottest=hottest)
             return
-        summary = self._summary(step, shard, arrived, ended, hottest)
+        summary = self._shard_summary(step, shard, arrived, ended, hottest)
         late = LateRecords.among(may_be_late, ended.done.result.late)
         large = output_limit.dead_letters(task, arrivals, work.plan)
         yield from ((work.plan.shards, letters) for letters in (late, large) if letters is not None)
@@ -316,7 +316,7 @@ class Worker:
         else:
             self._compaction_pending.discard(key)
 
-    def _summary(
+    def _shard_summary(
         self,
         step: StepSpec,
         shard: int,
@@ -332,19 +332,21 @@ class Worker:
             shard=shard,
             rows_in=sum(arrived.read[side] for side in counted),
             rows_taken=sum(arrived.joined[side] for side in counted),
-            dropped=_dropped(step, result, shard),
+            dropped=_dropped_rows(step, result, shard),
             staged=ended.staged,
             replaced=done.replaced,
             finished=done.finished,
             hottest=hottest,
-            parts={side.part: _counts(step, i, result, shard) for i, side in step.stored_sides},
+            parts={side.part: _part_counts(step, i, result, shard) for i, side in step.stored_sides},
             matches=result.matches,
-            removed=_removed(step, result),
+            removed=_count_removed(step, result),
             after_eviction={step.sides[side].time: n for side, n in done.after_eviction.items() if side in counted},
             behind={step.sides[side].time: ms for side, ms in done.behind.items()},
         )
 
-    def _hottest(self, work: EpochWork, step: StepSpec, shard: int, task: StepTask) -> tuple[KeyRows, ...] | None:
+    def _count_hot_keys(
+        self, work: EpochWork, step: StepSpec, shard: int, task: StepTask
+    ) -> tuple[KeyRows, ...] | None:
         """Counts the hot keys at checkpoints, and once before, so that users need not wait for the first checkpoint.
         That earlier count needs all of the shard's segments in the cache: the first epoch after a recovery must not
         read segments only to count keys."""
@@ -370,7 +372,7 @@ class Worker:
             handed += prepared.num_rows
         return handed
 
-    def _stage(
+    def _stage_runs(
         self, attempt: AttemptId, runs: Iterable[tuple[str, Run]], co_partitions: int
     ) -> tuple[SegmentMeta, ...]:
         """Stages the runs, with one call of the store for about each STAGED_BYTES of them."""
@@ -392,7 +394,7 @@ class Worker:
             self._parts.store.stage(self._parts.job, waiting)
         return tuple(staged)
 
-    def _attempt(self, work: EpochWork, attempt: AttemptId) -> Attempt:
+    def _attempt_of(self, work: EpochWork, attempt: AttemptId) -> Attempt:
         expected = OwnershipToken(work.generation, work.plan.epoch - 1, work.plan.epoch)
         store, job = self._parts.store, self._parts.job
 
@@ -414,10 +416,10 @@ class Worker:
             return ReadSummary(reads)
         attempt_id = AttemptId(work.generation, work.plan.epoch, work.plan.shards, attempt)
         rows = ReplayableBatches(lambda: sliced(map(decode, dead)))
-        return ReadSummary(reads, self._parts.dead_letters.write(self._attempt(work, attempt_id), rows))
+        return ReadSummary(reads, self._parts.dead_letters.write(self._attempt_of(work, attempt_id), rows))
 
 
-def _reached(
+def _event_time_span(
     events: LeftOut | None, future: FutureCheck | None, timestamps: Timestamps | None
 ) -> tuple[int, int] | tuple[None, None]:
     """Return the lowest and the highest event time of these events, without those too far ahead (T11)."""
@@ -467,7 +469,7 @@ class _StagedOutcome:
     staged: tuple[SegmentMeta, ...]
 
 
-def _dropped(step: StepSpec, result: StepResult, shard: int) -> dict[str, Mapping[str, int]]:
+def _dropped_rows(step: StepSpec, result: StepResult, shard: int) -> dict[str, Mapping[str, int]]:
     """Dropped rows by input and reason. Rows of the step before count for the input whose event time they have (S8).
     Rows of a broadcast side are dropped in every shard but counted once. Failed pairs, and rows that the step's filter
     left out, count for the right side, which is always an input; of an aggregate, for the input whose time counts."""
@@ -483,7 +485,7 @@ def _dropped(step: StepSpec, result: StepResult, shard: int) -> dict[str, Mappin
     return dropped
 
 
-def _counts(step: StepSpec, side: int, result: StepResult, shard: int) -> PartCounts:
+def _part_counts(step: StepSpec, side: int, result: StepResult, shard: int) -> PartCounts:
     added, spec = result.added[side], step.sides[side]
     stored = len(added) if added is not None and (shard == 0 or not spec.broadcast) else 0
     # Arrivals of the other side that were looked up in this one; sessions look their own arrivals up.
@@ -492,7 +494,7 @@ def _counts(step: StepSpec, side: int, result: StepResult, shard: int) -> PartCo
     return PartCounts(stored, lookups)
 
 
-def _removed(step: StepSpec, result: StepResult) -> dict[str, int]:
+def _count_removed(step: StepSpec, result: StepResult) -> dict[str, int]:
     """Counts flagged rows by segment if flags mean that rows are gone from the state, as those of sessions do. Other
     flags are on rows that stay."""
     if not step.kind.flagged_rows_leave(step):

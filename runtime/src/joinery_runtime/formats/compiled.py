@@ -55,13 +55,13 @@ def compiled_key_hash() -> KeyHash:
     if hashes is None or not np.array_equal(hashes, xxh3(every_length)):
         logger.warning("Kernel xxh3 is not used: its hashes are not those of xxHash. Results are the same, slower")
         return key_hash
-    return partial(key_hash, xxh3=partial(_xxh3, module))
+    return partial(key_hash, xxh3=partial(_hash_column, module))
 
 
 _TEXT = bytes((167 * position + 13) % 256 for position in range(256))
 
 
-def _xxh3(module: ModuleType, column: pa.Array) -> np.ndarray:
+def _hash_column(module: ModuleType, column: pa.Array) -> np.ndarray:
     if not len(column) or not (pa.types.is_string(column.type) or pa.types.is_binary(column.type)):
         return xxh3(column)  # of 64-bit offsets, or of a fixed width
     hashes = _by_kernel(module, column)

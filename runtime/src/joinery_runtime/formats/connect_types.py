@@ -87,10 +87,10 @@ def scale_in_json(schema: Any, path: Path) -> int | None:
     field_schema = _in_json(schema, path)
     if field_schema is None or field_schema.get("name") != DECIMAL:
         return None
-    return _scale(field_schema.get("parameters"))
+    return _read_scale(field_schema.get("parameters"))
 
 
-def _scale(parameters: Any) -> int | None:
+def _read_scale(parameters: Any) -> int | None:
     scale = str(parameters.get("scale")) if isinstance(parameters, dict) else ""
     return int(scale) if re.fullmatch(r"-?[0-9]{1,4}", scale) else None
 
@@ -121,7 +121,7 @@ def scale_in_avro(schema: Any, path: Path) -> int | None:
     type_schema = _in_avro(schema, path, named_schemas(schema))
     if type_schema is None or type_schema.get("connect.name") != DECIMAL:
         return None
-    return _scale(type_schema.get("connect.parameters"))
+    return _read_scale(type_schema.get("connect.parameters"))
 
 
 def named_schemas(schema: Any) -> Mapping[str, Any]:

@@ -39,13 +39,15 @@ _SHOWN = 60  # characters of a bad value that a reason quotes
 
 def convert(column: str, text: pl.Series, target: pa.DataType) -> tuple[pa.Array, list[Fault]]:
     """Reads a text column as `target`. Returns the column, and at most one fault: the rows that could not be read."""
-    return checked(column, text, _reader(target)(text), target)
+    return checked(column, text, _reader_of(target)(text), target)
 
 
 def convert_with_comma(column: str, text: pl.Series, target: pa.DataType) -> tuple[pa.Array, list[Fault]]:
     """Reads numbers with a decimal comma. A point is a fault: it may be one of thousands."""
-    point = _apply(text, pl.when(~_T.str.contains(".", literal=True)).then(_T.str.replace(",", ".", literal=True)))
-    return checked(column, text, _reader(target)(point), target)
+    point = _apply_expression(
+        text, pl.when(~_T.str.contains(".", literal=True)).then(_T.str.replace(",", ".", literal=True))
+    )
+    return checked(column, text, _reader_of(target)(point), target)
 
 
 def narrow(column: str, numbers: pl.Series) -> tuple[pa.Array, list[Fault]]:
@@ -57,7 +59,7 @@ def in_range(column: str, times: pl.Series) -> tuple[pa.Array, list[Fault]]:
     """Converts milliseconds since the epoch to timestamps. Returns the column, and at most one fault: times that
     probably count seconds, or outside the years 1 to 9999."""
     # Reasons quote numbers as text, as they do among RFC 3339 times: a reason does not depend on a record's neighbours.
-    return checked(column, times.cast(pl.String), _guessed(times), pa.timestamp("ms", tz="UTC"))
+    return checked(column, times.cast(pl.String), _drop_seconds(times), pa.timestamp("ms", tz="UTC"))
 
 
 def checked(column: str, before: pl.Series, after: pl.Series, target: pa.DataType) -> tuple[pa.Array, list[Fault]]:
@@ -92,7 +94,7 @@ def fault(column: str, value: object, target: pa.DataType) -> str:
         hint = decimal_hint(value)
     if not hint and isinstance(value, str) and _as_text(value, target):
         hint = "; it is text in the record: write the column's format: text"
-    return f"column {column}: {shown(value)} is not a valid {_described(target)}{hint}"
+    return f"column {column}: {shown(value)} is not a valid {_type_text(target)}{hint}"
 
 
 def _as_text(text: str, target: pa.DataType) -> bool:
@@ -111,7 +113,7 @@ def shown(value: object) -> str:
     return text[:_SHOWN] + "..." if len(text) > _SHOWN else text
 
 
-def _described(target: pa.DataType) -> str:
+def _type_text(target: pa.DataType) -> str:
     if pa.types.is_timestamp(target):
         return "timestamp (integer milliseconds or RFC 3339 with an offset, years 1 to 9999)"
     if pa.types.is_binary(target):
@@ -123,30 +125,30 @@ def _described(target: pa.DataType) -> str:
     return {"bool": "boolean"}.get(str(target), str(target))
 
 
-def _reader(target: pa.DataType) -> Callable[[pl.Series], pl.Series]:
+def _reader_of(target: pa.DataType) -> Callable[[pl.Series], pl.Series]:
     if pa.types.is_decimal(target):
-        return lambda text: _decimal(text, target)
+        return lambda text: _read_decimals(text, target)
     return _READERS[target]
 
 
-def _apply(series: pl.Series, expression: pl.Expr) -> pl.Series:
+def _apply_expression(series: pl.Series, expression: pl.Expr) -> pl.Series:
     return series.to_frame("t").select(expression.alias("t"))["t"]
 
 
 _T = pl.col("t")
 
 
-def _decimal(text: pl.Series, target: pa.Decimal128Type) -> pl.Series:
+def _read_decimals(text: pl.Series, target: pa.Decimal128Type) -> pl.Series:
     integer_digits, scale = target.precision - target.scale, target.scale
     fits = _T.str.contains(rf"^[+-]?0*\d{{0,{integer_digits}}}(\.\d{{0,{scale}}}0*)?$") & _T.str.contains(r"\d")
-    return _apply(text, pl.when(fits).then(_T).cast(pl.Decimal(38, scale), strict=False))
+    return _apply_expression(text, pl.when(fits).then(_T).cast(pl.Decimal(38, scale), strict=False))
 
 
-def _timestamps(text: pl.Series) -> pl.Series:
+def _read_timestamps(text: pl.Series) -> pl.Series:
     """Reads a mix of integer milliseconds and RFC 3339 text as milliseconds since the epoch; null for anything else."""
     numbers = text.cast(pl.Int64, strict=False)
     if numbers.null_count() == text.null_count():
-        return _guessed(numbers)
+        return _drop_seconds(numbers)
     upper = _T.str.to_uppercase()
     if (text.str.len_bytes() > _LONGEST_OF_POLARS).any():
         upper = upper.str.replace(r"(\.\d{3})\d+", "${1}")
@@ -154,14 +156,14 @@ def _timestamps(text: pl.Series) -> pl.Series:
         pl.when(_T.str.contains(_RFC3339)).then(upper).str.replace(" ", "T", literal=True).str.replace("Z$", "+00:00")
     )
     parsed = zoned.str.to_datetime("%Y-%m-%dT%H:%M:%S%.f%:z", strict=False, time_unit="ms").dt.epoch("ms")
-    return in_years(_apply(text, pl.coalesce(_guessed(numbers), parsed)))
+    return in_years(_apply_expression(text, pl.coalesce(_drop_seconds(numbers), parsed)))
 
 
-def _guessed(numbers: pl.Series) -> pl.Series:
+def _drop_seconds(numbers: pl.Series) -> pl.Series:
     """Numbers as milliseconds; null where they most likely count seconds, or are outside the years 1 to 9999."""
     if numbers.is_between(SECONDS_2000, SECONDS_2100, closed="left").any():
         seconds = _T.is_between(SECONDS_2000, SECONDS_2100, closed="left")
-        numbers = _apply(numbers, pl.when(~seconds).then(_T))
+        numbers = _apply_expression(numbers, pl.when(~seconds).then(_T))
     return in_years(numbers)
 
 
@@ -169,39 +171,39 @@ def in_years(times: pl.Series) -> pl.Series:
     """Replaces times outside the years 1 to 9999 by null."""
     if times.is_between(YEAR_1, YEAR_9999_END).all():
         return times
-    return _apply(times, pl.when(_T.is_between(YEAR_1, YEAR_9999_END)).then(_T))
+    return _apply_expression(times, pl.when(_T.is_between(YEAR_1, YEAR_9999_END)).then(_T))
 
 
-def _dates(text: pl.Series) -> pl.Series:
+def _read_dates(text: pl.Series) -> pl.Series:
     shaped = _T.str.contains(r"^\d{4}-\d{2}-\d{2}$") & ~_T.str.starts_with("0000")
-    return _apply(text, pl.when(shaped).then(_T).str.to_date("%Y-%m-%d", strict=False))
+    return _apply_expression(text, pl.when(shaped).then(_T).str.to_date("%Y-%m-%d", strict=False))
 
 
-def _doubles(text: pl.Series) -> pl.Series:
+def _read_doubles(text: pl.Series) -> pl.Series:
     number = _T.cast(pl.Float64, strict=False)
     overflowed = number.is_infinite() & _T.str.contains(r"\d")
-    return _apply(text, pl.when(~overflowed).then(number))
+    return _apply_expression(text, pl.when(~overflowed).then(number))
 
 
 def _to_float32(numbers: pl.Series) -> pl.Series:
     """Converts doubles to 32-bit floats; null where a finite number overflows."""
     overflowed = _T.is_finite() & _T.cast(pl.Float32).is_infinite()
-    return _apply(numbers, pl.when(~overflowed).then(_T.cast(pl.Float32)))
+    return _apply_expression(numbers, pl.when(~overflowed).then(_T.cast(pl.Float32)))
 
 
-def _booleans(text: pl.Series) -> pl.Series:
+def _read_booleans(text: pl.Series) -> pl.Series:
     lower = text.str.to_lowercase()
     return lower.replace_strict(["true", "false"], [True, False], default=None, return_dtype=pl.Boolean)
 
 
 _READERS: dict[pa.DataType, Callable[[pl.Series], pl.Series]] = {
-    pa.bool_(): _booleans,
+    pa.bool_(): _read_booleans,
     pa.int32(): lambda text: text.cast(pl.Int32, strict=False),
     pa.int64(): lambda text: text.cast(pl.Int64, strict=False),
-    pa.float32(): lambda text: _to_float32(_doubles(text)),
-    pa.float64(): _doubles,
+    pa.float32(): lambda text: _to_float32(_read_doubles(text)),
+    pa.float64(): _read_doubles,
     pa.string(): lambda text: text,
     pa.binary(): lambda text: text.str.decode("base64", strict=False),
-    pa.date32(): _dates,
-    pa.timestamp("ms", tz="UTC"): _timestamps,
+    pa.date32(): _read_dates,
+    pa.timestamp("ms", tz="UTC"): _read_timestamps,
 }

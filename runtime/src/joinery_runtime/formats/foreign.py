@@ -30,7 +30,7 @@ def looks_like(record: bytes) -> str | None:
     for begins, description in _OTHERS.items():
         if record.startswith(begins):
             return description
-    if record.startswith(_BYTE_ORDERS) or _alternates(record):
+    if record.startswith(_BYTE_ORDERS) or _alternates_with_zeros(record):
         return "UTF-16; let the producer write UTF-8"
     if record[:1] == b"\0" and len(record) > FRAME:
         number = int.from_bytes(record[1:FRAME])
@@ -41,7 +41,7 @@ def looks_like(record: bytes) -> str | None:
     return None
 
 
-def _alternates(record: bytes) -> bool:
+def _alternates_with_zeros(record: bytes) -> bool:
     """Whether every second byte is zero, as in UTF-16 text that begins with ASCII letters or digits. The zeros may come
     first or second, because lines of a file begin after half of a line break."""
     begins = record[:_TOLD]

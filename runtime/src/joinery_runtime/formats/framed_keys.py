@@ -29,13 +29,13 @@ class FramedKeys:
 
     def json(self, decoder: ByValue) -> ByValue:
         """A decoder that gives keys that are objects to `decoder`, as JSON."""
-        return _Unframed(decoder, self._json)
+        return _Unframed(decoder, self._unframe_json)
 
     def text(self, decoder: ByValue) -> ByValue:
         """A decoder that gives keys that are single values to `decoder`, as text. An object's text is JSON."""
-        return _Unframed(decoder, self._text)
+        return _Unframed(decoder, self._unframe_text)
 
-    def _json(self, key: bytes) -> bytes:
+    def _unframe_json(self, key: bytes) -> bytes:
         """A framed key as JSON. Raises RejectedRecord."""
         value = key[FRAME:]
         if value.startswith(b"{") and is_json(value):
@@ -53,8 +53,8 @@ class FramedKeys:
             raise RejectedRecord(f"schema {number} is of {kind}, in which keys are not read")
         return value
 
-    def _text(self, key: bytes) -> bytes:
-        text = self._json(key)
+    def _unframe_text(self, key: bytes) -> bytes:
+        text = self._unframe_json(key)
         if not text.startswith(b'"'):
             return text
         try:

@@ -27,7 +27,7 @@ class Guarded:
     def decode_batch(self, raw: RawBatch) -> Decoded:
         count = len(raw.offsets)
         if raw.refusal is not None:
-            return self._none(all_bad(np.arange(count, dtype=np.int64), raw.refusal))
+            return self._all_bad(all_bad(np.arange(count, dtype=np.int64), raw.refusal))
         try:
             try:
                 return self._decoder.decode_batch(raw)
@@ -39,10 +39,10 @@ class Guarded:
             raise
         except (Exception, pl.exceptions.PanicException) as error:
             if count <= 1:
-                return self._none(all_bad(np.arange(count, dtype=np.int64), unreadable(error)))
+                return self._all_bad(all_bad(np.arange(count, dtype=np.int64), unreadable(error)))
         return halves(self.decode_batch, raw)
 
-    def _none(self, bad: list[BadRecord]) -> Decoded:
+    def _all_bad(self, bad: list[BadRecord]) -> Decoded:
         nothing = np.empty(0, np.int64)
         return Decoded(self._schema.empty_table(), nothing, bad, np.empty(0, np.bool_) if self._deletes else None)
 
@@ -51,10 +51,10 @@ def halves(decode: Callable[[RawBatch], Decoded], raw: RawBatch) -> Decoded:
     """Decodes the halves of a batch of several records one after the other."""
     positions = np.arange(len(raw.offsets), dtype=np.int64)
     first, second = np.split(positions, [len(positions) // 2])
-    return _joined(decode(raw.take(first)).at(first), decode(raw.take(second)).at(second))
+    return _join_halves(decode(raw.take(first)).at(first), decode(raw.take(second)).at(second))
 
 
-def _joined(first: Decoded, second: Decoded) -> Decoded:
+def _join_halves(first: Decoded, second: Decoded) -> Decoded:
     deleted = None
     if first.deleted is not None and second.deleted is not None:
         deleted = np.concatenate([first.deleted, second.deleted])
@@ -66,7 +66,7 @@ def _joined(first: Decoded, second: Decoded) -> Decoded:
         deleted,
         Counter(first.dropped) + Counter(second.dropped),
         (min(passed), max(passed)) if passed else None,
-        _unavailable(first, second),
+        _join_unavailable(first, second),
         _left_out(first, second),
     )
 
@@ -78,7 +78,7 @@ def _left_out(first: Decoded, second: Decoded) -> LeftOut | None:
     return LeftOut(np.concatenate([part.times for part in parts]), np.concatenate([part.index for part in parts]))
 
 
-def _unavailable(first: Decoded, second: Decoded) -> pa.Array | None:
+def _join_unavailable(first: Decoded, second: Decoded) -> pa.Array | None:
     if first.unavailable is None and second.unavailable is None:
         return None
     parts = (first, second)

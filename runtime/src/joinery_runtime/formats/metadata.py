@@ -51,7 +51,7 @@ class MetadataDecoder:
             if column.origin == "key" and self._framed is not None and not pa.types.is_binary(field.type):
                 values, fault = _whole_key(raw, index, field, self._framed)
             else:
-                values, fault = _column(raw, index, column, field)
+                values, fault = _metadata_column(raw, index, column, field)
             columns[column.name] = values
             faults += fault
         if self._keys is not None:
@@ -76,7 +76,7 @@ def _of_keys(decoder: ByValue, keys: pa.BinaryArray) -> tuple[pa.Table, list[Fau
 def _whole_key(raw: RawBatch, index: IntArray, field: pa.Field, framed: FramedKeys) -> tuple[pa.Array, list[Fault]]:
     assert raw.keys is not None, "the reader gives keys where a column comes from them"
     texts, rejected = _of_keys(framed.text(_Bytes()), raw.keys.take(pa.array(index)))
-    column, faults = _text(field, texts["key"].combine_chunks())
+    column, faults = _read_text(field, texts["key"].combine_chunks())
     return column, [*rejected, *faults]
 
 
@@ -87,7 +87,7 @@ class _Bytes(ByValue):
         return Decoded(pa.table({"key": values}), np.arange(len(values), dtype=np.int64), [])
 
 
-def _column(raw: RawBatch, index: IntArray, column: Column, field: pa.Field) -> tuple[pa.Array, list[Fault]]:
+def _metadata_column(raw: RawBatch, index: IntArray, column: Column, field: pa.Field) -> tuple[pa.Array, list[Fault]]:
     """Returns a column for the records at these places of the batch, and the records whose value does not fit."""
     match column.origin:
         case "timestamp":
@@ -102,12 +102,12 @@ def _column(raw: RawBatch, index: IntArray, column: Column, field: pa.Field) -> 
             return pa.array(raw.offsets[index], pa.int64()), []
         case "key":
             assert raw.keys is not None, "the reader gives keys where a column comes from them"
-            return _text(field, raw.keys.take(pa.array(index)))
+            return _read_text(field, raw.keys.take(pa.array(index)))
         case origin:
-            return _text(field, raw.headers[header_of(origin or "") or ""].take(pa.array(index)))
+            return _read_text(field, raw.headers[header_of(origin or "") or ""].take(pa.array(index)))
 
 
-def _text(field: pa.Field, values: pa.BinaryArray) -> tuple[pa.Array, list[Fault]]:
+def _read_text(field: pa.Field, values: pa.BinaryArray) -> tuple[pa.Array, list[Fault]]:
     """Returns the bytes unchanged for a binary column, else read as text by `convert`."""
     if pa.types.is_binary(field.type):
         return values, []

@@ -108,7 +108,7 @@ def opened(path: str) -> Iterator[Bytes]:
             if beginning.startswith(magic):
                 raise SourceError(f"The input file {path} looks like {description}")
         packed = beginning.startswith((_GZIP, _ZSTD))
-        data = _plain(path, gzipped=beginning.startswith(_GZIP)) if packed else _mapped(file)
+        data = _unpacked_bytes(path, gzipped=beginning.startswith(_GZIP)) if packed else _map_file(file)
     yield data
 
 
@@ -117,7 +117,7 @@ def means(path: str, file: str) -> bool:
     return Path(file).parent == Path(path) or fnmatch.fnmatchcase(file, path)
 
 
-def _mapped(file: IO[bytes]) -> Bytes:
+def _map_file(file: IO[bytes]) -> Bytes:
     """Maps a file. The mapping is not closed explicitly: it goes with the last array that refers to it."""
     size = file.seek(0, io.SEEK_END)
     return np.frombuffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if size else b"", dtype=np.uint8)
@@ -147,7 +147,7 @@ def require_planned(path: str, units: str, start: int, end: int) -> None:
         )
 
 
-def _plain(path: str, *, gzipped: bool) -> Bytes:
+def _unpacked_bytes(path: str, *, gzipped: bool) -> Bytes:
     key = stamp_of(path)
     with _lock:
         if key in _unpacked:
@@ -172,7 +172,7 @@ def _plain(path: str, *, gzipped: bool) -> Bytes:
                     todo="Replace the file: it is broken or not complete. To read the part that can be "
                     f"unpacked, write it to another file ({'zcat' if gzipped else 'zstdcat'}), and name that file",
                 ) from error
-            _unpacked[key] = _mapped(target)
+            _unpacked[key] = _map_file(target)
         while len(_unpacked) > _MOST_UNPACKED:
             _unpacked.popitem(last=False)
         return _unpacked[key]

@@ -71,12 +71,12 @@ def record_ends(chunk: Bytes, cut: Cut, line_end: int, *, complete: bool) -> Pos
     quotes = np.flatnonzero(chunk == cut.quote)
     if not len(quotes):
         return breaks + 1
-    opens, closes = _openings(chunk, quotes, cut), _closings(chunk, quotes, cut, complete=complete)
+    opens, closes = _find_openings(chunk, quotes, cut), _find_closings(chunk, quotes, cut, complete=complete)
     if _by_turns(quotes, opens, closes, complete=complete):
         ends: Positions = breaks[np.searchsorted(quotes, breaks) % 2 == 0] + 1
         if len(chunk) <= _LONGEST_FIELD or np.diff(ends, prepend=0, append=len(chunk)).max() <= _LONGEST_FIELD:
             return ends
-    spans, certain = _quoted(quotes, opens, closes, len(chunk), complete=complete)
+    spans, certain = _find_quoted(quotes, opens, closes, len(chunk), complete=complete)
     edges = np.array(spans, np.int64).reshape(-1)
     outside = (breaks < certain) & (np.searchsorted(edges, breaks) % 2 == 0)
     return np.asarray(breaks[outside] + 1)
@@ -86,7 +86,7 @@ def without_bom(data: Bytes) -> Bytes:
     return data[len(BOM) :] if data[: len(BOM)].tobytes() == BOM else data
 
 
-def _openings(chunk: Bytes, quotes: Positions, cut: Cut) -> Flags:
+def _find_openings(chunk: Bytes, quotes: Positions, cut: Cut) -> Flags:
     """Which quotes stand where a field begins."""
     before = quotes - 1
     if cut.blanks_after_separator:
@@ -99,7 +99,7 @@ def _openings(chunk: Bytes, quotes: Positions, cut: Cut) -> Flags:
     return opens
 
 
-def _closings(chunk: Bytes, quotes: Positions, cut: Cut, *, complete: bool) -> Flags:
+def _find_closings(chunk: Bytes, quotes: Positions, cut: Cut, *, complete: bool) -> Flags:
     """Which quotes stand where a field may end. At the end of an incomplete chunk, none does."""
     closes = _between_fields(chunk.take(quotes + 1, mode="wrap"), cut)
     if quotes[-1] == len(chunk) - 1:
@@ -120,7 +120,7 @@ def _by_turns(quotes: Positions, opens: Flags, closes: Flags, *, complete: bool)
     return bool(ended and (opens | before)[::2].all() and (closes | after)[1::2].all())
 
 
-def _quoted(
+def _find_quoted(
     quotes: Positions, opens: Flags, closes: Flags, size: int, *, complete: bool
 ) -> tuple[list[tuple[int, int]], int]:
     """Returns the first and the last quote of each quoted field, and up to which byte of the chunk that is certain."""

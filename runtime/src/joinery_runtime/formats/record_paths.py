@@ -23,10 +23,10 @@ def record_paths(model: Input, record: bytes) -> tuple[str, ...]:
     fields (CSV), or cannot be read."""
     value: Any = None
     with suppress(Exception):  # the paths are only shown
-        value = _value(model, record)
+        value = _decode_record(model, record)
     if model.format.startswith("debezium"):
-        value = _row(value)
-    return tuple(islice(_paths(value, ""), MOST_PATHS)) if isinstance(value, dict) else ()
+        value = _row_of_event(value)
+    return tuple(islice(_list_paths(value, ""), MOST_PATHS)) if isinstance(value, dict) else ()
 
 
 def paths_of(inputs: Iterable[Input]) -> Callable[[str, bytes], tuple[str, ...]]:
@@ -35,7 +35,7 @@ def paths_of(inputs: Iterable[Input]) -> Callable[[str, bytes], tuple[str, ...]]
     return lambda name, record: record_paths(by_name[name], record)
 
 
-def _value(model: Input, record: bytes) -> Any:
+def _decode_record(model: Input, record: bytes) -> Any:
     """Decode a record as a whole. Files of a history, rows of Parquet and steps of a trace are JSON in any format."""
     if record.lstrip()[:1] == b"{":
         return json.loads(record)
@@ -53,18 +53,18 @@ def _value(model: Input, record: bytes) -> Any:
     return None
 
 
-def _row(event: Any) -> Any:
+def _row_of_event(event: Any) -> Any:
     """Return the row of a change event, in which the columns' paths begin."""
     event = event.get("payload", event) if isinstance(event, dict) else {}
     return event.get("after") or event.get("before")
 
 
-def _paths(value: Any, before: str) -> Iterator[str]:
+def _list_paths(value: Any, before: str) -> Iterator[str]:
     if isinstance(value, dict) and value:
         for name, inner in value.items():
             step = name if _PLAIN_NAME.fullmatch(name) else json.dumps(name, ensure_ascii=False)
-            yield from _paths(inner, f"{before}.{step}" if before else step)
+            yield from _list_paths(inner, f"{before}.{step}" if before else step)
     elif isinstance(value, list) and value:
-        yield from _paths(value[0], f"{before}[0]")
+        yield from _list_paths(value[0], f"{before}[0]")
     else:
         yield before

@@ -93,7 +93,7 @@ class ColumnBuilder:
         """Return rows and bad records by their positions in `rows`."""
         columns, unusual = [], np.zeros(len(rows), np.bool_)
         for field in self._schema:
-            column, is_unusual = _column(field, [row[field.name] for row in rows])
+            column, is_unusual = _build_column(field, [row[field.name] for row in rows])
             columns.append(column)
             unusual |= is_unusual
         table = pa.table(columns, schema=self._schema)
@@ -147,12 +147,12 @@ class _ColumnRule:
     convert: Callable[[Any], Any]
 
 
-def _column(field: pa.Field, values: list[Any]) -> tuple[pa.Array, BoolArray]:
+def _build_column(field: pa.Field, values: list[Any]) -> tuple[pa.Array, BoolArray]:
     """Return the column, and in which rows the value is unusual. The column has null there."""
     types = {*map(type, values)} - {type(None)}
     if str in types and field.type in _READ_AS_TEXT:
         return _with_texts(field, values)
-    rule, unusual = _rule(field.type), np.zeros(len(values), np.bool_)
+    rule, unusual = _column_rule(field.type), np.zeros(len(values), np.bool_)
     if types <= rule.usual_types:
         with suppress(*_REJECTIONS):
             return rule.array(values), unusual
@@ -168,7 +168,9 @@ def _column(field: pa.Field, values: list[Any]) -> tuple[pa.Array, BoolArray]:
 def _with_texts(field: pa.Field, values: list[Any]) -> tuple[pa.Array, BoolArray]:
     """Read values that are text as the decoder of JSON does, in whole columns."""
     is_text = np.array([type(value) is str for value in values], np.bool_)
-    column, unusual = _column(field, [None if text else value for text, value in zip(is_text, values, strict=True)])
+    column, unusual = _build_column(
+        field, [None if text else value for text, value in zip(is_text, values, strict=True)]
+    )
     try:
         series = pl.Series(
             [value if text else None for text, value in zip(is_text, values, strict=True)], dtype=pl.String
@@ -179,9 +181,9 @@ def _with_texts(field: pa.Field, values: list[Any]) -> tuple[pa.Array, BoolArray
     return pc.coalesce(column, texts), unusual | (is_text & texts.is_null().to_numpy(zero_copy_only=False))
 
 
-def _rule(target: pa.DataType) -> _ColumnRule:
+def _column_rule(target: pa.DataType) -> _ColumnRule:
     if pa.types.is_decimal(target):
-        return _ColumnRule(_NO_TYPES, lambda values: pa.array(values, target), partial(_decimal, target=target))
+        return _ColumnRule(_NO_TYPES, lambda values: pa.array(values, target), partial(_read_decimal, target=target))
     return _RULES[target]
 
 
@@ -197,7 +199,7 @@ def _whole_number(value: Any, bits: int) -> int:
     raise _UnusualError
 
 
-def _double(value: Any) -> float:
+def _read_double(value: Any) -> float:
     if isinstance(value, float) and math.isfinite(value):
         return value
     if type(value) is int and -_EXACT <= value <= _EXACT:
@@ -205,28 +207,28 @@ def _double(value: Any) -> float:
     raise _UnusualError
 
 
-def _single(value: Any) -> float:
-    number = _double(value)
+def _read_single(value: Any) -> float:
+    number = _read_double(value)
     if abs(number) >= _FLOAT_MAX:
         raise _UnusualError
     return number
 
 
-def _doubles(values: list[Any]) -> pa.Array:
+def _read_doubles(values: list[Any]) -> pa.Array:
     column = pa.array(values, pa.float64())
     if not pc.all(pc.is_finite(column)).as_py() and column.null_count < len(column):
         raise _UnusualError
     return column
 
 
-def _singles(values: list[Any]) -> pa.Array:
-    column = _doubles(values)
+def _read_singles(values: list[Any]) -> pa.Array:
+    column = _read_doubles(values)
     if pc.any(pc.greater_equal(pc.abs(column), _FLOAT_MAX)).as_py():
         raise _UnusualError
     return column.cast(pa.float32())
 
 
-def _text(value: Any) -> str:
+def _read_text(value: Any) -> str:
     if isinstance(value, str):
         text = value
     else:
@@ -238,7 +240,7 @@ def _text(value: Any) -> str:
     return text
 
 
-def _decimal(value: Any, target: pa.Decimal128Type) -> Decimal:
+def _read_decimal(value: Any, target: pa.Decimal128Type) -> Decimal:
     if (type(value) is str and _NUMBER.fullmatch(value)) or type(value) is int:
         value = Decimal(value)
     if not isinstance(value, Decimal):
@@ -251,7 +253,7 @@ def _decimal(value: Any, target: pa.Decimal128Type) -> Decimal:
     return value
 
 
-def _milliseconds(value: Any) -> int:
+def _read_milliseconds(value: Any) -> int:
     if isinstance(value, datetime) and value.tzinfo in (None, UTC):
         return (value.replace(tzinfo=UTC) - _EPOCH) // _MILLISECOND
     number = _whole_number(value, 64)
@@ -260,7 +262,7 @@ def _milliseconds(value: Any) -> int:
     return number
 
 
-def _times(values: list[Any]) -> pa.Array:
+def _read_times(values: list[Any]) -> pa.Array:
     if datetime in {*map(type, values)}:
         return _from_datetimes(values)
     column, faults = in_range("", pl.Series(values, dtype=pl.Int64))
@@ -286,12 +288,12 @@ _RULES: dict[pa.DataType, _ColumnRule] = {
     pa.bool_(): _ColumnRule(frozenset({bool}), partial(pa.array, type=pa.bool_()), partial(_of_type, kind=bool)),
     pa.int32(): _ColumnRule(frozenset({int}), partial(pa.array, type=pa.int32()), partial(_whole_number, bits=32)),
     pa.int64(): _ColumnRule(frozenset({int}), partial(pa.array, type=pa.int64()), partial(_whole_number, bits=64)),
-    pa.float32(): _ColumnRule(frozenset({float}), _singles, _single),
-    pa.float64(): _ColumnRule(frozenset({float}), _doubles, _double),
-    pa.string(): _ColumnRule(frozenset({str}), partial(pa.array, type=pa.string()), _text),
+    pa.float32(): _ColumnRule(frozenset({float}), _read_singles, _read_single),
+    pa.float64(): _ColumnRule(frozenset({float}), _read_doubles, _read_double),
+    pa.string(): _ColumnRule(frozenset({str}), partial(pa.array, type=pa.string()), _read_text),
     pa.binary(): _ColumnRule(frozenset({bytes}), partial(pa.array, type=pa.binary()), partial(_of_type, kind=bytes)),
     pa.date32(): _ColumnRule(frozenset({date}), partial(pa.array, type=pa.date32()), partial(_of_type, kind=date)),
-    _TIMESTAMP: _ColumnRule(frozenset({int, datetime}), _times, _milliseconds),
+    _TIMESTAMP: _ColumnRule(frozenset({int, datetime}), _read_times, _read_milliseconds),
 }
 
 

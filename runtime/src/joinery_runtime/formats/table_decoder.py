@@ -86,13 +86,13 @@ class TableDecoder:
 
     def decode_batch(self, raw: RawBatch) -> Decoded:
         if self._repeated or not raw.values.null_count:
-            return self._versions(raw)
+            return self._decode_versions(raw)
         null = raw.values.is_null().to_numpy(zero_copy_only=False)
         with_value, without = np.flatnonzero(~null), np.flatnonzero(null)
-        versions = self._versions(raw.take(with_value))
-        return merged(versions.at(with_value), self._tombstones(raw, without).at(without))
+        versions = self._decode_versions(raw.take(with_value))
+        return merged(versions.at(with_value), self._decode_tombstones(raw, without).at(without))
 
-    def _versions(self, raw: RawBatch) -> Decoded:
+    def _decode_versions(self, raw: RawBatch) -> Decoded:
         decoded = self._values.decode_batch(raw)
         rows = decoded.rows
         if UNAVAILABLE in rows.column_names:
@@ -109,9 +109,9 @@ class TableDecoder:
             )
         deleted = reduce(pc.or_, [pc.fill_null(mark, False) for mark in marks])
         rows = rows.select(self._changelog.schema.names)
-        return replace(decoded, rows=self._bare(rows, deleted), deleted=deleted.to_numpy())
+        return replace(decoded, rows=self._clear_columns(rows, deleted), deleted=deleted.to_numpy())
 
-    def _bare(self, rows: pa.Table, deleted: pa.ChunkedArray) -> pa.Table:
+    def _clear_columns(self, rows: pa.Table, deleted: pa.ChunkedArray) -> pa.Table:
         """Clears all columns of deletions except key and event time."""
         if not pc.any(deleted).as_py():
             return rows
@@ -120,7 +120,7 @@ class TableDecoder:
                 rows = rows.set_column(at, field, pc.if_else(deleted, pa.scalar(None, field.type), rows.column(at)))
         return rows
 
-    def _tombstones(self, raw: RawBatch, positions: IntArray) -> Decoded:
+    def _decode_tombstones(self, raw: RawBatch, positions: IntArray) -> Decoded:
         """Decodes deletions from the records at these places of the batch. `index` counts within these."""
         assert raw.keys is not None, "the reader of a table input gives keys"
         assert raw.timestamps is not None, "the reader of a table input gives timestamps"
@@ -128,22 +128,22 @@ class TableDecoder:
         index = np.arange(len(positions), dtype=np.int64)
         present, index, keyless = set_aside(keys, index, keys.is_null(), f"{_TOMBSTONE} without a record key")
         decoded = self._keys.decode(present).at(index)
-        rows = self._rows(decoded.rows, times[decoded.index])
+        rows = self._deletion_rows(decoded.rows, times[decoded.index])
         missing = times[decoded.index] < 0
         reason = f"{_TOMBSTONE}: the record has no timestamp, which would be its event time"
         untimed: Fault = (missing, [reason] * int(missing.sum()))
-        usable = drop_rows(rows, decoded.index, [*self._incomplete(decoded, keys), untimed])
+        usable = drop_rows(rows, decoded.index, [*self._incomplete_keys(decoded, keys), untimed])
         rejected = [BadRecord(bad.index, self._rejection_reason(keys[bad.index], bad.reason)) for bad in decoded.bad]
         return replace(with_bad(usable, [*keyless, *rejected]), deleted=np.ones(len(usable.index), dtype=np.bool_))
 
-    def _rows(self, keys: pa.Table, times: IntArray) -> pa.Table:
+    def _deletion_rows(self, keys: pa.Table, times: IntArray) -> pa.Table:
         schema = self._changelog.schema
         columns = {field.name: pa.nulls(len(times), field.type) for field in schema}
         columns |= {name: keys[name] for name in keys.column_names}
         columns[self._changelog.event_time] = pa.array(times).cast(schema.field(self._changelog.event_time).type)
         return pa.table(columns, schema=schema)
 
-    def _incomplete(self, decoded: Decoded, keys: pa.BinaryArray) -> list[Fault]:
+    def _incomplete_keys(self, decoded: Decoded, keys: pa.BinaryArray) -> list[Fault]:
         """The faults of keys that lack a column. Otherwise a key with a different layout would silently delete
         nothing."""
         faults: list[Fault] = []

@@ -61,39 +61,39 @@ def read_texts(field: pa.Field, column: Column, text: pl.Series) -> tuple[pa.Arr
     written = column.format or ""
     if written == TEXT:
         return convert(field.name, text, field.type)
-    values = in_years(_reader(written, column.zone)(text))
+    values = in_years(_make_reader(written, column.zone)(text))
     if pa.types.is_date(field.type):
         values = (values // _MS_OF_A_DAY).cast(pl.Int32)
     typed = values.to_arrow().cast(field.type)
     if typed.null_count == text.null_count():
         return typed, []
     failed = values.is_null() & text.is_not_null()
-    return typed, [(failed.to_numpy(), [_fault(column, value) for value in text.filter(failed).to_list()])]
+    return typed, [(failed.to_numpy(), [_fault_text(column, value) for value in text.filter(failed).to_list()])]
 
 
-def _fault(column: Column, value: str) -> str:
+def _fault_text(column: Column, value: str) -> str:
     lacks_zone = column.format == ISO and column.zone is None and not pl.Series([value]).str.contains(_OFFSET)[0]
     hint = " without a zone: name the column's `zone`" if lacks_zone else ""
     return f"column {column.name}: {shown(value)} is no time of format {column.format}{hint}"
 
 
-def _reader(written: str, zone: str | None) -> Callable[[pl.Series], pl.Series]:
+def _make_reader(written: str, zone: str | None) -> Callable[[pl.Series], pl.Series]:
     """Makes a function that reads texts as milliseconds since 1970; null for texts that are not times."""
     if written in EPOCH_UNITS:
         return lambda text: _since_1970(text, EPOCH_UNITS[written])
     if written == ISO:
-        return lambda text: _iso(text, zone)
+        return lambda text: _read_iso(text, zone)
     try:
         pattern = parse_pattern(written, complete=False)
     except ValueError:  # of a plan of an earlier release
         return lambda text: _by_polars(text, written, zone)
-    return lambda text: _pattern(text, pattern, zone)
+    return lambda text: _read_pattern(text, pattern, zone)
 
 
 def _since_1970(text: pl.Series, factor: int) -> pl.Series:
     integers = text.cast(pl.Int64, strict=False)
     if integers.null_count() == text.null_count():
-        return _scaled(integers, factor)
+        return _scale_numbers(integers, factor)
     # Numbers with a fraction, which counts only for seconds: for milliseconds and less it is cut off.
     parts = text.to_frame("t").select(
         whole=_T.str.extract(r"^([+-]?\d{1,18})(?:\.\d*)?$").cast(pl.Int64, strict=False),
@@ -101,7 +101,7 @@ def _since_1970(text: pl.Series, factor: int) -> pl.Series:
         less=_T.str.starts_with("-"),
         number=pl.when(_T.str.contains(r"[eE]")).then(_T.cast(pl.Float64, strict=False)),
     )
-    exact = _scaled(parts["whole"], factor)
+    exact = _scale_numbers(parts["whole"], factor)
     if factor > 1:
         exact = exact + parts.select(pl.when("less").then(-pl.col("part")).otherwise("part"))["part"]
     scale = factor if factor > 0 else -1 / factor
@@ -109,14 +109,14 @@ def _since_1970(text: pl.Series, factor: int) -> pl.Series:
     return pl.DataFrame({"exact": exact, "rough": rough}).select(pl.coalesce("exact", "rough"))["exact"]
 
 
-def _scaled(numbers: pl.Series, factor: int) -> pl.Series:
+def _scale_numbers(numbers: pl.Series, factor: int) -> pl.Series:
     if factor < 0:
         return numbers // -factor
     # Numbers that would overflow are far outside the valid years.
     return pl.select(pl.when(numbers.abs() < 2**53).then(numbers)).to_series() * factor
 
 
-def _iso(text: pl.Series, zone: str | None) -> pl.Series:
+def _read_iso(text: pl.Series, zone: str | None) -> pl.Series:
     parts = (
         text.str.strip_chars()
         .to_frame("t")
@@ -144,17 +144,17 @@ def _iso(text: pl.Series, zone: str | None) -> pl.Series:
     return times.select(pl.coalesce("zoned", zone_to_utc(times["naive"], zone)))["zoned"]
 
 
-def _pattern(text: pl.Series, pattern: TimePattern, zone: str | None) -> pl.Series:
+def _read_pattern(text: pl.Series, pattern: TimePattern, zone: str | None) -> pl.Series:
     groups = text.str.extract_groups(f"^(?i:{pattern.expression})$").struct.unnest()
     fits = groups[min(pattern.parts - {"fraction"})].is_not_null()
-    parts = {name: _numbers(name, groups[name]) for name in pattern.parts}
+    parts = {name: _read_numbers(name, groups[name]) for name in pattern.parts}
     zero = np.zeros(len(text), np.int64)
     fraction = parts.get("fraction", zero)
     if "epoch" in parts:
         before_1970 = groups["epoch"].str.starts_with("-").fill_null(False).to_numpy()
         times = parts["epoch"] * 1000 + fraction * np.where(before_1970, -1, 1)
     else:
-        days, on_calendar = _days(parts, len(text))
+        days, on_calendar = _count_days(parts, len(text))
         hours = parts.get("hour", zero) + parts.get("hour_of_half", zero) % 12 + parts.get("half", zero)
         minutes = hours * 60 + parts.get("minute", zero)
         seconds = minutes * 60 + parts.get("second", zero) - parts.get("offset", zero)
@@ -174,7 +174,7 @@ def _by_polars(text: pl.Series, written: str, zone: str | None) -> pl.Series:
     return times if zone is None or has_offset else zone_to_utc(times, zone)
 
 
-def _numbers(part: str, text: pl.Series) -> IntArray:
+def _read_numbers(part: str, text: pl.Series) -> IntArray:
     """Reads one part of each time as a number; 0 where the text does not fit the pattern."""
     match part:
         case "month_name":
@@ -196,7 +196,7 @@ def _numbers(part: str, text: pl.Series) -> IntArray:
     return numbers.cast(pl.Int64).fill_null(0).to_numpy()
 
 
-def _days(parts: Mapping[str, IntArray], count: int) -> tuple[IntArray, BoolArray]:
+def _count_days(parts: Mapping[str, IntArray], count: int) -> tuple[IntArray, BoolArray]:
     """Return the days since 1970, and which of them the calendar has. What a pattern does not name is the first."""
     first_of = np.ones(count, np.int64)
     years = parts.get("year", parts.get("year_of_century", first_of)) - 1970

@@ -18,10 +18,10 @@ class BackgroundCall(Generic[T_co]):
 
     def __init__(self, call: Callable[[], T_co], name: str) -> None:
         self._future: Future[T_co] = Future()
-        self._thread = threading.Thread(target=self._run, args=(call,), name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run_call, args=(call,), name=name, daemon=True)
         self._thread.start()
 
-    def _run(self, call: Callable[[], T_co]) -> None:
+    def _run_call(self, call: Callable[[], T_co]) -> None:
         try:
             self._future.set_result(call())
         except BaseException as error:

@@ -39,9 +39,9 @@ class SparkStart:
     ) -> None:
         self._open_host, self._cancel_jobs, self._settle = open_host, cancel_jobs, settle
         self._java, self._is_over = JavaStart(), Event()
-        self.call: BackgroundCall[Host] = BackgroundCall(self._open, "joinery-spark-start")
+        self.call: BackgroundCall[Host] = BackgroundCall(self._open_after_java, "joinery-spark-start")
 
-    def _open(self) -> Host:
+    def _open_after_java(self) -> Host:
         host = self._open_host(self._java)
         if not self._is_over.is_set():
             host.warm()

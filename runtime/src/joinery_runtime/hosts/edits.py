@@ -57,7 +57,7 @@ class EarlierDefinition:
     def publish_newest(self) -> bool:
         """Publishes the newest epoch. Returns whether the outputs still hold rows, which one more epoch has to show."""
         newest, has_unpublished_rows = self.store.newest_epoch(self.job.name), False
-        with _sinks(self.job, self.address, self.record.incarnation) as sinks:
+        with _open_sinks(self.job, self.address, self.record.incarnation) as sinks:
             for kind, sink in sinks.items():
                 if newest is not None:
                     sink.publish(newest.epoch, newest.result.get(kind, []))
@@ -73,7 +73,7 @@ class EarlierDefinition:
             return True
         recovery = takeover_of(record, None, claims, self.store.identity(), self.warn)
         try:
-            with _sinks(planned, self.address, record.incarnation) as sinks:
+            with _open_sinks(planned, self.address, record.incarnation) as sinks:
                 visible = [sink.recover(recovery) for sink in sinks.values()]  # fences the claimants of each
                 return any(visible)
         except Unavailable:
@@ -83,7 +83,7 @@ class EarlierDefinition:
 
 
 @contextmanager
-def _sinks(referring: Job, address: PostgresStoreAddress | None, incarnation: str) -> Iterator[Mapping[str, Sink]]:
+def _open_sinks(referring: Job, address: PostgresStoreAddress | None, incarnation: str) -> Iterator[Mapping[str, Sink]]:
     """The outputs of a job, by what an epoch's result calls them."""
     outputs = Outputs.of(with_secrets(referring))
     optional_sinks = {

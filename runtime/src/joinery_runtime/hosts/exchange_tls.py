@@ -54,7 +54,7 @@ def tls_settings(master: str, named: Mapping[str, str], stack: ExitStack) -> dic
     if not speaks_tls(master, named):
         return {}
     if names_key(named):
-        for problem in _problems(master, named):
+        for problem in _find_problems(master, named):
             raise EnvironmentProblem(
                 "The key for Spark's connections cannot be used",
                 facts=problem,
@@ -65,7 +65,7 @@ def tls_settings(master: str, named: Mapping[str, str], stack: ExitStack) -> dic
     if is_local_cluster(master):
         own = stack.enter_context(scratch_folder("exchange"))
         with explain_full_disk("the key of Spark's connections", own):
-            return _settings(write_key(secret, own))
+            return _tls_settings(write_key(secret, own))
     if not master.startswith("k8s://") or not executors_have_key_folder(named):
         raise EnvironmentProblem(
             "Spark's connections have no key",
@@ -82,7 +82,7 @@ def tls_settings(master: str, named: Mapping[str, str], stack: ExitStack) -> dic
             todo="Leave the volume and the variable as the operator sets them",
         ) from error
     # Spark puts the variable into the executors' pods, where the image's entry point derives the same key from it.
-    return _settings(files) | {f"spark.executorEnv.{ENV_EXCHANGE_SECRET}": secret}
+    return _tls_settings(files) | {f"spark.executorEnv.{ENV_EXCHANGE_SECRET}": secret}
 
 
 def keep_from_tasks(context: SparkContext) -> None:
@@ -136,7 +136,7 @@ def exchange_todo(message: str) -> str | None:
     return None
 
 
-def _settings(files: KeyFiles) -> dict[str, str]:
+def _tls_settings(files: KeyFiles) -> dict[str, str]:
     return {
         SPEAKS_TLS: "true",
         NATIVE: "true",
@@ -150,7 +150,7 @@ def ssl_setting(named: Mapping[str, str], name: str) -> str:
     return named.get(name) or named.get(name.replace("spark.ssl.rpc.", "spark.ssl."), "")
 
 
-def _problems(master: str, named: Mapping[str, str]) -> Iterator[str]:
+def _find_problems(master: str, named: Mapping[str, str]) -> Iterator[str]:
     """Yield what is wrong with the files that are named, each with its setting."""
     if not is_true(ssl_setting(named, NATIVE)):
         yield from _file_problems(named, KEY_STORE, f"{NATIVE} is not true, so Spark reads a key store")

@@ -31,16 +31,16 @@ _REGISTRATION_POLL_SECONDS = 0.02
 def executor_ids(context: SparkContext) -> list[str]:
     """The ids of the executors that run now, the oldest first. Empty where tasks run in the driver, and before the
     first executor has come."""
-    return [name for name, _ in _executors(context)]
+    return [name for name, _ in _list_members(context)]
 
 
-def _executors(context: SparkContext) -> list[tuple[str, str]]:
+def _list_members(context: SparkContext) -> list[tuple[str, str]]:
     """Ids and hosts, the oldest first."""
     executors = [] if is_local(context.master) else list_executors(context)
     return sorted(executors, key=lambda executor: (len(executor[0]), executor[0]))  # by number
 
 
-def _location(executor: str, host: str) -> str:
+def _executor_location(executor: str, host: str) -> str:
     return f"executor_{host}_{executor}"
 
 
@@ -70,7 +70,7 @@ class ActiveExecutors:
 
     def locations(self) -> list[str]:
         """Those that take part now as Spark names preferred locations, the oldest first."""
-        self._running = running = dict(_executors(self._context))
+        self._running = running = dict(_list_members(self._context))
         self._warming = {name: call for name, call in self._warming.items() if name in running}
         # What went wrong, the next epoch meets too, and says so.
         self._ready |= {name for name, call in self._warming.items() if call.done}
@@ -78,8 +78,10 @@ class ActiveExecutors:
         if not self._ready:
             self._ready.update(running)
         for name in running.keys() - self._ready - self._warming.keys():
-            self._warming[name] = BackgroundCall(partial(self._prepare, name, running[name]), "joinery-new-executor")
-        return [_location(name, host) for name, host in running.items() if name in self._ready]
+            self._warming[name] = BackgroundCall(
+                partial(self._prepare_executor, name, running[name]), "joinery-new-executor"
+            )
+        return [_executor_location(name, host) for name, host in running.items() if name in self._ready]
 
     @property
     def cores(self) -> int:
@@ -89,11 +91,13 @@ class ActiveExecutors:
         cores: int = self._context.defaultParallelism
         return math.ceil(cores * share)
 
-    def _prepare(self, name: str, host: str) -> None:
+    def _prepare_executor(self, name: str, host: str) -> None:
         deadline = time.monotonic() + _REGISTRATION_SECONDS
         # A task that prefers an executor unknown to the scheduler goes to another one.
         while not takes_tasks(self._context, name) and time.monotonic() < deadline:
             time.sleep(_REGISTRATION_POLL_SECONDS)
         warm = self._warm
         self._names.name_other_job("build a worker")
-        collect_rdd(placed_rdd(self._context, [None], [_location(name, host)]).map(lambda item: bool(warm(item))), 1)
+        collect_rdd(
+            placed_rdd(self._context, [None], [_executor_location(name, host)]).map(lambda item: bool(warm(item))), 1
+        )

@@ -55,7 +55,7 @@ def session_context(session: SparkSession | SparkContext, conf: Mapping[str, str
             yield own
         except BaseException:
             # An interrupt ends only the wait for an epoch's Spark job, not the job itself.
-            cancelling = threading.Thread(target=_cancel, args=(context, tag), daemon=True)
+            cancelling = threading.Thread(target=_cancel_jobs, args=(context, tag), daemon=True)
             cancelling.start()
             cancelling.join(_PATIENCE_S)
             raise
@@ -66,7 +66,7 @@ def session_context(session: SparkSession | SparkContext, conf: Mapping[str, str
                     context.removeJobTag(tag)
 
 
-def _cancel(context: SparkContext, tag: str) -> None:
+def _cancel_jobs(context: SparkContext, tag: str) -> None:
     """Cancels the job's Spark jobs. Has to run in a thread of its own, which calls Java over a connection of its own:
     the interrupted call's connection still has an answer to come."""
     with suppress(Py4JError, OSError):

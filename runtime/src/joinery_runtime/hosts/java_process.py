@@ -76,10 +76,10 @@ def end_new_java() -> Iterator[None]:
             process = spark_internals.java_process()
             spark_internals.forget_java()
             if process is not None:
-                _end(process)
+                _end_process(process)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end_process(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
         process.wait(_PATIENCE_S)
@@ -108,7 +108,7 @@ class JavaStart:
         after `give_up`."""
         from joinery_runtime.hosts.spark_internals import launch_java_with  # noqa: PLC0415
 
-        with _launching, launch_java_with(self._popen):
+        with _launching, launch_java_with(self._start_process):
             try:
                 yield
                 with self._lock:
@@ -125,10 +125,10 @@ class JavaStart:
             self._given_up = True
         if self._process is not None:
             logging.getLogger().addFilter(_is_not_py4j)
-            self._silence()
-            _end(self._process)
+            self._silence_log()
+            _end_process(self._process)
 
-    def _silence(self) -> None:
+    def _silence_log(self) -> None:
         """Turns off Java's log: a context that is being made when Java ends says that it cannot be made."""
         from joinery_runtime.hosts.spark_internals import current_java_gateway, java_process  # noqa: PLC0415
 
@@ -151,7 +151,7 @@ class JavaStart:
         if self._process is not None and java_process() is self._process:
             forget_java()
 
-    def _popen(self, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    def _start_process(self, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
         options["env"] |= {"BASH_FUNC_exec%%": _EXEC}
 
         def launch() -> subprocess.Popen[bytes]:
@@ -191,14 +191,14 @@ def archive_path() -> Path | None:
     be no archive: SPARK_HOME names another Spark, or Java does not state its version."""
     import pyspark  # noqa: PLC0415
 
-    release, home = _release(), os.environ.get("SPARK_HOME")
+    release, home = _release_text(), os.environ.get("SPARK_HOME")
     if release is None or (home and Path(home) != Path(pyspark.__file__).parent):
         return None
     key = hashlib.sha256(f"{version('pyspark')}\n{release}".encode()).hexdigest()[:12]
     return Path(sys.prefix, "share", "joinery", f"spark-{key}.jsa")
 
 
-def _release() -> str | None:
+def _release_text() -> str | None:
     """The release file of the Java home that Spark's scripts choose."""
     home = os.environ.get("JAVA_HOME")
     java = Path(home, "bin", "java") if home else shutil.which("java")

@@ -60,7 +60,7 @@ def with_own_secrets(job: Job, job_file: Path) -> Job:
     """Fills the values in the job file into a job that `without_secrets` returned. Raises EnvironmentProblem."""
     if lacks_secrets(job):
         try:
-            return _fill_in(job, _values(load_own_job(job_file)))
+            return _fill_in(job, _secret_values(load_own_job(job_file)))
         except (JobError, KeyError) as error:
             raise EnvironmentProblem(
                 f"A worker cannot read the secrets of job {job.name}",
@@ -73,7 +73,7 @@ def with_own_secrets(job: Job, job_file: Path) -> Job:
 
 def lacks_secrets(job: Job) -> bool:
     """Whether `without_secrets` removed values."""
-    return WITHHELD in _values(job).values()
+    return WITHHELD in _secret_values(job).values()
 
 
 @contextmanager
@@ -90,7 +90,7 @@ def private_copy(job: Job) -> Iterator[Path]:
         yield path
 
 
-def _values(job: Job) -> _Values:
+def _secret_values(job: Job) -> _Values:
     """Returns all values that `without_secrets` may remove, by their path in the job."""
     secrets_by_path: dict[tuple[str | int, ...], str] = {}
 

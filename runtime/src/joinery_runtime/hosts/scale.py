@@ -47,10 +47,10 @@ class ScaleFile:
         """The newest that could be read."""
         if path := os.environ.get(SCALE_FILE):
             with suppress(OSError):  # it is being replaced, or not there yet
-                self._parse(Path(path))
+                self._parse_file(Path(path))
         return self._requested
 
-    def _parse(self, path: Path) -> None:
+    def _parse_file(self, path: Path) -> None:
         text = path.read_text(encoding="utf-8")
         if text == self._text or not text.strip():
             return
@@ -119,7 +119,7 @@ class Rescaler:
                 # One that was on its way when fewer were asked for comes all the same.
                 if executors is not None and (executors != self._executors or executors < self._running):
                     request_executors(context, executors)
-            self._apply(executors, requested.autoscale)
+            self._apply_scale(executors, requested.autoscale)
 
     def _target_executors(self, context: SparkContext, requested: Scale) -> int | None:
         """Executors; None: as many as there are."""
@@ -134,7 +134,7 @@ class Rescaler:
         self._autoscaler.decide(self._clock(), self._running, requested.autoscale)
         return self._autoscaler.executors
 
-    def _apply(self, executors: int | None, autoscale: Autoscale | None) -> None:
+    def _apply_scale(self, executors: int | None, autoscale: Autoscale | None) -> None:
         shards, before = self._least, (self._planner.shards, self._executors)
         if autoscale is not None and executors is not None:
             # Each core of an executor gets as many. The number stays while it is enough, so that shards stay nested.

@@ -51,7 +51,7 @@ def with_secrets(job: Job) -> Job:
     is both in a job's `properties` and in its secret, or if the operator forbids it.
     """
     filling = _Filling()
-    filled = with_clients(job, filling.client, _database)
+    filled = with_clients(job, filling.client, _keep_database)
     if filling.problems:
         raise JobError(job.name, filling.problems)
     return filled
@@ -108,10 +108,10 @@ class _Filling:
         if client.properties_secret_ref is None:
             return client
         ref, properties = client.properties_secret_ref, client.properties or {}
-        secret = _settings(ref)
+        secret = _read_settings(ref)
         for name in sorted(properties.keys() & secret.keys()):
             path = path_text(("spec", *at, "properties", name))
-            message = f"is also in the secret {ref.name} ({_directory(ref) / name}); keep one"
+            message = f"is also in the secret {ref.name} ({_secret_directory(ref) / name}); keep one"
             self.problems.append(Problem(path, message))
         for name in sorted(name for name in secret if name.lower() in self._forbidden):
             self.problems.append(
@@ -124,15 +124,15 @@ class _Filling:
         return client.model_copy(update={"properties": {**properties, **secret}, "properties_secret_ref": None})
 
 
-def _database(database: _Database, _: SpecPath) -> _Database:
+def _keep_database(database: _Database, _: SpecPath) -> _Database:
     if database.dsn_secret_ref is None:
         return database
     ref = database.dsn_secret_ref
-    return database.model_copy(update={"dsn": _text(_directory(ref) / ref.key), "dsn_secret_ref": None})
+    return database.model_copy(update={"dsn": _read_text(_secret_directory(ref) / ref.key), "dsn_secret_ref": None})
 
 
-def _settings(ref: SecretRef) -> Mapping[str, str]:
-    directory = _directory(ref)
+def _read_settings(ref: SecretRef) -> Mapping[str, str]:
+    directory = _secret_directory(ref)
     files = [file for file in sorted(directory.iterdir()) if not file.name.startswith(".") and file.is_file()]
     if not files:
         raise EnvironmentProblem(
@@ -140,10 +140,10 @@ def _settings(ref: SecretRef) -> Mapping[str, str]:
             facts=f"{directory} holds no file",
             todo="Put one file per setting there, named like the setting",
         )
-    return {file.name: _text(file) for file in files}
+    return {file.name: _read_text(file) for file in files}
 
 
-def _text(file: Path) -> str:
+def _read_text(file: Path) -> str:
     try:
         text = file.read_bytes().decode(errors="replace")
     except OSError as error:
@@ -157,7 +157,7 @@ def _text(file: Path) -> str:
     return text
 
 
-def _directory(ref: SecretRef) -> Path:
+def _secret_directory(ref: SecretRef) -> Path:
     chosen = os.environ.get("JOINERY_SECRETS")
     home = Path(os.environ.get("JOINERY_HOME", Path.home() / ".joinery"))
     candidates = [root / ref.name for root in ([Path(chosen)] if chosen else [_IN_A_POD, home / "secrets"])]

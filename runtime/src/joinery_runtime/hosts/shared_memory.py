@@ -43,11 +43,11 @@ class MemoryStoreAddress:
             pass
 
         Client.register("store", exposed=_PUBLIC)
-        manager = Client((LOOPBACK, self.port), self._key())
+        manager = Client((LOOPBACK, self.port), self._authentication_key())
         manager.connect()
         return cast(TaskStore, manager.store())  # type: ignore[attr-defined]
 
-    def _key(self) -> bytes:
+    def _authentication_key(self) -> bytes:
         try:
             return self.key_file.read_bytes()
         except OSError as error:

@@ -108,13 +108,13 @@ class SparkHost:
 
     def run(self, work: EpochWork) -> EpochOutcome:
         try:
-            return self._run(work)
+            return self._run_epoch(work)
         except LettersAfterSteps:
             self._setup = replace(self._setup, finds_late_records=True)
-            return self._run(work)
+            return self._run_epoch(work)
 
-    def _run(self, work: EpochWork) -> EpochOutcome:
-        results = self._outcomes(work)
+    def _run_epoch(self, work: EpochWork) -> EpochOutcome:
+        results = self._run_stages(work)
         for result in results:
             if isinstance(result, TaskFailure):
                 raise result.error
@@ -141,7 +141,9 @@ class SparkHost:
             executors = self._executors.locations()
             count = len(executors) or 1
             self._names.name_other_job("build workers")
-            collect_rdd(self._distribute([None] * count, executors).map(lambda _: bool(process_for(setup, 1))), count)
+            collect_rdd(
+                self._distribute_shares([None] * count, executors).map(lambda _: bool(process_for(setup, 1))), count
+            )
 
     @property
     def _local_folder(self) -> str:
@@ -157,7 +159,7 @@ class SparkHost:
         self._names.name_other_job("build a worker")
         collect_rdd(self._context.parallelize([None], 1).map(lambda _: bool(process_for(setup, 1))), 1)
 
-    def _outcomes(self, work: EpochWork) -> list[object]:
+    def _run_stages(self, work: EpochWork) -> list[object]:
         try:
             return self._collect_outcomes(work)
         except OSError as error:
@@ -174,7 +176,7 @@ class SparkHost:
             self._warn_of_exchange(work, task.peers)
             if task.peers.count == 1:
                 self._names.name_full_stage()
-                return collect_rdd(self._distribute([0], executors).mapPartitions(task.run_whole_epoch), 1)
+                return collect_rdd(self._distribute_shares([0], executors).mapPartitions(task.run_whole_epoch), 1)
             return [result for _, result in collect_rdd(*self._staged_rdd(task, executors))]
         except (Py4JError, ConnectionError) as error:
             if interrupt := _interrupt_before(error):
@@ -182,7 +184,7 @@ class SparkHost:
             if says_full(cause(error)) or says_full(_java_message(error)):
                 raise no_room(_SPARKS_FILES, self._local_folder, cause(error)) from error
             raise JoineryError(
-                f"Spark gave up on epoch {work.plan.epoch}", facts=cause(error), todo=_todo(error)
+                f"Spark gave up on epoch {work.plan.epoch}", facts=cause(error), todo=_advice(error)
             ) from error
 
     def _warn_of_exchange(self, work: EpochWork, peers: WorkerProcesses) -> None:
@@ -201,26 +203,26 @@ class SparkHost:
         """The last stage, and how many tasks it has."""
         count = task.peers.count
         if task.peers.co_partitions:
-            ranges = self._distribute(ranges_by_peer(task.work, task.peers), executors)
+            ranges = self._distribute_shares(ranges_by_peer(task.work, task.peers), executors)
             self._names.name_full_stage(collects=False)
-            reports = _exchange(ranges.mapPartitionsWithIndex(task.share), 1, executors)
+            reports = _exchange_parcels(ranges.mapPartitionsWithIndex(task.share), 1, executors)
             self._names.name_collect_stage()
             return reports.mapPartitionsWithIndex(partial(task.stage, self._setup.stages)), 1
         shares = deal_ranges(task.work.plan.ranges, count)
-        carried = self._distribute(shares, executors).mapPartitionsWithIndex(task.read)
+        carried = self._distribute_shares(shares, executors).mapPartitionsWithIndex(task.read)
         self._names.name_read_stage()
         for number in range(self._setup.stages):
-            carried = _exchange(carried, count, executors).mapPartitionsWithIndex(partial(task.stage, number))
+            carried = _exchange_parcels(carried, count, executors).mapPartitionsWithIndex(partial(task.stage, number))
             self._names.name_step_stage(number)
         return carried, count
 
-    def _distribute(self, shares: Sequence[object], executors: Sequence[str]) -> RDD[Any]:
+    def _distribute_shares(self, shares: Sequence[object], executors: Sequence[str]) -> RDD[Any]:
         if shares and executors:
             return placed_rdd(self._context, shares, executors)
         return self._context.parallelize(shares, max(1, len(shares)))
 
 
-def _exchange(sent: RDD[Any], peers: int, executors: Sequence[str]) -> RDD[Any]:
+def _exchange_parcels(sent: RDD[Any], peers: int, executors: Sequence[str]) -> RDD[Any]:
     received = exchanged_rdd(sent, peers)
     return placed_again_rdd(received, peers, executors) if executors else received
 
@@ -265,7 +267,7 @@ _OUT_OF_MEMORY = re.compile(
 )
 
 
-def _todo(error: Exception) -> str:
+def _advice(error: Exception) -> str:
     # A process that the kernel killed for its memory cannot say so, so a lost process may be one.
     message = _java_message(error)
     if not isinstance(error, Py4JJavaError) or _OUT_OF_MEMORY.search(message):
@@ -316,7 +318,9 @@ def start_context(
     effective_master = str(settings.get("spark.master", from_file.get("spark.master", "")))
     named = from_file | dict(settings.getAll())
     with ExitStack() as stack:
-        for key, value in (_defaults(effective_master, named) | tls_settings(effective_master, named, stack)).items():
+        for key, value in (
+            _default_settings(effective_master, named) | tls_settings(effective_master, named, stack)
+        ).items():
             # The settings of a new JVM become its arguments, which override its file.
             if key not in from_file:
                 settings.setIfMissing(key, value)
@@ -368,21 +372,21 @@ def _create_context(settings: SparkConf, java: JavaStart) -> SparkContext:
     return context
 
 
-def _defaults(master: str, named: Mapping[str, str]) -> dict[str, str]:
+def _default_settings(master: str, named: Mapping[str, str]) -> dict[str, str]:
     """Our defaults, for settings that nobody has set. `master` is "" if nobody named one; `named` are the settings that
     somebody has set. Raises EnvironmentProblem."""
     defaults = DEFAULT_CONF | {f"spark.executorEnv.{key}": value for key, value in WORKER_ENVIRONMENT.items()}
     archive = java_options()
     if not runs_under_spark_submit():
         logging = f"-Dlog4j2.configurationFile=file:{_LOG} -Djoinery.spark.log={_log_level(master)}"
-        defaults["spark.driver.defaultJavaOptions"] = f"{_jvm('driver', named)} {archive} {logging}"
+        defaults["spark.driver.defaultJavaOptions"] = f"{_jvm_options('driver', named)} {archive} {logging}"
         if not master:
             defaults["spark.master"] = master = ALONE
     in_our_image = master.startswith("k8s://") and image_archive() is not None  # executors have the driver's image
     # Of other machines nobody here knows which collector their environment names.
     knows_environment = is_on_this_machine(master) or in_our_image
     defaults["spark.executor.defaultJavaOptions"] = (
-        f"{_jvm('executor', named)} {archive}".strip() if knows_environment else _JIT
+        f"{_jvm_options('executor', named)} {archive}".strip() if knows_environment else _JIT
     )
     if is_on_this_machine(master):
         defaults["spark.driver.host"] = LOOPBACK
@@ -396,7 +400,7 @@ def _defaults(master: str, named: Mapping[str, str]) -> dict[str, str]:
 _JAVA_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS", "PYSPARK_SUBMIT_ARGS")
 
 
-def _jvm(process: Literal["driver", "executor"], named: Mapping[str, str]) -> str:
+def _jvm_options(process: Literal["driver", "executor"], named: Mapping[str, str]) -> str:
     """The options of a JVM whose environment is this process's or `spark.executorEnv`."""
     settings = (f"spark.{process}.extraJavaOptions", *(f"spark.executorEnv.{name}" for name in _JAVA_VARIABLES))
     options = [*map(named.get, settings), *map(os.environ.get, _JAVA_VARIABLES)]

@@ -43,38 +43,38 @@ class JobNames:
 
     def name_epoch(self, number: int) -> None:
         """Name the jobs that follow after an epoch."""
-        self._group(f"{self._job} epoch {number}", f"{self._job}: epoch {number}, {self._kinds}")
+        self._set_group(f"{self._job} epoch {number}", f"{self._job}: epoch {number}, {self._kinds}")
 
     def name_other_job(self, doing: str) -> None:
         """Name the jobs that follow after something else than an epoch."""
-        self._group(f"{self._job} {doing}", f"{self._job}: {doing}")
-        self._stage(doing)
+        self._set_group(f"{self._job} {doing}", f"{self._job}: {doing}")
+        self._name_stage(doing)
 
     def name_read_stage(self) -> None:
         """Name the stage whose end is built next: it reads."""
-        self._stage("read")
+        self._name_stage("read")
 
     def name_step_stage(self, number: int) -> None:
         """Name the stage whose end is built next: it runs this step, or collects reports after the last one."""
-        self._stage(self._steps[number] if number < len(self._steps) else "collect")
+        self._name_stage(self._steps[number] if number < len(self._steps) else "collect")
 
     def name_full_stage(self, *, collects: bool = True) -> None:
         """Name the stage whose end is built next: one task per peer reads, runs all steps and, with `collects`,
         collects reports."""
-        self._stage(", ".join(("read", *self._steps, *(["collect"] if collects else []))))
+        self._name_stage(", ".join(("read", *self._steps, *(["collect"] if collects else []))))
 
     def name_collect_stage(self) -> None:
         """Name the stage whose end is built next: it collects reports."""
-        self._stage("collect")
+        self._name_stage("collect")
 
-    def _group(self, group: str, description: str) -> None:
+    def _set_group(self, group: str, description: str) -> None:
         self._context.setJobGroup(group, description)
         if self._detailed_in != threading.get_ident():
             # Without details of ours, Spark would take Java's stack at each RDD.
             self._context.setLocalProperty(LONG_CALL_SITE, f"Joinery's job {self._job}. {_DETAILS}")
             self._detailed_in = threading.get_ident()
 
-    def _stage(self, doing: str) -> None:
+    def _name_stage(self, doing: str) -> None:
         self._context.setLocalProperty(CALL_SITE, f"{self._job}: {doing}")
 
 

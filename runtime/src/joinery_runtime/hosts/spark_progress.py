@@ -59,31 +59,33 @@ class QueryEvents:
         self._committed_at: float | None = None
 
     def started_event(self, now: float) -> str:
-        return _event("Started", {**self._ids, "name": self._names.job, "timestamp": _time(now * 1000), "jobTags": []})
+        return _event_json(
+            "Started", {**self._ids, "name": self._names.job, "timestamp": _time_text(now * 1000), "jobTags": []}
+        )
 
     def progress_event(self, epoch: CommittedEpoch, now: float) -> str:
         """The event of an epoch that was committed `now` (seconds since 1970)."""
         report, seconds = epoch.report, max(epoch.seconds, 0.001)
         since_last = seconds if self._committed_at is None else max(now - self._committed_at, seconds)
         self._committed_at = now
-        return _event("Progress", {"progress": {
+        return _event_json("Progress", {"progress": {
             **self._ids,
             "name": self._names.job,
-            "timestamp": _time((now - epoch.seconds) * 1000),
+            "timestamp": _time_text((now - epoch.seconds) * 1000),
             "batchId": report.epoch,
             "batchDuration": round(1000 * epoch.seconds),
-            "durationMs": _durations(epoch),
+            "durationMs": _duration_fields(epoch),
             "eventTime": _event_time(report),
-            "stateOperators": [_state(report)],
-            "sources": [self._source(name, report, seconds, since_last) for name in report.rows_in],
+            "stateOperators": [_state_fields(report)],
+            "sources": [self._source_progress(name, report, seconds, since_last) for name in report.rows_in],
             "sink": {"description": self._names.sink, "numOutputRows": report.rows_out, "metrics": {}},
             "observedMetrics": {},
         }})  # fmt: skip
 
     def terminated_event(self, error: Exception | None) -> str:
-        return _event("Terminated", {**self._ids, "exception": None if error is None else str(error)})
+        return _event_json("Terminated", {**self._ids, "exception": None if error is None else str(error)})
 
-    def _source(self, name: str, report: EpochReport, seconds: float, since_last: float) -> dict[str, Any]:
+    def _source_progress(self, name: str, report: EpochReport, seconds: float, since_last: float) -> dict[str, Any]:
         rows = report.rows_in[name]
         metrics = {
             "bytesRead": report.bytes_in.get(name, 0),
@@ -103,7 +105,7 @@ class QueryEvents:
         }
 
 
-def _durations(epoch: CommittedEpoch) -> dict[str, int]:
+def _duration_fields(epoch: CommittedEpoch) -> dict[str, int]:
     total, ran, committing = (round(1000 * part) for part in (epoch.seconds, epoch.ran, epoch.committing))
     planning = max(0, total - ran - committing)
     return {"triggerExecution": total, "queryPlanning": planning, "addBatch": ran, "commitOffsets": committing}
@@ -114,10 +116,10 @@ def _event_time(report: EpochReport) -> dict[str, str]:
     Streaming: the UI draws no such watermark, and its page fails if one epoch has a watermark and another has none."""
     watermarks = [at for at in report.watermarks.values() if at is not None]
     unknown = len(watermarks) < len(report.watermarks) or not watermarks or min(watermarks) == END_OF_TIME
-    return {"watermark": _time(0 if unknown else min(watermarks))}
+    return {"watermark": _time_text(0 if unknown else min(watermarks))}
 
 
-def _state(report: EpochReport) -> dict[str, Any]:
+def _state_fields(report: EpochReport) -> dict[str, Any]:
     return {
         "operatorName": "joinery",
         "numRowsTotal": report.state_rows,
@@ -134,11 +136,11 @@ def _state(report: EpochReport) -> dict[str, Any]:
     }
 
 
-def _event(kind: str, fields: Mapping[str, Any]) -> str:
+def _event_json(kind: str, fields: Mapping[str, Any]) -> str:
     return json.dumps({"Event": _EVENT.format(kind), **fields})
 
 
-def _time(ms: float) -> str:
+def _time_text(ms: float) -> str:
     return format_time(round(min(max(ms, 0), _LAST_CALENDAR_MS)))
 
 
@@ -153,7 +155,7 @@ class EventPoster:
 
     def post(self, context: Any, event: str) -> None:
         if self._thread is None:
-            self._thread = Thread(target=self._run, args=(context,), name="joinery-spark-progress", daemon=True)
+            self._thread = Thread(target=self._post_events, args=(context,), name="joinery-spark-progress", daemon=True)
             self._thread.start()
         if self._thread.is_alive():
             self._events.put(event)
@@ -164,7 +166,7 @@ class EventPoster:
             self._events.put(None)
             self._thread.join(_PATIENCE_S)
 
-    def _run(self, context: Any) -> None:
+    def _post_events(self, context: Any) -> None:
         from joinery_runtime.hosts.spark_internals import (  # noqa: PLC0415
             add_streaming_page,
             has_listeners,

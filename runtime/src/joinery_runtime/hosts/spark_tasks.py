@@ -76,7 +76,7 @@ class PeerTask:
         deque(partition, maxlen=0)
         try:
             process = process_for(self.setup, self.peers.threads)
-            yield run_epoch(process.worker, self.work, _attempt(), process.threads)
+            yield run_epoch(process.worker, self.work, _attempt_name(), process.threads)
         except Superseded:
             raise  # Spark retries the task, or takes the attempt that was quicker
         except JoineryError as error:
@@ -87,7 +87,9 @@ class PeerTask:
         shares = list(partition)
         try:
             process = process_for(self.setup, self.peers.threads)
-            local = LocalParcels(_local_directory() / f"joinery-{self.setup.digest}-exchange", self.work, _attempt())
+            local = LocalParcels(
+                _local_directory() / f"joinery-{self.setup.digest}-exchange", self.work, _attempt_name()
+            )
             for ranges in shares:
                 for receiver, item in self._read_packed(process, ranges):
                     yield receiver, local.put(item) if receiver == peer and isinstance(item, Parcel) else item
@@ -101,7 +103,7 @@ class PeerTask:
         try:
             process, own = process_for(self.setup, self.peers.threads), self.peers.shards_of(peer, shards)
             ranges = [planned for share in shares for planned in share]
-            reports = run_share(process.worker, self.work, ranges, own, _attempt(), process.threads)
+            reports = run_share(process.worker, self.work, ranges, own, _attempt_name(), process.threads)
             yield from ((0, (shards, report)) for report in reports)
         except Superseded:
             raise
@@ -111,29 +113,29 @@ class PeerTask:
     def stage(self, number: int, peer: int, carried: Iterable[Carried]) -> Iterator[Carried | tuple[int, Result]]:
         """Runs a step of a peer's shards. In the last stage, the peer that gets the reports also ends the epoch."""
         try:
-            yield from self._stage(number, peer, carried)
+            yield from self._run_stage(number, peer, carried)
         except Superseded:
             raise
         except JoineryError as error:
             yield from self._broadcast_failure(error)
 
-    def _stage(self, number: int, peer: int, carried: Iterable[Carried]) -> Iterator[Carried | tuple[int, Result]]:
-        work, shards, attempt = self.work, self.work.plan.shards, _attempt()
+    def _run_stage(self, number: int, peer: int, carried: Iterable[Carried]) -> Iterator[Carried | tuple[int, Result]]:
+        work, shards, attempt = self.work, self.work.plan.shards, _attempt_name()
         inbox: Inbox = defaultdict(deque)
         local: list[LocalParcel] = []
-        for item in _receive(carried):
+        for item in _receive_parcels(carried):
             if isinstance(item, LocalParcel):
                 local.append(item)
             else:
-                _deliver(inbox, item)
+                _deliver_item(inbox, item)
         process = process_for(self.setup, self.peers.threads)
         own_rows = opened(local)
         for parcel in self._reread_own_rows(process, peer) if own_rows is None else own_rows:
-            _deliver(inbox, parcel)
+            _deliver_item(inbox, parcel)
         own = self.peers.shards_of(peer, shards) if number < self.setup.steps else []
         outgoing = run_step(process.worker, work, number, own, inbox, attempt, process.threads)
         if number < self.setup.stages - 1:
-            yield from self._pack(outgoing)
+            yield from self._pack_parcels(outgoing)
             return
         reports = [report for _, report in outgoing]
         if number < self.setup.steps and any(isinstance(report, LateRecords) for report in reports):
@@ -154,9 +156,9 @@ class PeerTask:
                 yield item
 
     def _read_packed(self, process: _Process, ranges: Sequence[Range]) -> Iterator[tuple[int, Parcel | Sent]]:
-        return self._pack(read_ranges(process.worker, self.work, ranges, process.threads))
+        return self._pack_parcels(read_ranges(process.worker, self.work, ranges, process.threads))
 
-    def _pack(self, sent: Iterable[Sent]) -> Iterator[tuple[int, Parcel | Sent]]:
+    def _pack_parcels(self, sent: Iterable[Sent]) -> Iterator[tuple[int, Parcel | Sent]]:
         shards = self.work.plan.shards
         return packed(sent, lambda shard: self.peers.owner(shard, shards))
 
@@ -165,12 +167,12 @@ class PeerTask:
         yield from ((peer, TaskFailure(error)) for peer in range(self.peers.count))
 
 
-def _deliver(inbox: Inbox, item: Parcel | Sent) -> None:
+def _deliver_item(inbox: Inbox, item: Parcel | Sent) -> None:
     for shard, block in item.blocks() if isinstance(item, Parcel) else [item]:
         inbox[shard].append(block)
 
 
-def _receive(carried: Iterable[Carried]) -> Iterator[Parcel | LocalParcel | Sent]:
+def _receive_parcels(carried: Iterable[Carried]) -> Iterator[Parcel | LocalParcel | Sent]:
     failures: list[TaskFailure] = []
     for _, sent in carried:
         if isinstance(sent, TaskFailure):
@@ -221,7 +223,7 @@ def _local_directory() -> Path:
     return Path(local.split(",")[0]) if local and not own.is_absolute() else own
 
 
-def _attempt() -> str:
+def _attempt_name() -> str:
     """A name that is unique for ever: the same task may run twice, at the same time (speculation) or as a zombie."""
     context = TaskContext.get()
     return f"{context.taskAttemptId() if context else 0}-{uuid.uuid4().hex[:12]}"

@@ -41,17 +41,17 @@ def rejection_reason(address: str, master: str, settings: Mapping[str, str]) -> 
         socket.create_connection((host, int(port)), _PATIENCE_S).close()
     except OSError as error:
         return f"spark.master names {address}: {error.strerror or error}"
-    job_uses_tls, master_uses_tls = speaks_tls(master, settings), _handshake(host, int(port), None) is None
+    job_uses_tls, master_uses_tls = speaks_tls(master, settings), _try_handshake(host, int(port), None) is None
     if job_uses_tls != master_uses_tls:
         words = {True: "speaks TLS", False: "does not speak TLS"}
         return f"{address} {words[master_uses_tls]}, and the job {words[job_uses_tls]} ({SPEAKS_TLS})"
     trusted = ssl_setting(settings, CERTIFICATE) if job_uses_tls else ""
-    if trusted and (distrust := _handshake(host, int(port), trusted)):
+    if trusted and (distrust := _try_handshake(host, int(port), trusted)):
         return f"the certificate of {address} does not fit those in {trusted} ({CERTIFICATE}): {distrust}"
     return f"{address} answers but rejects the job: {SECRET} or spark.network.crypto differs there"
 
 
-def _handshake(host: str, port: int, trusted: str | None) -> str | None:
+def _try_handshake(host: str, port: int, trusted: str | None) -> str | None:
     """Connect by TLS, and return why that fails; None if it works. `trusted` is a file of certificates; without one,
     any certificate will do."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

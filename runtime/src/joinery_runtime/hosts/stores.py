@@ -61,12 +61,12 @@ def open_store(job: Job, warn: Callable[[str], None]) -> Iterator[OpenStore]:
             warn(MEMORY_WARNING)
             yield OpenStore(MemoryStore(), None)
         case "postgres":
-            with _postgres(job, store_address(job), warn) as opened:
+            with _open_postgres(job, store_address(job), warn) as opened:
                 yield opened
         case "embedded":
             with (
                 embedded_postgres(embedded_directory()) as dsn,
-                _postgres(job, PostgresStoreAddress(dsn, EMBEDDED_SCHEMA), warn) as opened,
+                _open_postgres(job, PostgresStoreAddress(dsn, EMBEDDED_SCHEMA), warn) as opened,
             ):
                 yield opened
         case unknown:
@@ -77,7 +77,7 @@ def open_store(job: Job, warn: Callable[[str], None]) -> Iterator[OpenStore]:
 
 
 @contextmanager
-def _postgres(job: Job, address: PostgresStoreAddress, warn: Callable[[str], None]) -> Iterator[OpenStore]:
+def _open_postgres(job: Job, address: PostgresStoreAddress, warn: Callable[[str], None]) -> Iterator[OpenStore]:
     named = job.spec.state_store.postgres
     retention = None if named is None else named.epoch_log_retention
     store = PostgresStore(address.dsn, address.schema, log_retention_ms=retention)

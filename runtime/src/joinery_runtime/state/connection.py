@@ -30,7 +30,7 @@ class GuardedConnection:
     """
 
     def __init__(self, dsn: str, prepare: Callable[[Connection], None] | None = None) -> None:
-        self._parameters, self._prepare = _parse(dsn), prepare
+        self._parameters, self._prepare = _parse_dsn(dsn), prepare
         self._lock = threading.RLock()
         self._connection: Connection | None = None
 
@@ -45,11 +45,11 @@ class GuardedConnection:
         statement."""
         with self._lock:
             try:
-                yield self._open()
+                yield self._open_connection()
             except psycopg.Error as error:
                 if is_away(error):
                     self.close()
-                raise self._translate(error) from error
+                raise self._translate_error(error) from error
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -64,14 +64,14 @@ class GuardedConnection:
                 self._connection.close()
                 self._connection = None
 
-    def _open(self) -> Connection:
+    def _open_connection(self) -> Connection:
         if self._connection is not None and is_stale(self._connection):
             self.close()
         if self._connection is None:
-            self._connection = self._connect()
+            self._connection = self._connect_once()
         return self._connection
 
-    def _connect(self) -> Connection:
+    def _connect_once(self) -> Connection:
         connection = connect(self._parameters, autocommit=True)
         # Locking a row before reading relies on this level, whatever the database's default is.
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
@@ -84,7 +84,7 @@ class GuardedConnection:
             self._prepare = None
         return connection
 
-    def _translate(self, error: psycopg.Error) -> StateError:
+    def _translate_error(self, error: psycopg.Error) -> StateError:
         reason = " ".join(str(error).split())
         todo = advice(error, "Check the role's privileges, and that nobody altered the schema by hand")
         if is_away(error):
@@ -107,13 +107,13 @@ class GuardedConnections:
     @contextmanager
     def session(self) -> Iterator[Connection]:
         """Like `GuardedConnection.session`."""
-        with self._borrow() as guarded, guarded.session() as connection:
+        with self._borrow_connection() as guarded, guarded.session() as connection:
             yield connection
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
         """Like `GuardedConnection.transaction`."""
-        with self._borrow() as guarded, guarded.transaction() as connection:
+        with self._borrow_connection() as guarded, guarded.transaction() as connection:
             yield connection
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ class GuardedConnections:
             guarded.close()
 
     @contextmanager
-    def _borrow(self) -> Iterator[GuardedConnection]:
+    def _borrow_connection(self) -> Iterator[GuardedConnection]:
         current: GuardedConnection | None = getattr(self._thread, "connection", None)
         if current is not None:
             yield current
@@ -146,7 +146,7 @@ def describe(parameters: dict[str, Any]) -> str:
     return f"host {host}, port {port}, database {database}"
 
 
-def _parse(dsn: str) -> dict[str, Any]:
+def _parse_dsn(dsn: str) -> dict[str, Any]:
     try:
         parameters = parse_dsn(dsn)
     except psycopg.Error:

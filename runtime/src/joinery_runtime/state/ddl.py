@@ -169,12 +169,12 @@ def ensure_schema(connection: Connection, schema: str) -> None:
         _refuse_newer(connection, schema, installed)
         if installed == 0:
             create_schema(connection, schema)
-            _run(connection, _CREATE, schema)
+            _run_statement(connection, _CREATE, schema)
         for version in range(installed + 1, len(STEPS) + 1):
-            _run(connection, STEPS[version - 1], schema)
-            _run(connection, _ADD_VERSION, schema, version)
+            _run_statement(connection, STEPS[version - 1], schema)
+            _run_statement(connection, _ADD_VERSION, schema, version)
         for version in range(max(installed, _FIRST_THAT_SAYS - 1) + 1, len(STEPS) + 1):
-            _run(connection, _SAY_USABLE, schema, version, USABLE_FROM.get(version, version))
+            _run_statement(connection, _SAY_USABLE, schema, version, USABLE_FROM.get(version, version))
 
 
 def installed_version(connection: Connection, schema: str) -> int:
@@ -198,7 +198,7 @@ def _refuse_newer(connection: Connection, schema: str, installed: int) -> None:
         )
 
 
-def _run(connection: Connection, statement: str, schema: str, version: int = 0, usable_from: int = 0) -> None:
+def _run_statement(connection: Connection, statement: str, schema: str, version: int = 0, usable_from: int = 0) -> None:
     text = sql.SQL(statement)
     values = {"version": sql.Literal(version), "usable_from": sql.Literal(usable_from)}
     connection.execute(text.format(schema=sql.Identifier(schema), **values))

@@ -223,13 +223,13 @@ def check_plan(
     if replacing is not None and json.loads(owner.plan) == replacing:
         return True
     if json.loads(owner.plan) != json.loads(plan):
-        raise _pending(f"Job {job} has another plan for epoch {owner.epoch + 1}")
+        raise _pending_error(f"Job {job} has another plan for epoch {owner.epoch + 1}")
     if decode_optional(owner.definition) != json.loads(definition):
-        raise _pending(f"Job {job} has this plan for epoch {owner.epoch + 1} under another definition")
+        raise _pending_error(f"Job {job} has this plan for epoch {owner.epoch + 1} under another definition")
     return False
 
 
-def _pending(summary: str) -> StateError:
+def _pending_error(summary: str) -> StateError:
     return StateError(summary, facts="a pending plan is replayed as it stands", todo="Commit it first")
 
 

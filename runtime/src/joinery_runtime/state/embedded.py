@@ -49,11 +49,11 @@ def start_ahead(directory: Path) -> Iterator[None]:
         if over.wait(seconds):
             raise _Abandoned
 
-    def hold() -> None:
+    def hold_open() -> None:
         with suppress(EnvironmentProblem, _Abandoned), embedded_postgres(directory, pause):
             over.wait()
 
-    thread = threading.Thread(target=hold, name="joinery-postgres-start", daemon=True)
+    thread = threading.Thread(target=hold_open, name="joinery-postgres-start", daemon=True)
     thread.start()
     try:
         yield
@@ -77,13 +77,13 @@ def embedded_postgres(directory: Path, pause: Callable[[float], None] = time.sle
     directory = directory.expanduser().resolve()
     _check_path(directory)
     data = directory / "data"
-    with _exclusive(directory):
-        _open(data, pause)
+    with _hold_lock(directory):
+        _open_server(data, pause)
     try:
         yield postgres_server.address(data)
     finally:
-        with _exclusive(directory):
-            _leave(data)
+        with _hold_lock(directory):
+            _leave_server(data)
 
 
 def _check_path(directory: Path) -> None:
@@ -96,7 +96,7 @@ def _check_path(directory: Path) -> None:
 
 
 @contextmanager
-def _exclusive(directory: Path) -> Iterator[None]:
+def _hold_lock(directory: Path) -> Iterator[None]:
     """Holds the lock under which one user at a time starts or stops the server of this directory."""
     with _this_process, ExitStack() as stack:
         try:
@@ -114,7 +114,7 @@ def _exclusive(directory: Path) -> Iterator[None]:
         yield
 
 
-def _open(data: Path, pause: Callable[[float], None]) -> None:
+def _open_server(data: Path, pause: Callable[[float], None]) -> None:
     """Start the server unless it runs, admit this user to it, and count this process as one that uses it."""
     try:
         user = postgres_server.server_user(data)
@@ -123,7 +123,7 @@ def _open(data: Path, pause: Callable[[float], None]) -> None:
             data.parent.chmod(data.parent.stat().st_mode | 0o011)
         _drop_stale_pid(data)
         if not (data / "PG_VERSION").exists():
-            postgres_server.create_cluster(programs, data, user, _settings())
+            postgres_server.create_cluster(programs, data, user, _server_settings())
         postgres_server.take_over(data, user)
         users = _living_users(data)
         admitted = postgres_server.admit(data, user)
@@ -143,7 +143,7 @@ def _open(data: Path, pause: Callable[[float], None]) -> None:
         ) from error
 
 
-def _leave(data: Path) -> None:
+def _leave_server(data: Path) -> None:
     """Stop the server if no other user is left."""
     _uses[data] -= 1
     if not _uses[data]:
@@ -165,13 +165,13 @@ def _write_users(data: Path, pids: Sequence[int], user: ServerUser) -> None:
     postgres_server.replace_own(data / _USERS, json.dumps(sorted(set(pids))), user)
 
 
-def _settings() -> list[str]:
+def _server_settings() -> list[str]:
     """List the settings of a new server; from then on postgresql.conf is the user's to edit."""
-    cache = min(max(_memory() // 16, _CACHE_LEAST), _CACHE_MOST) // MIB
+    cache = min(max(_available_memory() // 16, _CACHE_LEAST), _CACHE_MOST) // MIB
     return [f"shared_buffers={cache}MB", f"max_wal_size={_LOG_MOST}"]
 
 
-def _memory() -> int:
+def _available_memory() -> int:
     """Bytes of memory that this process may use: the machine's, or the limit of its control group."""
     import psutil  # noqa: PLC0415  # comes with the package
 

@@ -61,12 +61,12 @@ def read_runs(
     in which these segments are live: a running driver may replace segments while they are read."""
     extracts: dict[str, T] = {}
 
-    def select(now: JobRecord) -> list[SegmentMeta]:
+    def select_live(now: JobRecord) -> list[SegmentMeta]:
         nonlocal record
         record = now
         return [meta for meta in now.segments if predicate(meta)]
 
-    for now, blobs in read_live(store, record, select):
+    for now, blobs in read_live(store, record, select_live):
         metas = {meta.key: meta for meta in now.segments}
         extracts |= {key: take(metas[key], decode_run(metas[key], blob)) for key, blob in blobs.items()}
     return record, {meta.key: extracts[meta.key] for meta in record.segments if meta.key in extracts}

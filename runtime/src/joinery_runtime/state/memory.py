@@ -136,7 +136,7 @@ class MemoryStore:
 
     def ownership(self, job: str) -> OwnershipToken | None:
         with self._lock:
-            stored = self._stored(job)
+            stored = self._stored_job(job)
             if stored is None or stored.deleted:
                 return None
             return decisions.ownership(stored.generation, stored.epoch, pending=stored.plan is not None)
@@ -145,7 +145,7 @@ class MemoryStore:
         self, job: str, expected: OwnershipToken, name: str, owner: str, replacing: str | None = None
     ) -> str | None:
         with self._lock:
-            decisions.check_claim(self._stored(job), job, expected)
+            decisions.check_claim(self._stored_job(job), job, expected)
             claims = self._jobs[job].claims
             fresh = name not in claims
             if fresh or claims[name] == replacing:
@@ -158,7 +158,7 @@ class MemoryStore:
 
     def release_claims(self, job: str, generation: int) -> None:
         with self._lock:
-            decisions.check_owner(self._stored(job), job, generation)
+            decisions.check_owner(self._stored_job(job), job, generation)
             claims = self._jobs[job].claims
             claims |= dict.fromkeys(claims, "")
 
@@ -167,7 +167,7 @@ class MemoryStore:
     ) -> None:
         text, under = encode_json(plan), encode_json(definition)
         with self._lock:
-            if decisions.check_plan(self._stored(job), job, generation, text, under, replacing):
+            if decisions.check_plan(self._stored_job(job), job, generation, text, under, replacing):
                 entry = self._jobs[job]
                 entry.stored = replace(entry.stored, plan=text, definition=under)
                 entry.planned_at = self._clock()
@@ -209,7 +209,7 @@ class MemoryStore:
         with self._lock:
             entry = self._jobs.get(job)
             named = {} if entry is None else entry.stored_segments([*commit.upserts, *commit.deletes])
-            decisions.check_commit(self._stored(job), job, generation, commit, named)
+            decisions.check_commit(self._stored_job(job), job, generation, commit, named)
             for effect in commit.effects:
                 effect(None)
             # Nothing below can fail: the step is atomic.
@@ -242,7 +242,7 @@ class MemoryStore:
 
     def sweep(self, job: str, generation: int) -> int:
         with self._lock:
-            stored = decisions.check_owner(self._stored(job), job, generation)
+            stored = decisions.check_owner(self._stored_job(job), job, generation)
             entry = self._jobs[job]
             garbage = [
                 key
@@ -276,7 +276,7 @@ class MemoryStore:
     def pinned(self, job: str, name: str) -> JobRecord:
         with self._lock:
             entry = self._require_job(job)
-            pin = self._pin(entry, name)
+            pin = self._find_pin(entry, name)
             return replace(
                 entry.record(self._clock()),
                 incarnation=pin.savepoint.incarnation,
@@ -293,13 +293,13 @@ class MemoryStore:
     def restore_savepoint(self, job: str, name: str) -> JobRecord:
         with self._lock:
             entry = self._require_job(job)
-            self._restore(entry, self._pin(entry, name))
+            self._restore_pin(entry, self._find_pin(entry, name))
             return entry.record(self._clock())
 
     def start_from(self, job: str, other: str, name: str) -> JobRecord:
         with self._lock:
             source = self._require_job(other)
-            pin = self._pin(source, name)
+            pin = self._find_pin(source, name)
             if (record := self.record(job)) is not None and not decisions.is_new(record):
                 raise decisions.state_exists_error(job)
             self.acquire(job)
@@ -317,9 +317,9 @@ class MemoryStore:
     def roll_back(self, job: str, name: str, *, generation: int | None = None) -> JobRecord:
         with self._lock:
             entry = self._require_job(job, generation)
-            pin = self._pin(entry, name)
+            pin = self._find_pin(entry, name)
             if decisions.check_roll_back(entry.stored, pin.savepoint):
-                self._restore(entry, pin)
+                self._restore_pin(entry, pin)
             else:
                 entry.make_live(pin.keys)
                 entry.stored = replace(entry.stored, generation=entry.stored.generation + 1)
@@ -329,10 +329,10 @@ class MemoryStore:
     def start_anew(self, job: str, name: str, *, generation: int | None = None) -> JobRecord:
         with self._lock:
             entry = self._require_job(job, generation)
-            if decisions.check_start_anew(entry.stored, self._pin(entry, name).savepoint):
+            if decisions.check_start_anew(entry.stored, self._find_pin(entry, name).savepoint):
                 entry.make_live(())
                 entry.offsets, entry.signature = {}, None
-                self._reset(entry)
+                self._fence_drivers(entry)
                 entry.stored = replace(entry.stored, definition=None, incarnation=_new_incarnation())
             return entry.record(self._clock())
 
@@ -347,24 +347,24 @@ class MemoryStore:
         by: Sequence[tuple[SegmentMeta, bytes]] = (),
     ) -> JobRecord:
         with self._lock:
-            stored = decisions.check_reset(self._stored(job), job, expected, drop_plan=drop_plan)
+            stored = decisions.check_reset(self._stored_job(job), job, expected, drop_plan=drop_plan)
             entry = self._jobs[job]
             entry.set_status(replaced, SegmentStatus.RETIRED)
             live = StoredSegment(SegmentStatus.LIVE, stored.generation, stored.epoch)
             entry.segments |= {meta.key: _Segment(meta, bytes(blob), live) for meta, blob in by}
             entry.offsets |= offsets
-            self._reset(entry)
+            self._fence_drivers(entry)
             return entry.record(self._clock())
 
     def delete_savepoint(self, job: str, name: str) -> None:
         with self._lock:
             entry = self._require_job(job)
-            self._pin(entry, name)
+            self._find_pin(entry, name)
             del entry.pins[name]
 
     def migrate(self, job: str, generation: int, chain: Mapping[int, Migration], target: int) -> int:
         with self._lock:
-            decisions.check_owner(self._stored(job), job, generation)
+            decisions.check_owner(self._stored_job(job), job, generation)
             entry = self._jobs[job]
             live = entry.live()
             readable = readable_from(target, chain)
@@ -380,7 +380,7 @@ class MemoryStore:
         with self._lock:
             if job in self._jobs:
                 entry = self._jobs[job] = _Job(self._jobs[job].stored, claims=self._jobs[job].claims)
-                self._reset(entry)
+                self._fence_drivers(entry)
                 entry.stored = replace(
                     entry.stored,
                     definition=None,
@@ -393,23 +393,23 @@ class MemoryStore:
     def close(self) -> None:
         """Does nothing: the state lives as long as this object."""
 
-    def _stored(self, job: str) -> StoredJob | None:
+    def _stored_job(self, job: str) -> StoredJob | None:
         return self._jobs[job].stored if job in self._jobs else None
 
     def _require_job(self, job: str, generation: int | None = None) -> _Job:
-        decisions.require_owned(self._stored(job), job, generation)
+        decisions.require_owned(self._stored_job(job), job, generation)
         return self._jobs[job]
 
     @staticmethod
-    def _pin(entry: _Job, name: str) -> _Pin:
+    def _find_pin(entry: _Job, name: str) -> _Pin:
         if name not in entry.pins:
             raise decisions.no_savepoint(entry.stored.job, name, sorted(entry.pins))
         return entry.pins[name]
 
-    def _restore(self, entry: _Job, pin: _Pin) -> None:
+    def _restore_pin(self, entry: _Job, pin: _Pin) -> None:
         entry.make_live(pin.keys)
         entry.offsets, entry.signature = dict(pin.offsets), pin.signature
-        self._reset(entry)
+        self._fence_drivers(entry)
         entry.stored = replace(
             entry.stored,
             definition=pin.definition,
@@ -418,7 +418,7 @@ class MemoryStore:
         )
 
     @staticmethod
-    def _reset(entry: _Job) -> None:
+    def _fence_drivers(entry: _Job) -> None:
         """Fences every running driver and drops the pending plan."""
         stored = entry.stored
         entry.stored = replace(

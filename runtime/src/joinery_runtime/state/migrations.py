@@ -56,7 +56,7 @@ def migrate(blob: bytes, from_version: int, to_version: int, chain: Mapping[int,
     """Returns the blob at `to_version`. Raises IncompatibleState for a missing or failing step, or a newer blob."""
     check_chain([from_version], to_version, chain)
     for step in range(from_version, to_version):
-        blob = _apply(chain[step], blob, step)
+        blob = _apply_step(chain[step], blob, step)
     return blob
 
 
@@ -73,7 +73,7 @@ def migrate_segment(
     return replace(meta, key=key, bytes=len(rewritten), state_version=target), rewritten
 
 
-def _apply(step: Migration, blob: bytes, version: int) -> bytes:
+def _apply_step(step: Migration, blob: bytes, version: int) -> bytes:
     try:
         return step(blob)
     except Exception as error:

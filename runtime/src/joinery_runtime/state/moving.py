@@ -88,7 +88,7 @@ class MovableStore(PostgresStore):
         """Counts what a move would take along. Raises StateError if there is nothing to move."""
         with self._connection.session() as connection:
             _require_present(self._stored(connection, job), job)
-            counts = self._counts(connection, job)
+            counts = self._count_rows(connection, job)
             row = connection.execute(self._compose(_BYTES, "state"), {"job": job}).fetchone()
         assert row is not None, "an aggregate always has one row"
         return Moving(counts["state"], int(row[0]), counts["epochs"], counts["savepoints"])
@@ -198,9 +198,9 @@ class MovableStore(PostgresStore):
 
     def _digest(self, connection: Connection, job: str) -> tuple[Any, ...]:
         blobs = connection.execute(self._compose(_BLOBS, "state"), {"job": job}).fetchone()
-        return self._counts(connection, job), blobs
+        return self._count_rows(connection, job), blobs
 
-    def _counts(self, connection: Connection, job: str) -> Mapping[str, int]:
+    def _count_rows(self, connection: Connection, job: str) -> Mapping[str, int]:
         counts = {}
         for table in _TABLES:
             row = connection.execute(self._compose(_COUNT, table), {"job": job}).fetchone()

@@ -125,7 +125,7 @@ class PostgresStore:
                 stored = decisions.require_job(self._stored(connection, job), job)
             if candidate is not None and (owner := decisions.next_owner(stored, candidate)) != stored.owner:
                 self._sql.run(connection, statements.SET_OWNER, job, owner=owner)
-            return self._record(connection, job)
+            return self._record_of_row(connection, job)
 
     def record(self, job: str) -> JobRecord | None:
         with self._connection.session() as connection:
@@ -225,7 +225,7 @@ class PostgresStore:
             stored = decisions.check_owner(self._stored(connection, job), job, generation)
             garbage = self._segments.garbage(connection, stored)
         removed = 0
-        for batch in _batches(garbage, SWEEP_BATCH):
+        for batch in _cut_batches(garbage, SWEEP_BATCH):
             with self._connection.session() as connection:  # a session per batch lets commits in between
                 removed += self._segments.remove(connection, job, batch)
         self._trim_log(job, stored.committed)
@@ -260,14 +260,14 @@ class PostgresStore:
             if row is None:
                 decisions.require_job(self._stored(connection, job), job)
                 raise decisions.no_savepoint(job, name, list(self._savepoints(connection, job)))
-        return _record(job, row)
+        return _record_of_row(job, row)
 
     def restore_savepoint(self, job: str, name: str) -> JobRecord:
         with self._connection.transaction() as connection:
             stored = decisions.require_job(self._lock(connection, job), job)
             self._pin(connection, job, name)
             self._restore(connection, stored, name)
-            return self._record(connection, job)
+            return self._record_of_row(connection, job)
 
     def start_from(self, job: str, other: str, name: str) -> JobRecord:
         with self._connection.transaction() as connection:
@@ -275,13 +275,13 @@ class PostgresStore:
             self._pin(connection, other, name)
             if not self._sql.run(connection, statements.ACQUIRE, job).rowcount:
                 decisions.require_job(self._stored(connection, job), job)
-            if not decisions.is_new(self._record(connection, job)):
+            if not decisions.is_new(self._record_of_row(connection, job)):
                 raise decisions.state_exists_error(job)
             for statement in (statements.COPY_SEGMENTS, statements.COPY_JOB, statements.COPY_EPOCH):
                 self._sql.run(connection, statement, job, other=other, name=name)
             version = CURRENT_STATE_VERSION
             self._sql.run(connection, statements.COPY_OFFSETS, job, other=other, name=name, version=version)
-            return self._record(connection, job)
+            return self._record_of_row(connection, job)
 
     def roll_back(self, job: str, name: str, *, generation: int | None = None) -> JobRecord:
         with self._connection.transaction() as connection:
@@ -292,7 +292,7 @@ class PostgresStore:
                 self._sql.run(connection, statements.RESTORE_SEGMENTS, job, name=name)
                 self._sql.run(connection, statements.FENCE, job)
             self._sql.run(connection, statements.SET_ROLLED_BACK, job, name=name)
-            return self._record(connection, job)
+            return self._record_of_row(connection, job)
 
     def start_anew(self, job: str, name: str, *, generation: int | None = None) -> JobRecord:
         with self._connection.transaction() as connection:
@@ -303,7 +303,7 @@ class PostgresStore:
                     self._sql.run(connection, statements.DELETE_OFFSETS, job)
                     self._sql.run(connection, statements.RESET, job, epoch=decisions.epoch_after_reset(stored))
                     self._sql.run(connection, statements.FORGET_JOB, job)
-            return self._record(connection, job)
+            return self._record_of_row(connection, job)
 
     def reset_offsets(
         self,
@@ -322,7 +322,7 @@ class PostgresStore:
             with connection.pipeline():
                 self._set_offsets(connection, job, offsets)
                 self._sql.run(connection, statements.RESET, job, epoch=decisions.epoch_after_reset(stored))
-            return self._record(connection, job)
+            return self._record_of_row(connection, job)
 
     def delete_savepoint(self, job: str, name: str) -> None:
         with self._connection.transaction() as connection:
@@ -377,9 +377,9 @@ class PostgresStore:
         stored = self._stored(connection, job) if row is None or row[-1] is not None else None
         if stored is not None and stored.moved_to is not None:
             raise decisions.moved_error(stored)
-        return None if row is None else _record(job, row)
+        return None if row is None else _record_of_row(job, row)
 
-    def _record(self, connection: Connection, job: str) -> JobRecord:
+    def _record_of_row(self, connection: Connection, job: str) -> JobRecord:
         record = self._read_record(connection, job)
         assert record is not None, "the caller holds the lock of the job that it created or found"
         return record
@@ -433,7 +433,7 @@ def _encode_keys(keys: Iterable[str]) -> list[bytes]:
     return [key.encode() for key in keys]
 
 
-def _batches(items: Sequence[_T], size: int) -> Iterator[list[_T]]:
+def _cut_batches(items: Sequence[_T], size: int) -> Iterator[list[_T]]:
     remaining = iter(items)
     while batch := list(islice(remaining, size)):
         yield batch
@@ -462,16 +462,16 @@ class SegmentTable:
 
     def stage(self, connection: Connection, stored: StoredJob, by_key: Mapping[str, tuple[SegmentMeta, bytes]]) -> None:
         try:
-            self._copy(connection, stored, by_key.values())
+            self._copy_segments(connection, stored, by_key.values())
         except psycopg.errors.UniqueViolation:
             # The call is a repetition: the answer to an earlier one was lost.
             stored_keys = self._require_equal(connection, stored.job, by_key)
-            self._copy(connection, stored, [item for key, item in by_key.items() if key not in stored_keys])
+            self._copy_segments(connection, stored, [item for key, item in by_key.items() if key not in stored_keys])
 
     def read(self, connection: Connection, job: str, keys: Sequence[str]) -> dict[str, bytes]:
         """Returns the blobs of live and of pinned segments, without the keys that are not there."""
         blobs: dict[str, bytes] = {}
-        for batch in _batches(keys, BATCH):
+        for batch in _cut_batches(keys, BATCH):
             rows = self._sql.run(connection, statements.READ, job, keys=_encode_keys(batch), binary=True)
             blobs |= {key.decode(): blob for key, blob in rows}
         return blobs
@@ -495,7 +495,7 @@ class SegmentTable:
     ) -> None:
         live = StoredSegment(SegmentStatus.LIVE, stored.generation, stored.epoch)
         if segments:
-            self._insert(connection, stored.job, ((meta, blob, live) for meta, blob in segments))
+            self._insert_segments(connection, stored.job, ((meta, blob, live) for meta, blob in segments))
 
     def garbage(self, connection: Connection, stored: StoredJob) -> list[bytes]:
         """Keys of the segments that nothing can ever need again."""
@@ -510,14 +510,16 @@ class SegmentTable:
     def remove(self, connection: Connection, job: str, keys: list[bytes]) -> int:
         return self._sql.run(connection, statements.REMOVE, job, keys=keys).rowcount
 
-    def _copy(self, connection: Connection, stored: StoredJob, segments: Iterable[tuple[SegmentMeta, bytes]]) -> None:
+    def _copy_segments(
+        self, connection: Connection, stored: StoredJob, segments: Iterable[tuple[SegmentMeta, bytes]]
+    ) -> None:
         staged = (
             (meta, blob, StoredSegment(SegmentStatus.STAGED, stored.generation, decisions.staged_epoch(stored, meta)))
             for meta, blob in segments
         )
-        self._insert(connection, stored.job, staged)
+        self._insert_segments(connection, stored.job, staged)
 
-    def _insert(
+    def _insert_segments(
         self, connection: Connection, job: str, segments: Iterable[tuple[SegmentMeta, bytes, StoredSegment]]
     ) -> None:
         with connection.cursor() as cursor, cursor.copy(self._sql[statements.STAGE]) as copy:
@@ -549,14 +551,14 @@ class SegmentTable:
             )
             for meta, blob, *staged_under in rows
         )
-        self._insert(connection, stored.job, rewritten)
+        self._insert_segments(connection, stored.job, rewritten)
 
 
 def _stored_job(job: str, row: tuple[Any, ...] | None) -> StoredJob | None:
     return None if row is None else StoredJob(job, *row)
 
 
-def _record(job: str, row: tuple[Any, ...]) -> JobRecord:
+def _record_of_row(job: str, row: tuple[Any, ...]) -> JobRecord:
     (
         incarnation,
         generation,

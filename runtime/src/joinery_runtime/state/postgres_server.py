@@ -161,7 +161,7 @@ def create_cluster(program_folder: Path, data: Path, user: ServerUser, settings:
     subprocess.run(
         [*command, *logins, *(f"--set={setting}" for setting in settings)],
         cwd=draft,
-        env=_environment(),
+        env=_server_environment(),
         check=True,
         capture_output=True,
         text=True,
@@ -235,7 +235,7 @@ def start(program_folder: Path, data: Path, user: ServerUser, pause: Callable[[f
         shell = subprocess.run(
             ["/bin/sh", "-c", '"$@" >&2 </dev/null & echo $!', "sh", *command, *options],
             cwd=data,
-            env=_environment(),
+            env=_server_environment(),
             stdout=subprocess.PIPE,
             stderr=output,
             start_new_session=True,
@@ -250,7 +250,7 @@ def start(program_folder: Path, data: Path, user: ServerUser, pause: Callable[[f
                 raise RuntimeError(f"its last words: {log_text.strip()[-_LAST_WORDS:]}")
             pause(_LOOK_SECONDS)
     except BaseException:  # nobody uses it, so nobody would stop it
-        _end(pid, signal.SIGINT, _GIVE_UP_SECONDS)
+        _end_server(pid, signal.SIGINT, _GIVE_UP_SECONDS)
         raise
 
 
@@ -261,13 +261,13 @@ def stop(data: Path) -> None:
     except FileNotFoundError:
         return
     for stop_signal in (signal.SIGINT, signal.SIGQUIT):  # without waiting for clients, then without a checkpoint
-        _end(int(lines[0]), stop_signal, _STOP_SECONDS)
+        _end_server(int(lines[0]), stop_signal, _STOP_SECONDS)
     socket = socket_folder(data, lines)
     if socket != data.parent / "socket" and socket.name.startswith(_TEMPORARY):
         shutil.rmtree(socket, ignore_errors=True)
 
 
-def _end(pid: int, stop_signal: signal.Signals, seconds: float) -> None:
+def _end_server(pid: int, stop_signal: signal.Signals, seconds: float) -> None:
     if is_postgres(pid):
         with suppress(ProcessLookupError):
             os.kill(pid, stop_signal)
@@ -329,7 +329,7 @@ def _as_seen_by(user: ServerUser, folder: Path) -> str:
     return "/proc/self/cwd" if user.stands_in else str(folder)
 
 
-def _environment() -> dict[str, str]:
+def _server_environment() -> dict[str, str]:
     """Return this process's environment without what is meant for clients of another Postgres, and would change this
     one."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PG")}

@@ -127,15 +127,15 @@ def _is_over(pin: StoredSavepoint, pins: Mapping[str, StoredSavepoint]) -> bool:
     """Whether what an automatic savepoint was made for has ended: it was rolled back, or a later one exists."""
     if not is_automatic(pin.name):
         return False
-    return pin.rolled_back or any(is_automatic(o.name) for o in _later(pin, pins.values()))
+    return pin.rolled_back or any(is_automatic(o.name) for o in _later_pins(pin, pins.values()))
 
 
 def is_superseded(pin: StoredSavepoint, pins: Iterable[StoredSavepoint]) -> bool:
     """Whether another rollout came after the savepoint."""
-    return any(is_rollout(other.name) for other in _later(pin, pins))
+    return any(is_rollout(other.name) for other in _later_pins(pin, pins))
 
 
-def _later(pin: StoredSavepoint, pins: Iterable[StoredSavepoint]) -> list[StoredSavepoint]:
+def _later_pins(pin: StoredSavepoint, pins: Iterable[StoredSavepoint]) -> list[StoredSavepoint]:
     return [other for other in pins if other.created_at > pin.created_at]
 
 

@@ -104,7 +104,7 @@ def rehearse(store: StateReader, record: JobRecord, chain: Mapping[int, Migratio
 
 def _rewritten_bytes(meta: SegmentMeta, blob: bytes, chain: Mapping[int, Migration], target: int) -> int:
     rewritten = migrate(blob, meta.state_version, target, chain)
-    rows = _rows(rewritten)
+    rows = _count_rows(rewritten)
     if rows != meta.rows:
         raise IncompatibleState(
             f"The migration to state_version {target} does not keep the rows of segment {meta.key}",
@@ -114,7 +114,7 @@ def _rewritten_bytes(meta: SegmentMeta, blob: bytes, chain: Mapping[int, Migrati
     return len(rewritten)
 
 
-def _rows(blob: bytes) -> int | None:
+def _count_rows(blob: bytes) -> int | None:
     try:
         return int(from_blob(blob).num_rows)
     except (ValueError, OSError):  # Arrow raises these for bytes that are not an Arrow file

@@ -75,12 +75,12 @@ class AvroDecoder(RowDecoder):
         for name in self._as_local:
             if isinstance(values[name], datetime) and values[name].tzinfo is None:
                 values[name] = values[name].isoformat()
-        for name, read in self._counted(written).items():
+        for name, read_value in self._number_readers(written).items():
             with suppress(OverflowError, ValueError):  # the value stays as it is, and is rejected later like any other
-                values[name] = read(values[name])
+                values[name] = read_value(values[name])
         return values
 
-    def _counted(self, written: AvroSchema) -> Mapping[str, Callable[[Any], Any]]:
+    def _number_readers(self, written: AvroSchema) -> Mapping[str, Callable[[Any], Any]]:
         """For each column whose numbers the schema declares as times or dates, or whose bytes as decimals: how to read
         one."""
         readers = self._readers_by_schema.get(id(written))
@@ -92,11 +92,11 @@ class AvroDecoder(RowDecoder):
                     if column in self._times and name in TIMES:
                         readers[column] = _time_by(TIMES[name])
                     elif column in self._dates and name in DATES:
-                        readers[column] = _day
+                        readers[column] = _read_day
                 elif column in self._decimals:
                     scale = scale_in_avro(written, path)
                     if scale is not None:
-                        readers[column] = partial(_decimal, scale=scale)
+                        readers[column] = partial(_read_decimal, scale=scale)
                     elif name_in_avro(written, path) == VARIABLE_DECIMAL:
                         readers[column] = variable_decimal
             self._readers_by_schema[id(written)] = readers
@@ -157,19 +157,19 @@ def _reads_local_times(column: Column) -> bool:
 
 
 def _time_by(divisor: int) -> Callable[[Any], Any]:
-    def read(number: Any) -> Any:
+    def read_time(number: Any) -> Any:
         if not isinstance(number, int):
             return number
         return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=number // divisor)
 
-    return read
+    return read_time
 
 
-def _day(number: Any) -> Any:
+def _read_day(number: Any) -> Any:
     return date(1970, 1, 1) + timedelta(days=number) if isinstance(number, int) else number
 
 
-def _decimal(value: Any, scale: int) -> Any:
+def _read_decimal(value: Any, scale: int) -> Any:
     """Avro's own logical type has made a number of it already, if the schema has that too."""
     return decimal_of(value, scale) if isinstance(value, bytes) else value
 

@@ -33,9 +33,9 @@ class AvroRows:
 
     def encode(self, rows: pa.Table | pa.RecordBatch) -> list[bytes]:
         """One framed record per row."""
-        schema, frame = _parsed(self.schema), framed(self.number)
+        schema, frame = _parse_schema(self.schema), framed(self.number)
         records = []
-        for values in zip(*(_plain(column).to_pylist() for column in rows.columns), strict=True):
+        for values in zip(*(_encodable_column(column).to_pylist() for column in rows.columns), strict=True):
             row = dict(zip(rows.schema.names, values, strict=True))
             written = io.BytesIO()
             written.write(frame)
@@ -44,14 +44,14 @@ class AvroRows:
         return records
 
 
-def _plain(column: Any) -> Any:
+def _encodable_column(column: Any) -> Any:
     if pa.types.is_timestamp(column.type):
         return pc.cast(column, pa.int64())  # Python's datetimes would take longer than everything else
     return pc.cast(column, _UINT64) if column.type == pa.uint64() else column
 
 
 @functools.lru_cache(maxsize=16)
-def _parsed(schema: str) -> Any:
+def _parse_schema(schema: str) -> Any:
     return fastavro.parse_schema(json.loads(schema))
 
 
@@ -64,7 +64,7 @@ class AvroOutput(SchemaOutput):
         return AvroRows(text, self.register(self.client(), text, "AVRO"))
 
     def _reader(self, schema: Schema) -> Callable[[bytes], dict[str, Any]]:
-        parsed = _parsed(schema.schema_str or "")
+        parsed = _parse_schema(schema.schema_str or "")
         unsigned = [field.name for field in self.rows if field.type == pa.uint64()]
 
         def read(record: bytes) -> dict[str, Any]:
@@ -76,12 +76,14 @@ class AvroOutput(SchemaOutput):
     def schema(self) -> str:
         """The Avro schema of the rows, as JSON. Raises SinkError for names that Avro does not allow."""
         self.check_names("Avro")
-        fields = [{"name": field.name, "type": ["null", _type(field.type)], "default": None} for field in self.rows]
+        fields = [
+            {"name": field.name, "type": ["null", _avro_type(field.type)], "default": None} for field in self.rows
+        ]
         name = "_" + re.sub(r"\W", "_", self.topic, flags=re.ASCII)  # a topic may begin with a digit
         return json.dumps({"type": "record", "name": name, "fields": fields})
 
 
-def _type(column: pa.DataType) -> Any:
+def _avro_type(column: pa.DataType) -> Any:
     column = _UINT64 if column == pa.uint64() else column
     if pa.types.is_timestamp(column):
         return {"type": "long", "logicalType": "timestamp-millis"}

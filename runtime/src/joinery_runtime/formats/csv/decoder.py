@@ -96,7 +96,9 @@ class CsvDecoder(ByValue, FormatDecoder):
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
         decoded = self._read_all(values)
-        return replace(decoded, bad=[_recognised(values, bad) for bad in decoded.bad]) if decoded.bad else decoded
+        return (
+            replace(decoded, bad=[_with_likely_format(values, bad) for bad in decoded.bad]) if decoded.bad else decoded
+        )
 
     def _read_all(self, values: pa.BinaryArray) -> Decoded:
         index = np.arange(len(values), dtype=np.int64)
@@ -121,21 +123,21 @@ class CsvDecoder(ByValue, FormatDecoder):
             values, index, malformed = set_aside(
                 values, index, stray, f"{_NO_CSV}: a quote or a line break out of place"
             )
-        return with_bad(self._decode(values, index), [*foreign, *null, *empty, *malformed])
+        return with_bad(self._decode_indexed(values, index), [*foreign, *null, *empty, *malformed])
 
-    def _decode(self, values: pa.BinaryArray, index: IntArray) -> Decoded:
+    def _decode_indexed(self, values: pa.BinaryArray, index: IntArray) -> Decoded:
         if not len(values):
             return Decoded(self._schema.empty_table(), index, [])
         try:
-            text, misshapen = self._read(values)
+            text, misshapen = self._read_texts(values)
         except RejectedBatch as rejection:
             if len(values) == 1:
                 return Decoded(self._schema.empty_table(), index[:0], all_bad(index, str(rejection)))
-            return in_pieces(self._decode, values, index, -(-len(values) // _PARTS))
+            return in_pieces(self._decode_indexed, values, index, -(-len(values) // _PARTS))
         bad = [BadRecord(int(index[row]), reason) for row, reason in misshapen.items()]
-        return with_bad(self._typed(text, np.delete(index, list(misshapen))), bad)
+        return with_bad(self._convert_texts(text, np.delete(index, list(misshapen))), bad)
 
-    def _read(self, values: pa.BinaryArray) -> tuple[pa.Table, dict[int, str]]:
+    def _read_texts(self, values: pa.BinaryArray) -> tuple[pa.Table, dict[int, str]]:
         """Returns all columns as text, and by row the reason for each record with too few or too many fields.
 
         The records are well formed and not blank, so each gives exactly one row.
@@ -147,7 +149,7 @@ class CsvDecoder(ByValue, FormatDecoder):
         lines = joined(values)
         misshapen: dict[int, str] = {}
 
-        def skip(row: pyarrow.csv.InvalidRow) -> str:
+        def skip_row(row: pyarrow.csv.InvalidRow) -> str:
             misshapen[row.number - 1] = f"{_NO_CSV}: {row.actual_columns} fields instead of {row.expected_columns}"
             return "skip"
 
@@ -158,7 +160,7 @@ class CsvDecoder(ByValue, FormatDecoder):
                     column_names=self._names, use_threads=False, block_size=len(lines)
                 ),
                 parse_options=pyarrow.csv.ParseOptions(
-                    newlines_in_values=self._quote is not None, invalid_row_handler=skip, **self._parse
+                    newlines_in_values=self._quote is not None, invalid_row_handler=skip_row, **self._parse
                 ),
                 convert_options=self._convert,
             )
@@ -168,14 +170,14 @@ class CsvDecoder(ByValue, FormatDecoder):
             raise RejectedBatch(f"{_NO_CSV}: not one row")
         return text, misshapen
 
-    def _typed(self, text: pa.Table, index: IntArray) -> Decoded:
+    def _convert_texts(self, text: pa.Table, index: IntArray) -> Decoded:
         faults: list[Fault] = []
         columns: list[pa.Array | pa.ChunkedArray] = []
         for field in self._schema:
             if pa.types.is_string(field.type):
                 columns.append(text[field.name])
                 continue
-            written = _text(text[field.name], field.type)
+            written = _text_or_null(text[field.name], field.type)
             if not (pa.types.is_floating(field.type) or pa.types.is_decimal(field.type)):
                 column, fault = convert(field.name, written, field.type)
             elif self._decimal_comma:
@@ -188,7 +190,7 @@ class CsvDecoder(ByValue, FormatDecoder):
         return drop_rows(pa.table(columns, schema=self._schema), index, faults)
 
 
-def _recognised(values: pa.BinaryArray, bad: BadRecord) -> BadRecord:
+def _with_likely_format(values: pa.BinaryArray, bad: BadRecord) -> BadRecord:
     """Adds to a bad record's reason what the record looks like, if it is recognised."""
     record = values[bad.index].as_py() or b""
     text = record.strip()
@@ -203,7 +205,7 @@ def _with_hint(reason: str) -> str:
     return f'{reason}; for a decimal comma write csv: {{decimal: ","}}' if has_comma else reason
 
 
-def _text(column: pa.ChunkedArray, target: pa.DataType) -> pl.Series:
+def _text_or_null(column: pa.ChunkedArray, target: pa.DataType) -> pl.Series:
     text = pl.Series(column, dtype=pl.String)
     if pa.types.is_binary(target):
         return text

@@ -102,7 +102,9 @@ class ChangeEvents(ByValue):
         self._firsts = {
             name: _FIRST + name for name, path in of_row.items() if isinstance(path[-1], int) and path[-1] > 0
         }
-        self._decoders = [_Envelope(*self._wire(of_envelope, of_row), envelope_path, make) for envelope_path in around]
+        self._decoders = [
+            _Envelope(*self._envelope_columns(of_envelope, of_row), envelope_path, make) for envelope_path in around
+        ]
         large = [name for name in of_row if _may_be_large(self._rows.field(name).type)]
         self._large = pa.schema([self._rows.field(name) for name in large])
         self._beside = [name for name in of_envelope if _may_be_large(self._rows.field(name).type)]
@@ -116,7 +118,9 @@ class ChangeEvents(ByValue):
         self._texts = make(pa.schema([pa.field(name, pa.string()) for name in texts]), texts)
         self._documents = _Documents(pa.schema([self._rows.field(name) for name in of_row]), of_row, make_json)
 
-    def _wire(self, of_envelope: Mapping[str, Path], of_row: Mapping[str, Path]) -> tuple[pa.Schema, dict[str, Path]]:
+    def _envelope_columns(
+        self, of_envelope: Mapping[str, Path], of_row: Mapping[str, Path]
+    ) -> tuple[pa.Schema, dict[str, Path]]:
         """The columns of an envelope, and their paths."""
         paths: dict[str, Path] = {_OP: ("op",)}
         for name in self._rows.names:
@@ -134,13 +138,13 @@ class ChangeEvents(ByValue):
     def decode(self, values: pa.BinaryArray) -> Decoded:
         present = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
         present_values = values if len(present) == len(values) else values.take(pa.array(present))
-        events = self._events(present_values)
-        decoded = self._changes(present_values, self._with_documents(present_values, events)).at(present)
+        events = self._decode_events(present_values)
+        decoded = self._decode_changes(present_values, self._with_documents(present_values, events)).at(present)
         without_value = len(values) - len(present)
         dropped = {**decoded.dropped, **({"tombstone": without_value} if without_value else {})}
         return Decoded(decoded.rows, decoded.index, decoded.bad, dropped=dropped)
 
-    def _events(self, values: pa.BinaryArray) -> Decoded:
+    def _decode_events(self, values: pa.BinaryArray) -> Decoded:
         """By the first decoder, and what has no envelope there by the next."""
         first, *fallbacks = self._decoders
         decoded = first.decode(values)
@@ -184,15 +188,15 @@ class ChangeEvents(ByValue):
         is_deletion, table = pa.array(deletion[decoded_positions]), rows.take(pa.array(decoded_positions))
         for name in names:
             value, nothing = documents.rows[name], pa.scalar(None, documents.rows[name].type)
-            table = _replaced(table, name, pc.if_else(is_deletion, nothing, value))
+            table = _replace_column(table, name, pc.if_else(is_deletion, nothing, value))
             if BEFORE + name in before:
-                table = _replaced(table, BEFORE + name, pc.if_else(is_deletion, value, nothing))
+                table = _replace_column(table, BEFORE + name, pc.if_else(is_deletion, value, nothing))
         complete = Decoded(rows.filter(pa.array(~lacks)), events.index[~lacks], events.bad)
         return with_bad(
             merged(complete, Decoded(table, documents.index, documents.bad).at(events.index[positions])), unread
         )
 
-    def _changes(self, values: pa.BinaryArray, events: Decoded) -> Decoded:
+    def _decode_changes(self, values: pa.BinaryArray, events: Decoded) -> Decoded:
         op = events.rows[_OP]
         row = pc.fill_null(pc.is_in(op, _ROWS), False).to_numpy()
         deletion = pc.fill_null(pc.equal(op, "d"), False).to_numpy()
@@ -204,7 +208,7 @@ class ChangeEvents(ByValue):
         changes = row | deletion if self._deletes else row
         change_rows = events.rows.filter(pa.array(changes))
         deleted = pa.array(deletion[changes])
-        columns = {name: self._column(change_rows, name, deleted) for name in self._rows.names}
+        columns = {name: self._changed_column(change_rows, name, deleted) for name in self._rows.names}
         columns |= {first: change_rows[first] for first in self._firsts.values()}
         completed, lacking = self._unavailable.without(pa.table(columns), events.index[changes], values, self._firsts)
         columns = {name: completed[name] for name in self._rows.names}
@@ -215,10 +219,10 @@ class ChangeEvents(ByValue):
         if UNAVAILABLE in self._schema.names:
             columns[UNAVAILABLE] = names_of(lacking, len(deleted))
         rows = pa.table([columns[name] for name in self._schema.names], schema=self._schema)
-        usable = drop_rows(rows, events.index[changes], self._lost(lacking, change_rows[_OP]))
+        usable = drop_rows(rows, events.index[changes], self._find_unavailable(lacking, change_rows[_OP]))
         return with_bad(with_bad(replace(usable, dropped=dropped), events.bad), bad)
 
-    def _lost(self, lacking: Mapping[str, BoolArray], ops: pa.ChunkedArray) -> list[Fault]:
+    def _find_unavailable(self, lacking: Mapping[str, BoolArray], ops: pa.ChunkedArray) -> list[Fault]:
         """The rows whose values are nowhere: of a stream, of a key or of what is beside the row. Events that are left
         out need none."""
         is_selected = pc.is_in(ops, self._ops).to_numpy() if lacking else np.empty(0, np.bool_)
@@ -226,7 +230,7 @@ class ChangeEvents(ByValue):
         masks = {name: lacking[name] & is_selected for name in lacking if name in nowhere}
         return [(mask, [f"column {name}: {NOT_THERE}"] * int(mask.sum())) for name, mask in masks.items()]
 
-    def _column(self, rows: pa.Table, name: str, deleted: pa.BooleanArray) -> pa.ChunkedArray:
+    def _changed_column(self, rows: pa.Table, name: str, deleted: pa.BooleanArray) -> pa.ChunkedArray:
         if not self._deletes or name not in self._before:
             return rows[name]
         return pc.if_else(deleted, rows[BEFORE + name], rows[name])
@@ -259,10 +263,10 @@ class _Envelope(ByValue):
         rows, faults = decoded.rows, list[Fault]()
         for field in self._dates:
             column, fault = days(field, pl.Series(rows[field.name], dtype=pl.String))
-            rows, faults = _replaced(rows, field.name, column), [*faults, *fault]
+            rows, faults = _replace_column(rows, field.name, column), [*faults, *fault]
         if self._times or self._decimals:
             schemas = rows[_SCHEMA].combine_chunks().dictionary_encode()
-            units = [self._units(text) for text in schemas.dictionary.to_pylist()]
+            units = [self._schema_units(text) for text in schemas.dictionary.to_pylist()]
             of_record = pc.fill_null(schemas.indices, len(units)).to_numpy()
             for field in (*self._times, *self._decimals):
                 named = np.array([*(factors.get(field.name, 0) for factors in units), 0], np.int64)[of_record]
@@ -272,7 +276,7 @@ class _Envelope(ByValue):
                 else:
                     numbers = self._without_base64(field, text, named, values, decoded.index)
                     column, fault = convert(field.name, numbers, field.type)
-                rows, faults = _replaced(rows, field.name, column), [*faults, *fault]
+                rows, faults = _replace_column(rows, field.name, column), [*faults, *fault]
         return with_bad(drop_rows(rows.select(self._columns.names), decoded.index, faults), decoded.bad)
 
     def _without_base64(
@@ -286,7 +290,7 @@ class _Envelope(ByValue):
 
         return with_digits(text, scales - _NO_SCALE, scales != 0, is_number)
 
-    def _units(self, written: str) -> Mapping[str, int]:
+    def _schema_units(self, written: str) -> Mapping[str, int]:
         """By column what the schema says that its times count, or the scale of its decimals, counted from _NO_SCALE."""
         if written not in self._factors_by_schema:
             if len(self._factors_by_schema) >= _MOST_SCHEMAS:
@@ -337,7 +341,7 @@ class _Documents:
         return Decoded(rows.take(pa.array(fine)), fine, bad)
 
 
-def _replaced(rows: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
+def _replace_column(rows: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
     return rows.set_column(rows.schema.get_field_index(name), pa.field(name, values.type), values)
 
 
@@ -362,7 +366,7 @@ def days(field: pa.Field, text: pl.Series) -> tuple[pa.Array, list[Fault]]:
     days = numbers.to_frame("t").select(pl.when(pl.col("t").is_between(_YEAR_1, _YEAR_9999)).then("t"))["t"]
     if days.null_count() == text.null_count():
         return days.cast(pl.Int32).to_arrow().cast(field.type), []
-    from_text, faults = convert(field.name, _where(days.is_null(), text), field.type)
+    from_text, faults = convert(field.name, _keep_where(days.is_null(), text), field.type)
     return pc.coalesce(days.cast(pl.Int32).to_arrow().cast(field.type), from_text), faults
 
 
@@ -373,12 +377,12 @@ def counted_times(field: pa.Field, text: pl.Series, factors: IntArray) -> tuple[
     if not named.any():
         return convert(field.name, text, field.type)
     times = in_years(numbers // pl.Series(np.maximum(factors, 1)))
-    own, faults = checked(field.name, _where(named, text), _where(named, times), field.type)
-    from_text, more = convert(field.name, _where(~named, text), field.type)
+    own, faults = checked(field.name, _keep_where(named, text), _keep_where(named, times), field.type)
+    from_text, more = convert(field.name, _keep_where(~named, text), field.type)
     return pc.coalesce(own, from_text), [*faults, *more]
 
 
-def _where(chosen: pl.Series, values: pl.Series) -> pl.Series:
+def _keep_where(chosen: pl.Series, values: pl.Series) -> pl.Series:
     return pl.DataFrame({"chosen": chosen, "t": values}).select(pl.when("chosen").then("t"))["t"]
 
 
@@ -391,11 +395,13 @@ def with_digits(text: pl.Series, scales: IntArray, in_bytes: BoolArray, is_numbe
     rows = np.flatnonzero(strange.fill_null(False).to_numpy())
     if not len(rows):
         return text
-    written = [_digits(text[row], int(scales[row]) if in_bytes[row] else None, row, is_number) for row in rows.tolist()]
+    written = [
+        _write_digits(text[row], int(scales[row]) if in_bytes[row] else None, row, is_number) for row in rows.tolist()
+    ]
     return text.scatter(rows, written)
 
 
-def _digits(text: str, scale: int | None, row: int, is_number: Callable[[int], bool]) -> str:
+def _write_digits(text: str, scale: int | None, row: int, is_number: Callable[[int], bool]) -> str:
     with suppress(ValueError, ArithmeticError, RecursionError):
         if text.startswith("{"):
             return format(variable_decimal(json.loads(text)), "f")

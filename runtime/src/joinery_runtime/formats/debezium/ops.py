@@ -39,12 +39,12 @@ class WantedOps:
         decoded = self._events.decode_batch(raw)
         selected = pc.is_in(decoded.rows[OP.name], self._ops)
         rows, bad = decoded.rows.drop_columns([OP.name]), decoded.bad
-        unwanted = [self._unwanted(decoded)]
+        unwanted = [self._select_unwanted(decoded)]
         for decoder in self._of_bad:
             if not bad:
                 break
             positions = np.array([record.index for record in bad], np.int64)
-            unwanted_bad = self._unwanted(decoder.decode_batch(raw.take(positions))).at(positions)
+            unwanted_bad = self._select_unwanted(decoder.decode_batch(raw.take(positions))).at(positions)
             bad = [record for record in bad if record.index not in unwanted_bad.index]
             unwanted.append(unwanted_bad)
         counts = Counter(_REASONS[op] for events in unwanted for op in events.rows[OP.name].to_pylist())
@@ -56,14 +56,14 @@ class WantedOps:
             index=decoded.index[selected.to_numpy()],
             bad=bad,
             dropped={**decoded.dropped, **counts},
-            left_out=self._times([events for events in unwanted if self._event_time in events.rows.column_names]),
+            left_out=self._valid_times([events for events in unwanted if self._event_time in events.rows.column_names]),
         )
 
-    def _unwanted(self, events: Decoded) -> Decoded:
+    def _select_unwanted(self, events: Decoded) -> Decoded:
         unwanted = pc.invert(pc.is_in(events.rows[OP.name], self._ops))
         return Decoded(events.rows.filter(unwanted), events.index[unwanted.to_numpy()], [])
 
-    def _times(self, parts: Sequence[Decoded]) -> LeftOut:
+    def _valid_times(self, parts: Sequence[Decoded]) -> LeftOut:
         """The valid event times of these events."""
         columns = [events.rows[self._event_time].cast(pa.int64()) for events in parts]
         times = np.concatenate([pc.fill_null(column, EVENT_TIME_MIN - 1).to_numpy() for column in columns])

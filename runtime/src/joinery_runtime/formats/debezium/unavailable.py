@@ -38,7 +38,7 @@ NOT_THERE = (
 def placeholders(values: pa.ChunkedArray) -> BoolArray:
     """bool[n]: which of these texts or bytes stand for a value that the event does not have."""
     is_placeholder = np.zeros(len(values), np.bool_)
-    likely = np.concatenate([[], *_likely(values)]).astype(np.int64)
+    likely = np.concatenate([[], *_likely_placeholders(values)]).astype(np.int64)
     if len(likely):
         candidates = values.take(pa.array(likely))
         if pa.types.is_binary(values.type):
@@ -49,7 +49,7 @@ def placeholders(values: pa.ChunkedArray) -> BoolArray:
     return is_placeholder
 
 
-def _likely(values: pa.ChunkedArray) -> Iterator[IntArray]:
+def _likely_placeholders(values: pa.ChunkedArray) -> Iterator[IntArray]:
     """The places of values that begin as a placeholder does, and are long enough. Most values are neither, and are seen
     by their first byte only."""
     before = 0

@@ -33,7 +33,7 @@ class JsonColumns:
         decoded = self._values.decode_batch(raw)
         rows, faults = decoded.rows, list[Fault]()
         for name in self._names:
-            reasons = [None if text is None else _fault(name, text) for text in rows[name].to_pylist()]
+            reasons = [None if text is None else _find_fault(name, text) for text in rows[name].to_pylist()]
             if any(reasons):
                 mask = np.array([reason is not None for reason in reasons])
                 faults.append((mask, [reason for reason in reasons if reason is not None]))
@@ -45,7 +45,7 @@ class JsonColumns:
         )
 
 
-def _fault(name: str, text: str) -> str | None:
+def _find_fault(name: str, text: str) -> str | None:
     try:
         value = _DECODER.decode(text)
     except (ValueError, RecursionError):
@@ -63,15 +63,15 @@ def _is_text(written: str) -> bool:
     return "\\u0000" not in written.replace("\\\\", "")
 
 
-def _number(text: str) -> int:
+def _read_number(text: str) -> int:
     _, _, exponent = text.lower().partition("e")
     if len(text) > _MOST_DIGITS or abs(int(exponent or 0)) > _MOST_DIGITS:
         raise ValueError("too many digits")
     return 0
 
 
-def _reject(name: str) -> int:
+def _reject_constant(name: str) -> int:
     raise ValueError(f"{name} is not a JSON number")
 
 
-_DECODER = json.JSONDecoder(parse_float=_number, parse_int=_number, parse_constant=_reject)
+_DECODER = json.JSONDecoder(parse_float=_read_number, parse_int=_read_number, parse_constant=_reject_constant)

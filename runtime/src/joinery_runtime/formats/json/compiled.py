@@ -35,24 +35,24 @@ class JsonKernel:
     def __init__(self, kernel: Any, schema: pa.Schema, paths: Mapping[str, Path] = MappingProxyType({})) -> None:
         self._kernel, self._schema = kernel, schema
         # Arrays that the kernel reads by their address have to stay alive.
-        self._names, table, buckets, items, arrays = _tables(
+        self._names, table, buckets, items, arrays = _name_tables(
             kernel, [paths.get(name, (name,)) for name in schema.names]
         )
         self._nodes = len(arrays)
-        self._tables = kernel.Tables(
+        self._name_tables = kernel.Tables(
             names=self._names.ctypes.data,
             table=table,
             buckets=buckets,
             items=items,
             arrays=arrays,
-            kinds=np.array([_kind(kernel, field.type) for field in schema], np.int64).reshape(-1, 3),
-            powers=_powers(kernel.MAX_POWER),
+            kinds=np.array([_column_kind(kernel, field.type) for field in schema], np.int64).reshape(-1, 3),
+            powers=_powers_of_ten(kernel.MAX_POWER),
             exact=10.0 ** np.arange(23),
         )
 
     def decode(self, values: pa.BinaryArray) -> KernelBatch:
         count = len(values)
-        offsets, data = _offsets(values), values.buffers()[2]
+        offsets, data = _value_offsets(values), values.buffers()[2]
         missing = values.is_null().cast(pa.uint8()).to_numpy() if values.null_count else np.empty(0, np.uint8)
         arena = np.empty(int(offsets[-1] - offsets[0]) + _ROOM, np.uint8)
         address = 0 if data is None else data.address
@@ -69,10 +69,10 @@ class JsonKernel:
         slots, valid = np.empty((width, count), np.int64), np.empty((width, count), np.uint8)
         accepted, rejected = np.empty(count, np.int64), np.empty(count, np.int64)
         looked_at, rows = kernel.decode(
-            offsets, missing, self._tables, memory, kernel.KernelRows(slots, valid), accepted, rejected
+            offsets, missing, self._name_tables, memory, kernel.KernelRows(slots, valid), accepted, rejected
         )
         columns = [
-            _column(field.type, kernel, memory, slots[at, :rows], valid[at, :rows])
+            _build_column(field.type, kernel, memory, slots[at, :rows], valid[at, :rows])
             for at, field in enumerate(self._schema)
         ]
         rest = np.arange(looked_at, count)
@@ -83,14 +83,14 @@ class JsonKernel:
         )
 
 
-def _offsets(values: pa.BinaryArray) -> npt.NDArray[np.int32]:
+def _value_offsets(values: pa.BinaryArray) -> npt.NDArray[np.int32]:
     buffer = values.buffers()[1]
     if buffer is None or not buffer.size:
         return np.zeros(1, np.int32)
     return np.frombuffer(buffer, np.int32, len(values) + 1, values.offset * 4)
 
 
-def _kind(kernel: ModuleType, arrow: pa.DataType) -> tuple[int, int, int]:
+def _column_kind(kernel: ModuleType, arrow: pa.DataType) -> tuple[int, int, int]:
     """The kind of a column, with its precision and scale."""
     if pa.types.is_decimal(arrow):
         return kernel.DECIMAL, arrow.precision, arrow.scale
@@ -111,14 +111,14 @@ def follows(paths: Sequence[Path]) -> bool:
     """Whether the kernel can find all of these paths: none occurs twice, none leads into a value that another one takes
     as a whole, and no value would have to be both an object and an array."""
 
-    def plain(node: WantedValue) -> bool:
+    def is_plain(node: WantedValue) -> bool:
         kinds = {type(step) for step in node.inner}
-        return len(node.columns) + len(kinds) <= 1 and all(map(plain, node.inner.values()))
+        return len(node.columns) + len(kinds) <= 1 and all(map(is_plain, node.inner.values()))
 
-    return plain(tree(paths))
+    return is_plain(tree(paths))
 
 
-def _tables(
+def _name_tables(
     kernel: ModuleType, paths: Sequence[Path]
 ) -> tuple[npt.NDArray[np.uint8], IntArray, IntArray, IntArray, IntArray]:
     """Return the names, and the `table`, `buckets`, `items` and `arrays` of the kernel's `Tables`."""
@@ -153,7 +153,7 @@ def _tables(
     return names, np.array(table, np.int64).reshape(-1, 5), buckets, in_arrays, np.array(arrays, np.int64)
 
 
-def _powers(largest: int) -> IntArray:
+def _powers_of_ten(largest: int) -> IntArray:
     """The upper 128 bits of powers of ten, lower word first, as Eisel and Lemire define them: rounded down, or up for
     negative powers."""
     words = []
@@ -169,11 +169,13 @@ def _powers(largest: int) -> IntArray:
     return np.array(words, np.uint64).view(np.int64)
 
 
-def _column(arrow: pa.DataType, kernel: Any, memory: Any, slots: IntArray, valid: npt.NDArray[np.uint8]) -> pa.Array:
+def _build_column(
+    arrow: pa.DataType, kernel: Any, memory: Any, slots: IntArray, valid: npt.NDArray[np.uint8]
+) -> pa.Array:
     nulls = len(valid) - int(np.count_nonzero(valid))
     bitmap = pa.py_buffer(np.packbits(valid, bitorder="little")) if nulls else None
     if pa.types.is_string(arrow):
-        buffers = _texts(kernel, memory, slots)
+        buffers = _gather_texts(kernel, memory, slots)
     elif pa.types.is_boolean(arrow):
         buffers = [np.packbits(slots != 0, bitorder="little")]
     elif pa.types.is_float32(arrow):
@@ -189,7 +191,7 @@ def _column(arrow: pa.DataType, kernel: Any, memory: Any, slots: IntArray, valid
     return pa.Array.from_buffers(arrow, len(slots), [bitmap, *map(pa.py_buffer, buffers)], nulls)
 
 
-def _texts(kernel: Any, memory: Any, slots: IntArray) -> list[npt.NDArray[Any]]:
+def _gather_texts(kernel: Any, memory: Any, slots: IntArray) -> list[npt.NDArray[Any]]:
     """The offsets and the bytes of a text column."""
     offsets = np.empty(len(slots) + 1, np.int32)
     size = kernel.lay_out(slots, offsets)

@@ -92,55 +92,54 @@ class JsonFallbackDecoder(ByValue):
         broken: list[BadRecord] = []
         if may_contain(values, b"\\"):
             values, index, broken = set_aside(values, index, _lone_surrogates(values), _LONE_SURROGATE)
-        return with_bad(self._decode(values, index), [*null, *broken])
+        return with_bad(self._decode_indexed(values, index), [*null, *broken])
 
-    def _decode(self, values: pa.BinaryArray, index: IntArray) -> Decoded:
+    def _decode_indexed(self, values: pa.BinaryArray, index: IntArray) -> Decoded:
         if not len(values):
             return Decoded(self._schema.empty_table(), index, [])
         try:
-            return self._read(values, index)
+            return self._read_values(values, index)
         except RejectedBatch:
             if len(values) > _PIECE:
-                return in_pieces(self._decode, values, index, _PIECE)
-            return self._decode_explained(values, index)
-
-    def _decode_explained(self, values: pa.BinaryArray, index: IntArray) -> Decoded:
-        """Decodes at most `_PIECE` records, of which the parsers reject at least one. The only loop over records."""
-        reasons = [self._explainer.explain(record) for record in values.to_pylist()]
-        bad = [BadRecord(position, reason) for position, reason in zip(index.tolist(), reasons, strict=True) if reason]
-        fine = np.array([reason is None for reason in reasons], np.bool_)
-        return with_bad(self._decode_selected(self._selection.of(values.filter(pa.array(fine))), index[fine]), bad)
+                return in_pieces(self._decode_indexed, values, index, _PIECE)
+            # The parsers reject at least one of the records. The only loop over records.
+            reasons = [self._explainer.explain(record) for record in values.to_pylist()]
+            bad = [
+                BadRecord(position, reason) for position, reason in zip(index.tolist(), reasons, strict=True) if reason
+            ]
+            fine = np.array([reason is None for reason in reasons], np.bool_)
+            return with_bad(self._decode_selected(self._selection.of(values.filter(pa.array(fine))), index[fine]), bad)
 
     def _decode_selected(self, values: pa.BinaryArray, index: IntArray) -> Decoded:
         """Decodes records of declared fields only, in halves down to those that the parsers still reject."""
         if not len(values):
             return Decoded(self._schema.empty_table(), index, [])
         try:
-            return self._rows(values, *self._parsed(values, joined(values)), index)
+            return self._make_rows(values, *self._parse_lines(values, joined(values)), index)
         except RejectedBatch as rejection:
             if len(values) == 1:
                 return Decoded(self._schema.empty_table(), index[:0], all_bad(index, str(rejection)))
             return in_pieces(self._decode_selected, values, index, (len(values) + 1) // 2)
 
-    def _read(self, values: pa.BinaryArray, index: IntArray) -> Decoded:
+    def _read_values(self, values: pa.BinaryArray, index: IntArray) -> Decoded:
         lines = joined(values)
-        frame, decimals = self._parsed(values, lines)
+        frame, decimals = self._parse_lines(values, lines)
         nulls = {name: frame[name].null_count() for name in frame.columns}
         nulls |= {name: column.null_count for name, column in decimals.items()}
         twice = _names_twice(values, lines, nulls)
         if twice is not None:
             values = pc.replace_with_mask(values, twice, self._selection.of(values.filter(twice)))
-            frame, decimals = self._parsed(values, joined(values))
-        return self._rows(values, frame, decimals, index)
+            frame, decimals = self._parse_lines(values, joined(values))
+        return self._make_rows(values, frame, decimals, index)
 
-    def _parsed(self, values: pa.BinaryArray, lines: bytes) -> tuple[pl.DataFrame, dict[str, pa.ChunkedArray]]:
+    def _parse_lines(self, values: pa.BinaryArray, lines: bytes) -> tuple[pl.DataFrame, dict[str, pa.ChunkedArray]]:
         """The columns of both parsers, one row per record. Raises RejectedBatch."""
-        frame = self._frame(lines)
+        frame = self._read_frame(lines)
         if frame.height != len(values):
             raise RejectedBatch("empty record")
         return frame, _read_decimals(lines, self._decimals)
 
-    def _rows(
+    def _make_rows(
         self, values: pa.BinaryArray, frame: pl.DataFrame, decimals: Mapping[str, pa.ChunkedArray], index: IntArray
     ) -> Decoded:
         faults: list[Fault] = []
@@ -152,12 +151,12 @@ class JsonFallbackDecoder(ByValue):
             read = frame[field.name]
             if pa.types.is_string(field.type):
                 read = with_own_texts(field.name, read, values)
-            column, fault = _typed(field, read)
+            column, fault = _convert_column(field, read)
             columns.append(column)
             faults += fault
         return drop_rows(pa.table(columns, schema=self._schema), index, faults)
 
-    def _frame(self, lines: bytes) -> pl.DataFrame:
+    def _read_frame(self, lines: bytes) -> pl.DataFrame:
         if self._try_integers:
             try:
                 return _read_ndjson(lines, {**self._wire, **self._integer_times})
@@ -217,10 +216,10 @@ class _Selection:
             return None
         if own is None:
             return None
-        fields = [f"{self._names[column]}:{self._written(column, text)}" for column, text in own.items()]
+        fields = [f"{self._names[column]}:{self._write_value(column, text)}" for column, text in own.items()]
         return f"{{{','.join(fields)}}}".encode()
 
-    def _written(self, column: int, text: str) -> str:
+    def _write_value(self, column: int, text: str) -> str:
         """Writes a value so that the parsers read it as its column says: they reject long numbers, and would reformat
         those in text."""
         target = self._types[column]
@@ -287,7 +286,7 @@ def _read_decimals(lines: bytes, fields: list[pa.Field]) -> dict[str, pa.Chunked
         raise RejectedBatch(f"not readable as JSON with decimals: {error}") from error
 
 
-def _typed(field: pa.Field, column: pl.Series) -> tuple[pa.Array, list[Fault]]:
+def _convert_column(field: pa.Field, column: pl.Series) -> tuple[pa.Array, list[Fault]]:
     if column.dtype == pl.String and not pa.types.is_string(field.type):
         return convert(field.name, column, field.type)
     if pa.types.is_float32(field.type):

@@ -27,7 +27,7 @@ class Explainer:
     """Explains records that were meant to be rows of `schema`."""
 
     def __init__(self, schema: pa.Schema) -> None:
-        self._checks = [(field, check) for field in schema if (check := _check(field.type)) is not None]
+        self._checks = [(field, check) for field in schema if (check := _check_for(field.type)) is not None]
 
     def explain(self, record: bytes) -> str | None:
         """Why the record is bad, or None if only the parsers can say."""
@@ -43,7 +43,7 @@ class Explainer:
         if not text.strip(_BLANK):
             return "empty record"
         try:
-            return self._judge(_DECODER.decode(text))
+            return self._judge_row(_DECODER.decode(text))
         except json.JSONDecodeError as error:
             # One message of Python is "Unterminated string starting at".
             cut = f"; {_LINE_OF_MORE}" if text.strip(_BLANK)[:1] == "[" or text.strip(_BLANK) == "{" else ""
@@ -54,7 +54,7 @@ class Explainer:
             # Limits of Python: deep nesting, an integer of thousands of digits, or an exponent of twenty digits.
             return None
 
-    def _judge(self, row: Any) -> str | None:
+    def _judge_row(self, row: Any) -> str | None:
         if not isinstance(row, dict):
             return f"not a JSON object but {_KINDS[type(row)]}"
         for field, may_fit in self._checks:
@@ -75,7 +75,7 @@ def _reject_constant(name: str) -> NoReturn:
 _DECODER = json.JSONDecoder(parse_float=Decimal, parse_constant=_reject_constant)
 
 
-def _check(target: pa.DataType) -> Callable[[Any], bool] | None:
+def _check_for(target: pa.DataType) -> Callable[[Any], bool] | None:
     if pa.types.is_boolean(target):
         return lambda value: type(value) is bool
     if pa.types.is_floating(target):

@@ -46,12 +46,14 @@ def with_own_texts(name: str, column: pl.Series, values: pa.BinaryArray) -> pl.S
         text=pl.when(once).then(record.extract(rf"[{{,]\s*{written}\s*:\s*({_NUMBER})"))
     )
     several, root = candidates.filter(pl.col("text").is_null()), tree([(name,)])
-    parsed = several.with_columns(text=pl.Series([_own(text, root) for text in several["record"]], dtype=pl.String))
+    parsed = several.with_columns(
+        text=pl.Series([_own_text(text, root) for text in several["record"]], dtype=pl.String)
+    )
     own = pl.concat([candidates, parsed]).drop_nulls("text")
     return column.scatter(own["row"], own["text"])
 
 
-def _own(record: str, root: WantedValue) -> str | None:
+def _own_text(record: str, root: WantedValue) -> str | None:
     """The wanted value's text if it is a number, an array or an object, else None."""
     try:
         text = (texts(record, root) or {}).get(0, '"')
@@ -90,10 +92,10 @@ def texts(record: str, root: WantedValue) -> dict[int, str] | None:
     """Returns, by column, the JSON text of its value; missing columns are omitted. The last of equal names counts. None
     if the record is not an object. Raises ValueError, IndexError or RecursionError if it is not JSON."""
     texts_by_column: dict[int, str] = {}
-    at = _space(record, 0)
+    at = _skip_space(record, 0)
     if record[at] != "{":
         return None
-    at = _space(record, _take(record, at, root, texts_by_column))
+    at = _skip_space(record, _take_value(record, at, root, texts_by_column))
     if at != len(record):
         raise ValueError("text after the object")
     return texts_by_column
@@ -111,13 +113,13 @@ def is_number_in_json(record: bytes, path: Path) -> bool:
 _WHITE = " \t\r\n"
 
 
-def _space(text: str, at: int) -> int:
+def _skip_space(text: str, at: int) -> int:
     while text[at : at + 1] in _WHITE and at < len(text):
         at += 1
     return at
 
 
-def _take(text: str, at: int, node: WantedValue, texts_by_column: dict[int, str]) -> int:
+def _take_value(text: str, at: int, node: WantedValue, texts_by_column: dict[int, str]) -> int:
     """Extracts what is wanted of the value at this position. Returns the position after the value."""
     begin = at
     opening = text[at]
@@ -126,14 +128,14 @@ def _take(text: str, at: int, node: WantedValue, texts_by_column: dict[int, str]
     elif opening == "[" and any(isinstance(step, int) for step in node.inner):
         at = _take_items(text, at, node, texts_by_column)
     else:
-        at = _skip(text, at)
+        at = _skip_value(text, at)
     for column in node.columns:
         texts_by_column[column] = text[begin:at]
     return at
 
 
 def _take_fields(text: str, at: int, node: WantedValue, texts_by_column: dict[int, str]) -> int:
-    at = _space(text, at + 1)
+    at = _skip_space(text, at + 1)
     if text[at] == "}":
         return at + 1
     seen: set[str] = set()
@@ -141,48 +143,52 @@ def _take_fields(text: str, at: int, node: WantedValue, texts_by_column: dict[in
         if text[at] != '"':
             raise ValueError("no name")
         name, at = scanstring(text, at + 1, False)
-        at = _space(text, at)
+        at = _skip_space(text, at)
         if text[at] != ":":
             raise ValueError("no colon")
-        at = _space(text, at + 1)
+        at = _skip_space(text, at + 1)
         inner = node.inner.get(name)
         if inner is not None and name in seen:
             inner.forget(texts_by_column)
         seen.add(name)
-        at = _space(text, _skip(text, at) if inner is None else _take(text, at, inner, texts_by_column))
+        at = _skip_space(
+            text, _skip_value(text, at) if inner is None else _take_value(text, at, inner, texts_by_column)
+        )
         if text[at] == "}":
             return at + 1
         if text[at] != ",":
             raise ValueError("no comma")
-        at = _space(text, at + 1)
+        at = _skip_space(text, at + 1)
 
 
 def _take_items(text: str, at: int, node: WantedValue, texts_by_column: dict[int, str]) -> int:
-    at = _space(text, at + 1)
+    at = _skip_space(text, at + 1)
     if text[at] == "]":
         return at + 1
     position = 0
     while True:
         inner = node.inner.get(position)
-        at = _space(text, _skip(text, at) if inner is None else _take(text, at, inner, texts_by_column))
+        at = _skip_space(
+            text, _skip_value(text, at) if inner is None else _take_value(text, at, inner, texts_by_column)
+        )
         if text[at] == "]":
             return at + 1
         if text[at] != ",":
             raise ValueError("no comma")
-        at, position = _space(text, at + 1), position + 1
+        at, position = _skip_space(text, at + 1), position + 1
 
 
-def _reject(name: str) -> NoReturn:
+def _reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
 
 # Numbers are not converted, so none is too long to be skipped.
 _SCANNER: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder(
-    parse_float=str, parse_int=str, parse_constant=_reject, strict=False
+    parse_float=str, parse_int=str, parse_constant=_reject_constant, strict=False
 ).scan_once  # type: ignore[attr-defined]
 
 
-def _skip(text: str, at: int) -> int:
+def _skip_value(text: str, at: int) -> int:
     try:
         return _SCANNER(text, at)[1]
     except StopIteration as error:

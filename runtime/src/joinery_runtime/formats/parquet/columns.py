@@ -82,13 +82,13 @@ def read_as(column: str, values: pa.Array, target: pa.DataType) -> tuple[pa.Arra
     if kinds.is_null(file_type):
         return values.cast(target), []
     if kinds.is_timestamp(target):
-        return _times(column, values, target)
+        return _convert_times(column, values, target)
     if kinds.is_date(target):
-        return _dates(column, values, target)
+        return _convert_dates(column, values, target)
     if file_type == target:
         return values, []
     if kinds.is_string(target):
-        return _texts(column, values)
+        return _convert_texts(column, values)
     if kinds.is_decimal(target) or (kinds.is_decimal(file_type) and file_type.bit_width > 128):
         return convert(column, _plain_text(values), target)
     series = pl.Series(values)
@@ -100,7 +100,7 @@ def read_as(column: str, values: pa.Array, target: pa.DataType) -> tuple[pa.Arra
     return values.cast(target, safe=False), []
 
 
-def _times(column: str, values: pa.Array, target: pa.DataType) -> tuple[pa.Array, list[Fault]]:
+def _convert_times(column: str, values: pa.Array, target: pa.DataType) -> tuple[pa.Array, list[Fault]]:
     if values.type == pa.uint64():
         return convert(column, _plain_text(values), target)
     if kinds.is_integer(values.type):
@@ -112,7 +112,7 @@ def _times(column: str, values: pa.Array, target: pa.DataType) -> tuple[pa.Array
     return checked(column, physical.cast(pl.String), in_years(times), target)
 
 
-def _dates(column: str, values: pa.Array, target: pa.DataType) -> tuple[pa.Array, list[Fault]]:
+def _convert_dates(column: str, values: pa.Array, target: pa.DataType) -> tuple[pa.Array, list[Fault]]:
     """Arrow has days that nobody else can represent: of the year 10000, say."""
     per_day = 1 if kinds.is_date32(values.type) else _MS_OF_A_DAY
     physical = pl.Series(values.cast(pa.int32() if per_day == 1 else pa.int64())).cast(pl.Int64)
@@ -120,7 +120,7 @@ def _dates(column: str, values: pa.Array, target: pa.DataType) -> tuple[pa.Array
     return checked(column, physical.cast(pl.String), days.cast(pl.Int32), target)
 
 
-def _texts(column: str, values: pa.Array) -> tuple[pa.Array, list[Fault]]:
+def _convert_texts(column: str, values: pa.Array) -> tuple[pa.Array, list[Fault]]:
     file_type = values.type
     if _is_bytes(file_type):
         values = values.cast(pa.binary())

@@ -45,11 +45,11 @@ class ProtobufDecoder(RowDecoder):
     def __init__(self, schema: pa.Schema, paths: Mapping[str, Path], written: Any) -> None:
         super().__init__(schema, paths)
         self._schemas = written if isinstance(written, Schemas) else None
-        self._plain = None if isinstance(written, Schemas) else _Reader(written, self._columns)
+        self._plain_value = None if isinstance(written, Schemas) else _Reader(written, self._columns)
         self._readers: dict[bytes, _Reader] = {}  # by the schema's number and the positions, as encoded in records
 
     def values_of(self, record: bytes) -> Mapping[str, Any]:
-        reader, start = (self._plain, 0) if self._plain is not None else self._reader_of(record)
+        reader, start = (self._plain_value, 0) if self._plain_value is not None else self._reader_of(record)
         return reader.read(record[start:])
 
     def _reader_of(self, record: bytes) -> tuple[_Reader, int]:
@@ -74,7 +74,7 @@ class _Reader:
     def __init__(self, descriptor: Any, columns: list[tuple[str, Path]]) -> None:
         self._name = descriptor.full_name
         self._parse = message_factory.GetMessageClass(descriptor).FromString
-        self._columns = [(name, _getter(descriptor, path)) for name, path in columns]
+        self._columns = [(name, _make_getter(descriptor, path)) for name, path in columns]
 
     def read(self, record: bytes) -> dict[str, Any]:
         """Reads a record's values by column. Raises RejectedRecord."""
@@ -96,7 +96,7 @@ class _Reader:
         return values
 
 
-def _getter(descriptor: Any, path: Path) -> Callable[[Any], Any]:
+def _make_getter(descriptor: Any, path: Path) -> Callable[[Any], Any]:
     field = descriptor.fields_by_name.get(path[0]) if len(path) == 1 else None
     if field is None or field.is_repeated or field.message_type is not None or field.has_presence:
         return lambda message: _value_at(message, path)
@@ -121,7 +121,7 @@ def _value_at(message: Any, path: Path) -> Any:
         return None
     value, rest = getattr(message, field.name), path[1:]
     if not rest:
-        return _plain(field, value)
+        return _plain_value(field, value)
     if field.is_repeated and not _is_map(field):
         if not isinstance(rest[0], int) or rest[0] >= len(value):
             return None
@@ -129,7 +129,7 @@ def _value_at(message: Any, path: Path) -> Any:
         if not rest:
             return _element_value(field, value)
     if _is_map(field):
-        return inside(_plain(field, value), rest)
+        return inside(_plain_value(field, value), rest)
     return None if field.message_type is None else _value_at(value, rest)
 
 
@@ -138,15 +138,15 @@ def _is_map(field: Any) -> bool:
     return kind is not None and kind.GetOptions().map_entry
 
 
-def _plain(field: Any, value: Any) -> Any:
+def _plain_value(field: Any, value: Any) -> Any:
     """A field's value as `json_text` takes it."""
     if _is_map(field):
         value_field = field.message_type.fields_by_name["value"]
-        return {_key(key): _element_value(value_field, element) for key, element in value.items()}
+        return {_key_text(key): _element_value(value_field, element) for key, element in value.items()}
     return [_element_value(field, element) for element in value] if field.is_repeated else _element_value(field, value)
 
 
-def _key(key: Any) -> str:
+def _key_text(key: Any) -> str:
     return str(key).lower() if isinstance(key, bool) else str(key)
 
 
@@ -192,17 +192,17 @@ def message_indexes(record: bytes, start: int) -> tuple[list[int], int]:
     """Reads which message of its schema a framed record is: a count and as many positions, in zigzag varints, where a
     single zero stands for the first message. Returns the positions, and where the message begins. Raises ValueError if
     there is no such list."""
-    count, at = _zigzag(record, start)
+    count, at = _read_zigzag(record, start)
     indexes = []
     if not 0 <= count <= len(record) - at:
         raise ValueError("the list of message positions is longer than the record")
     for _ in range(count):
-        index, at = _zigzag(record, at)
+        index, at = _read_zigzag(record, at)
         indexes.append(index)
     return indexes or [0], at
 
 
-def _zigzag(record: bytes, at: int) -> tuple[int, int]:
+def _read_zigzag(record: bytes, at: int) -> tuple[int, int]:
     try:
         number, end = varint(record, at)
     except ValueError:

@@ -49,9 +49,9 @@ class ProtobufRows:
 
     def encode(self, rows: pa.Table | pa.RecordBatch) -> list[bytes]:
         """One framed record per row."""
-        message, frame = _message(self.schema, self.imports), framed(self.number) + _FIRST_MESSAGE
+        message, frame = _message_class(self.schema, self.imports), framed(self.number) + _FIRST_MESSAGE
         names = rows.schema.names
-        columns = [_plain(column) for column in rows.columns]
+        columns = [_settable_values(column) for column in rows.columns]
         return [
             frame + message(**dict(zip(names, values, strict=True))).SerializeToString()
             for values in zip(*columns, strict=True)
@@ -59,11 +59,11 @@ class ProtobufRows:
 
 
 @functools.lru_cache(maxsize=16)
-def _message(schema: str, imports: tuple[tuple[str, str], ...]) -> Any:
+def _message_class(schema: str, imports: tuple[tuple[str, str], ...]) -> Any:
     return message_factory.GetMessageClass(compile_schema(schema, dict(imports)).message_at([0]))
 
 
-def _plain(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+def _settable_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     """A column's values as a message takes them; None for an unset field."""
     if pa.types.is_timestamp(column.type):
         times = pc.cast(pc.cast(column, pa.timestamp("ms", column.type.tz)), pa.int64()).to_pylist()
@@ -74,9 +74,9 @@ def _plain(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     return values
 
 
-def _read(message: Any, column: pa.Field) -> Any:
-    """Reads back a column's value that `_plain` has converted. None if the message, of an older schema, lacks the
-    field."""
+def _read_column(message: Any, column: pa.Field) -> Any:
+    """Reads back a column's value that `_settable_values` has converted. None if the message, of an older schema, lacks
+    the field."""
     field = message.DESCRIPTOR.fields_by_name.get(column.name)
     if field is None or (field.has_presence and not message.HasField(column.name)):
         return None
@@ -100,18 +100,18 @@ class ProtobufOutput(SchemaOutput):
     def _register(self) -> ProtobufRows:
         self.check_names("Protobuf")
         client = self.client()
-        newest = self._newest(client)
+        newest = self._newest_schema(client)
         try:
             return self._registered_after(newest, client)
         except SchemaRejected:
             # Somebody else may have registered the next version meanwhile, with the numbers that this one would use.
             client = self.client()  # a new client, without cached answers
-            now = self._newest(client)
+            now = self._newest_schema(client)
             if now is None or (newest is not None and newest.version == now.version):
                 raise
             return self._registered_after(now, client)
 
-    def _newest(self, client: SchemaRegistryClient) -> RegisteredSchema | None:
+    def _newest_schema(self, client: SchemaRegistryClient) -> RegisteredSchema | None:
         return self.ask(lambda: client.get_latest_version(self.subject))
 
     def _registered_after(self, newest: RegisteredSchema | None, client: SchemaRegistryClient) -> ProtobufRows:
@@ -122,19 +122,19 @@ class ProtobufOutput(SchemaOutput):
             todo = "Write another topic, or in the format that this one has"
             raise self.problem(summary, f"{self.url}, subject {self.subject}, version {newest.version}", todo)
         where = f"version {newest.version} of {self.subject}"
-        imports = imports_of(newest.schema, self._referenced)
-        message = self._compiled(newest.schema.schema_str, imports, where)
+        imports = imports_of(newest.schema, self._referenced_files)
+        message = self._compile_message(newest.schema.schema_str, imports, where)
         self._check_types(message, where)
         self._check_nulls(message, where)
         fields = {field.name: field for field in message.fields}
         if fields.keys() >= set(self.rows.names):
             return ProtobufRows(newest.schema.schema_str, tuple(sorted(imports.items())), newest.schema_id)
         self._check_extensible(message, fields, where)
-        return self._registered_as(client, self.schema(fields, self._highest(client)), newest.version or 0)
+        return self._registered_as(client, self.schema(fields, self._highest_number(client)), newest.version or 0)
 
     def _registered_as(self, client: SchemaRegistryClient, text: str, after: int) -> ProtobufRows:
         """Registers a schema. `after` is the newest version that the schema takes into account."""
-        message = self._compiled(text, {}, "the schema of the job's columns")
+        message = self._compile_message(text, {}, "the schema of the job's columns")
         number = self.register(client, text, "PROTOBUF")
         client = self.client()  # a new client, without cached answers
         own, other = self._came_before(client, number, after, message)
@@ -166,15 +166,17 @@ class ProtobufOutput(SchemaOutput):
             if registered is not None and registered.schema_id == number:
                 return version, other
             if registered is not None and other is None and registered.schema.schema_type == "PROTOBUF":
-                imports = imports_of(registered.schema, self._referenced)
-                earlier = self._compiled(registered.schema.schema_str, imports, f"version {version} of {self.subject}")
-                other = registered if _contradict(earlier, message) else None
+                imports = imports_of(registered.schema, self._referenced_files)
+                earlier = self._compile_message(
+                    registered.schema.schema_str, imports, f"version {version} of {self.subject}"
+                )
+                other = registered if _messages_contradict(earlier, message) else None
         return after, None
 
     def _reader(self, schema: Schema) -> Callable[[bytes], dict[str, Any]]:
-        imports = imports_of(schema, self._referenced)
+        imports = imports_of(schema, self._referenced_files)
         try:
-            message = _message(schema.schema_str or "", tuple(sorted(imports.items())))
+            message = _message_class(schema.schema_str or "", tuple(sorted(imports.items())))
         except InvalidSchema as error:
             raise ValueError(str(error)) from error
         columns = [column for column in self.rows if column.name in message.DESCRIPTOR.fields_by_name]
@@ -190,17 +192,17 @@ class ProtobufOutput(SchemaOutput):
                 row = message.FromString(record[1:])
             except DecodeError as error:
                 raise ValueError(str(error)) from error
-            return {column.name: _read(row, column) for column in self.rows}
+            return {column.name: _read_column(row, column) for column in self.rows}
 
         return read
 
-    def _referenced(self, schema: Any) -> Iterator[tuple[str, Any]]:
+    def _referenced_files(self, schema: Any) -> Iterator[tuple[str, Any]]:
         for reference in schema.references or ():
             version = self.ask(functools.partial(self.client().get_version, reference.subject, reference.version))
             if version is not None:
                 yield reference.name, version.schema
 
-    def _compiled(self, text: str, imports: Mapping[str, str], where: str) -> Any:
+    def _compile_message(self, text: str, imports: Mapping[str, str], where: str) -> Any:
         """Compiles a schema, and returns its first message."""
         try:
             return compile_schema(text, imports).message_at([0])
@@ -212,7 +214,7 @@ class ProtobufOutput(SchemaOutput):
         for column in self.rows:
             field = message.fields_by_name.get(column.name)
             if field is not None and _is_other(field, column.type):
-                actual = f"repeated {_kind(field)}" if field.is_repeated else _kind(field)
+                actual = f"repeated {_field_kind(field)}" if field.is_repeated else _field_kind(field)
                 raise self.problem(
                     f"column {column.name} is {kind_of(column.type)}, and the field of that name is {actual}",
                     f"{where}, message {message.full_name}",
@@ -241,9 +243,9 @@ class ProtobufOutput(SchemaOutput):
     def _check_extensible(self, message: Any, fields: Mapping[str, Any], where: str) -> None:
         """Raises SinkError unless this class could have written the schema for its fields. Only its authors may extend
         any other schema."""
-        if all(_kind(field) in _WRITTEN for field in message.fields):
-            own = self._compiled(self.schema(fields), {}, where)
-            if _file(own) == _file(message):
+        if all(_field_kind(field) in _WRITTEN for field in message.fields):
+            own = self._compile_message(self.schema(fields), {}, where)
+            if _file_descriptor(own) == _file_descriptor(message):
                 return
         missing = [f"{column.name} ({kind_of(column.type)})" for column in self.rows if column.name not in fields]
         raise self.problem(
@@ -252,36 +254,40 @@ class ProtobufOutput(SchemaOutput):
             "Add the fields to that schema and register it, or write another topic",
         )
 
-    def _highest(self, client: SchemaRegistryClient) -> int:
+    def _highest_number(self, client: SchemaRegistryClient) -> int:
         """The highest number that any version of the subject, deleted ones included, has used or reserved."""
         numbers = {0}
-        for message in self._versions(client):
+        for message in self._version_messages(client):
             numbers.update(field.number for field in message.fields)
-            (text,) = [candidate for candidate in _file(message).message_type if candidate.name == message.name]
+            (text,) = [
+                candidate for candidate in _file_descriptor(message).message_type if candidate.name == message.name
+            ]
             numbers.update(reserved.end - 1 for reserved in text.reserved_range)
         return max(numbers)
 
-    def _versions(self, client: SchemaRegistryClient) -> Iterator[Any]:
+    def _version_messages(self, client: SchemaRegistryClient) -> Iterator[Any]:
         """Yields the messages of the subject's schemas, deleted ones included."""
         for version in self.ask(lambda: client.get_versions(self.subject, deleted=True)) or ():
             registered = self.ask(functools.partial(client.get_version, self.subject, version, deleted=True))
             if registered is not None and registered.schema.schema_type == "PROTOBUF":
-                imports = imports_of(registered.schema, self._referenced)
-                yield self._compiled(registered.schema.schema_str, imports, f"version {version} of {self.subject}")
+                imports = imports_of(registered.schema, self._referenced_files)
+                yield self._compile_message(
+                    registered.schema.schema_str, imports, f"version {version} of {self.subject}"
+                )
 
     def defaults(self) -> Mapping[str, Any]:
         """The defaults of fields that lack `optional` in some version. A record with such a value may have had null."""
         defaults: dict[str, Any] = {}
-        for message in self._versions(self.client()):
+        for message in self._version_messages(self.client()):
             for column in self.rows:
                 field = message.fields_by_name.get(column.name)
                 plain = field is not None and not field.has_presence and not field.is_repeated
-                if plain and _kind(field) == kind_of(column.type):
+                if plain and _field_kind(field) == kind_of(column.type):
                     defaults[column.name] = field.default_value
         return {name: value for name, value in defaults.items() if not _in_text(self.rows.field(name).type)}
 
     @property
-    def _name(self) -> str:
+    def _message_name(self) -> str:
         words = re.split(r"[^A-Za-z0-9]+", self.topic)
         name = "".join(word[:1].upper() + word[1:] for word in words)
         return name if name[:1].isalpha() else f"Topic{name}"
@@ -289,14 +295,14 @@ class ProtobufOutput(SchemaOutput):
     def schema(self, existing: Mapping[str, Any], highest: int | None = None) -> str:
         """The schema of the `existing` fields (descriptors by name). If the `highest` number ever used is given, the
         schema also has fields for the other columns."""
-        fields = {field.number: (_kind(field), name) for name, field in existing.items()}
+        fields = {field.number: (_field_kind(field), name) for name, field in existing.items()}
         if highest is not None:
             new = [column for column in self.rows if column.name not in existing]
             fields |= {number: (kind_of(column.type), column.name) for number, column in enumerate(new, highest + 1)}
-        return "\n".join(_text(self._name, fields))
+        return "\n".join(_schema_text(self._message_name, fields))
 
 
-def _text(name: str, fields: Mapping[int, tuple[str, str]]) -> Iterable[str]:
+def _schema_text(name: str, fields: Mapping[int, tuple[str, str]]) -> Iterable[str]:
     yield 'syntax = "proto3";'
     if any(kind == _TIMESTAMP for kind, _ in fields.values()):
         yield 'import "google/protobuf/timestamp.proto";'
@@ -308,27 +314,27 @@ def _text(name: str, fields: Mapping[int, tuple[str, str]]) -> Iterable[str]:
 
 def _is_other(field: Any, column: pa.DataType) -> bool:
     """Whether the field differs from the one that a column of this type would have."""
-    return bool(field.is_repeated) or _kind(field) != kind_of(column)
+    return bool(field.is_repeated) or _field_kind(field) != kind_of(column)
 
 
-def _contradict(message: Any, other: Any) -> bool:
+def _messages_contradict(message: Any, other: Any) -> bool:
     """Whether a field of one message differs, by name or by number, from one in the other message."""
-    numbers = {field.name: (field.number, _kind(field)) for field in other.fields}
+    numbers = {field.name: (field.number, _field_kind(field)) for field in other.fields}
     names = {field.number: field.name for field in other.fields}
     return any(
-        numbers.get(field.name, (field.number, _kind(field))) != (field.number, _kind(field))
+        numbers.get(field.name, (field.number, _field_kind(field))) != (field.number, _field_kind(field))
         or names.get(field.number, field.name) != field.name
         for field in message.fields
     )
 
 
-def _kind(field: Any) -> str:
+def _field_kind(field: Any) -> str:
     if field.message_type is not None:
         return str(field.message_type.full_name)
     return "enum" if field.enum_type is not None else _NAMES.get(field.type, f"type {field.type}")
 
 
-def _file(message: Any) -> descriptor_pb2.FileDescriptorProto:
+def _file_descriptor(message: Any) -> descriptor_pb2.FileDescriptorProto:
     """The file that contains a message, without comments and blanks."""
     file = descriptor_pb2.FileDescriptorProto()
     message.file.CopyToProto(file)

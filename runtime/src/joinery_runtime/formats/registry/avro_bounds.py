@@ -109,17 +109,17 @@ class _Judge:
         if kind in ("record", "error"):
             name = node.get("name", "")
             if name in inside:
-                return self._endless()
+                return self._check_endless()
             fields = [self.surplus(field["type"], (*inside, name)) for field in node["fields"]]
             self._surplus[name] = 1 + sum(fields)
             return self._surplus[name]
         if kind in self._surplus:
             return self._surplus[kind]
         if kind in inside or len(inside) > DEEPEST:
-            return self._endless()
+            return self._check_endless()
         return self.surplus(self._named[kind], inside)
 
-    def _endless(self) -> float:
+    def _check_endless(self) -> float:
         self.risky = True
         return math.inf
 
@@ -132,11 +132,11 @@ class _Walk:
         self._left = _VALUES + _VALUES_PER_BYTE * len(record)
 
     def value(self, schema: Any, depth: int) -> None:
-        self._count(1)
+        self._add_values(1)
         if depth > DEEPEST:
             raise OutOfBounds(f"it is nested deeper than {DEEPEST}")
         if isinstance(schema, list):
-            branch = self._number()
+            branch = self._read_number()
             if not 0 <= branch < len(schema):
                 raise OutOfBounds(f"a union has no branch {branch}")
             self.value(schema[branch], depth)
@@ -145,46 +145,46 @@ class _Walk:
         if isinstance(kind, dict | list):
             self.value(kind, depth)
         elif kind in ("array", "map"):
-            self._items(schema, kind, depth)
+            self._count_items(schema, kind, depth)
         elif kind in ("record", "error"):
             for field in schema["fields"]:
                 self.value(field["type"], depth + 1)
         elif kind == "fixed" or kind in _WIDTHS:
-            self._plain(kind, schema)
+            self._skip_plain(kind, schema)
         else:
             self.value(self._named[kind], depth)
 
-    def _plain(self, kind: str, schema: Any) -> None:
+    def _skip_plain(self, kind: str, schema: Any) -> None:
         if kind in ("int", "long", "enum"):
-            self._number()
+            self._read_number()
         elif kind in ("bytes", "string"):
-            self._skip(self._number())
+            self._skip_bytes(self._read_number())
         else:
-            self._skip(int(schema["size"]) if kind == "fixed" else _WIDTHS[kind])
+            self._skip_bytes(int(schema["size"]) if kind == "fixed" else _WIDTHS[kind])
 
-    def _items(self, schema: Mapping[str, Any], kind: str, depth: int) -> None:
-        while (count := self._number()) != 0:
+    def _count_items(self, schema: Mapping[str, Any], kind: str, depth: int) -> None:
+        while (count := self._read_number()) != 0:
             if count < 0:  # the block's length follows
                 count = -count
-                self._number()
+                self._read_number()
             if count > self._left:
                 raise OutOfBounds(f"it has a block of {count:,} items in {len(self._record):,} bytes")
             for _ in range(count):
                 if kind == "map":
-                    self._skip(self._number())
+                    self._skip_bytes(self._read_number())
                 self.value(schema["items" if kind == "array" else "values"], depth + 1)
 
-    def _count(self, values: int) -> None:
+    def _add_values(self, values: int) -> None:
         self._left -= values
         if self._left < 0:
             raise OutOfBounds(f"it has more values than {len(self._record):,} bytes can hold")
 
-    def _skip(self, size: int) -> None:
+    def _skip_bytes(self, size: int) -> None:
         if size < 0 or self._at + size > len(self._record):
             raise OutOfBounds("it ends too early")
         self._at += size
 
-    def _number(self) -> int:
+    def _read_number(self) -> int:
         try:
             number, self._at = varint(self._record, self._at)
         except ValueError as error:
@@ -192,12 +192,12 @@ class _Walk:
         return number >> 1 ^ -(number & 1)
 
 
-def _decimal(data: Any, written: dict[Any, Any] | None = None, _: dict[Any, Any] | None = None) -> Decimal:
+def _read_decimal(data: Any, written: dict[Any, Any] | None = None, _: dict[Any, Any] | None = None) -> Decimal:
     return decimal_of(data, int((written or {}).get("scale", 0)))
 
 
 # fastavro's own reader takes quadratic time, rounds to the schema's precision, and shares a context between threads.
-LOGICAL_READERS["bytes-decimal"] = LOGICAL_READERS["fixed-decimal"] = _decimal
+LOGICAL_READERS["bytes-decimal"] = LOGICAL_READERS["fixed-decimal"] = _read_decimal
 
 
 _PREFIX = "joinery-"
@@ -247,11 +247,11 @@ class LocalNanos(Nanos):
     epoch = _LOCAL_EPOCH
 
 
-def _instant(epoch: datetime, unit: str) -> Callable[..., Any]:
+def _instant_reader(epoch: datetime, unit: str) -> Callable[..., Any]:
     return _or_number(lambda number: epoch + timedelta(microseconds=number * _US[unit]))
 
 
-def _clock(unit: str) -> Callable[..., Any]:
+def _clock_reader(unit: str) -> Callable[..., Any]:
     return _or_number(lambda number: _time_of_day(timedelta(microseconds=number * _US[unit])))
 
 
@@ -263,10 +263,10 @@ def _time_of_day(since_midnight: timedelta) -> time:
 
 _READERS: dict[str, Callable[..., Any]] = {
     f"int-{_PREFIX}date": _or_number(lambda number: date(1970, 1, 1) + timedelta(days=number)),
-    f"int-{_PREFIX}time-millis": _clock("millis"),
-    f"long-{_PREFIX}time-micros": _clock("micros"),
-    **{f"long-{_PREFIX}timestamp-{unit}": _instant(_EPOCH, unit) for unit in _US},
-    **{f"long-{_PREFIX}local-timestamp-{unit}": _instant(_LOCAL_EPOCH, unit) for unit in _US},
+    f"int-{_PREFIX}time-millis": _clock_reader("millis"),
+    f"long-{_PREFIX}time-micros": _clock_reader("micros"),
+    **{f"long-{_PREFIX}timestamp-{unit}": _instant_reader(_EPOCH, unit) for unit in _US},
+    **{f"long-{_PREFIX}local-timestamp-{unit}": _instant_reader(_LOCAL_EPOCH, unit) for unit in _US},
     f"long-{_PREFIX}timestamp-nanos": _or_number(Nanos),
     f"long-{_PREFIX}local-timestamp-nanos": _or_number(LocalNanos),
 }

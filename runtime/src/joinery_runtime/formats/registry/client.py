@@ -85,11 +85,11 @@ class Registry:
                     facts=facts,
                     todo=f"Check basic.auth.user.info in {self.setting}.propertiesSecretRef",
                 ) from error
-            raise self._silent(facts) from error
+            raise self._silence_error(facts) from error
         except ValueError as error:  # an answer that is no JSON, or too long
             raise self._no_registry(self._request_facts(request, error)) from error
         except Exception as error:  # from whatever HTTP library the client uses
-            raise self._silent(self._request_facts(request, error)) from error
+            raise self._silence_error(self._request_facts(request, error)) from error
 
     def check(self, client: SchemaRegistryClient) -> None:
         """Asks the registry for any schema, to learn whether it is one and lets the job in. Raises as `ask` does."""
@@ -115,9 +115,9 @@ class Registry:
 
     def slow(self, request: str) -> Unavailable:
         """The error for a registry whose answers take too long in all."""
-        return self._silent(f"{self.url} was asked for {request}")
+        return self._silence_error(f"{self.url} was asked for {request}")
 
-    def _silent(self, facts: str) -> Unavailable:
+    def _silence_error(self, facts: str) -> Unavailable:
         return self.unavailable(
             f"{self.whose}: the schema registry does not answer",
             facts=facts,

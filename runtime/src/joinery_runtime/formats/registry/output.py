@@ -74,7 +74,7 @@ class SchemaOutput(ABC):
             raise self.problem(f"{language} cannot have columns of these names", ", ".join(wrong), todo)
 
     def client(self) -> SchemaRegistryClient:
-        return self._registry.client(self.properties)
+        return self._make_registry.client(self.properties)
 
     def register(self, client: SchemaRegistryClient, text: str, kind: str) -> int:
         """Registers a schema, and returns its number. Also raises SchemaRejected."""
@@ -88,7 +88,7 @@ class SchemaOutput(ABC):
 
     def ask(self, ask: Callable[[], Answer]) -> Answer | None:
         """The registry's answer. None: it has no such thing."""
-        return self._registry.ask(ask, f"subject {self.subject}")
+        return self._make_registry.ask(ask, f"subject {self.subject}")
 
     def defaults(self) -> Mapping[str, Any]:
         """By column, what a null is read as, if some schema of the subject has no null for the column. Raises SinkError
@@ -107,12 +107,12 @@ class SchemaOutput(ABC):
                 row, other[index] = {}, record
             rows.append(row)
         misfits: list[int] = []
-        table = self._table(rows, 0, misfits)
+        table = self._fitting_table(rows, 0, misfits)
         other |= {index: records[index] for index in misfits}
         lines = rows_to_json(without_nulls(table, defaults))
         return [other.get(index, line) for index, line in enumerate(lines)]
 
-    def _table(self, rows: Sequence[dict[str, Any]], first: int, misfits: list[int]) -> pa.Table:
+    def _fitting_table(self, rows: Sequence[dict[str, Any]], first: int, misfits: list[int]) -> pa.Table:
         """A table with an empty row for each of `rows` whose values are not of the columns' types. Adds the places of
         these, counted from `first`, to `misfits`. Halves what does not fit as a whole: Arrow takes as long for one row
         as for many."""
@@ -123,7 +123,10 @@ class SchemaOutput(ABC):
                 misfits.append(first)
                 return pa.Table.from_pylist([{}], schema=self.rows)
         middle = len(rows) // 2
-        halves = (self._table(rows[:middle], first, misfits), self._table(rows[middle:], first + middle, misfits))
+        halves = (
+            self._fitting_table(rows[:middle], first, misfits),
+            self._fitting_table(rows[middle:], first + middle, misfits),
+        )
         return pa.concat_tables(halves)
 
     @abstractmethod
@@ -147,7 +150,7 @@ class SchemaOutput(ABC):
         return SinkError(f"Output topic {self.topic}: {summary}", facts=facts, todo=todo)
 
     @property
-    def _registry(self) -> Registry:
+    def _make_registry(self) -> Registry:
         return Registry(self.url, f"Output topic {self.topic}", "output.schemaRegistry", SinkError, OutputUnavailable)
 
 

@@ -59,7 +59,7 @@ class ProtobufSchema:
 def compile_schema(text: str, imports: Mapping[str, str]) -> ProtobufSchema:
     """Compiles a schema. `imports` maps the names under which files import them to texts; google/protobuf/ is built in.
     Raises InvalidSchema."""
-    return _compile(text, tuple(sorted(imports.items())))
+    return _compile_schema(text, tuple(sorted(imports.items())))
 
 
 def imports_of(root: Any, referenced: Callable[[Any], Iterable[tuple[str, Any]]]) -> dict[str, str]:
@@ -72,14 +72,14 @@ def imports_of(root: Any, referenced: Callable[[Any], Iterable[tuple[str, Any]]]
 
 
 @functools.cache
-def _protoc() -> str:
+def _find_protoc() -> str:
     """Find the compiler where its package is installed; that folder need not be in PATH. google/protobuf/ lies beside
     it, where it looks by itself."""
     return next(str(file.locate()) for file in metadata.files(_PACKAGE) or () if file.stem == "protoc")
 
 
 @functools.lru_cache(maxsize=256)
-def _compile(text: str, imports: tuple[tuple[str, str], ...]) -> ProtobufSchema:
+def _compile_schema(text: str, imports: tuple[tuple[str, str], ...]) -> ProtobufSchema:
     files = dict(imports)
     name = next(
         candidate for candidate in (_FILE, *(f"schema{n}.proto" for n in range(len(files)))) if candidate not in files
@@ -95,7 +95,7 @@ def _compile(text: str, imports: tuple[tuple[str, str], ...]) -> ProtobufSchema:
             (Path(folder) / path).parent.mkdir(parents=True, exist_ok=True)
             (Path(folder) / path).write_text(content, "utf-8")
         # Runs in its own process, because protoc prints errors to the process's standard error.
-        command = [_protoc(), "-I.", "--include_imports", "--descriptor_set_out=.set"]
+        command = [_find_protoc(), "-I.", "--include_imports", "--descriptor_set_out=.set"]
         try:
             finished = subprocess.run([*command, name], cwd=folder, capture_output=True, timeout=_SECONDS, check=False)
         except subprocess.TimeoutExpired as error:

@@ -24,9 +24,9 @@ def references_of(root: Any, referenced: Callable[[Any], Iterable[tuple[str, Any
     """The schemas that `root` refers to, each once with the name that is used for it, those first that others need.
     `referenced` yields the schemas that a schema refers to, with their names. Raises UnusableReferences."""
     names: dict[str, Any] = {}
-    length = _length(root, 0)
+    length = _add_length(root, 0)
 
-    def visit(schema: Any, way: tuple[str, ...]) -> None:
+    def visit_schema(schema: Any, way: tuple[str, ...]) -> None:
         nonlocal length
         if len(way) > DEEPEST_REFERENCES:
             raise UnusableReferences(
@@ -39,17 +39,17 @@ def references_of(root: Any, referenced: Callable[[Any], Iterable[tuple[str, Any
                 raise UnusableReferences(f"its references lead in a circle: {' -> '.join((*way, name))}")
             if name in names:
                 continue
-            length = _length(other, length)
-            visit(other, (*way, name))
+            length = _add_length(other, length)
+            visit_schema(other, (*way, name))
             names[name] = other
             if len(names) > MOST_REFERENCES:
                 raise UnusableReferences(f"it refers to more than {MOST_REFERENCES} schemas")
 
-    visit(root, ())
+    visit_schema(root, ())
     return list(names.items())
 
 
-def _length(schema: Any, before: int) -> int:
+def _add_length(schema: Any, before: int) -> int:
     length = before + len(schema.schema_str)
     if length > MOST_CHARACTERS:
         raise UnusableReferences(f"it has more than {MOST_CHARACTERS:,} characters, with what it refers to")

@@ -87,14 +87,14 @@ class Schemas:
     def avro(self, number: int) -> AvroSchema:
         """The Avro schema with this number. Raises UnknownSchema, SourceUnavailable if the registry does not answer,
         and SourceError if it denies access."""
-        return self._schema(number, "AVRO", self._parse_avro)
+        return self._schema_of(number, "AVRO", self._parse_avro)
 
     def protobuf(self, number: int) -> ProtobufSchema:
         """The Protobuf schema with this number. Raises as `avro` does."""
-        schema: ProtobufSchema = self._schema(number, "PROTOBUF", self._compile_protobuf)
+        schema: ProtobufSchema = self._schema_of(number, "PROTOBUF", self._compile_protobuf)
         return schema
 
-    def _schema(self, number: int, kind: str, parse: Callable[[Any], Any]) -> Any:
+    def _schema_of(self, number: int, kind: str, parse: Callable[[Any], Any]) -> Any:
         if number not in self._parsed_schemas:
             self._raise_if_unknown(number)
             try:
@@ -131,7 +131,7 @@ class Schemas:
         if number not in self._registered_schemas:
             if len(self._registered_schemas) >= _MOST_KEPT:
                 self._registered_schemas.clear()
-            self._registered_schemas[number] = self._fetch(
+            self._registered_schemas[number] = self._fetch_once(
                 functools.partial(self._client.get_schema, number), f"schema {number}"
             )
         return self._registered_schemas[number]
@@ -155,10 +155,10 @@ class Schemas:
                 ask = functools.partial(self._client.get_version, *version)
                 if len(self._versions) >= _MOST_KEPT:
                     self._versions.clear()
-                self._versions[version] = self._fetch(ask, f"{version[0]} version {version[1]}").schema
+                self._versions[version] = self._fetch_once(ask, f"{version[0]} version {version[1]}").schema
             yield reference.name, self._versions[version]
 
-    def _fetch(self, ask: Callable[[], Any], description: str) -> Any:
+    def _fetch_once(self, ask: Callable[[], Any], description: str) -> Any:
         try:
             answer = self._registry.ask(ask, description)
         except SchemaRejected as error:  # not a possible version

@@ -107,16 +107,16 @@ class Board:
         names idle partitions per input; `savepoints` asks the store, from the loop's thread. With `settle` the drivers
         finish what an earlier definition of the job planned. That proves nothing about the present one, so the job is
         not ready yet."""
-        self._change(recovered=False)
+        self._change_snapshot(recovered=False)
         refresh = _Throttle(REFRESH_EVERY_S, self._running)
         savepoints_due = _Throttle(SAVEPOINTS_EVERY_S, self._running)
 
         def started(driver: Driver) -> None:
-            self._started(driver, recovered=not settle)
+            self._on_started(driver, recovered=not settle)
             listener.started(driver)
 
         def committed(epoch: CommittedEpoch) -> None:
-            self._committed(epoch, own=not settle)
+            self._on_committed(epoch, own=not settle)
             listener.committed(epoch)
 
         def retrying(error: JoineryError, pause: float) -> None:
@@ -126,16 +126,16 @@ class Board:
         def polled(driver: Driver) -> None:
             self.liveness.beat()
             if refresh.due() or driver.planned is not self._snapshot.planned:
-                self._refresh(driver, idle())
+                self._refresh_snapshot(driver, idle())
             if savepoints_due.due():
-                self._change(savepoint=max(savepoints(), key=lambda s: s.created_at, default=None))
+                self._change_snapshot(savepoint=max(savepoints(), key=lambda s: s.created_at, default=None))
             listener.polled(driver)
 
         def scaled(scaling: Scaling) -> None:
             at = self.wall()
             self.history.scaled(scaling, at)
             self.rescales[scaling.cause] += 1
-            self._change(scaling=(scaling, at))
+            self._change_snapshot(scaling=(scaling, at))
             listener.scaled(scaling)
 
         return replace(listener, started=started, committed=committed, retrying=retrying, polled=polled, scaled=scaled)
@@ -145,11 +145,11 @@ class Board:
 
         def waiting(outage: Outage) -> None:
             self.trouble(outage.error)
-            self._change(outage=outage)
+            self._change_snapshot(outage=outage)
             listener.waiting(outage)
 
         def recovered(outage: Outage) -> None:
-            self._change(outage=None, error=None)
+            self._change_snapshot(outage=None, error=None)
             listener.recovered(outage)
 
         return replace(listener, waiting=waiting, recovered=recovered)
@@ -162,26 +162,26 @@ class Board:
 
     def spark(self, executors: int | None) -> None:
         """Notes how many executors run; None: tasks run in the driver itself."""
-        self._change(executors=executors)
+        self._change_snapshot(executors=executors)
 
     def tasks(self, done: int) -> None:
         """Note how many tasks of the running epoch have ended."""
-        self._change(tasks=self._committed_tasks + done)
+        self._change_snapshot(tasks=self._committed_tasks + done)
 
     def workers(self, *, ran: bool) -> None:
         """Note whether an executor has run a task of this driver."""
-        self._change(workers_ran=ran)
+        self._change_snapshot(workers_ran=ran)
 
     def starved(self, outage: Outage | None) -> None:
         """Note since when no executor runs; None: one does."""
-        self._change(starved=outage)
+        self._change_snapshot(starved=outage)
 
-    def _started(self, driver: Driver, *, recovered: bool) -> None:
+    def _on_started(self, driver: Driver, *, recovered: bool) -> None:
         state, at, outage = driver.state, driver.state.committed_at_ms, self._snapshot.outage
         self._driver = driver
         with self._lock:
             self._rates = Rates(self._running(), RATE_WINDOW_S)
-        self._change(
+        self._change_snapshot(
             recovered=recovered,
             planned=None,
             generation=driver.generation,
@@ -195,17 +195,17 @@ class Board:
             error=None if outage is None else str(outage.error),
         )
 
-    def _committed(self, progress: CommittedEpoch, *, own: bool) -> None:
+    def _on_committed(self, progress: CommittedEpoch, *, own: bool) -> None:
         report, driver = progress.report, self._driver
         assert driver is not None, "it has started"
         self._committed_tasks = self._snapshot.tasks or 0
         self.epoch_seconds.observe(progress.seconds)
         self.history.committed(progress, self.wall())
         if report.amplification is not None:
-            self._change(amplification=report.amplification)
+            self._change_snapshot(amplification=report.amplification)
         with self._lock:
             self._rates.add(self._running(), progress.seconds, report.rows_in)
-        self._change(
+        self._change_snapshot(
             epoch=report.epoch,
             committed=self._snapshot.committed + 1,
             own=self._snapshot.own + own,
@@ -224,9 +224,9 @@ class Board:
             error=None,
         )
 
-    def _refresh(self, driver: Driver, idle: Mapping[str, Collection[str]]) -> None:
+    def _refresh_snapshot(self, driver: Driver, idle: Mapping[str, Collection[str]]) -> None:
         quiet = {name: _all_idle(state, idle.get(name, ())) for name, state in driver.state.inputs.items()}
-        self._change(
+        self._change_snapshot(
             planned=driver.planned,
             backlog=dict(driver.backlog),
             idle=quiet,
@@ -234,7 +234,7 @@ class Board:
             paused=dict(driver.paused),
         )
 
-    def _change(self, **changes: object) -> None:
+    def _change_snapshot(self, **changes: object) -> None:
         self.liveness.beat()
         with self._lock:
             self._snapshot = replace(self._snapshot, **changes)  # type: ignore[arg-type]

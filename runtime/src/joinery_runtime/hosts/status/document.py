@@ -37,24 +37,24 @@ def driver_status(board: Board, revision: str = "") -> DriverStatus:
         epoch=snapshot.epoch,
         committed=snapshot.own,
         tasks=snapshot.tasks,
-        inputs=tuple(_input(snapshot, name, rates, now) for name in board.inputs),
+        inputs=tuple(_input_status(snapshot, name, rates, now) for name in board.inputs),
         rows_per_second=None if rates is None else round(sum(rates.values())),
         rows_in=None if snapshot.totals is None else sum(snapshot.totals.rows_in.values()),
         rows_out=None if snapshot.totals is None else snapshot.totals.rows_out,
         rows_held=snapshot.unpublished_rows,
         late=None if snapshot.totals is None else snapshot.totals.late,
         state_bytes=None if snapshot.state is None else snapshot.state.bytes,
-        sides=tuple(_sides(snapshot)),
+        sides=tuple(_side_statuses(snapshot)),
         amplification=None if snapshot.amplification is None else round(snapshot.amplification, 3),
         hottest_keys=tuple(HotKey(key=hot.key, rows=hot.rows) for hot in snapshot.hottest),
         too_hot=tuple(HotKeyWarning(step=hot.step + 1, key=hot.key, rows=hot.rows) for hot in snapshot.too_hot),
         paused=tuple(Paused(name=name, reason=reason) for name, reason in sorted(snapshot.paused.items())),
-        waiting=None if snapshot.waits_for is None else _waiting(snapshot.waits_for),
-        last_savepoint=None if snapshot.savepoint is None else _savepoint(snapshot.savepoint),
+        waiting=None if snapshot.waits_for is None else _waiting_status(snapshot.waits_for),
+        last_savepoint=None if snapshot.savepoint is None else _savepoint_status(snapshot.savepoint),
         last_error=None if snapshot.error is None else snapshot.error[:LONGEST_ERROR],
         runs_on=snapshot.runs_on,
         executors=snapshot.executors,
-        scaling=None if snapshot.scaling is None else _scaling(*snapshot.scaling),
+        scaling=None if snapshot.scaling is None else _scaling_status(*snapshot.scaling),
     )
 
 
@@ -75,23 +75,23 @@ def history_document(board: Board, since: int) -> HistoryDocument:
         samples=board.history.samples(since),
         epochs=board.history.epochs(since),
         partitions=tuple(slowest(snapshot, now)),
-        dropped={name: {**totals.dropped.get(name, {}), **_dead(totals, name)} for name in names},
-        scalings=tuple(_scaling(scaling, at) for scaling, at in board.history.scalings()),
+        dropped={name: {**totals.dropped.get(name, {}), **_dead_letters(totals, name)} for name in names},
+        scalings=tuple(_scaling_status(scaling, at) for scaling, at in board.history.scalings()),
     )
 
 
-def _dead(totals: Totals, name: str) -> dict[str, int]:
+def _dead_letters(totals: Totals, name: str) -> dict[str, int]:
     return {"dead letter": totals.dead[name]} if totals.dead.get(name) else {}
 
 
-def _input(snapshot: JobSnapshot, name: str, rates: dict[str, float] | None, now: float) -> InputStatus:
+def _input_status(snapshot: JobSnapshot, name: str, rates: dict[str, float] | None, now: float) -> InputStatus:
     watermark = watermark_of(snapshot, name)
     delay = behind_ms(watermark, now)
     late_by = None if snapshot.totals is None else snapshot.totals.behind.get(name)
     return InputStatus(
         name=name,
         lag=snapshot.backlog.get(name),
-        watermark=_moment(watermark),
+        watermark=_time_or_none(watermark),
         watermark_delay=None if delay is None else format_duration(delay if delay < 10_000 else delay // 1000 * 1000),
         rows_per_second=None if rates is None else round(rates[name]),
         idle=snapshot.idle.get(name),
@@ -104,7 +104,7 @@ def _input(snapshot: JobSnapshot, name: str, rates: dict[str, float] | None, now
     )
 
 
-def _sides(snapshot: JobSnapshot) -> Iterator[SideStatus]:
+def _side_statuses(snapshot: JobSnapshot) -> Iterator[SideStatus]:
     for part, spec in snapshot.sides.items():
         size = snapshot.parts.get(part)
         counts = snapshot.totals.parts.get(part, PartTotals()) if snapshot.totals is not None else PartTotals()
@@ -121,7 +121,7 @@ def place_of(part: str) -> tuple[int, Side]:
     return int(step or 1), SIDES[name]
 
 
-def _moment(watermark: Watermark) -> datetime | None:
+def _time_or_none(watermark: Watermark) -> datetime | None:
     if watermark is None or watermark == END_OF_TIME:
         return None
     try:
@@ -130,12 +130,12 @@ def _moment(watermark: Watermark) -> datetime | None:
         return None
 
 
-def _waiting(outage: Outage) -> Waiting:
+def _waiting_status(outage: Outage) -> Waiting:
     since = datetime.fromtimestamp(outage.since, UTC)
     return Waiting(system=outage.error.system, since=since, reason=str(outage.error)[:LONGEST_ERROR])
 
 
-def _scaling(scaling: Scaling, at: float) -> ScalingStatus:
+def _scaling_status(scaling: Scaling, at: float) -> ScalingStatus:
     return ScalingStatus(
         shards=scaling.shards,
         executors=scaling.executors,
@@ -144,6 +144,6 @@ def _scaling(scaling: Scaling, at: float) -> ScalingStatus:
     )
 
 
-def _savepoint(savepoint: StoredSavepoint) -> SavepointStatus:
+def _savepoint_status(savepoint: StoredSavepoint) -> SavepointStatus:
     created = datetime.fromtimestamp(savepoint.created_at / 1000, UTC)
     return SavepointStatus(name=savepoint.name[:LONGEST_NAME], epoch=savepoint.committed, time=created)

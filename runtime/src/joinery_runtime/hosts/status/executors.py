@@ -134,7 +134,7 @@ class SparkWatch:
             try:
                 trial.result()
             except Exception as error:
-                self._board.trouble(EnvironmentProblem("An executor cannot run a task", facts=_facts(error)))
+                self._board.trouble(EnvironmentProblem("An executor cannot run a task", facts=_error_facts(error)))
             else:
                 self._board.workers(ran=True)
             self._trial = trial = None
@@ -160,7 +160,7 @@ def _scales_to_zero(context: SparkContext) -> bool:
     return dynamic and int(conf.get("spark.dynamicAllocation.minExecutors") or 0) == 0
 
 
-def _facts(error: Exception) -> str:
+def _error_facts(error: Exception) -> str:
     is_connection_error = isinstance(error, (Py4JError, ConnectionError))
     return cause(error) if is_connection_error else f"{type(error).__name__}: {error}"
 

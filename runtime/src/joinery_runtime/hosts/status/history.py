@@ -123,7 +123,7 @@ class MetricSamples:
         if snapshot.totals is None or (self._recent and running - self._recent[-1][0] < SAMPLE_EVERY_S):
             return
         with self._lock:
-            self._recent.append((running, _sample(snapshot, wall)))
+            self._recent.append((running, _take_sample(snapshot, wall)))
             while running - self._recent[0][0] > RECENT_S:
                 sampled_at, oldest = self._recent.popleft()
                 if not self._older or sampled_at - self._older[-1][0] >= OLDER_EVERY_S:
@@ -162,7 +162,7 @@ class MetricSamples:
             return tuple(self._scalings)
 
 
-def _sample(snapshot: JobSnapshot, wall: float) -> Sample:
+def _take_sample(snapshot: JobSnapshot, wall: float) -> Sample:
     totals = snapshot.totals
     assert totals is not None, "asked once they are known"
     delays = {name: behind_ms(state.progress.watermark, wall) for name, state in snapshot.inputs.items()}

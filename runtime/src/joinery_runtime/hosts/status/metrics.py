@@ -35,26 +35,26 @@ class _Families(Collector):
 
     def collect(self) -> Iterator[Metric]:
         board, snapshot = self._board, self._board.snapshot
-        yield self._info()
-        yield _gauge("start_timestamp_seconds", "When this driver began, as Unix time.", board.started_at)
-        yield _gauge("ready", "1 once the driver has recovered.", int(snapshot.ready))
-        yield _counter("epochs_committed", "Epochs that this driver has committed.", snapshot.committed)
-        yield _counter("troubles", "Troubles that this driver waited out.", snapshot.troubles)
-        yield _rescales(board)
-        yield _waiting(snapshot, board.wall())
-        yield from _position(snapshot)
-        yield from _inputs(board, snapshot)
+        yield self._info_metric()
+        yield _gauge_metric("start_timestamp_seconds", "When this driver began, as Unix time.", board.started_at)
+        yield _gauge_metric("ready", "1 once the driver has recovered.", int(snapshot.ready))
+        yield _counter_metric("epochs_committed", "Epochs that this driver has committed.", snapshot.committed)
+        yield _counter_metric("troubles", "Troubles that this driver waited out.", snapshot.troubles)
+        yield _rescales_metric(board)
+        yield _waiting_metric(snapshot, board.wall())
+        yield from _position_metrics(snapshot)
+        yield from _input_metrics(board, snapshot)
         if snapshot.totals is not None:
-            yield from _totals(board, snapshot.totals)
-            yield from _sides(snapshot, snapshot.totals)
+            yield from _total_metrics(board, snapshot.totals)
+            yield from _side_metrics(snapshot, snapshot.totals)
 
-    def _info(self) -> Metric:
+    def _info_metric(self) -> Metric:
         info = GaugeMetricFamily("joinery_info", "What runs here; always 1.", labels=["name", "revision", "version"])
         info.add_metric([self._board.job, self._revision, version("joinery-runtime")], 1)
         return info
 
 
-def _rescales(board: Board) -> Metric:
+def _rescales_metric(board: Board) -> Metric:
     text = "How often this driver changed its shards or executors."
     family = CounterMetricFamily("joinery_rescales", text, labels=["cause"])
     for cause in get_args(ScalingCause):
@@ -62,7 +62,7 @@ def _rescales(board: Board) -> Metric:
     return family
 
 
-def _waiting(snapshot: JobSnapshot, now: float) -> Metric:
+def _waiting_metric(snapshot: JobSnapshot, now: float) -> Metric:
     text = "For how long an outside system has been waited for, 0 while it is there."
     family = GaugeMetricFamily("joinery_waiting_seconds", text, labels=["system"])
     outage = snapshot.waits_for
@@ -72,7 +72,7 @@ def _waiting(snapshot: JobSnapshot, now: float) -> Metric:
     return family
 
 
-def _position(snapshot: JobSnapshot) -> Iterator[Metric]:
+def _position_metrics(snapshot: JobSnapshot) -> Iterator[Metric]:
     state = snapshot.state
     asked_for = None if snapshot.scaling is None else snapshot.scaling[0].executors
     gauges = {
@@ -91,10 +91,10 @@ def _position(snapshot: JobSnapshot) -> Iterator[Metric]:
     }
     for name, (text, value) in gauges.items():
         if value is not None:
-            yield _gauge(name, text, value)
+            yield _gauge_metric(name, text, value)
 
 
-def _inputs(board: Board, snapshot: JobSnapshot) -> Iterator[Metric]:
+def _input_metrics(board: Board, snapshot: JobSnapshot) -> Iterator[Metric]:
     now = board.wall()
     watermarks = {name: at for name in board.inputs if (at := watermark_of(snapshot, name)) is not None}
     times = {name: at / 1000 for name, at in watermarks.items() if at != END_OF_TIME}
@@ -111,9 +111,9 @@ def _inputs(board: Board, snapshot: JobSnapshot) -> Iterator[Metric]:
     yield _by_input("input_ended", "1 once it has been read to its end.", ended)
 
 
-def _totals(board: Board, totals: Totals) -> Iterator[Metric]:
-    yield _counter("rows_out", "Rows written since the state began.", totals.rows_out)
-    yield _counter("lost_records", "Records that the broker had deleted before they were read.", totals.lost)
+def _total_metrics(board: Board, totals: Totals) -> Iterator[Metric]:
+    yield _counter_metric("rows_out", "Rows written since the state began.", totals.rows_out)
+    yield _counter_metric("lost_records", "Records that the broker had deleted before they were read.", totals.lost)
     read = CounterMetricFamily("joinery_rows_in", "Records read since the state began.", labels=["input"])
     dead = CounterMetricFamily("joinery_dead_letters", "Records that could not be used.", labels=["input"])
     dropped = CounterMetricFamily("joinery_dropped", "Rows that went no further.", labels=["input", "reason"])
@@ -129,7 +129,7 @@ def _totals(board: Board, totals: Totals) -> Iterator[Metric]:
     yield from (read, dead, dropped, after_eviction)
 
 
-def _sides(snapshot: JobSnapshot, totals: Totals) -> Iterator[Metric]:
+def _side_metrics(snapshot: JobSnapshot, totals: Totals) -> Iterator[Metric]:
     """Metrics of the state by step (1 is the first) and side; the side of sessions is `sessions`."""
     labels = ["step", "side"]
     sizes = {"rows": "Rows in the live segments.", "bytes": "Stored bytes of the live segments."}
@@ -157,11 +157,11 @@ def _label_values(part: str) -> list[str]:
     return [str(name) for name in place_of(part)]
 
 
-def _gauge(name: str, text: str, value: float) -> Metric:
+def _gauge_metric(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(f"joinery_{name}", text, value=value)
 
 
-def _counter(name: str, text: str, value: float) -> Metric:
+def _counter_metric(name: str, text: str, value: float) -> Metric:
     return CounterMetricFamily(f"joinery_{name}", text, value=value)
 
 

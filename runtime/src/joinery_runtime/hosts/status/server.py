@@ -68,7 +68,7 @@ class StatusAddress(NamedTuple):
 def serve_status(board: Board, port: int, host: str = _LOOPBACK) -> Iterator[StatusAddress]:
     """Serves the board on one address and on loopback, to which `kubectl port-forward` connects in a pod. Port 0 asks
     for a free one. Raises EnvironmentProblem."""
-    with _serve(_Pages(board, os.environ.get(REVISION, "")).answer, port, host) as (address, opened):
+    with _serve_answers(_Pages(board, os.environ.get(REVISION, "")).answer, port, host) as (address, opened):
         yield StatusAddress(opened, f"http://{_reachable_host(address)}:{opened}/")
 
 
@@ -91,18 +91,20 @@ def migration_served() -> Iterator[Callable[[int], None]]:
 
     def answer(path: str) -> Answer:
         if path.partition("?")[0] != "/status":
-            return _text(404, "/status")
-        return _json(DriverStatus(revision=revision, migrated=done))
+            return _text_answer(404, "/status")
+        return _json_answer(DriverStatus(revision=revision, migrated=done))
 
     if port is None:
         yield report
         return
-    with _serve(answer, int(port), os.environ.get("JOINERY_STATUS_HOST", _LOOPBACK)):
+    with _serve_answers(answer, int(port), os.environ.get("JOINERY_STATUS_HOST", _LOOPBACK)):
         yield report
 
 
 @contextmanager
-def _serve(answer: Callable[[str], Answer], port: int, host: str) -> Iterator[tuple[IPv4Address | IPv6Address, int]]:
+def _serve_answers(
+    answer: Callable[[str], Answer], port: int, host: str
+) -> Iterator[tuple[IPv4Address | IPv6Address, int]]:
     with ExitStack() as stack:
         address, opened = stack.enter_context(_serve_at(answer, port, host))
         if str(address) not in {_LOOPBACK, "::1"} and not address.is_unspecified:
@@ -142,39 +144,39 @@ class _Pages:
         endpoint = path[path.rfind("/") :]  # serves under any path, since an Ingress has one per job
         match endpoint:
             case "/status":
-                return _json(driver_status(self._board, self._revision))
+                return _json_answer(driver_status(self._board, self._revision))
             case "/history":
                 since = parse_qs(query).get("since", ["0"])[0]
                 if not _MILLISECONDS.fullmatch(since):
-                    return _text(400, "since: milliseconds since 1970, at most 15 digits")
-                return _json(history_document(self._board, int(since)))
+                    return _text_answer(400, "since: milliseconds since 1970, at most 15 digits")
+                return _json_answer(history_document(self._board, int(since)))
             case "/metrics":
                 return 200, CONTENT_TYPE_LATEST, generate_latest(self._registry)
             case "/healthz":
-                return _probe(self._board.liveness.problem())
+                return _probe_answer(self._board.liveness.problem())
             case "/readyz":
-                return _probe(self._board.snapshot.not_ready)
+                return _probe_answer(self._board.snapshot.not_ready)
             case _ if endpoint in _PAGE:
                 name, content_type = _PAGE[endpoint]
-                return 200, content_type, _file(name)
+                return 200, content_type, _read_page_file(name)
             case _:
-                return _text(404, "/ /status /history /metrics /healthz /readyz")
+                return _text_answer(404, "/ /status /history /metrics /healthz /readyz")
 
 
 @cache
-def _file(name: str) -> bytes:
+def _read_page_file(name: str) -> bytes:
     return files(__package__).joinpath("page", name).read_bytes()
 
 
-def _json(document: BaseModel) -> Answer:
+def _json_answer(document: BaseModel) -> Answer:
     return 200, "application/json", document.model_dump_json(by_alias=True, exclude_none=True).encode()
 
 
-def _probe(problem: str | None) -> Answer:
-    return _text(200, "ok") if problem is None else _text(503, problem)
+def _probe_answer(problem: str | None) -> Answer:
+    return _text_answer(200, "ok") if problem is None else _text_answer(503, problem)
 
 
-def _text(code: int, text: str) -> Answer:
+def _text_answer(code: int, text: str) -> Answer:
     return code, "text/plain; charset=utf-8", f"{text}\n".encode()
 
 
@@ -191,8 +193,8 @@ def _names_this_server(host: str, own: str) -> bool:
     return bool(_OWN_NAMES.fullmatch(name)) or name in named | {own.lower(), socket.gethostname().lower()}
 
 
-def _unknown(host: str) -> Answer:
-    return _text(
+def _unknown_host(host: str) -> Answer:
+    return _text_answer(
         421,
         f"This server does not answer to the name {host[:255]!r}. Ask for it by address or as localhost, or name it in "
         f"the driver's environment: {NAMES}=<name>,...",
@@ -223,7 +225,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         host = self.headers.get("Host")  # older protocols have none, and browsers do not speak them
         names_this_server = host is None or _names_this_server(host, self.server.host)
-        code, content_type, body = self.server.answer(self.path) if names_this_server else _unknown(host or "")
+        code, content_type, body = self.server.answer(self.path) if names_this_server else _unknown_host(host or "")
         with suppress(ConnectionError):  # the client has gone
             self.send_response(code)
             self.send_header("Content-Type", content_type)
