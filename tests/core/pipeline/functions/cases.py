@@ -251,6 +251,11 @@ def _span(number: int, milliseconds: int) -> datetime:
 _LOGARITHM = "CASE WHEN a = 0 THEN '-inf'::double WHEN a < 0 THEN 'nan'::double ELSE {log}(a) END"
 _INVERSE = "CASE WHEN abs(a) > 1 AND NOT isnan(a) THEN 'nan'::double ELSE {function}(a) END"
 
+_ORDERED = (
+    *(("integer", "integer"), ("double", "double"), ("string", "part"), ("decimal", "integer")),
+    ("timestamp", "timestamp"),
+)
+
 CASES: dict[str, list[Case]] = {
     # text
     "LOWER": [Case("LOWER(a)", ("string",))],
@@ -446,14 +451,8 @@ CASES: dict[str, list[Case]] = {
     "FLOOR": [Case("FLOOR(a)", (kind,)) for kind in ("double", "decimal")] + [Case("FLOOR(a)", ("integer",), "a")],
     "CEIL": [Case("CEIL(a)", (kind,)) for kind in ("double", "decimal")] + [Case("CEIL(a)", ("integer",), "a")],
     "DIV": [Case("DIV(a, b)", ("integer", "integer"), "a // b")],
-    "GREATEST": [
-        Case("GREATEST(a, b)", (kind, other))
-        for kind, other in (("integer", "integer"), ("double", "double"), ("string", "part"), ("decimal", "integer"))
-    ],
-    "LEAST": [
-        Case("LEAST(a, b)", (kind, other))
-        for kind, other in (("integer", "integer"), ("double", "double"), ("string", "part"), ("decimal", "integer"))
-    ],
+    "GREATEST": [Case("GREATEST(a, b)", (kind, other)) for kind, other in _ORDERED],
+    "LEAST": [Case("LEAST(a, b)", (kind, other)) for kind, other in _ORDERED],
     "GCD": [Case("GCD(a, b)", ("integer", "integer"), None, _gcd)],
     "LCM": [Case("LCM(a, b)", ("integer", "integer"), None, _lcm)],
     "WIDTH_BUCKET": [

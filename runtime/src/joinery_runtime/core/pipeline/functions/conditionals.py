@@ -60,6 +60,9 @@ def _choose_extreme(choose: Callable[..., Value], values: tuple[Value, ...]) -> 
         return common[0]
     if pa.types.is_boolean(kind):
         raise pa.ArrowTypeError("its values must be numbers, texts or times, found boolean")
+    if pa.types.is_timestamp(kind) and kind.tz is not None:  # Arrow compares those without a zone only
+        local = pa.timestamp(kind.unit)
+        return choose(*(value.cast(local) for value in common)).cast(kind)
     chosen = choose(*common)
     if not pa.types.is_floating(kind):
         return chosen
