@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from bench import joins, kinds, latency, memory, plot, scale, sessions, state, table, upserts
+from bench import joins, kinds, latency, memory, nexmark, plot, scale, sessions, state, table, upserts
 from bench.peer import Figures
 from bench.usage import adopt_orphans
 
@@ -59,6 +59,15 @@ def _kinds(work: Path, options: argparse.Namespace) -> SectionReport:
     return SectionReport(figures, table.rates("Kinds of join", figures))
 
 
+def _nexmark(work: Path, options: argparse.Namespace) -> SectionReport:
+    figures = nexmark.run(work, options.rows, options.peers, options.runs)
+    tables = [
+        table.rates(f"Nexmark {query}, {options.rows:,} events of three topics", of_query)
+        for query, of_query in nexmark.figures_by_query(figures)
+    ]
+    return SectionReport(figures, "\n".join(tables))
+
+
 def _scale(work: Path, options: argparse.Namespace) -> SectionReport:
     figures = scale.run(work, options.rows, options.peers, options.runs)
     title = f"Executors and shards, every epoch on Spark, 2 x {options.rows:,} records"
@@ -87,6 +96,7 @@ SECTIONS: dict[str, Callable[[Path, argparse.Namespace], SectionReport]] = {
     "latency": _latency,
     "scale": _scale,
     "kinds": _kinds,
+    "nexmark": _nexmark,
     "upserts": _upserts,
     "state": _state,
     "memory": _memory,
@@ -98,7 +108,9 @@ def main() -> int:
     parser.add_argument("--rows", type=int, help=f"records per topic; {ROWS:,} by default")
     parser.add_argument("--only", choices=SECTIONS, nargs="*", default=list(SECTIONS))
     parser.add_argument(
-        "--peers", nargs="*", help="short names, such as flink-heap or cluster-2x1, or kinds of join; all by default"
+        "--peers",
+        nargs="*",
+        help="short names, such as flink-heap or cluster-2x1, kinds of join, or queries; all by default",
     )
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROWS:,} records: does every peer work?")
     parser.add_argument("--out", type=Path, default=Path("build/bench"))

@@ -25,6 +25,7 @@ _COMMON = {
     "taskmanager.numberOfTaskSlots": "4",
     "pipeline.object-reuse": "true",
     "table.exec.source.idle-timeout": "0",
+    "table.local-time-zone": "UTC",
     "taskmanager.memory.network.min": "256m",
     "taskmanager.memory.network.max": "256m",
 }
@@ -71,10 +72,12 @@ EXACTLY_ONCE = Setup(
 )
 
 
-def input_table(topic: str, bootstrap: str, columns: str, start: str = "earliest-offset") -> str:
-    """`columns` as in SQL; `ts` (milliseconds) and `event_time` are added."""
-    watermark = "WATERMARK FOR event_time AS event_time - INTERVAL '10' SECOND"
-    columns = f"{columns}, ts BIGINT, event_time AS TO_TIMESTAMP_LTZ(ts, 3), {watermark}"
+def input_table(
+    topic: str, bootstrap: str, columns: str, start: str = "earliest-offset", time: str = "ts", delay_seconds: int = 10
+) -> str:
+    """`columns` as in SQL; `time` (milliseconds) and `event_time` are added."""
+    watermark = f"WATERMARK FOR event_time AS event_time - INTERVAL '{delay_seconds}' SECOND"
+    columns = f"{columns}, `{time}` BIGINT, event_time AS TO_TIMESTAMP_LTZ(`{time}`, 3), {watermark}"
     more = {"properties.group.id": "flink", "scan.startup.mode": start}
     return _table(topic, topic, bootstrap, columns, more)
 

@@ -1,10 +1,10 @@
-"""The peer: Spark's own stream-stream join or `session_window`, from Kafka to Kafka, until it is stopped.
+"""The peer: Spark's own stream-stream join, `session_window` or SQL, from Kafka to Kafka, until it is stopped.
 
 RocksDB state with changelog checkpoints. Everything that makes it faster without changing the work is on: a shuffle
 that fits the machine, no UI, the newest format of the join's state. Runs in a Python of its own, so it imports nothing
 of ours.
 
-    python spark_job.py join|sessions SETTINGS-AS-JSON
+    python spark_job.py join|sessions|sql SETTINGS-AS-JSON
 """
 
 from __future__ import annotations
@@ -39,6 +39,11 @@ def session(options: dict[str, Any]) -> SparkSession:
 
 
 def read(spark: SparkSession, options: dict[str, Any], topic: str, schema: str) -> DataFrame:
+    row = read_json(spark, options, topic, schema)
+    return row.withColumn("ts", f.timestamp_millis("ts")).withWatermark("ts", "10 seconds")
+
+
+def read_json(spark: SparkSession, options: dict[str, Any], topic: str, schema: str) -> DataFrame:
     raw = (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", options["bootstrap"])
@@ -47,8 +52,7 @@ def read(spark: SparkSession, options: dict[str, Any], topic: str, schema: str) 
         .option("maxOffsetsPerTrigger", options["per_batch"])
         .load()
     )
-    row = raw.select(f.from_json(f.col("value").cast("string"), schema).alias("r")).select("r.*")
-    return row.withColumn("ts", f.timestamp_millis("ts")).withWatermark("ts", "10 seconds")
+    return raw.select(f.from_json(f.col("value").cast("string"), schema).alias("r")).select("r.*")
 
 
 def joined(spark: SparkSession, options: dict[str, Any]) -> DataFrame:
@@ -69,10 +73,19 @@ def sessions(spark: SparkSession, options: dict[str, Any]) -> DataFrame:
     return grouped.select("user_id", "events", "page")
 
 
+def selected(spark: SparkSession, options: dict[str, Any]) -> DataFrame:
+    """The rows of an SQL text over `tables`, each with its schema and, in milliseconds, `dateTime`."""
+    for table, schema in options["tables"].items():
+        rows = read_json(spark, options, table, schema)
+        timed = rows.withColumn("event_time", f.timestamp_millis("dateTime"))
+        timed.withWatermark("event_time", "4 seconds").createOrReplaceTempView(table)
+    return spark.sql(options["sql"])
+
+
 def main(kind: str, options: dict[str, Any]) -> None:
     spark = session(options)
     spark.sparkContext.setLogLevel("ERROR")
-    rows = {"join": joined, "sessions": sessions}[kind](spark, options)
+    rows = {"join": joined, "sessions": sessions, "sql": selected}[kind](spark, options)
     query = (
         rows.select(f.to_json(f.struct("*")).alias("value"))
         .writeStream.format("kafka")
