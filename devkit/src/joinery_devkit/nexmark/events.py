@@ -6,7 +6,7 @@ same `NexmarkLoad` gives the same events, which are drawn as arrays, millions wi
 
     python -m joinery_devkit.nexmark.events FOLDER --events 1000
 
-writes `person.csv`, `auction.csv` and `bid.csv`.
+writes `person.csv`, `auction.csv`, `bid.csv` and `side_input.csv`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ SEED = 5  # some people of its first 1,000 events sell within q3's states, and s
 FIRST_ID = 1000  # of persons and auctions
 FIRST_CATEGORY = 10
 
+SIDE_INPUT_ROWS = 1_024  # q13's bounded table has an auction in some of its keys only
+
 _PERSONS, _AUCTIONS, _ALL = 1, 3, 50  # events of each kind among 50 in sequence; the rest are bids
 _CATEGORIES = 5
 _IN_FLIGHT_AUCTIONS, _ACTIVE_PERSONS, _LEAD = 100, 1000, 10
@@ -42,6 +44,7 @@ _CITIES = (
 _FIRST_NAMES = ("Peter", "Paul", "Luke", "John", "Saul", "Vicky", "Kate", "Julie", "Sarah", "Deiter", "Walter")
 _LAST_NAMES = ("Shultz", "Abrams", "Spencer", "White", "Bartels", "Walton", "Smith", "Jones", "Noris")
 _TEXT_BYTES = 1 << 20
+_DAY_MS = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,13 @@ class NexmarkEvents:
 
     def tables(self) -> dict[str, pa.Table]:
         return {"person": self.person, "auction": self.auction, "bid": self.bid}
+
+
+def side_input() -> pa.Table:
+    """The bounded table of q13, the same for every load: `key`, `value` and the time from which all rows are valid."""
+    keys = np.arange(SIDE_INPUT_ROWS)
+    valid = np.full(SIDE_INPUT_ROWS, START_MS // _DAY_MS * _DAY_MS)
+    return pa.table({"key": keys, "value": [f"value-{key}" for key in keys], "dateTime": _timestamps(valid)})
 
 
 def generate(load: NexmarkLoad) -> NexmarkEvents:
@@ -251,9 +261,9 @@ def _slices(text: np.ndarray, chance: np.random.Generator, sizes: np.ndarray) ->
 
 
 def write_csv(events: NexmarkEvents, folder: Path) -> None:
-    """Write a file for each table, with times in ISO 8601."""
+    """Write a file for each table and for the side input, with times in ISO 8601."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, table in events.tables().items():
+    for name, table in (events.tables() | {"side_input": side_input()}).items():
         pl.DataFrame(table).write_csv(folder / f"{name}.csv", datetime_format="%Y-%m-%dT%H:%M:%S%.3fZ")
 
 

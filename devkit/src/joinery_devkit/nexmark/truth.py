@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import duckdb
 import pyarrow as pa
 
-from joinery_devkit.nexmark.events import NexmarkEvents
+from joinery_devkit.nexmark.events import NexmarkEvents, side_input
 
 _HOUR_MS = 3_600_000
 _WINDOW_MS = 10_000
@@ -73,6 +73,9 @@ TRUTHS: Mapping[str, str] = {
                ms // {_WINDOW_MS} * {_WINDOW_MS} + {_WINDOW_MS} AS endtime
         FROM bids GROUP BY bidder, ms // {_WINDOW_MS}
     """,
+    "q13": """
+        SELECT auction, bidder, price, ms AS "dateTime", value FROM bids, side_input WHERE auction % 10000 = key
+    """,
     "q15": f"SELECT {_DAY_TEXT} AS day, {_STATISTICS} FROM bids GROUP BY 1",
     "q16": f"""
         SELECT channel, {_DAY_TEXT} AS day, max(strftime(make_timestamp_ms(ms), '%H:%M')) AS minute, {_STATISTICS}
@@ -101,6 +104,7 @@ TRUTHS: Mapping[str, str] = {
 def expected_rows(query: str, events: NexmarkEvents) -> pa.Table:
     """Return the rows of one of the `TRUTHS`."""
     with duckdb.connect() as connection:
+        connection.register("side_input", side_input())
         for name, table in events.tables().items():
             connection.register(name, table)
             more = ", epoch_ms(expires) AS expires_ms" if name == "auction" else ""
