@@ -7,7 +7,6 @@ later, so that every engine closes all windows before it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -57,6 +56,15 @@ _EXPANDED_BID = """
     a.description, a.initialBid, a.reserve, a.dateTime AS auction_dateTime, a.expires, a.seller, a.category,
     a.extra AS auction_extra
 """
+_BID = "auction, bidder, price, `dateTime`, extra"
+_TIME_OF_DAY = """CASE
+    WHEN HOUR(event_time) >= 8 AND HOUR(event_time) <= 18 THEN 'dayTime'
+    WHEN HOUR(event_time) <= 6 OR HOUR(event_time) >= 20 THEN 'nightTime' ELSE 'otherTime' END"""
+_LETTERS = "CHAR_LENGTH(extra) - CHAR_LENGTH(REPLACE(extra, 'c', ''))"
+_ID_IN_URL = "REGEXP_EXTRACT(url, '(&|^)channel_id=([^&]*)', 2)"
+_CHANNEL_ID = f"""CASE
+    WHEN LOWER(channel) = 'apple' THEN '0' WHEN LOWER(channel) = 'google' THEN '1'
+    WHEN LOWER(channel) = 'facebook' THEN '2' WHEN LOWER(channel) = 'baidu' THEN '3' ELSE {_ID_IN_URL} END"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +77,17 @@ class NexmarkQuery:
 
 
 QUERIES: Mapping[str, NexmarkQuery] = {
+    "q0": NexmarkQuery(("bid",), f"SELECT {_BID} FROM bid", "SELECT auction, bidder, price, dateTime, extra FROM bid"),
+    "q1": NexmarkQuery(
+        ("bid",),
+        "SELECT auction, bidder, CAST(0.908 * price AS STRING), `dateTime`, extra FROM bid",
+        "SELECT auction, bidder, CAST(0.908 * price AS STRING) AS price, dateTime, extra FROM bid",
+    ),
+    "q2": NexmarkQuery(
+        ("bid",),
+        "SELECT auction, price FROM bid WHERE MOD(auction, 123) = 0",
+        "SELECT auction, price FROM bid WHERE MOD(auction, 123) = 0",
+    ),
     "q3": NexmarkQuery(
         ("person", "auction"),
         f"""SELECT P.name, P.city, P.state, A.id FROM auction AS A INNER JOIN person AS P ON A.seller = P.id
@@ -114,6 +133,13 @@ QUERIES: Mapping[str, NexmarkQuery] = {
         """SELECT bidder, count(*) AS bid_count, unix_millis(window.start) AS starttime,
            unix_millis(window.end) AS endtime FROM bid GROUP BY bidder, window(event_time, '10 seconds')""",
     ),
+    "q14": NexmarkQuery(
+        ("bid",),
+        f"""SELECT auction, bidder, CAST(0.908 * price AS STRING), {_TIME_OF_DAY}, `dateTime`, extra, {_LETTERS}
+            FROM bid WHERE 0.908 * price > 1000000 AND 0.908 * price < 50000000""",
+        f"""SELECT auction, bidder, CAST(0.908 * price AS STRING) AS price, {_TIME_OF_DAY} AS bidTimeType, dateTime,
+            extra, {_LETTERS} AS c_counts FROM bid WHERE 0.908 * price > 1000000 AND 0.908 * price < 50000000""",
+    ),
     "q15": NexmarkQuery(
         ("bid",),
         f"""SELECT MAX({_DAY}), {_STATISTICS} FROM {_BY_DAY} GROUP BY window_start, window_end""",
@@ -142,8 +168,26 @@ QUERIES: Mapping[str, NexmarkQuery] = {
         f"""SELECT {_EXPANDED_BID} FROM bid b JOIN auction a ON b.auction = a.id
             AND a.event_time {_SPARK_HOUR.format("b")} WHERE a.category = 10""",
     ),
+    "q21": NexmarkQuery(
+        ("bid",),
+        f"""SELECT auction, bidder, price, channel, {_CHANNEL_ID}
+            FROM bid WHERE {_ID_IN_URL} IS NOT NULL
+            OR LOWER(channel) IN ('apple', 'google', 'facebook', 'baidu')""",
+        f"""SELECT auction, bidder, price, channel,
+            {_CHANNEL_ID} AS channel_id
+            FROM bid WHERE {_ID_IN_URL} <> ''
+            OR LOWER(channel) IN ('apple', 'google', 'facebook', 'baidu')""",
+    ),
+    "q22": NexmarkQuery(
+        ("bid",),
+        """SELECT auction, bidder, price, channel, SPLIT_INDEX(url, '/', 3), SPLIT_INDEX(url, '/', 4),
+           SPLIT_INDEX(url, '/', 5) FROM bid""",
+        """SELECT auction, bidder, price, channel, split(url, '/')[3] AS dir1, split(url, '/')[4] AS dir2,
+           split(url, '/')[5] AS dir3 FROM bid""",
+    ),
 }
-_FLINK_TYPES = {pl.Int64: "BIGINT", pl.String: "STRING", pl.Float64: "DOUBLE"}
+_OF_EVERY_BID = ("q0", "q1", "q22")  # also of the last one of each partition
+_FLINK_TYPES = {pl.Int32: "INT", pl.Int64: "BIGINT", pl.String: "STRING", pl.Float64: "DOUBLE"}
 
 
 def run(work: Path, events: int, slugs: Sequence[str] | None, runs: int) -> list[Figures]:
@@ -158,22 +202,26 @@ def run(work: Path, events: int, slugs: Sequence[str] | None, runs: int) -> list
         for query in QUERIES:
             if not (candidates := _candidates(query, slugs)):
                 continue
-            expected = pl.DataFrame(expected_rows(query, generated))
+            read = generated if query not in _OF_EVERY_BID else replace(generated, bid=with_last_events(generated.bid))
+            expected = pl.DataFrame(expected_rows(query, read))
             rows = sum(tables[name].num_rows + PARTITIONS for name in QUERIES[query].tables)
             figures += run_all(Ground(broker, work, rows, dict(expected.schema), runs), candidates, expected)
     return figures
 
 
 def by_partition(table: pa.Table) -> list[list[tuple[bytes, bytes]]]:
-    """The records of each partition, without keys. The last one is days after all others, and of no person, seller,
-    bidder or auction that there is."""
-    records = json_records(table)
-    ts = pc.max(table.column(TIME)).cast(pa.int64()).as_py() + _LAST_AFTER_MS
-    last = {field.name: "" if pa.types.is_string(field.type) else -1 for field in table.schema} | {TIME: ts}
-    return [
-        [(b"", record) for record in [*records[number::PARTITIONS], json.dumps(last).encode()]]
-        for number in range(PARTITIONS)
-    ]
+    """The records of each partition, without keys."""
+    keyed = [(b"", record) for record in json_records(with_last_events(table))]
+    return [keyed[number::PARTITIONS] for number in range(PARTITIONS)]
+
+
+def with_last_events(table: pa.Table) -> pa.Table:
+    """Add an event for each partition that is days after all others, of no person, seller, bidder or auction."""
+    time = pc.add(pc.max(table.column(TIME)), pa.scalar(_LAST_AFTER_MS, pa.duration("ms")))
+    values = {field.name: "" if pa.types.is_string(field.type) else -1 for field in table.schema} | {TIME: time.as_py()}
+    last = pa.Table.from_pylist([values] * PARTITIONS, table.schema)
+    # Records go to partitions in turn, so that the last PARTITIONS of them are in one each.
+    return pa.concat_tables([table, last])
 
 
 def figures_by_query(figures: Sequence[Figures]) -> Iterator[tuple[str, list[Figures]]]:

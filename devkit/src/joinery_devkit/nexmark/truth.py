@@ -24,8 +24,10 @@ _WINNING_BIDS = """
     QUALIFY row_number() OVER (PARTITION BY a.id ORDER BY b.price DESC, b.ms) = 1
 """
 _STATISTICS_OF_RANKS = """
-    count(*) AS total_bids, count_if(price < 10000) AS rank1_bids,
-    count_if(price >= 10000 AND price < 1000000) AS rank2_bids, count_if(price >= 1000000) AS rank3_bids
+    count(*) AS total_bids,
+    count(CASE WHEN price < 10000 THEN 1 END) AS rank1_bids,
+    count(CASE WHEN price BETWEEN 10000 AND 999999 THEN 1 END) AS rank2_bids,
+    count(CASE WHEN price >= 1000000 THEN 1 END) AS rank3_bids
 """
 _STATISTICS = f"""
     {_STATISTICS_OF_RANKS},
@@ -39,8 +41,13 @@ _STATISTICS = f"""
     count(DISTINCT CASE WHEN price >= 1000000 THEN auction END) AS rank3_auctions
 """
 _DAY_TEXT = "strftime(make_timestamp_ms(ms), '%Y-%m-%d')"
+_MINUTE_TEXT = "strftime(make_timestamp_ms(ms), '%H:%M')"
+_EUROS = "(price * 908 / 1000)::DECIMAL(23, 3)::VARCHAR"  # exact: doubles have 15 digits
 
 TRUTHS: Mapping[str, str] = {
+    "q0": 'SELECT auction, bidder, price, ms AS "dateTime", extra FROM bids',
+    "q1": f'SELECT auction, bidder, {_EUROS} AS price, ms AS "dateTime", extra FROM bids',
+    "q2": "SELECT auction, price FROM bids WHERE auction % 123 = 0",
     "q3": f"""
         SELECT name, city, state, a.id
         FROM persons p, auctions a
@@ -60,6 +67,9 @@ TRUTHS: Mapping[str, str] = {
                category, extra, auction, bidder, price, bid_ms AS "bid_dateTime", bid_extra
         FROM ({_WINNING_BIDS})
     """,
+    "q10": f"""
+        SELECT auction, bidder, price, ms AS "dateTime", extra, {_DAY_TEXT} AS dt, {_MINUTE_TEXT} AS hm FROM bids
+    """,
     "q11": f"""
         SELECT bidder, count(*) AS bid_count, min(ms) AS starttime, max(ms) AS endtime
         FROM (
@@ -76,9 +86,20 @@ TRUTHS: Mapping[str, str] = {
     "q13": """
         SELECT auction, bidder, price, ms AS "dateTime", value FROM bids, side_input WHERE auction % 10000 = key
     """,
+    "q14": f"""
+        SELECT auction, bidder, {_EUROS} AS price,
+               CASE
+                   WHEN hour(make_timestamp_ms(ms)) BETWEEN 8 AND 18 THEN 'dayTime'
+                   WHEN hour(make_timestamp_ms(ms)) IN (7, 19) THEN 'otherTime'
+                   ELSE 'nightTime'
+               END AS "bidTimeType",
+               ms AS "dateTime", extra,
+               len(list_filter(string_split(extra, ''), lambda letter: letter = 'c'))::INT AS c_counts
+        FROM bids WHERE price BETWEEN 1101322 AND 55066079
+    """,
     "q15": f"SELECT {_DAY_TEXT} AS day, {_STATISTICS} FROM bids GROUP BY 1",
     "q16": f"""
-        SELECT channel, {_DAY_TEXT} AS day, max(strftime(make_timestamp_ms(ms), '%H:%M')) AS minute, {_STATISTICS}
+        SELECT channel, {_DAY_TEXT} AS day, max({_MINUTE_TEXT}) AS minute, {_STATISTICS}
         FROM bids GROUP BY 1, 2
     """,
     "q17": f"""
@@ -96,6 +117,21 @@ TRUTHS: Mapping[str, str] = {
                a.extra AS auction_extra
         FROM bids b, auctions a
         WHERE b.auction = a.id AND category = 10 AND abs(b.ms - a.ms) <= {_HOUR_MS}
+    """,
+    "q21": """
+        SELECT auction, bidder, price, channel, channel_id
+        FROM (
+            SELECT *, coalesce(
+                map {'apple': '0', 'google': '1', 'facebook': '2', 'baidu': '3'}[lower(channel)],
+                nullif(split_part(split_part(url, '&channel_id=', 2), '&', 1), '')
+            ) AS channel_id
+            FROM bids
+        )
+        WHERE channel_id IS NOT NULL
+    """,
+    "q22": """
+        SELECT auction, bidder, price, channel, parts[4] AS dir1, parts[5] AS dir2, parts[6] AS dir3
+        FROM (SELECT *, string_split(url, '/') AS parts FROM bids)
     """,
 }
 """By query. Rows are in no order; times are in milliseconds."""
