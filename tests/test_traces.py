@@ -33,12 +33,12 @@ from traces.corpus import Expected, Row, Step, Trace, load_traces
 # M1 to M3 and T6's `onIdle: advance` need another release, an edited job or a clock, which no trace has.
 COVERED = (
     *(f"T{n}" for n in range(1, 13)),
-    *(f"J{n}" for n in range(1, 12)),
+    *(f"J{n}" for n in range(1, 13)),
     *(f"O{n}" for n in range(1, 3)),
     *(f"E{n}" for n in range(1, 4)),
     *(f"{letter}{n}" for letter in "WNA" for n in range(1, 5)),
     *(f"S{n}" for n in range(1, 9)),
-    *(f"G{n}" for n in range(1, 7)),
+    *(f"G{n}" for n in range(1, 10)),
     *(f"P{n}" for n in range(1, 4)),
     *("V1", "V2", "V3"),
 )  # fmt: skip

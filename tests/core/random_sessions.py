@@ -114,6 +114,8 @@ HAVING: dict[str, Callable[[Values], bool | None]] = {
     "rows < 3 AND window_start % 3 <> 0": lambda row: row["rows"] < 3 and row["window_start"] % 3 != 0,
 }
 """Conditions on groups with a count of rows as `rows` (G7)."""
+EVERY = [1, 2, 5, 5, 11]
+"""How often there are early results (G8)."""
 COMPUTED = "v + 1"
 GROUPS = (["k"], ["k"], ["k"], ["k", "n"], ["n"], ["p"], ["p", "k"])
 
@@ -153,7 +155,7 @@ def aggregates(draw: Any, kind: str) -> list[dict[str, Any]]:
 
 @st.composite
 def session_jobs(
-    draw: Any, *, capped: bool = True, futures: Sequence[int] = FUTURES, having: bool = False
+    draw: Any, *, capped: bool = True, futures: Sequence[int] = FUTURES, having: bool = False, early: bool = False
 ) -> SessionJob:
     kinds = {"k": draw(st.sampled_from(sorted(KEY_TYPES))), "w": draw(st.sampled_from(sorted(VALUES)))}
     busy = draw(st.booleans())
@@ -185,6 +187,8 @@ def session_jobs(
     if having:
         spec["aggregates"].append({"function": "count", "as": "rows"})
         spec |= {"having": draw(st.sampled_from(sorted(HAVING))), "emitRetractions": True}
+    if early:
+        spec["emit"] = {"every": ms(draw(st.sampled_from(EVERY)))}
     job = SessionWindow.model_validate({"metadata": {"name": "random"}, "spec": spec})
     return SessionJob(job, types, where[1] if where else None, {"p": plus_one}, busy)
 
@@ -210,9 +214,9 @@ JITTER = [-30, *range(-20, 6), *range(-3, 4), 9, 40]
 
 
 @st.composite
-def session_cases(draw: Any, longest: int = 6, capped: bool = True, having: bool = False) -> Case:
+def session_cases(draw: Any, longest: int = 6, capped: bool = True, having: bool = False, early: bool = False) -> Case:
     """Anything goes: disorder, late rows, idle partitions, an early end, restarts, other shard counts."""
-    return draw(histories(draw(session_jobs(capped=capped, having=having)), longest))
+    return draw(histories(draw(session_jobs(capped=capped, having=having, early=early)), longest))
 
 
 @st.composite

@@ -13,6 +13,7 @@ from core.random_jobs import FUTURES, KEY_TYPES, ms
 from core.random_sessions import (
     COMPUTED,
     CONDITIONS,
+    EVERY,
     GROUPS,
     HAVING,
     INPUT,
@@ -47,8 +48,14 @@ class WindowedJob:
         oracle.edit(self.job)
 
     def with_lateness(self, milliseconds: int) -> WindowedJob:
+        return self._edited(allowedLateness=ms(milliseconds))
+
+    def with_early_results(self, every: int) -> WindowedJob:
+        return self._edited(emit={"every": ms(every)})
+
+    def _edited(self, **fields: Any) -> WindowedJob:
         document = self.job.model_dump(mode="json", by_alias=True, exclude_unset=True)
-        document["spec"]["aggregate"]["allowedLateness"] = ms(milliseconds)
+        document["spec"]["aggregate"] |= fields
         return replace(self, job=StreamJoin.model_validate(document))
 
     def _sketched(self, values: Sequence[Any]) -> int:
@@ -73,7 +80,7 @@ WINDOWS: list[dict[str, dict[str, int]]] = [
 
 
 @st.composite
-def windowed_jobs(draw: Any, *, having: bool = False) -> WindowedJob:
+def windowed_jobs(draw: Any, *, having: bool = False, early: bool = False) -> WindowedJob:
     kinds = {"k": draw(st.sampled_from(sorted(KEY_TYPES))), "w": draw(st.sampled_from(sorted(VALUES)))}
     busy = draw(st.booleans())
     types = {"k": KEY_TYPES[kinds["k"]][0][0], "n": "int32", "v": "int64", "w": kinds["w"]}
@@ -91,6 +98,8 @@ def windowed_jobs(draw: Any, *, having: bool = False) -> WindowedJob:
     if having:
         aggregate["aggregates"].append({"function": "count", "as": "rows"})
         aggregate |= {"having": draw(st.sampled_from(sorted(HAVING)))}
+    if early:
+        aggregate["emit"] = {"every": ms(draw(st.sampled_from(EVERY)))}
     source = {
         "name": INPUT,
         "file": {"path": "c.jsonl"},
@@ -123,6 +132,6 @@ _CONDITIONS = {text: _of_input_columns(condition) for text, condition in CONDITI
 
 
 @st.composite
-def windowed_cases(draw: Any, longest: int = 6, having: bool = False) -> Case:
+def windowed_cases(draw: Any, longest: int = 6, having: bool = False, early: bool = False) -> Case:
     """As `random_sessions.session_cases`, of windows."""
-    return draw(histories(draw(windowed_jobs(having=having)), longest))
+    return draw(histories(draw(windowed_jobs(having=having, early=early)), longest))

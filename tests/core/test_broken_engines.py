@@ -35,7 +35,8 @@ from joinery_runtime.core.pipeline.lateness import FutureRows
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT
 from joinery_runtime.core.pipeline.spec import StepOperator, StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, StepRun, StepWork
-from joinery_runtime.core.table.columns import FORCED
+from joinery_runtime.core.table.columns import EARLY, EARLY_FIELD, FORCED
+from joinery_runtime.core.table.segment import Run
 from joinery_runtime.engine.job_state import JobState
 
 Patch = pytest.MonkeyPatch
@@ -201,6 +202,24 @@ def takes_back_other_ids_only(patch: Patch) -> None:
     )
 
 
+def early_results_again(run: Kernel, step: StepSpec, work: StepWork) -> StepRun:
+    """What has not changed since the last early results is emitted with these, too."""
+    return run(step, replace(work, early=without_before(work.early)))
+
+
+def early_results_of_the_epoch(run: Kernel, step: StepSpec, work: StepWork) -> StepRun:
+    """Rows count as emitted early by the epoch that they come with."""
+    late = Horizon(work.early.previous, None if work.early.current is None else work.early.current + 1)
+    result = yield from run(step, work)
+    return replace(result, added=tuple(None if added is None else _written_at(added, late) for added in result.added))
+
+
+def _written_at(added: Run, early: Horizon) -> Run:
+    at = added.batch.schema.get_field_index(EARLY)
+    before = pa.repeat(pa.scalar(-(2**63) if early.previous is None else early.previous - 1), len(added))
+    return Run.view(added.batch.set_column(at, EARLY_FIELD, before))
+
+
 def drops_what_was_kept(patch: Patch) -> None:
     """A session that grows counts its new rows only."""
     real = session_change._StateRows._kept_states
@@ -296,6 +315,11 @@ MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "one group's window takes the rows of another": ("windows", one_group_per_hash),
     "compaction drops a window too early": ("windows", greedy_compaction),
     "windows that end wait for the next row": ("windows", no_following_epochs),
+    "a session that has not changed is emitted early again": ("early sessions", kernel(early_results_again)),
+    "a session that changed is not emitted early": ("early sessions", kernel(early_results_of_the_epoch)),
+    "an early result is not taken back": ("early sessions", other_changes(emitted=never)),
+    "a window that has not changed is emitted early again": ("early windows", kernel(early_results_again)),
+    "a window that changed is not emitted early": ("early windows", kernel(early_results_of_the_epoch)),
     "a window that does not meet the condition is emitted": ("windows with having", every_row_passes(window_kind)),
 }
 
@@ -304,6 +328,8 @@ OF_ONE_INPUT = {
     "windows": windowed_cases,
     "sessions with having": partial(session_cases, having=True),
     "windows with having": partial(windowed_cases, having=True),
+    "early sessions": partial(session_cases, early=True),
+    "early windows": partial(windowed_cases, early=True),
 }
 
 # Seeds with which a mistake is found within a dozen examples; the others are with 1.

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from budget import examples
 from core.cases import HISTORIES, Case, Epoch
 from core.harness import Result, check_against_oracle, few_hashes, merge_early, run
-from core.random_sessions import INPUT, NO_CAP, SessionJob, punctual_sessions, session_cases, session_cuts
+from core.random_sessions import EVERY, INPUT, NO_CAP, SessionJob, punctual_sessions, session_cases, session_cuts
 from core.session_table import UpsertTable
 from joinery_devkit.oracle import Row, multiset
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash
@@ -61,6 +61,12 @@ def test_every_epoch_gives_the_oracles_rows_and_counts(case: Case) -> None:
 @given(case=session_cases(having=True))
 def test_sessions_that_do_not_meet_the_condition_are_counted_or_taken_back(case: Case) -> None:
     check(case)
+
+
+@settings(HISTORIES, max_examples=examples(100))
+@given(case=session_cases(early=True))
+def test_early_results_are_what_has_changed_so_far(case: Case) -> None:
+    check_against_oracle(case, few_hashes(2))
 
 
 @settings(HISTORIES, max_examples=examples(60))
@@ -111,6 +117,16 @@ def test_an_edited_job_goes_on_and_gives_nothing_twice(data: Any, case: Case) ->
     epochs = list(case.epochs)
     epochs[at] = replace(epochs[at], job=case.job.edited(**edit))
     check(replace(case, epochs=tuple(epochs)))
+
+
+@settings(HISTORIES, max_examples=examples(40))
+@given(data=st.data(), case=session_cases())
+def test_early_results_begin_with_all_open_sessions_of_the_state(data: Any, case: Case) -> None:
+    """Rows from before the edit count as changed (G8, M2)."""
+    at = data.draw(st.integers(1, len(case.epochs) - 1))
+    epochs = list(case.epochs)
+    epochs[at] = replace(epochs[at], job=case.job.edited(emit={"every": f"{data.draw(st.sampled_from(EVERY))}ms"}))
+    check_against_oracle(replace(case, epochs=tuple(epochs)))
 
 
 def one_group(**spec: Any) -> SessionJob:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from budget import examples
 from core.cases import HISTORIES, Case
 from core.harness import check_against_oracle, few_hashes, merge_early
+from core.random_sessions import EVERY
 from core.random_windows import windowed_cases
 
 
@@ -33,6 +34,12 @@ def test_windows_that_do_not_meet_the_condition_are_counted(case: Case) -> None:
     check_against_oracle(case)
 
 
+@settings(HISTORIES, max_examples=examples(80))
+@given(case=windowed_cases(early=True))
+def test_early_results_are_what_has_changed_so_far(case: Case) -> None:
+    check_against_oracle(case, few_hashes(2))
+
+
 @settings(HISTORIES, max_examples=examples(60))
 @given(case=windowed_cases())
 def test_colliding_hashes_change_nothing(case: Case) -> None:
@@ -46,4 +53,14 @@ def test_a_job_with_an_edited_lateness_emits_nothing_twice(data: Any, case: Case
     at = data.draw(st.integers(1, len(case.epochs) - 1))
     epochs = list(case.epochs)
     epochs[at] = replace(epochs[at], job=case.job.with_lateness(data.draw(st.sampled_from([0, 2, 12, 40]))))
+    check_against_oracle(replace(case, epochs=tuple(epochs)))
+
+
+@settings(HISTORIES, max_examples=examples(40))
+@given(data=st.data(), case=windowed_cases())
+def test_early_results_begin_with_all_open_windows_of_the_state(data: Any, case: Case) -> None:
+    """Rows from before the edit count as changed (G8, M2)."""
+    at = data.draw(st.integers(1, len(case.epochs) - 1))
+    epochs = list(case.epochs)
+    epochs[at] = replace(epochs[at], job=case.job.with_early_results(data.draw(st.sampled_from(EVERY))))
     check_against_oracle(replace(case, epochs=tuple(epochs)))

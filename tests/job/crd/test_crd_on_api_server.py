@@ -443,6 +443,12 @@ RULED += [
     aggregated(window={"session": {"gap": "30s", "maxDuration": "1h"}}, groupBy=[]),
     aggregated(lateData="dlq"),
     aggregated(window={"session": {"gap": "30s", "maxDuration": "1h"}}, lateData="reopen", having="n > 1"),
+    aggregated(having="n > 1", emit={"every": "10s"}),
+    aggregated(emit={"every": "0s"}),
+    *(
+        aggregated(emit={"every": "10s"}, of_spec={"output": output})
+        for output in ({"delta": {"path": "out"}}, {"iceberg": {"table": "db.out"}})
+    ),
     *(
         aggregated(lateData="reopen", of_spec={"output": output})
         for output in ({"delta": {"path": "out"}}, {"iceberg": {"table": "db.out"}})
@@ -453,6 +459,9 @@ RULED_SESSIONS = [
     sessions.document(sql="SELECT 1", groupBy=None, gap=None, aggregates=[sessions.COUNT]),
     sessions.document(deadLetter={"kafka": {"topic": "dead"}}),
     sessions.document(lateData="reopen", having="events > 1"),
+    sessions.document(emit={"every": "10s"}, having="events > 1"),
+    sessions.document(emit={"every": "10s"}, output={"iceberg": {"table": "db.out"}}),
+    sessions.document(emit={"every": "10s"}, output={"delta": {"path": "out"}}),
     sessions.document(lateData="reopen", output={"iceberg": {"table": "db.out"}}),
     sessions.document(lateData="reopen", output={"delta": {"path": "out"}}),
 ]

@@ -10,6 +10,7 @@ from job.chains import ITEMS, ORDERS, PAYMENTS, as_of, document, load, said_of, 
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import explain
+from joinery_runtime.job.model.references import WINDOW_COLUMNS
 
 SESSION = {"gap": "30s", "maxDuration": "1h"}
 COUNT = {"function": "count", "as": "n"}
@@ -111,6 +112,10 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     (aggregate(having="absolute(n) > 1"), {}, "having", "there is no function ABSOLUTE"),
     (aggregate(having="n > 1", lateData="reopen"), {}, "having", "(rule G7); write emitRetractions: true"),
     (aggregate(having="retracted", lateData="reopen", emitRetractions=True), {}, "having", "'retracted' is no column"),
+    (aggregate(having="n > 1", emit={"every": "10s"}), {}, "having", "(rule G8); keep one of having and emit"),
+    (aggregate(emit={"every": "0s"}), {}, "emit.every", "more than 0"),
+    (aggregate(emit={}), {}, "emit.every", "missing"),
+    (aggregate(emit={"every": "10s"}), {"output": {"delta": {"path": "d"}}}, "emit", "delta tables are only appended"),
     (aggregate(where="n > 1"), {}, "where", "write `filter` into the last step"),
     (
         aggregate(compute=[{"expression": "1", "as": "orders.id"}]),
@@ -192,6 +197,51 @@ def test_a_condition_on_groups_is_explained_and_reads_what_is_not_selected() -> 
     assert compile_job(job).output_schema().names == ["currency", "session_id"]
     having = dict(explain(job).steps[-1].lines)["having"]
     assert having == "n > 1 AND orders.currency <> 'x'; rows for which it is not true are not emitted, and counted"
+
+
+TABLE = {"output": {"postgres": {"dsn": "postgresql://x", "table": "t"}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "key"),
+    [
+        ({}, None),
+        ({"lateData": "reopen"}, ("currency", "session_id")),
+        ({"emit": {"every": "10s"}}, ("currency", "session_id")),
+        ({"emit": {"every": "10s"}, "window": {"tumbling": {"size": "1h"}}}, ("currency", *WINDOW_COLUMNS)),
+    ],
+)
+def test_the_rows_of_a_step_are_append_only_or_a_changelog(fields: dict[str, Any], key: tuple[str, ...] | None) -> None:
+    job = load(inputs=[ORDERS], aggregate=aggregate(**fields), **TABLE)
+    assert compile_job(job).last.changelog_key == key
+    said = dict(explain(job).steps[-1].lines)["rows"]
+    written = f"changelog by orders.{', '.join(key)}: a row replaces the one before" if key else "append-only"
+    assert said == written
+    assert (f"changelog by {', '.join(key)}; columns" if key else "exactly once; columns") in explain(job).output
+    joined = load(step(), aggregate=aggregate(**fields))
+    assert compile_job(joined).steps[0].changelog_key is None
+
+
+def test_a_condition_of_an_output_may_name_the_key_of_a_changelog_alone() -> None:
+    def into_some(when: str) -> dict[str, Any]:
+        early = aggregate(emit={"every": "10s"}, lateData="reopen", emitRetractions=True)
+        output = {"name": "some", "when": when, "file": {"path": "some"}}
+        resource = document(step(), aggregate=early, outputs=[output])
+        del resource["spec"]["output"]
+        return resource
+
+    assert said_of(into_some("currency = 'EUR' AND session_id > 5 AND NOT retracted")) == {}
+    (message,) = said_of(into_some("n > 1 AND window_end > 5")).values()
+    assert "reopen replaces rows that are out already (lateData), so 'n' and 'window_end' may change" in message
+
+
+def test_early_results_are_explained_with_what_they_leave_behind() -> None:
+    job = load(step(), aggregate=aggregate(emit={"every": "10s"}), **TABLE)
+    early = dict(explain(job).steps[-1].lines)["emitted early"]
+    assert "passes a multiple of 10s [emit.every]" in early
+    assert "OLD SESSION IDS STAY in the table: emit is set" in str(explain(job).warnings)
+    windows = load(step(), aggregate=aggregate(emit={"every": "10s"}, window={"tumbling": {"size": "1h"}}), **TABLE)
+    assert "OLD SESSION" not in str(explain(windows).warnings)
 
 
 def test_an_upsert_key_is_the_groups_and_the_session_unless_it_is_named() -> None:

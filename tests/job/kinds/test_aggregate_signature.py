@@ -32,6 +32,9 @@ GOES_ON: list[tuple[StreamJoin, StreamJoin]] = [
     (job_of(allowedLateness="1m"), job_of(allowedLateness="1s")),
     (job_of(lateData="drop"), job_of(lateData="reopen", emitRetractions=True)),
     (job_of(), job_of(limits={"maxRecords": 5})),
+    (job_of(), job_of(having="n > 1")),
+    (job_of(), job_of(emit={"every": "10s"})),
+    (job_of(emit={"every": "10s"}), job_of(emit={"every": "1m"})),
     (
         job_of(compute=TWICE, groupBy=["twice"]),
         job_of(compute=[{"expression": "orders.amount*2", "as": "twice"}], groupBy=["twice"]),
@@ -118,3 +121,9 @@ def test_a_plan_of_one_input_is_replayed_after_a_join_was_added() -> None:
     before = load(inputs=[ORDERS], aggregate=aggregate())
     assert under_definition(job_of(), definition(before)).joins == ()
     assert under_definition(before, definition(job_of())).aggregated_time == "orders"
+
+
+def test_early_results_that_stop_stay_where_they_are() -> None:
+    (warning,) = changed(job_of(emit={"every": "10s"}), job_of()).warnings
+    assert "early results are emitted no more" in warning
+    assert "emitEvery" not in signature(job_of(), stored_columns(compile_job(job_of())))["aggregate"]

@@ -35,6 +35,7 @@ def test_the_plan_of_sessions() -> None:
         "  aggregates: count() as events, count_distinct(page, exact up to 10,000) as count_distinct_, "
         "count_distinct(page, hll) as about",
         "  emitted: each session once, when wm(clicks) > last + 30s [gap] + 1m [allowedLateness]",
+        "  rows: append-only",
         "  late rows: dropped and counted when ts < wm(clicks) - 1m [allowedLateness]",
         "  limits: the state holds at most 5 rows, else the job fails; "
         "a key with more than 100,000 rows is warned about",

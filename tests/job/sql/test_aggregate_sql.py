@@ -62,12 +62,14 @@ SAME: list[tuple[str, dict[str, Any]]] = [
     (
         f"SELECT o.currency, session_id, COUNT(*) AS n {JOIN} WHERE p.method = 'card' GROUP BY o.currency, {SESSION} "
         "WITH ('aggregate.max_duration' = '1h', 'aggregate.late_data' = 'reopen', 'join.late_data' = 'reopen', "
-        "'aggregate.allowed_lateness' = '1m', 'aggregate.emit_retractions' = 'true')",
+        "'aggregate.allowed_lateness' = '1m', 'aggregate.emit_retractions' = 'true', "
+        "'aggregate.emit_every' = '10s')",
         {
             "joins": {"where": "payments.method = 'card'", "lateData": "reopen"},
             "lateData": "reopen",
             "allowedLateness": "1m",
             "emitRetractions": True,
+            "emit": {"every": "10s"},
         },
     ),
 ]

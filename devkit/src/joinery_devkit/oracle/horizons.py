@@ -154,3 +154,19 @@ def bound(step: Step) -> tuple[int, int]:
     """The lowest and the highest distance of the right row's time from that of the step's left input."""
     assert isinstance(step.rule, IntervalRule), "other steps count only from times that are bounded (N2)"
     return step.rule.lower, step.rule.upper
+
+
+@dataclass(slots=True)
+class EarlyHorizon:
+    """Up to which multiple of `emit.every` early results have been emitted (G8)."""
+
+    now: Time = UNKNOWN
+
+    def passes(self, watermark: Time, every: int | None) -> bool:
+        """Raise it to the last multiple (ms) that the watermark has reached; whether it has risen. None: there are no
+        early results."""
+        if every is None or watermark == UNKNOWN:
+            return False
+        before, reached = self.now, watermark if watermark == math.inf else watermark // every * every
+        self.now = max(before, reached)
+        return self.now > before

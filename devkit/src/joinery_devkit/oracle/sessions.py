@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from joinery_devkit.oracle.horizons import UNKNOWN, Time, as_time
+from joinery_devkit.oracle.horizons import UNKNOWN, EarlyHorizon, Time, as_time
 from joinery_devkit.oracle.joins import LATE, EpochExpectation, SideBatches, Watermarks
 from joinery_devkit.oracle.model import FILTERED_ROWS
 from joinery_devkit.oracle.rows import END, Row
@@ -20,12 +20,14 @@ CLOSED = "closed"
 @dataclass(slots=True)
 class OpenSession:
     """An open session. `out` holds, by id, the rows that were emitted for it or for sessions that are now part of it,
-    and that nothing has taken back. `judged`: it was emitted, or left out because of `having`."""
+    and that nothing has taken back. `judged`: it was emitted as complete, or left out because of
+    `having`. `pending`: it has changed since the last early results (G8)."""
 
     rows: list[Arrived]
     out: dict[int, Output] = field(default_factory=dict)
     changed: bool = True
     judged: bool = False
+    pending: bool = True
 
     @property
     def start(self) -> int:
@@ -65,7 +67,7 @@ class SessionOracle:
     def __init__(self, shape: SessionShape) -> None:
         self.inputs = (shape.job.spec.input.name,)
         self._keys: dict[Hashable, _Key] = defaultdict(_Key)
-        self._retained, self._complete = _Horizon(), _Horizon()
+        self._retained, self._complete, self._early = _Horizon(), _Horizon(), EarlyHorizon()
         self._epoch, self._accept_from, self._left_out = 0, as_time(None), 0
         self._use(shape)
 
@@ -77,6 +79,7 @@ class SessionOracle:
         spec, self.shape = shape.job.spec, shape
         self._gap, self._cap = shape.job.sessions.gap, spec.max_duration
         self._lateness, self._drops = spec.allowed_lateness, spec.late_data != "reopen"
+        self._every = spec.emit.every if spec.emit is not None else None
 
     def epoch(self, watermarks: Watermarks, rows: SideBatches) -> EpochExpectation:
         """Replays one epoch, like `Oracle.epoch`."""
@@ -89,6 +92,8 @@ class SessionOracle:
         self._retained.rise(complete - self._lateness)
         self._complete.rise(complete - self._lateness if self._drops else complete)
         out = [row for key in self._keys.values() for row in self._close(key)]
+        if self._early.passes(as_time(watermarks[name]), self._every):
+            out += [row for key in self._keys.values() for row in self._emit_early(key)]
         for arrived in self._in_order(rows.get(name, ()), dropped):
             key = self._keys[self.shape.key(arrived)]
             out += self._take(key, arrived, dropped)
@@ -121,6 +126,14 @@ class SessionOracle:
             session.changed = False
         key.sessions = [session for session in key.sessions if session.last >= self._retained.now]
         key.capped = [(start, last) for start, last in key.capped if last >= self._retained.now]
+
+    def _emit_early(self, key: _Key) -> Iterator[Output]:
+        """Yields the open sessions that have changed (G8)."""
+        for session in key.sessions:
+            if session.pending and not session.judged and session.last >= self._complete.now:
+                row = self.shape.output(session.rows)
+                session.out, session.pending = {row["session_id"]: row}, False
+                yield row
 
     # --- a row --------------------------------------------------------------------------------------------------------
 
@@ -177,7 +190,7 @@ class SessionOracle:
 
     def _add(self, session: OpenSession, row: Arrived) -> None:
         session.rows.append(row)
-        session.changed = True
+        session.changed = session.pending = True
 
     def _force(self, key: _Key, session: OpenSession) -> Iterator[Output]:
         """Closes a session that has reached the cap (S2). If its row was already emitted unchanged, it is not
@@ -190,10 +203,17 @@ class SessionOracle:
     # --- emitted rows -------------------------------------------------------------------------------------------------
 
     def _changed(self, key: _Key) -> Iterator[Output]:
-        """Yields changed sessions that were emitted before, or are already complete (S5)."""
+        """Yields changed sessions that were emitted before, or are already complete (S5), and takes back the ids that
+        others had in early results (G8)."""
         for session in key.sessions:
             if session.changed and (session.judged or session.last < self._complete.now):
                 yield from self._emit(session)
+            elif session.changed and session.out:
+                row = self.shape.output(session.rows)
+                if self.shape.retracts:
+                    replaced = [before for id_, before in session.out.items() if id_ != row["session_id"]]
+                    yield from ({**before, "retracted": True} for before in replaced)
+                session.out = {id_: row for id_ in session.out if id_ == row["session_id"]}
 
     def _emit(self, session: OpenSession) -> Iterator[Output]:
         row = self.shape.output(session.rows)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from joinery_devkit.oracle.aggregates import Sketch, aggregate_rows, exact
-from joinery_devkit.oracle.horizons import UNKNOWN, Time, as_time
+from joinery_devkit.oracle.horizons import UNKNOWN, EarlyHorizon, Time, as_time
 from joinery_devkit.oracle.joins import LATE, EpochExpectation, SideBatches, Watermarks
 from joinery_devkit.oracle.model import FILTERED_ROWS
 from joinery_devkit.oracle.rows import END, Row, Values, comparable
@@ -73,6 +73,10 @@ class WindowShape:
         return {**group, "window_start": span[0], "window_end": span[1], **aggregates}
 
     @property
+    def every(self) -> int | None:
+        return self._aggregation.emit_every
+
+    @property
     def lateness(self) -> int:
         return self._aggregation.allowed_lateness
 
@@ -90,6 +94,7 @@ class WindowOracle:
     def __init__(self, shape: WindowShape) -> None:
         (self._input,) = self.inputs = tuple(side.name for side in shape.job.inputs)
         self._shape, self._closed, self._arrived = shape, UNKNOWN, 0
+        self._early, self._changed = EarlyHorizon(), set[tuple[Hashable, Span]]()
         self._rows: dict[tuple[Hashable, Span], list[tuple[int, int, int, int, Values]]] = defaultdict(list)
 
     def edit(self, job: StreamJoin) -> None:
@@ -102,6 +107,9 @@ class WindowOracle:
         self._closed = max(self._closed, as_time(watermarks[self._input]) - self._shape.lateness)
         closed = list(self._close(self._closed))
         emitted = tuple(row for row in closed if self._shape.is_emitted(row))
+        if self._early.passes(as_time(watermarks[self._input]), self._shape.every):
+            emitted += tuple(self._emit(cell) for cell in self._rows if cell in self._changed)
+            self._changed.clear()
         dropped: Counter[str] = Counter()
         if len(closed) > len(emitted):
             dropped[FILTERED_ROWS] = len(closed) - len(emitted)
@@ -119,9 +127,13 @@ class WindowOracle:
 
     def _close(self, horizon: Time) -> Iterator[dict[str, Any]]:
         """Emits the windows whose end has been reached (G2)."""
-        for key, span in [cell for cell in self._rows if cell[1][1] <= horizon]:
-            ordered = sorted(self._rows.pop((key, span)), key=lambda row: row[:4])
-            yield self._shape.output(span, [values for *_, values in ordered])
+        for cell in [cell for cell in self._rows if cell[1][1] <= horizon]:
+            yield self._emit(cell)
+            del self._rows[cell]
+
+    def _emit(self, cell: tuple[Hashable, Span]) -> dict[str, Any]:
+        ordered = sorted(self._rows[cell], key=lambda row: row[:4])
+        return self._shape.output(cell[1], [values for *_, values in ordered])
 
     def _take(self, row: Row) -> bool:
         """Puts a row into its windows that are open; False: there is none (G3)."""
@@ -130,4 +142,5 @@ class WindowOracle:
         open_spans = [span for span in self._shape.spans(row.ts) if span[1] > self._closed]
         for span in open_spans:
             self._rows[key, span].append((row.ts, self._arrived, row.partition, row.offset, values))
+            self._changed.add((key, span))
         return bool(open_spans)

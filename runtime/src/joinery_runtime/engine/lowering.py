@@ -63,7 +63,13 @@ def lower_watermarks(
     floors = stored_floors(record)
     now = {name: state.progress.time for name, state in {**states, **inputs}.items()}
     implied = times.horizons(pipeline, now, {})
-    lowered = {part: min(floor, at) for part, floor in floors.items() if (at := implied[part].current) is not None}
+    # Those of early results stay until the watermark passes them once more: what was emitted shows by them alone.
+    early = {side.early for side in pipeline.parts().values()}
+    lowered = {part: floor for part, floor in floors.items() if part in early}
+    for part in floors.keys() - early:
+        at = implied[part].current
+        if at is not None:
+            lowered[part] = min(floors[part], at)
     rewriting = _Rewriting(job, pipeline, record, store, floors)
     # What was emitted may be emitted again when the horizons rise once more to where they are.
     risen = {part: Horizon(lowered.get(part), floor) for part, floor in floors.items()}

@@ -161,8 +161,9 @@ class StepTask:
         watermarks = times.watermarks_before(self._pipeline, self._step, plan.times, plan.horizons)
         accept_from = self._step.kind.accept_from(self._step, watermarks)
         complete = self._work.plan.horizons.get(self._step.sides[0].complete, Horizon())
+        early = plan.horizons.get(self._step.sides[0].early, Horizon())
         reached = self._work.plan.reached.get(self._step.sides[-1].time, END_OF_TIME)
-        work = StepWork(arrivals, state_runs, self._horizons, accept_from, complete, ordered, reached)
+        work = StepWork(arrivals, state_runs, self._horizons, accept_from, complete, ordered, reached, early)
         return self._step.kind.run(self._step, work)
 
     def state_runs(self, side: int) -> list[StateRun]:

@@ -215,7 +215,16 @@ def _output(job: Job, output: NamedOutput) -> str:
     elif output.console:
         delivery = f"{output.console.rows} rows of each epoch"
     which = "" if output.when is None else f"rows where {output.when}; "
-    return f"{which}{output_place(output)}, {delivery}; columns {columns}"
+    return f"{which}{output_place(output)}, {delivery}; {_row_type(job, output)}columns {columns}"
+
+
+def _row_type(job: Job, output: NamedOutput) -> str:
+    """Say which column of an output names its rows' key, if they are a changelog. A key that is left out cannot be
+    named."""
+    if job.changelog_key is None:
+        return ""
+    names = {column.step_column: column.name for column in reversed(job.columns_of(output))}
+    return f"changelog by {', '.join(names.get(column, f'{column} (left out)') for column in job.changelog_key)}; "
 
 
 def outputs_place(job: Job) -> str:

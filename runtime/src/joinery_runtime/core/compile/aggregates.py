@@ -139,7 +139,19 @@ class AggregateCompiler:
         )
         state = self._kind.state_schema(intake)
         side = SideSpec(part, rows.inputs, rows.time, intake, flags=True, state=state)
-        return StepSpec(number, (side,), self._kind, None, tuple(self._output()), filter=self._having())
+        return StepSpec(
+            number,
+            (side,),
+            self._kind,
+            None,
+            tuple(self._output()),
+            filter=self._having(),
+            changelog_key=self._changelog_key(),
+        )
+
+    def _changelog_key(self) -> tuple[str, ...] | None:
+        key = self._aggregation.changelog_key
+        return None if key is None else tuple(self._rows.names.get(name, name) for name in key)
 
     def _having(self) -> Expression | None:
         """The condition on groups, aggregates and times of windows, by the names of the step's columns."""

@@ -12,12 +12,16 @@ from typing import Final, Literal
 import pyarrow as pa
 
 from joinery_runtime.core.pipeline.expression import ColumnRef, Expression
+from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME
 from joinery_runtime.core.table.columns import (
     DELETED_FIELD,
+    EARLY,
+    EARLY_FIELD,
     ENGINE_FIELDS,
     FLAG_FIELD,
     JOINABLE_FIELD,
     SESSION_FIELDS,
+    SHOWN_FIELD,
     TS,
     UNAVAILABLE_FIELD,
 )
@@ -130,11 +134,16 @@ class SideSpec:
         return f"{self.part}.complete"
 
     @property
+    def early(self) -> str:
+        """The name of the horizon up to which early results have been emitted, if the step emits such (G8)."""
+        return f"{self.part}.early"
+
+    @property
     def stored(self) -> tuple[str, ...]:
         """The columns of segments besides the engine's own: user columns, or groups and accumulators of sessions."""
         if self.state is None:
             return self.intake.stored
-        own = {field.name for field in (*ENGINE_FIELDS, FLAG_FIELD, *SESSION_FIELDS)}
+        own = {field.name for field in (*ENGINE_FIELDS, FLAG_FIELD, *SESSION_FIELDS, EARLY_FIELD, SHOWN_FIELD)}
         return tuple(name for name in self.state.names if name not in own)
 
     @property
@@ -158,8 +167,11 @@ class SideSpec:
 def stored_rows(spec: SideSpec, batch: pa.RecordBatch) -> pa.RecordBatch:
     """Rows of a segment with the columns that the job stores now. A segment written before an edit of the job may hold
     more user columns or lack some. A column that is missing or had another type becomes null, except the event time,
-    which comes from `$ts`."""
+    which comes from `$ts`. Rows from before the job emitted early results count as changed before all of these."""
     schema, written_schema = spec.segment_schema(), batch.schema
+    if EARLY in schema.names and EARLY not in written_schema.names:
+        batch = batch.append_column(EARLY_FIELD, pa.repeat(pa.scalar(BEGIN_OF_TIME), batch.num_rows))
+        batch = batch.append_column(SHOWN_FIELD, pa.repeat(pa.scalar(False), batch.num_rows))
     stored = spec.intake.stored if spec.state is None else ()
     missing = {
         name

@@ -178,6 +178,8 @@ class StepSpec:
     filter: Expression | None = None
     """The condition on the rows that the step makes (J11). Of an aggregate `having`: on its groups, aggregates and
     columns of windows, by the names of its step columns (G7)."""
+    changelog_key: tuple[str, ...] | None = None
+    """The step columns by which a row replaces an earlier one (G9); None: rows are only appended."""
 
     def output_schema(self) -> pa.Schema:
         return pa.schema([pa.field(c.name, c.type) for c in self.output])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.pipeline.watermark import END_OF_TIME
+from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME
 from joinery_runtime.core.table.columns import FLAG
 from joinery_runtime.core.table.keyhash import HashRange
 from joinery_runtime.core.table.segment import Run
@@ -92,7 +92,8 @@ class StepWork:
     `arrivals` are prepared rows (None: no rows), with `$joinable` where the side is preserved. `state_runs` are the
     state. `accept_from` is the lowest event time of each side that is not late (None: nothing is late). `ordered` asks
     for ORDER_COLUMNS after the output columns. `complete` is the horizon behind which sessions are emitted (S5).
-    `reached` is the event time up to which a table was read (`InputTime.reached`).
+    `reached` is the event time up to which a table was read (`InputTime.reached`). `early` is the horizon up to which
+    early results are emitted (G8).
     """
 
     arrivals: tuple[pa.RecordBatch | None, ...]
@@ -102,6 +103,12 @@ class StepWork:
     complete: Horizon = Horizon()
     ordered: bool = False
     reached: int = END_OF_TIME
+    early: Horizon = Horizon()
+
+    @property
+    def written_at(self) -> int:
+        """The `$early` of rows that this epoch writes: they are emitted early once that horizon passes this time."""
+        return BEGIN_OF_TIME if self.early.current is None else self.early.current
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,6 +119,9 @@ def closes(pipeline: Pipeline, meta: SegmentMeta, horizons_by_part: Horizons) ->
     step, side = pipeline.side(meta.part)
     spec = step.sides[side]
     horizon = horizons_by_part.get(spec.complete, horizons_by_part.get(spec.part, Horizon()))
+    early = horizons_by_part.get(spec.early, Horizon())
+    if meta.part == spec.part and early.current != early.previous:
+        return True  # any row may have changed since the last early results (G8)
     if horizon.current is None or horizon.current == horizon.previous or meta.part == spec.flags_part:
         return False
     return step.kind.closes(step, side, meta, horizon)

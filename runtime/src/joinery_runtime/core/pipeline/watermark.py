@@ -21,6 +21,13 @@ def clamp(ts: int) -> int:
     return END_OF_TIME if ts >= END_OF_TIME else max(BEGIN_OF_TIME, ts)
 
 
+def passed_multiple(watermark: Watermark, every: int) -> Watermark:
+    """The last multiple of `every` (ms) that a watermark has reached (G8)."""
+    if watermark is None or watermark >= END_OF_TIME:
+        return watermark
+    return clamp(watermark // every * every)
+
+
 def earlier(watermark: Watermark, by_ms: int) -> Watermark:
     """`watermark - by_ms`. END_OF_TIME is infinite: it stays what it is."""
     if watermark is None or watermark == END_OF_TIME:

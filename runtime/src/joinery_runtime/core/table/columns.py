@@ -68,6 +68,12 @@ SESSION_FIELDS: tuple[pa.Field, ...] = (
     pa.field(FORCED, pa.bool_(), nullable=False),
 )
 
+# Only in segments of a part that emits early results (G8): the `early` horizon of the epoch that wrote the row, and for
+# sessions whether a row with the session's id was in the output already.
+EARLY, SHOWN = "$early", "$shown"
+EARLY_FIELD = pa.field(EARLY, pa.int64(), nullable=False)
+SHOWN_FIELD = pa.field(SHOWN, pa.bool_(), nullable=False)
+
 # A segment of flags holds each flagged row's HASH and TS, so that it is cut and expires like the rows, and its place.
 SEGMENT = "$segment"  # string: the segment's key
 ROW = "$row"  # int64: the row's number in the segment

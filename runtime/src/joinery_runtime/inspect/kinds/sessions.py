@@ -16,7 +16,7 @@ from joinery_runtime.core.kinds.session.form import SessionParameters
 from joinery_runtime.core.kinds.session.kind import SessionAggregation
 from joinery_runtime.core.pipeline.retention import AcceptedRow
 from joinery_runtime.core.pipeline.spec import StepSpec
-from joinery_runtime.core.pipeline.step import Horizons
+from joinery_runtime.core.pipeline.step import Horizon, Horizons
 from joinery_runtime.core.table.columns import EMITTED, FORCED, START, TS
 from joinery_runtime.core.table.keyhash import key_hash
 from joinery_runtime.core.table.segment import concat
@@ -58,6 +58,9 @@ class SessionsDescription(StepDescription[SessionAggregation]):
     def next_epoch_text(self, side: int, horizons: Horizons) -> str:
         spec = self.step.sides[side]
         eviction = f"forgets sessions whose last row is before {format_time(horizons[spec.part].current)}"
+        early = horizons.get(spec.early, Horizon())
+        if early.current != early.previous:
+            eviction = f"emits early results, {eviction}"
         if self.kind.drop_late:
             return eviction
         complete = format_time(horizons[spec.complete].current)

@@ -1,4 +1,4 @@
-"""What is said about aggregates of tumbling, hopping and cumulative windows (rules G1 to G6).
+"""What is said about aggregates of tumbling, hopping and cumulative windows (rules G1 to G8).
 
 The state holds a group's panes: the longest spans of time that each window holds whole or not at all.
 """
@@ -18,7 +18,7 @@ from joinery_runtime.core.kinds.folding import Folding
 from joinery_runtime.core.kinds.windowed.kind import WindowAggregation
 from joinery_runtime.core.pipeline.retention import AcceptedRow
 from joinery_runtime.core.pipeline.spec import StepSpec
-from joinery_runtime.core.pipeline.step import Horizons
+from joinery_runtime.core.pipeline.step import Horizon, Horizons
 from joinery_runtime.core.pipeline.watermark import clamp
 from joinery_runtime.core.table.columns import TS
 from joinery_runtime.core.table.segment import concat
@@ -61,7 +61,9 @@ class WindowedDescription(StepDescription[WindowAggregation]):
         return PaneCounts.of(PaneTimers(self.kind, self.step, epoch_times), rows.column(TS).to_numpy())
 
     def next_epoch_text(self, side: int, horizons: Horizons) -> str:
-        return f"emits windows that end at {format_time(horizons[self.step.sides[side].part].current)} or before"
+        ends = f"emits windows that end at {format_time(horizons[self.step.sides[side].part].current)} or before"
+        early = horizons.get(self.step.sides[side].early, Horizon())
+        return f"{ends}, and early results" if early.current != early.previous else ends
 
     def eviction_condition(self, row: AcceptedRow, epoch_times: EpochTimes) -> str:
         timers = PaneTimers(self.kind, self.step, epoch_times)

@@ -272,6 +272,10 @@ class StreamJoin(Job):
         return RETRACTED if self.aggregation is not None and self.aggregation.emit_retractions else None
 
     @property
+    def changelog_key(self) -> tuple[str, ...] | None:
+        return self.aggregation.changelog_key if self.aggregation is not None else None
+
+    @property
     def limits(self) -> Mapping[tuple[str, ...], Limits]:
         limits: dict[tuple[str, ...], Limits] = {
             part_names(number): step.limits or Limits() for number, step in enumerate(self.joins)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
+from joinery_runtime.job.model.changelog import into_lake
 from joinery_runtime.job.model.draft import Finding, JobDraft, Loc, dig, exactly_one, items, repeats
 from joinery_runtime.job.model.outputs import LAKES, ONLY_OUTPUT, DeadLetter, Output, StoreSpec
 from joinery_runtime.job.model.wording import listed, suggestion
@@ -180,10 +181,8 @@ def _lakes(draft: JobDraft) -> Iterator[Finding]:
             if dig(spec, "stateStore", "memory") is not None:
                 reason = "a job that has lost its state would append all rows again"
                 yield (*at, name), f"cannot be exactly once with the memory store: {reason}; drop `memory`"
-            for late_data in (("spec", "lateData"), ("spec", "aggregate", "lateData")):
-                if dig(draft.data, *late_data) == "reopen":
-                    facts = f"reopen replaces rows that are out already, and {name} tables are only appended to"
-                    yield late_data, f"{facts}; write drop or dlq, or write to output.postgres"
+            for aggregation in (("spec",), ("spec", "aggregate")):
+                yield from into_lake(draft.data, aggregation, name)
 
 
 def _postgres(draft: JobDraft) -> Iterator[Finding]:

@@ -241,6 +241,11 @@ class Job(Model):
         return None
 
     @property
+    def changelog_key(self) -> tuple[str, ...] | None:
+        """The step columns by which a row of the job replaces an earlier one; None: rows are only appended."""
+        return None
+
+    @property
     def co_partitioned(self) -> bool:
         """Whether a step reads topics that are partitioned by its key, without an exchange."""
         return False

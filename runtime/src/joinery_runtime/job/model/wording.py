@@ -49,6 +49,11 @@ def agreeing(count: int, verb: str) -> str:
     return _OF_ONE[verb] if count == 1 else verb
 
 
+def changelog_text(key: Iterable[str] | None) -> str:
+    """What rows are: `append-only`, or `changelog by currency, session_id`."""
+    return "append-only" if key is None else f"changelog by {', '.join(key)}: a row replaces the one before"
+
+
 def size_text(count: float) -> str:
     """A number of bytes in a fitting unit."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):

@@ -3,7 +3,7 @@ to `spec.aggregate`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from sqlglot import exp
 
 from joinery_runtime.job.model.expression_tree import TOO_DEEP, parse_tree
-from joinery_runtime.job.sql.clauses import AGGREGATE_LATENESS, MAX_DURATION, Options
+from joinery_runtime.job.sql.clauses import AGGREGATE_LATENESS, EMIT_EVERY, MAX_DURATION, Options
 from joinery_runtime.job.sql.grouping import GroupWindow, read_groups, reject_wrong_calls
 from joinery_runtime.job.sql.having import read_having
 from joinery_runtime.job.sql.query import Query, read_query
@@ -31,7 +31,7 @@ class SessionTranslation:
 
 def check_session_shape(sql: str) -> tuple[str, ...]:
     """Return what is wrong with the text, whatever the input is."""
-    return problems_of(sql, lambda text, report: _read_sessions(text, {}, report))
+    return problems_of(sql, _read_sessions)
 
 
 @lru_cache(maxsize=64)
@@ -43,9 +43,9 @@ def translate_sessions(sql: str, table: SqlInput) -> SessionTranslation:
         return SessionTranslation(problems=(TOO_DEEP,))
 
 
-def _read_sessions(sql: str, columns: Mapping[str, Sequence[str]], report: Report) -> Query | None:
+def _read_sessions(sql: str, report: Report) -> Query | None:
     """Read the text and check its parts; None without a SELECT and FROM, and the report says so."""
-    query = read_query(sql, report, SESSIONS, columns)
+    query = read_query(sql, report, SESSIONS)
     if query is None:
         return None
     for join in query.joined:
@@ -67,7 +67,7 @@ def _read_sessions(sql: str, columns: Mapping[str, Sequence[str]], report: Repor
 
 def _translate(sql: str, table: SqlInput) -> SessionTranslation:
     report = Report(sql)
-    query = _read_sessions(sql, {table.name: table.columns}, report)
+    query = _read_sessions(sql, report)
     if query is None or query.first is None:
         return SessionTranslation(problems=report.problems)
     scope = Scope((query.first,), (table,), report, qualified=False)
@@ -127,6 +127,7 @@ def read_aggregate(
         **({"lateData": options.aggregate_late_data} if options.aggregate_late_data != "drop" else {}),
         **({"allowedLateness": lateness} if lateness else {}),
         **({"emitRetractions": True} if options.retractions else {}),
+        **({"emit": {"every": options.ms[EMIT_EVERY]}} if EMIT_EVERY in options.ms else {}),
     }
     return aggregate, chosen.select
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.aggregates import AggregateCall, GroupError
+from joinery_runtime.core.aggregates import GroupError
 from joinery_runtime.core.kinds.folding import Folding, groups_of
 from joinery_runtime.core.kinds.session.form import AcceptedArrivals, Formed, SessionParameters, concat_column, form
 from joinery_runtime.core.pipeline.sides import Intake, SideSpec
 from joinery_runtime.core.table.columns import (
+    EARLY,
+    EARLY_FIELD,
     EMITTED,
     ENGINE_FIELDS,
     FLAG,
@@ -23,6 +25,8 @@ from joinery_runtime.core.table.columns import (
     OFFSET,
     PARTITION,
     SESSION_FIELDS,
+    SHOWN,
+    SHOWN_FIELD,
     START,
     TS,
 )
@@ -33,7 +37,7 @@ from joinery_runtime.errors import AggregateError
 @dataclass(frozen=True, slots=True)
 class Changed:
     """n sessions that took rows or reached the cap: their new `rows` of the state, and `to_emit` (bool[n]). Of the k
-    kept rows (bool[k] each), `replaced` ones leave, `emitted` ones of these had been emitted, and `renamed` ones have
+    kept rows (bool[k] each), `replaced` ones leave, `emitted` ones of these are in the output, and `renamed` ones have
     another id now. `successor` (int64[k]) is the row of `rows` in which a replaced one is now; -1 of the others."""
 
     rows: pa.RecordBatch
@@ -47,12 +51,14 @@ class Changed:
 @dataclass(frozen=True, slots=True)
 class _ChangedSessions:
     """m sessions. `session` (int64[elements]) is the session of each element. `filled` (bool[m]): it holds rows of this
-    epoch. `emitted` (bool[m]): part of it has been emitted before."""
+    epoch. `emitted` (bool[m]): part of it has been emitted before, as complete. `shown` (bool[m]): a row with its id is
+    in the output."""
 
     formed: Formed
     session: np.ndarray
     filled: np.ndarray
     emitted: np.ndarray
+    shown: np.ndarray
 
     @property
     def changed(self) -> np.ndarray:
@@ -66,15 +72,21 @@ class _ChangedSessions:
         return np.asarray(np.where(self.filled, self.emitted | over | forced, forced & ~self.emitted))
 
 
-def change(side: SideSpec, parameters: SessionParameters, arrived: AcceptedArrivals, complete: int | None) -> Changed:
-    """Applies the accepted arrivals. `complete` is the horizon before which sessions have been emitted. Raises
-    AggregateError."""
-    elements, emitted = arrived.elements, arrived.state_rows.column(EMITTED).to_numpy(zero_copy_only=False)
+def change(
+    side: SideSpec, parameters: SessionParameters, arrived: AcceptedArrivals, complete: int | None, written_at: int
+) -> Changed:
+    """Applies the accepted arrivals. `complete` is the horizon before which sessions have been emitted, `written_at`
+    that of the work. Raises AggregateError."""
+    elements, emitted = arrived.elements, _bools(arrived.state_rows, EMITTED)
     if complete is not None:
         emitted = emitted | (arrived.state_rows.column(TS).to_numpy() < complete)
-    sessions = _form(parameters, arrived, emitted)
+    shown = emitted
+    if parameters.emit_every is not None:
+        early = arrived.state_rows.column(EARLY).to_numpy() < written_at
+        shown = emitted | early | _bools(arrived.state_rows, SHOWN)
+    sessions = _form(parameters, arrived, emitted, shown)
     changed, to_emit = sessions.changed, sessions.to_emit(complete)
-    rows = _StateRows(side, parameters, arrived, sessions).rows(to_emit)
+    rows = _StateRows(side, parameters, arrived, sessions).rows(to_emit, written_at)
     state_elements = np.flatnonzero(~elements.row & changed[sessions.session])
     renamed = np.zeros(arrived.state_rows.num_rows, dtype=bool)
     successor = np.full(len(renamed), -1)
@@ -82,7 +94,11 @@ def change(side: SideSpec, parameters: SessionParameters, arrived: AcceptedArriv
     successor[number] = (np.cumsum(changed) - 1)[session]
     renamed[number] = elements.start[state_elements] != sessions.formed.start[session]
     replaced = successor >= 0
-    return Changed(rows, to_emit[changed], replaced, emitted & replaced, renamed, successor)
+    return Changed(rows, to_emit[changed], replaced, shown & replaced, renamed, successor)
+
+
+def _bools(rows: pa.RecordBatch, name: str) -> np.ndarray:
+    return np.asarray(rows.column(name).to_numpy(zero_copy_only=False))
 
 
 def rows_to_add(parameters: SessionParameters, rows: pa.RecordBatch) -> Run:
@@ -98,14 +114,20 @@ def rows_to_add(parameters: SessionParameters, rows: pa.RecordBatch) -> Run:
     return Run.sort(pa.record_batch(columns, schema=rows.schema))
 
 
-def _form(parameters: SessionParameters, arrived: AcceptedArrivals, emitted: np.ndarray) -> _ChangedSessions:
+def _form(
+    parameters: SessionParameters, arrived: AcceptedArrivals, emitted: np.ndarray, shown: np.ndarray
+) -> _ChangedSessions:
     elements = arrived.elements
     formed = form(elements.without_numbers, parameters.gap, parameters.max_duration)
     begins = np.zeros(len(elements.start), dtype=bool)
     begins[formed.begin] = True
-    emitted_elements = np.append(emitted, np.zeros(arrived.rows.num_rows, dtype=bool))[elements.number]
-    filled, emitted_before = (np.logical_or.reduceat(flags, formed.begin) for flags in (elements.row, emitted_elements))
-    return _ChangedSessions(formed, np.cumsum(begins) - 1, filled, emitted_before)
+    session, rows = np.cumsum(begins) - 1, np.zeros(arrived.rows.num_rows, dtype=bool)
+    emitted_elements, shown_elements = (np.append(flags, rows)[elements.number] for flags in (emitted, shown))
+    shown_elements &= elements.start == formed.start[session]
+    filled, emitted_before, shown_before = (
+        np.logical_or.reduceat(flags, formed.begin) for flags in (elements.row, emitted_elements, shown_elements)
+    )
+    return _ChangedSessions(formed, session, filled, emitted_before, shown_before)
 
 
 class _StateRows:
@@ -118,7 +140,7 @@ class _StateRows:
         self._folding = Folding(parameters.aggregates)
         self._first = arrived.elements.number[sessions.formed.begin]  # element, by session
 
-    def rows(self, to_emit: np.ndarray) -> pa.RecordBatch:
+    def rows(self, to_emit: np.ndarray, written_at: int) -> pa.RecordBatch:
         formed, chosen = self._sessions.formed, self._sessions.changed
         first = self._first[chosen]
         schema = self._side.segment_schema()
@@ -130,6 +152,8 @@ class _StateRows:
             **{TS: formed.last[chosen], START: formed.start[chosen], FLAG: np.zeros(len(first), dtype=bool)},
             **{EMITTED: to_emit[chosen], FORCED: formed.forced[chosen]},
         }
+        if EARLY in schema.names:
+            engine |= {EARLY: np.full(len(first), written_at), SHOWN: self._sessions.shown[chosen]}
         keys = self._arrived.keys(self._side, first)
         own = [pa.array(engine[name]) for name in schema.names[: len(engine)]]
         return pa.record_batch([*own, *keys, *self._merge_accumulators().columns], schema=schema)
@@ -180,6 +204,8 @@ class _StateRows:
 # --- the rows of the state --------------------------------------------------------------------------------------------
 
 
-def state_schema(intake: Intake, aggregates: Sequence[AggregateCall]) -> pa.Schema:
+def state_schema(intake: Intake, parameters: SessionParameters) -> pa.Schema:
     groups = [intake.schema.field(name) for name in intake.keys]
-    return pa.schema([*ENGINE_FIELDS, FLAG_FIELD, *SESSION_FIELDS, *groups, *Folding(aggregates).fields])
+    early = [EARLY_FIELD, SHOWN_FIELD] if parameters.emit_every is not None else []
+    own = [*ENGINE_FIELDS, FLAG_FIELD, *SESSION_FIELDS, *early]
+    return pa.schema([*own, *groups, *Folding(parameters.aggregates).fields])

@@ -27,7 +27,8 @@ _LARGEST = 2**62
 @dataclass(frozen=True, slots=True)
 class SessionParameters:
     """The parameters of an input's sessions (S1-S7). `drop_late` False is `lateData: reopen` (S5). `retracts`: a
-    replaced id is emitted once more, as a retraction."""
+    replaced id is emitted once more, as a retraction. `emit_every` (ms): open sessions are emitted early, at each
+    multiple of this time (G8); None: they are not."""
 
     gap: int
     max_duration: int
@@ -36,6 +37,7 @@ class SessionParameters:
     drop_late: bool = True
     retracts: bool = False
     late_to_dead_letters: bool = False
+    emit_every: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,8 @@ from joinery_runtime.core.pipeline.step import (
     StepRun,
     StepWork,
 )
-from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Watermark, earlier
-from joinery_runtime.core.table.columns import EMITTED, FORCED, HASH, OFFSET, PARTITION, START, TS
+from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Watermark, earlier, passed_multiple
+from joinery_runtime.core.table.columns import EARLY, EMITTED, FORCED, HASH, OFFSET, PARTITION, START, TS
 from joinery_runtime.core.table.keyhash import key_hash
 from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.job.kinds.aggregate.model import Aggregation
@@ -68,14 +68,16 @@ class SessionAggregation(SessionParameters, Aggregating):
             drop_late=aggregation.late_data != "reopen",
             retracts=aggregation.emit_retractions,
             late_to_dead_letters=aggregation.late_data == "dlq",
+            emit_every=aggregation.emit_every,
         )
 
     def state_schema(self, intake: Intake) -> pa.Schema:
-        return state_schema(intake, self.aggregates)
+        return state_schema(intake, self)
 
     def run(self, step: StepSpec, work: StepWork) -> StepRun:
         epoch = _SessionEpoch(self, step, work)
         yield from epoch.complete()
+        yield from epoch.emit_early()
         yield from epoch.arrive()
         return epoch.result()
 
@@ -104,7 +106,8 @@ class SessionAggregation(SessionParameters, Aggregating):
         watermark = lows[side.time] if side.intake.chained else times[side.time].watermark
         complete = earlier(watermark, self.gap)
         evicted = earlier(complete, self.allowed_lateness)
-        return {side.part: evicted, side.complete: evicted if self.drop_late else complete}
+        early = {} if self.emit_every is None else {side.early: passed_multiple(watermark, self.emit_every)}
+        return {side.part: evicted, side.complete: evicted if self.drop_late else complete, **early}
 
     @property
     def retention(self) -> tuple[Retention, ...]:
@@ -173,6 +176,18 @@ class _SessionEpoch:
         complete = self._complete.passes(rows.column(TS).to_numpy())
         return np.asarray(complete & ~_bools(rows, EMITTED) & ~_bools(rows, FORCED))
 
+    def emit_early(self) -> Iterator[pa.RecordBatch]:
+        """Emits the open sessions that have changed since the last early results, as they are so far (G8)."""
+        if self._work.early.current != self._work.early.previous:
+            for rows, chosen in self._stored.where(self._is_early):
+                yield from self._out.emit(rows, chosen, CLOSING)
+
+    def _is_early(self, rows: pa.RecordBatch) -> np.ndarray:
+        changed = self._work.early.passes(rows.column(EARLY).to_numpy())
+        if self._complete.current is not None:
+            changed = changed & (rows.column(TS).to_numpy() >= self._complete.current)
+        return np.asarray(changed & ~_bools(rows, EMITTED) & ~_bools(rows, FORCED))
+
     def arrive(self) -> Iterator[pa.RecordBatch]:
         if self._rows is None:
             return
@@ -188,7 +203,7 @@ class _SessionEpoch:
         )
         if not arrived.accepted_count:
             return
-        changed = change(self._side, self._kind, arrived, self._complete.current)
+        changed = change(self._side, self._kind, arrived, self._complete.current, self._work.written_at)
         if self._kind.retracts:
             taken_back = self._taken_back(key_sessions.batch, changed)
             yield from self._out.emit(key_sessions.batch, taken_back, ARRIVAL, retracted=True)

@@ -1,4 +1,4 @@
-"""Aggregates of tumbling, hopping and cumulative windows of one shard in one epoch (rules G1 to G6).
+"""Aggregates of tumbling, hopping and cumulative windows of one shard in one epoch (rules G1 to G8).
 
 The state has a row per group and pane (`Windows.pane`), so an arrival costs the same however many windows hold it. An
 epoch first emits the windows that the horizon closes, each merged from its panes. Then arrivals are folded into their
@@ -7,8 +7,9 @@ panes (T3). No I/O, no clock, no randomness: the same work gives the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar, Self, cast
 
 import numpy as np
@@ -16,7 +17,7 @@ import pyarrow as pa
 
 from joinery_runtime.core.aggregates import AggregateCall
 from joinery_runtime.core.kinds.base import Aggregating
-from joinery_runtime.core.kinds.cells import concat_selections, cut_by_hash, cut_by_window, within
+from joinery_runtime.core.kinds.cells import Numbers, concat_selections, cut_by_hash, cut_by_window, within
 from joinery_runtime.core.kinds.replaceable import ReplaceableRows
 from joinery_runtime.core.kinds.rows import PairFailures, Selection, having_mask
 from joinery_runtime.core.kinds.windowed.panes import Panes, pane_schema
@@ -26,8 +27,8 @@ from joinery_runtime.core.pipeline.retention import Retention
 from joinery_runtime.core.pipeline.sides import Intake
 from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import CLOSING, ORDER_COLUMNS, Horizon, Horizons, StepResult, StepRun, StepWork
-from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Watermark, earlier
-from joinery_runtime.core.table.columns import OFFSET, PARTITION, TS
+from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Watermark, earlier, passed_multiple
+from joinery_runtime.core.table.columns import EARLY, HASH, OFFSET, PARTITION, TS
 from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.job.kinds.aggregate.aligned import (
     ALIGNED_WINDOWS,
@@ -54,6 +55,7 @@ class WindowAggregation(Aggregating):
     aggregates: tuple[AggregateCall, ...]
     allowed_lateness: int = 0
     late_to_dead_letters: bool = False
+    emit_every: int | None = None
     retention: tuple[Retention, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -71,10 +73,11 @@ class WindowAggregation(Aggregating):
                 windows = Windows(window.size, window.step, window.offset, cumulative=True)
             case _:
                 windows = Windows(window.size, window.size, window.offset)
-        return cls(windows, aggregates, aggregation.allowed_lateness, aggregation.late_data == "dlq")
+        to_dead_letters = aggregation.late_data == "dlq"
+        return cls(windows, aggregates, aggregation.allowed_lateness, to_dead_letters, aggregation.emit_every)
 
     def state_schema(self, intake: Intake) -> pa.Schema:
-        return pane_schema(intake, self.aggregates)
+        return pane_schema(intake, self.aggregates, emits_early=self.emit_every is not None)
 
     def flagged_rows_leave(self, step: StepSpec) -> bool:
         return True
@@ -83,16 +86,19 @@ class WindowAggregation(Aggregating):
         (side,), (state_runs,), (horizon,), (rows,) = step.sides, work.state_runs, work.horizons, work.arrivals
         since = None if horizon.previous is None else self.windows.open_from(horizon.previous)
         stored = ReplaceableRows(state_runs, since, side.segment_schema())
-        panes = Panes(self.windows, self.aggregates, side)
-        failures = PairFailures()
-        yield from self._close(step, panes, stored, horizon, failures, ordered=work.ordered)
-        added, late, accepted = None, 0, 0
+        panes = Panes(self.windows, self.aggregates, side, work.written_at)
+        output = _WindowOutput(self, step, panes, ordered=work.ordered)
+        closing = self.windows.closing(horizon)
+        if closing is not None:
+            yield from output.emit(stored.where(partial(self._has_one_of, closing)), closing)
         if horizon.current is not None:
-            open_from = self.windows.open_from(horizon.current)
-            stored.forget(open_from)
-            if rows is not None:
-                on_time = rows.filter(pa.array(rows.column(TS).to_numpy() >= open_from))
-                late, rows = rows.num_rows - on_time.num_rows, on_time
+            stored.forget(self.windows.open_from(horizon.current))
+        if work.early.current != work.early.previous:
+            yield from self._emit_early(output, stored, horizon, work.early)
+        added, late, accepted = None, 0, 0
+        if horizon.current is not None and rows is not None:
+            on_time = rows.filter(pa.array(rows.column(TS).to_numpy() >= self.windows.open_from(horizon.current)))
+            late, rows = rows.num_rows - on_time.num_rows, on_time
         if rows is not None and rows.num_rows:
             accepted, added = rows.num_rows, Run.sort(panes.add(rows, stored))
         return StepResult(
@@ -101,8 +107,8 @@ class WindowAggregation(Aggregating):
             finished=stored.finished(),
             dropped=({"late": late} if late else {},),
             lookups=(accepted,),
-            failed=failures.count,
-            filtered=failures.filtered,
+            failed=output.failures.count,
+            filtered=output.failures.filtered,
         )
 
     def needs_state(self, step: StepSpec, side: int, arrived: tuple[bool, ...], *, closing: bool) -> bool:
@@ -116,10 +122,14 @@ class WindowAggregation(Aggregating):
         return None if closed is None else self.windows.whole_from(closed)
 
     def horizons(self, step: StepSpec, times: Times, lows: OutputWatermarks) -> Mapping[str, int | None]:
-        """See G2."""
+        """See G2 and G8."""
         (side,) = step.sides
         low = lows[side.time]  # of an input, less the allowedLateness already
-        return {side.part: earlier(low, self.allowed_lateness) if side.intake.chained else low}
+        closed = earlier(low, self.allowed_lateness) if side.intake.chained else low
+        if self.emit_every is None:
+            return {side.part: closed}
+        watermark = low if side.intake.chained else times[side.time].watermark
+        return {side.part: closed, side.early: passed_multiple(watermark, self.emit_every)}
 
     def late_below(
         self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark], horizons: Horizons
@@ -139,51 +149,71 @@ class WindowAggregation(Aggregating):
         first, last = self.windows.numbers_of(np.array([meta.ts_min, meta.ts_max]))
         return bool(max(first[0], span[0]) <= min(last[1], span[1]))
 
-    # --- closing ------------------------------------------------------------------------------------------------------
+    # --- what is emitted ----------------------------------------------------------------------------------------------
 
-    def _close(
-        self,
-        step: StepSpec,
-        panes: Panes,
-        stored: ReplaceableRows,
-        horizon: Horizon,
-        failures: PairFailures,
-        *,
-        ordered: bool,
+    def _has_one_of(self, windows: Numbers, rows: pa.RecordBatch) -> np.ndarray:
+        """bool[n]: the panes that are in one of the windows."""
+        first, last = within(self.windows.numbers_of(rows.column(TS).to_numpy()), windows)
+        return np.asarray(first <= last)
+
+    def _emit_early(
+        self, output: _WindowOutput, stored: ReplaceableRows, horizon: Horizon, early: Horizon
     ) -> Iterator[pa.RecordBatch]:
-        """Emits the windows that the horizon closes. Those of one group come in the order of their ends."""
-        closing = self.windows.closing(horizon)
-        if closing is None:
-            return
+        """Emits the open windows that have changed since the last early results, as they are so far (G8)."""
 
-        def closes(rows: pa.RecordBatch) -> np.ndarray:
-            first, last = within(self.windows.numbers_of(rows.column(TS).to_numpy()), closing)
-            return first <= last
+        def is_changed(rows: pa.RecordBatch) -> np.ndarray:
+            return early.passes(rows.column(EARLY).to_numpy())
 
-        selections = [Selection(rows, np.flatnonzero(chosen)) for rows, chosen in stored.where(closes)]
+        windows = self.windows.open(horizon.current)
+        changed = [rows.column(HASH).to_numpy()[chosen] for rows, chosen in stored.where(is_changed)]
+        hashes = np.unique(np.concatenate([np.empty(0, dtype=np.uint64), *changed]))
+
+        def may_change(rows: pa.RecordBatch) -> np.ndarray:
+            return np.asarray(np.isin(rows.column(HASH).to_numpy(), hashes) & self._has_one_of(windows, rows))
+
+        yield from output.emit(stored.where(may_change), windows, is_changed)
+
+
+class _WindowOutput:
+    """Makes the output rows of windows. `failures` counts those that do not meet the condition (G7)."""
+
+    def __init__(self, kind: WindowAggregation, step: StepSpec, panes: Panes, *, ordered: bool) -> None:
+        self._kind, self._step, self._panes, self._ordered = kind, step, panes, ordered
+        self.failures = PairFailures()
+
+    def emit(
+        self,
+        stored: Iterable[tuple[pa.RecordBatch, np.ndarray]],
+        windows: Numbers,
+        chosen: Callable[[pa.RecordBatch], np.ndarray] | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Emits the `chosen` ones (None: all) of these windows, merged from the stored panes that bool[n] chooses. The
+        windows of one group come in the order of their ends."""
+        selections = [Selection(rows, np.flatnonzero(mask)) for rows, mask in stored]
         for piece, _ in cut_by_hash((selections, [])):
-            rows = concat_selections(step.sides[0], piece)
-            bounds = within(self.windows.numbers_of(rows.column(TS).to_numpy()), closing)
+            rows = concat_selections(self._step.sides[0], piece)
+            bounds = within(self._kind.windows.numbers_of(rows.column(TS).to_numpy()), windows)
             for numbers in cut_by_window([bounds]):
-                windows = panes.merge_windows(rows, within(bounds, numbers))
-                yield self._rows(step, panes, windows, failures, ordered=ordered)
+                merged = self._panes.merge_windows(rows, within(bounds, numbers))
+                if chosen is not None:
+                    merged = merged.filter(pa.array(chosen(merged)))
+                if merged.num_rows:
+                    yield self._rows(merged)
 
-    def _rows(
-        self, step: StepSpec, panes: Panes, windows: pa.RecordBatch, failures: PairFailures, *, ordered: bool
-    ) -> pa.RecordBatch:
+    def _rows(self, merged: pa.RecordBatch) -> pa.RecordBatch:
         """The output rows of windows, which are rows of the state with a window's number as event time."""
-        schema, numbers = step.output_schema(), windows.column(TS).to_numpy()
-        times = (self.windows.starts(numbers), self.windows.ends(numbers))
+        schema, numbers, windows = self._step.output_schema(), merged.column(TS).to_numpy(), self._kind.windows
+        times, calls = (windows.starts(numbers), windows.ends(numbers)), self._kind.aggregates
         values = {
-            **{name: windows.column(name) for name in step.sides[0].intake.keys},
-            **dict(zip((call.name for call in self.aggregates), panes.folding.results(windows), strict=True)),
+            **{name: merged.column(name) for name in self._step.sides[0].intake.keys},
+            **dict(zip((call.name for call in calls), self._panes.folding.results(merged), strict=True)),
             **{name: _in_years(time) for name, time in zip(WINDOW_COLUMNS, times, strict=True)},
         }
-        names = [column.step_column or "" for column in step.output]
+        names = [column.step_column or "" for column in self._step.output]
         columns = [values[name].cast(kind) for name, kind in zip(names, schema.types, strict=True)]
         rows = pa.record_batch(columns, schema=schema)
-        rows = _add_order_columns(rows, windows, times) if ordered else rows
-        passes = having_mask(step, values, rows.num_rows, failures)
+        rows = _add_order_columns(rows, merged, times) if self._ordered else rows
+        passes = having_mask(self._step, values, rows.num_rows, self.failures)
         return rows if passes.all() else rows.filter(pa.array(passes))
 
 

@@ -16,7 +16,16 @@ from joinery_runtime.core.kinds.grouping import changes, distinguish_keys, expan
 from joinery_runtime.core.kinds.replaceable import ReplaceableRows
 from joinery_runtime.core.kinds.windowed.windows import Windows
 from joinery_runtime.core.pipeline.sides import Intake, SideSpec
-from joinery_runtime.core.table.columns import ENGINE_FIELDS, FLAG_FIELD, HASH, OFFSET, PARTITION, TS
+from joinery_runtime.core.table.columns import (
+    EARLY,
+    EARLY_FIELD,
+    ENGINE_FIELDS,
+    FLAG_FIELD,
+    HASH,
+    OFFSET,
+    PARTITION,
+    TS,
+)
 from joinery_runtime.core.table.segment import concat
 from joinery_runtime.core.table.sort import by_hash_and_time, sort_order
 from joinery_runtime.errors import AggregateError
@@ -27,17 +36,19 @@ _STUCK = (
 )
 
 
-def pane_schema(intake: Intake, aggregates: Sequence[AggregateCall]) -> pa.Schema:
+def pane_schema(intake: Intake, aggregates: Sequence[AggregateCall], *, emits_early: bool = False) -> pa.Schema:
     """The rows of the state. TS is the start of the pane. PARTITION and OFFSET are those of the group's first record in
     the pane, by partition and offset."""
     groups = [intake.schema.field(name) for name in intake.keys]
-    return pa.schema([*ENGINE_FIELDS, FLAG_FIELD, *groups, *Folding(aggregates).fields])
+    early = [EARLY_FIELD] if emits_early else []
+    return pa.schema([*ENGINE_FIELDS, FLAG_FIELD, *early, *groups, *Folding(aggregates).fields])
 
 
 class Panes:
-    """Makes rows of the state of one side. Methods raise AggregateError."""
+    """Makes rows of the state of one side. `written_at` is that of the work. Methods raise AggregateError."""
 
-    def __init__(self, windows: Windows, aggregates: Sequence[AggregateCall], side: SideSpec) -> None:
+    def __init__(self, windows: Windows, aggregates: Sequence[AggregateCall], side: SideSpec, written_at: int) -> None:
+        self._written_at = written_at
         self._windows, self._aggregates, self._intake = windows, aggregates, side.intake
         self._keys, self._schema = side.intake.keys, side.segment_schema()
         self.folding = Folding(aggregates)
@@ -111,8 +122,16 @@ class Panes:
         partition, offset = _first_places(places[0], places[1], groups)
         engine = {HASH: rows.column(HASH).to_numpy()[first], TS: times[first], PARTITION: partition, OFFSET: offset}
         own = [pa.array(values) for values in (*engine.values(), np.zeros(len(first), dtype=bool))]
+        if EARLY in self._schema.names:
+            own.append(pa.array(self._changed_at(rows, order, groups)))
         keys = [rows.column(name).take(pa.array(first)) for name in self._keys]
         return pa.record_batch([*own, *keys, *states.columns], schema=self._schema)
+
+    def _changed_at(self, rows: pa.RecordBatch, order: np.ndarray, groups: Groups) -> np.ndarray:
+        """int64[m]: the `$early` of the newest row of each group. Arrivals, which have none, are written now."""
+        if EARLY not in rows.schema.names:
+            return np.full(len(groups.starts), self._written_at)
+        return np.asarray(np.maximum.reduceat(rows.column(EARLY).to_numpy()[order], groups.starts))
 
     @contextmanager
     def _naming(

@@ -70,6 +70,10 @@ class Windows:
         last = self.last_closed(horizon.current)
         return (clamp(first), clamp(last)) if first <= last else None
 
+    def open(self, horizon: int | None) -> Numbers:
+        """The windows that a horizon leaves open."""
+        return (BEGIN_OF_TIME if horizon is None else clamp(self.last_closed(horizon) + 1)), END_OF_TIME
+
     def open_from(self, horizon: int) -> int:
         """The lowest event time that is still in an open window: the start of the first open one."""
         if horizon >= END_OF_TIME:

@@ -16,9 +16,9 @@ from joinery_runtime.job.kinds.aggregate.aligned import (
 from joinery_runtime.job.kinds.aggregate.session import SessionOfGroup
 from joinery_runtime.job.kinds.base import WindowKind
 from joinery_runtime.job.kinds.session.sessions import Aggregate, ComputedColumn
-from joinery_runtime.job.model.base import Bool, Limits, Model, PositiveDuration, Text
-from joinery_runtime.job.model.cel import Rule, any_output, exactly_one
-from joinery_runtime.job.model.outputs import LAKES
+from joinery_runtime.job.model.base import Bool, Length, Limits, Model, PositiveDuration, Text
+from joinery_runtime.job.model.cel import Rule, exactly_one, positive
+from joinery_runtime.job.model.changelog import lake_rules
 
 AGGREGATE = "aggregate"
 
@@ -55,6 +55,13 @@ class AggregateWindow(Model):
         return named[0]
 
 
+class EarlyEmission(Model):
+    """When windows are emitted before they end."""
+
+    every: Length = Field(examples=["10s"])
+    """How often, a duration of event time: each time the watermark passes a multiple of it."""
+
+
 class Aggregation(Model):
     """Groups rows by columns and windows of event time, and computes aggregates of each."""
 
@@ -76,6 +83,9 @@ class Aggregation(Model):
     """How much longer windows are kept for rows behind the watermark, a duration."""
     emit_retractions: Bool = False
     """With `reopen`: a row that takes back the old session is emitted before the changed one."""
+    emit: EarlyEmission | None = Field(default=None, examples=[{"every": "10s"}])
+    """Early results: windows that have changed are emitted as they are so far, and each row replaces the one before. If
+    absent, only final ones."""
     limits: Limits | None = None
     """Caps on the rows that are kept."""
 
@@ -83,6 +93,18 @@ class Aggregation(Model):
     def form(self) -> WindowKind:
         """The kind of window."""
         return self.window.form
+
+    @property
+    def emit_every(self) -> int | None:
+        """How often early results are emitted (ms of event time); None: never."""
+        return self.emit.every if self.emit is not None else None
+
+    @property
+    def changelog_key(self) -> tuple[str, ...] | None:
+        """The columns by which a row replaces an earlier one: groups and what tells windows apart. None: rows are only
+        appended."""
+        changes = self.late_data == "reopen" or self.emit is not None
+        return (*self.group_by, *self.form.identity) if changes else None
 
     @property
     def counted_from(self) -> str | None:
@@ -130,19 +152,18 @@ AGGREGATE_RULES: tuple[Rule, ...] = (
         "(rule G7); write emitRetractions: true",
         ".aggregate.having",
     ),
-    *(
-        Rule(
-            f"!has(self.aggregate) || self.aggregate.lateData != 'reopen' || !({any_output(lake)})",
-            f"reopen replaces rows that are out already, and {lake} tables are only appended to; write drop, or write "
-            "to output.postgres",
-            ".aggregate.lateData",
-        )
-        for lake in LAKES
+    Rule(
+        "!has(self.aggregate) || !has(self.aggregate.having) || !has(self.aggregate.emit)",
+        "rows that were emitted early may stop meeting the condition, and what they were is not stored (rule G8); keep "
+        "one of having and emit",
+        ".aggregate.having",
     ),
+    *lake_rules("self.aggregate", ".aggregate"),
 )
 """Rules over all of `spec`."""
 
 AGGREGATE_MODEL_RULES: Mapping[type | tuple[type, str], tuple[Rule, ...]] = {
     AggregateWindow: (exactly_one(*AggregateWindow.fields),),
+    (EarlyEmission, "every"): positive(),
     **{target: rules for kind in WINDOW_KINDS for target, rules in kind.cel.items()},
 }

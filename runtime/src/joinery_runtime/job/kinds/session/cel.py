@@ -14,7 +14,7 @@ from joinery_runtime.job.kinds.session.sessions import (
     SessionColumn,
 )
 from joinery_runtime.job.model.cel import TARGETS, Rule, any_output, positive
-from joinery_runtime.job.model.outputs import LAKES
+from joinery_runtime.job.model.changelog import lake_rules
 from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS
 from joinery_runtime.job.model.wording import listed
 
@@ -59,15 +59,13 @@ SESSION_RULES: Mapping[type | tuple[type, str], tuple[Rule, ...]] = {
             "back (rule G7); write emitRetractions: true",
             ".having",
         ),
-        *(
-            Rule(
-                f"self.lateData != 'reopen' || !({any_output(lake)})",
-                f"reopen replaces rows that are out already, and {lake} tables are only appended to; write drop or "
-                "dlq, or write to output.postgres",
-                ".lateData",
-            )
-            for lake in LAKES
+        Rule(
+            "!has(self.having) || !has(self.emit)",
+            "sessions that were emitted early may stop meeting the condition, and what they were is not stored (rule "
+            "G8); keep one of having and emit",
+            ".having",
         ),
+        *lake_rules("self", ""),
         *TARGETS,
         Rule(
             "!has(self.deadLetter) || !has(self.deadLetter.kafka) || has(self.deadLetter.kafka.bootstrapServers) || "

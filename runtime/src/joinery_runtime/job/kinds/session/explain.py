@@ -12,6 +12,7 @@ from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.plan import BYTES, COMPUTED_BYTES, ENGINE_ROW_BYTES, SidePlan, StepPlan, limits_text
 from joinery_runtime.job.model.resource import Job
 from joinery_runtime.job.model.types import ColumnType
+from joinery_runtime.job.model.wording import changelog_text
 
 # A session's row also says whether it is gone, the event time of its first row, and what has become of it.
 _SESSION_ROW_BYTES = ENGINE_ROW_BYTES + 1 + 8 + 1 + 1
@@ -85,6 +86,11 @@ def _lines(aggregation: Aggregation, aggregated: Aggregated) -> Iterator[tuple[s
     if aggregation.having is not None:
         yield "having", f"{aggregation.having}; rows for which it is not true are not emitted, and counted"
     yield "emitted", _emitted(aggregation, aggregated)
+    if aggregation.emit is not None:
+        every = format_duration(aggregation.emit.every)
+        changed = f"those that have changed, as they are so far, each time {aggregated.watermark} passes a multiple of"
+        yield "emitted early", f"{changed} {every} [emit.every]; a row replaces the one before with its key"
+    yield "rows", changelog_text(aggregation.changelog_key)
     yield "late rows", _late(aggregation, aggregated)
     if aggregation.limits is not None:
         yield "limits", limits_text(aggregation.limits, "the state")
@@ -155,8 +161,10 @@ def aggregate_warnings(job: Job, aggregation: Aggregation) -> Iterator[str]:
         ("table", [output.postgres for output in job.outputs]),
     )
     where = next((word for word, targets_of_kind in targets if any(targets_of_kind)), None)
-    if where is not None and aggregation.late_data == "reopen" and not aggregation.emit_retractions:
+    renames = aggregation.changelog_key is not None and aggregation.form.reopens and not aggregation.emit_retractions
+    if where is not None and renames:
+        cause = "lateData is reopen" if aggregation.late_data == "reopen" else "emit is set"
         yield (
-            f"OLD SESSION IDS STAY in the {where}: lateData is reopen, so a session that merges with another or starts "
+            f"OLD SESSION IDS STAY in the {where}: {cause}, so a session that merges with another or starts "
             "earlier is emitted under a new session_id, and nothing takes its old row back. Set emitRetractions: true"
         )

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from joinery_runtime.job.kinds.aggregate.model import AggregateWindow, Aggregation
+from joinery_runtime.job.kinds.aggregate.model import AggregateWindow, Aggregation, EarlyEmission
 from joinery_runtime.job.kinds.aggregate.session import SessionOfGroup, too_short_a_cap
 from joinery_runtime.job.kinds.session.rules import broken_rules
 from joinery_runtime.job.kinds.session.sessions import (
@@ -83,6 +83,9 @@ class SessionWindowSpec(JobSpec):
     """How much longer sessions are kept for rows behind the watermark, a duration."""
     emit_retractions: Bool = False
     """With `reopen`: a row that takes back the old session is emitted before the changed one."""
+    emit: EarlyEmission | None = Field(default=None, examples=[{"every": "10s"}])
+    """Early results: sessions that have changed are emitted as they are so far, and each row replaces the one before.
+    If absent, only final ones."""
     limits: Limits | None = None
     """Caps on the sessions that are kept."""
 
@@ -95,7 +98,7 @@ class SessionWindow(Job):
     row_fields: ClassVar[frozenset[str]] = frozenset(
         {
             *("input", "group_by", "gap", "max_duration", "compute", "where", "aggregates", "having", "select"),
-            *("late_data", "allowed_lateness", "emit_retractions", "limits"),
+            *("late_data", "allowed_lateness", "emit_retractions", "emit", "limits"),
         }
     )
 
@@ -140,6 +143,7 @@ class SessionWindow(Job):
             late_data=spec.late_data,
             allowed_lateness=spec.allowed_lateness,
             emit_retractions=spec.emit_retractions,
+            emit=spec.emit,
             limits=spec.limits,
         )
 
@@ -184,6 +188,10 @@ class SessionWindow(Job):
     @property
     def retracted(self) -> str | None:
         return RETRACTED if self.spec.emit_retractions else None
+
+    @property
+    def changelog_key(self) -> tuple[str, ...] | None:
+        return self.aggregation.changelog_key
 
     @property
     def inputs_without_lateness(self) -> frozenset[str]:

@@ -4,6 +4,7 @@ rule."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from joinery_runtime.job.kinds.session.sessions import (
     takes_text,
 )
 from joinery_runtime.job.model import input_rules, output_rules
+from joinery_runtime.job.model.changelog import changelog_sources
 from joinery_runtime.job.model.draft import (
     Finding,
     JobDraft,
@@ -213,6 +215,9 @@ def _having(draft: GroupedDraft) -> Iterator[Finding]:
     if dig(draft.data, *draft.at, "lateData") == "reopen" and dig(draft.data, *draft.at, "emitRetractions") is not True:
         facts = f"lateData is reopen, so {draft.row_words} that were emitted may stop meeting the condition"
         yield at, f"{facts}, and nothing takes them back (rule G7); write emitRetractions: true"
+    if dig(draft.data, *draft.at, "emit") is not None:
+        facts = f"{draft.row_words} that were emitted early may stop meeting the condition, and what they were is not"
+        yield at, f"{facts} stored (rule G8); keep one of having and emit"
     try:
         tree = parse_tree(text)
     except SqlglotError as error:
@@ -231,6 +236,24 @@ def _having(draft: GroupedDraft) -> Iterator[Finding]:
         if name not in columns and not (own is not None and node.table == own and node.name in columns):
             known = f"columns are {listed(columns)}"
             yield at, f"{name!r} is no column of these {draft.row_words}{suggestion(name, columns)}; {known}"
+
+
+def _conditions_of_outputs(draft: GroupedDraft) -> Iterator[Finding]:
+    """Reject conditions of outputs on columns that a later row may change: an output would keep a row whose newer form
+    does not meet the condition."""
+    sources, columns = list(changelog_sources(draft.data, draft.at)), _row_columns(draft)
+    if not sources or columns is None:
+        return
+    key = [*draft.fields("groupBy"), *draft.identity]
+    for at, output in output_rules.outputs(draft.data):
+        text = output.get("when")
+        with suppress(SqlglotError):  # which is reported when the output is compiled
+            names = {node.name for node in parse_tree(text).find_all(exp.Column)} if isinstance(text, str) else set()
+            changing = sorted(name for name in names if name in columns and columns[name] not in key)
+            if changing:
+                facts = f"{sources[0].facts} ({sources[0].field}), so {listed(map(repr, changing))} may change, and the"
+                todo = f"name {listed(key)} only, or filter in the reader of the output"
+                yield (*at, "when"), f"{facts} output would keep a row that no longer meets the condition; {todo}"
 
 
 def _reserved_name(name: str, draft: GroupedDraft) -> str:
@@ -406,6 +429,7 @@ def _one_limit(draft: GroupedDraft) -> Iterator[Finding]:
 
 AGGREGATE_RULES: tuple[Callable[[GroupedDraft], Iterator[Finding]], ...] = (
     *(_groups, _computed, _columns, _options, _by, _one_limit, _late, _names, _select, _having),
+    _conditions_of_outputs,
     *(_keys_known, _retracted_selected, _selects_its_key, _takes_back_its_own),
 )
 """The rules of every job that aggregates."""

@@ -32,6 +32,7 @@ def aggregate_fields(
         **aggregation.form.durations(),
         "allowedLateness": aggregation.allowed_lateness,
         "lateData": aggregation.late_data,
+        **({"emitEvery": aggregation.emit_every} if aggregation.emit is not None else {}),
         "stored": {
             name: origins.get(match["arguments"]) or origin(aggregation, types, match["arguments"])
             for name in stored
@@ -156,6 +157,10 @@ def aggregate_warnings(old: Signed, new: Signed) -> Iterator[str]:
     if old["lateData"] == "reopen" != new["lateData"]:
         went = f"lateData went from reopen to {new['lateData']}"
         yield f"{went}: what was emitted is emitted again only with a row that is not late"
+
+    if "emitEvery" in old and "emitEvery" not in new:
+        rest = "their final rows replace them, but a session id that only they had is not taken back"
+        yield f"early results are emitted no more: those that were emitted stay until {rest}"
 
 
 def _times(old: Signed, new: Signed, field: str) -> str:
