@@ -1,5 +1,6 @@
 """What the SQL of a job says and what its steps say give the same rows: SQLite runs both on small tables."""
 
+import re
 import sqlite3
 
 import pytest
@@ -11,6 +12,7 @@ from joinery_runtime.job.sql import SqlInput, translate
 INPUTS = ("a", "b", "c")
 TABLES = tuple(SqlInput(name, ("id", "x", "time"), "time", integer_time=True) for name in INPUTS)
 SELECT = "SELECT a.id AS a, b.id AS b, c.id AS c"
+ROWID = "/* rowid */ "  # SQLite's, which a sub-query has only if it names it
 KEYS = ("{0}.id = {1}.id", "{0}.id = {1}.id", "{1}.id % 2 = {0}.id % 2", "{0}.id = {1}.id + 1", "ABS({0}.x) = {1}.id")
 MIRRORED = {"LEFT": "RIGHT", "RIGHT": "LEFT"}
 
@@ -56,6 +58,22 @@ def queries(draw):
     return f"{SELECT} FROM {first} {text}{' WHERE ' if where else ''}{' AND '.join(where)}"
 
 
+@st.composite
+def nested_queries(draw):
+    """A SELECT whose inputs may be sub-queries or queries of WITH, each with conditions of its own."""
+    text, named = draw(queries()), []
+    for name in INPUTS:
+        way = draw(st.sampled_from(["input", "sub-query", "WITH"]))
+        parts = [part.replace(f"{name}.", "") for part in draw(st.lists(condition([name]), min_size=1, max_size=2))]
+        query = f"SELECT {ROWID}* FROM {name} WHERE {' AND '.join(parts)}"
+        if way == "sub-query":
+            text = re.sub(rf"(FROM|JOIN) {name}\b", rf"\1 ({query}) {name}", text, count=1)
+        elif way == "WITH":
+            text = re.sub(rf"(FROM|JOIN) {name}\b", rf"\1 some_{name} {name}", text, count=1)
+            named.append(f"some_{name} AS ({query})")
+    return f"WITH {', '.join(named)} {text}" if named else text
+
+
 def as_sql(translation):
     """The steps as they read: everything a step says is its condition of a match, except the filter behind the last
     step; a filter of the translation is about an input."""
@@ -77,7 +95,8 @@ def as_sql(translation):
 
 
 def result(database, sql):
-    return sorted(database.execute(sql.replace(SELECT, "SELECT a.rowid, b.rowid, c.rowid")), key=str)
+    text = sql.replace(SELECT, "SELECT a.rowid, b.rowid, c.rowid").replace(ROWID, "rowid, ")
+    return sorted(database.execute(text), key=str)
 
 
 def filled(data):
@@ -141,3 +160,28 @@ def test_the_steps_give_the_rows_of_the_sql(sql, data):
     assume(not translation.problems)
     database = filled(data)
     assert result(database, as_sql(translation)) == result(database, sql)
+
+
+@pytest.mark.skipif(sqlite3.sqlite_version_info < (3, 39), reason="this SQLite has no RIGHT and FULL JOIN")
+@given(nested_queries(), rows)
+def test_sub_queries_give_the_rows_of_the_sql(sql, data):
+    translation = translate(sql, TABLES)
+    event("translated" if not translation.problems else "refused")
+    assume(not translation.problems)
+    database = filled(data)
+    assert result(database, as_sql(translation)) == result(database, sql)
+
+
+@given(st.sampled_from(["JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN"]), rows)
+def test_using_gives_the_rows_of_the_sql(kind, data):
+    """A column of USING is that of the side that is there."""
+    sql = f"SELECT id, a.x AS ax, b.x AS bx FROM a {kind} b USING (id)"
+    options = " WITH ('join.lower_bound' = '-9ms', 'join.upper_bound' = '9ms')"
+    translation = translate(sql + options, TABLES[:2])
+    assert not translation.problems
+    (step,) = translation.steps
+    columns = ", ".join(item.get("column") or item["expression"] for item in translation.select)
+    parts = " AND ".join(f"{left} = {key}" for left, key in step["keys"].items())
+    by_step = f"SELECT {columns} FROM a {step.get('type', 'inner')} JOIN b ON {parts}"
+    database = filled(data)
+    assert sorted(database.execute(by_step), key=str) == sorted(database.execute(sql), key=str)

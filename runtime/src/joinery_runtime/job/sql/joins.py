@@ -58,7 +58,7 @@ class Translation:
 
 def check_shape(sql: str) -> tuple[str, ...]:
     """Return what is wrong with the text, whatever the inputs are."""
-    return problems_of(sql, _read_query_and_options)
+    return problems_of(sql, lambda text, report: _read_query_and_options(text, (), report))
 
 
 @lru_cache(maxsize=64)
@@ -72,7 +72,7 @@ def translate(sql: str, tables: tuple[SqlInput, ...]) -> Translation:
 
 def _translate(sql: str, tables: Sequence[SqlInput]) -> Translation:
     report = Report(sql)
-    read = _read_query_and_options(sql, report)
+    read = _read_query_and_options(sql, tables, report)
     if read is None:
         return Translation((), [], report.problems)
     query, options = read
@@ -90,8 +90,8 @@ def _translate(sql: str, tables: Sequence[SqlInput]) -> Translation:
     return Translation(steps, select, report.problems, filters, aggregate)
 
 
-def _read_query_and_options(sql: str, report: Report) -> tuple[Query, Options] | None:
-    query = read_query(sql, report, JOINS)
+def _read_query_and_options(sql: str, tables: Sequence[SqlInput], report: Report) -> tuple[Query, Options] | None:
+    query = read_query(sql, report, JOINS, {table.name: table.columns for table in tables})
     if query is None:
         return None
     _check_parts(query, report)
@@ -133,7 +133,7 @@ def _link_query(
     where = read_predicates(query.where, scope)
     if query.first is None or not scope.is_complete:
         return [], {}
-    used = {relation.table.name for relation in scope.relations.values()}
+    used = dict.fromkeys(relation.table.name for relation in scope.relations.values())
     unused = [table.name for table in tables if table.name not in used]
     has_rejected_test = query.where is not None and query.where.find(exp.Query) is not None
     if unused and not has_rejected_test:
@@ -145,8 +145,17 @@ def _link_query(
         return [], {relation.table.name: exp.and_(*parts, copy=False).sql(comments=False)} if parts else {}
     joined, where = find_anti_joins(query.joined, on, where, scope, selected)
     links = link_joins(joined, scope, tables[0].name)
-    filters = place_conditions(links, on, where, scope.report, filters_inputs="session" not in query.kinds)
-    return links, {name: exp.and_(*parts, copy=False).sql(comments=False) for name, parts in filters.items()}
+    moved = place_conditions(links, on, where, scope.report, filters_inputs="session" not in query.kinds)
+    filters = {name: [*_own_conditions(scope, name), *moved.get(name, ())] for name in used}
+    return links, {name: exp.and_(*parts, copy=False).sql(comments=False) for name, parts in filters.items() if parts}
+
+
+def _own_conditions(scope: Scope, name: str) -> Iterator[exp.Expr]:
+    """Yield the conditions of the sub-query in FROM that reads the input."""
+    relation = scope.by_input(name)
+    if relation is not None:
+        own = read_predicates(relation.source.condition, scope, relation.source if relation.source.hidden else None)
+        yield from (predicate.node for predicate in own.good)
 
 
 # --- steps --------------------------------------------------------------------------------------------------------

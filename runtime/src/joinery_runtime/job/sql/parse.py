@@ -13,6 +13,7 @@ from sqlglot.tokenizer_core import Token, TokenType
 from joinery_runtime.job.model.expression_tree import TOO_DEEP, too_deep
 from joinery_runtime.job.model.function_calls import JoinerySql
 from joinery_runtime.job.sql.clauses import Clauses, keyword, split_clauses
+from joinery_runtime.job.sql.derived import Columns, merge_derived
 from joinery_runtime.job.sql.report import JOINS, Form, Report, TextPosition, token_position
 
 _AT_THE_END = "a window of a join is a clause at the end: write WINDOW"
@@ -40,8 +41,9 @@ class Parsed:
         return TextPosition(token.start, word)
 
 
-def parse_select(sql: str, report: Report, form: Form = JOINS) -> Parsed | None:
-    """Parse a SELECT; None if the text is not one, and the report says why."""
+def parse_select(sql: str, report: Report, form: Form = JOINS, columns: Columns | None = None) -> Parsed | None:
+    """Parse a SELECT, with its sub-queries in FROM merged; None if the text is not one, and the report says why.
+    `columns` are those of the job's inputs, as far as they are known."""
     try:
         tokens = sqlglot.tokenize(sql)
     except TokenError as error:
@@ -52,7 +54,7 @@ def parse_select(sql: str, report: Report, form: Form = JOINS) -> Parsed | None:
     if (deep := too_deep(tokens)) is not None:
         report.add(token_position(deep), TOO_DEEP)
         return None
-    if not tokens or tokens[0].token_type != TokenType.SELECT:
+    if not tokens or tokens[0].token_type not in {TokenType.SELECT, TokenType.WITH}:
         at = token_position(tokens[0]) if tokens else TextPosition(0, sql.strip())
         report.add(at, f"the SQL of a job is one SELECT; {form.example}")
         return None
@@ -62,6 +64,7 @@ def parse_select(sql: str, report: Report, form: Form = JOINS) -> Parsed | None:
     clauses = split_clauses(tokens, report, form)
     tree = _tree(clauses.body, sql, report)
     if isinstance(tree, exp.Select):
+        merge_derived(tree, columns or {}, report, form)
         return Parsed(tree, clauses)
     if tree is not None:
         facts = f"the SQL of a job is one SELECT, this is {tree.key.upper()}"

@@ -6,7 +6,7 @@ parts. A part that the job's form does not read is reported.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sqlglot import exp
@@ -14,6 +14,7 @@ from sqlglot.tokenizer_core import Token
 
 from joinery_runtime.job.model.references import JoinType
 from joinery_runtime.job.sql.clauses import JoinKind, WindowClause
+from joinery_runtime.job.sql.derived import CONDITION, REJECTED
 from joinery_runtime.job.sql.parse import Parsed, parse_select
 from joinery_runtime.job.sql.report import Form, Report, TextPosition, node_position
 
@@ -35,7 +36,8 @@ OUTER_NAME = "joinery.outer"
 class Source:
     """An input as FROM or JOIN names it; `alias` is its name in the other parts. A rejected source has no name. `as_of`
     is the time of FOR SYSTEM_TIME AS OF. `hidden`: a semi or anti join tests whether it has a match, so only the
-    conditions of this join can name it (rule E1). `nested`: they are those of a sub-query."""
+    conditions of this join can name it (rule E1). `nested`: they are those of a sub-query. `condition` is that of a
+    sub-query in FROM which stood here: a filter of the input itself."""
 
     name: str
     alias: str
@@ -44,6 +46,7 @@ class Source:
     as_of: exp.Expr | None = None
     hidden: bool = False
     nested: bool = False
+    condition: exp.Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +95,10 @@ class Query:
         return "interval"
 
 
-def read_query(sql: str, report: Report, form: Form) -> Query | None:
-    """Read the text; None if it is not one SELECT, and the report says why."""
-    parsed = parse_select(sql, report, form)
+def read_query(sql: str, report: Report, form: Form, tables: Mapping[str, Collection[str]]) -> Query | None:
+    """Read the text; None if it is not one SELECT, and the report says why. `tables` are the columns of the job's
+    inputs; an input that is missing is not known."""
+    parsed = parse_select(sql, report, form, tables)
     if parsed is None:
         return None
     select = parsed.select
@@ -163,8 +167,7 @@ def _read_groups(group: exp.Expr, parsed: Parsed, report: Report) -> tuple[exp.E
 def _read_join(join: exp.Join, report: Report) -> JoinClause:
     if not join.method and join.kind in _EXISTENCE_TYPES and join.side in {"", "LEFT"}:
         source = replace(_read_source(join.this, report), hidden=True)
-        using = ("USING is not supported; write ON with the equality of the columns",) if join.args.get("using") else ()
-        return JoinClause(source, _EXISTENCE_TYPES[join.kind], join.args.get("on"), using)
+        return JoinClause(source, _EXISTENCE_TYPES[join.kind], join.args.get("on"))
     is_supported = (
         not join.method and join.side in _TYPES and join.kind in ({"", "OUTER"} if join.side else {"", "INNER"})
     )
@@ -172,9 +175,9 @@ def _read_join(join: exp.Join, report: Report) -> JoinClause:
     if not is_supported:
         kind = " ".join(filter(None, (join.method, join.side, join.kind)))
         todo = "write JOIN, LEFT JOIN, RIGHT JOIN, FULL JOIN, LEFT SEMI JOIN or LEFT ANTI JOIN"
+        if join.method == "NATURAL":
+            todo = "name the columns: JOIN ... USING (<columns>)"
         unsupported.append(f"a {kind} join is not supported; {todo}")
-    if join.args.get("using"):
-        unsupported.append("USING is not supported; write ON with the equality of the columns")
     source = _read_source(join.this, report)
     return JoinClause(source, _TYPES.get(join.side, "inner"), join.args.get("on"), tuple(unsupported))
 
@@ -268,6 +271,8 @@ def _nulls_of_not_in(value: exp.Expr, column: exp.Column, source: Source) -> str
 
 def _read_source(table: exp.Expr, report: Report) -> Source:
     """Read an input as FROM and JOIN name it; anything else is reported."""
+    if table.meta.get(REJECTED):
+        return Source("", table.alias_or_name, False, node_position(table))
     plain = isinstance(table, exp.Table) and isinstance(table.this, exp.Identifier)
     version = table.args.get("version")
     as_of = None
@@ -282,4 +287,5 @@ def _read_source(table: exp.Expr, report: Report) -> Source:
         report.add(node_position(table), facts)
         return Source("", table.alias_or_name, False, node_position(table))
     at = node_position(table) if as_of is None else TextPosition(node_position(table).start, table.name)
-    return Source(table.name, table.alias_or_name, bool(table.this.args.get("quoted")), at, as_of)
+    condition = table.meta.get(CONDITION)
+    return Source(table.name, table.alias_or_name, bool(table.this.args.get("quoted")), at, as_of, condition=condition)

@@ -9,6 +9,7 @@ from sqlglot import exp
 
 from joinery_runtime.job.model.draft import InputDraft
 from joinery_runtime.job.model.wording import listed, suggestion
+from joinery_runtime.job.sql.derived import REJECTED
 from joinery_runtime.job.sql.query import OUTER_NAME, Source
 from joinery_runtime.job.sql.report import Report, node_position
 
@@ -86,6 +87,8 @@ class Scope:
         """Return the relation and column that a name means; None if the name is wrong, which the report then says.
         `tested` is the source whose matches the condition with the name decides, if only such conditions see it."""
         qualifier, name = column.table, column.name
+        if column.meta.get(REJECTED):
+            return None
         if column.args.get("db") is not None:
             self.report.add(node_position(column), "a column is written <alias>.<column>")
             return None

@@ -12,6 +12,7 @@ from sqlglot import exp
 
 from joinery_runtime.job.model.function_calls import cannot_call
 from joinery_runtime.job.model.references import SESSION_COLUMNS, WINDOW_COLUMNS
+from joinery_runtime.job.sql.derived import BY_STAR
 from joinery_runtime.job.sql.grouping import (
     AGGREGATES,
     BadAggregateError,
@@ -58,7 +59,7 @@ def _read_join_items(items: Sequence[exp.Expr], scope: Scope, windowed: bool) ->
             named = item.alias if isinstance(item, exp.Alias) else ""
             yield _Chosen(_item({"column": column.name}, named), at)
         else:
-            by_star = _find_star(item) is not None
+            by_star = _find_star(item) is not None or BY_STAR in item.unalias().meta
             yield from (_Chosen(selected, at, by_star) for selected in _items(item, scope))
 
 

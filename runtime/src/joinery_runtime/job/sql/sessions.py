@@ -3,7 +3,7 @@ to `spec.aggregate`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -31,7 +31,7 @@ class SessionTranslation:
 
 def check_session_shape(sql: str) -> tuple[str, ...]:
     """Return what is wrong with the text, whatever the input is."""
-    return problems_of(sql, _read_sessions)
+    return problems_of(sql, lambda text, report: _read_sessions(text, {}, report))
 
 
 @lru_cache(maxsize=64)
@@ -43,9 +43,9 @@ def translate_sessions(sql: str, table: SqlInput) -> SessionTranslation:
         return SessionTranslation(problems=(TOO_DEEP,))
 
 
-def _read_sessions(sql: str, report: Report) -> Query | None:
+def _read_sessions(sql: str, columns: Mapping[str, Sequence[str]], report: Report) -> Query | None:
     """Read the text and check its parts; None without a SELECT and FROM, and the report says so."""
-    query = read_query(sql, report, SESSIONS)
+    query = read_query(sql, report, SESSIONS, columns)
     if query is None:
         return None
     for join in query.joined:
@@ -67,7 +67,7 @@ def _read_sessions(sql: str, report: Report) -> Query | None:
 
 def _translate(sql: str, table: SqlInput) -> SessionTranslation:
     report = Report(sql)
-    query = _read_sessions(sql, report)
+    query = _read_sessions(sql, {table.name: table.columns}, report)
     if query is None or query.first is None:
         return SessionTranslation(problems=report.problems)
     scope = Scope((query.first,), (table,), report, qualified=False)
