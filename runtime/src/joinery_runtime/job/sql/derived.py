@@ -26,7 +26,7 @@ column that was reported."""
 
 
 def merge_derived(select: exp.Select, columns: Columns, report: Report, form: Form) -> None:
-    """Merge everything that the SELECT reads, in place. USING becomes ON."""
+    """Merge everything that the SELECT reads, in clause. USING becomes ON."""
     merging = _Merging(columns, report, form)
     merging.merge(select, {})
     for name, at in merging.unread.items():
@@ -63,7 +63,7 @@ class _Merging:
         if start is None:
             return
         written = _own_columns(select)
-        read = [self._read_place(place, select, named) for place in (start, *joins)]
+        read = [self._read_clause(clause, select, named) for clause in (start, *joins)]
         sources = [source for source, _ in read]
         if any(source.derived for source in sources) or any(join.args.get("using") for join in joins):
             shared, conditions = self._read_using(sources, joins)
@@ -75,29 +75,29 @@ class _Merging:
         for groups in (inner for _, inner in read if inner is not None):
             _merge_groups(groups, select)
 
-    def _read_place(
-        self, place: exp.Expr, select: exp.Select, named: Mapping[str, exp.Expr]
+    def _read_clause(
+        self, clause: exp.Expr, select: exp.Select, named: Mapping[str, exp.Expr]
     ) -> tuple[_Source, exp.Select | None]:
         """Read what FROM or a JOIN of the SELECT names, and put the sources of a sub-query in its place. Return also
         the sub-query if it is one of groups, which is the SELECT's only source."""
-        query, joins = self._query_of(place.this, named), select.args.get("joins")
+        query, joins = self._query_of(clause.this, named), select.args.get("joins")
         if query is None:
-            table = place.this
+            table = clause.this
             if table.name in named and not isinstance(named[table.name], exp.Select):
                 table.meta[REJECTED] = True
             return _Source(table.alias_or_name, table.name if isinstance(table, exp.Table) else None), None
         inner, alias = query.this, query.alias_or_name
-        self.merge(inner, named if query is place.this else {})  # one of WITH has its names already
-        if problem := self._problem(inner, select, first=isinstance(place, exp.From)):
+        self.merge(inner, named if query is clause.this else {})  # one of WITH has its names already
+        if problem := self._problem(inner, select, first=isinstance(clause, exp.From)):
             self._report.add(node_position(query), problem)
-            place.set("this", _placeholder(alias, {REJECTED: True}))
+            clause.set("this", _placeholder(alias, {REJECTED: True}))
             return _Source(alias), None
         if inner.args.get("group") is not None:
-            place.set("this", _placeholder(alias, {}))
+            clause.set("this", _placeholder(alias, {}))
             return self._read(inner, alias), inner
         if inner.args.get("joins"):
             return self._merge_join(inner, alias, select), None
-        return self._merge_input(inner, query, place, joined=bool(joins)), None
+        return self._merge_input(inner, query, clause, joined=bool(joins)), None
 
     def _named_queries(self, select: exp.Select, outer: Mapping[str, exp.Expr]) -> Mapping[str, exp.Expr]:
         """Take WITH off the SELECT, and merge its queries. Each may read those before it; its own name means an
@@ -167,8 +167,8 @@ class _Merging:
 
     # --- merging ------------------------------------------------------------------------------------------------------
 
-    def _merge_input(self, inner: exp.Select, query: exp.Expr, place: exp.Expr, *, joined: bool) -> _Source:
-        """Put the sub-query's one input in its place. Its condition becomes the input's own, or without joins that of
+    def _merge_input(self, inner: exp.Select, query: exp.Expr, clause: exp.Expr, *, joined: bool) -> _Source:
+        """Put the sub-query's only input in its place. Its condition becomes the input's own, or without joins that of
         the outer WHERE."""
         table = inner.args["from_"].this
         former, alias = table.alias_or_name, query.alias_or_name or table.alias_or_name
@@ -180,17 +180,17 @@ class _Merging:
         condition = inner.args.get("where")
         merged = table.copy()
         merged.set("alias", exp.TableAlias(this=exp.to_identifier(alias)))
-        place.set("this", merged)
+        clause.set("this", merged)
         if condition is not None and joined:
             merged.meta[CONDITION] = condition.this
         elif condition is not None:
-            _add_condition(place.parent_select, condition.this)
+            _add_condition(clause.parent_select, condition.this)
         return source
 
     def _merge_join(self, inner: exp.Select, alias: str, select: exp.Select) -> _Source:
         """Put the sources and conditions of a sub-query in front of those of the SELECT."""
         condition = inner.args.get("where")
-        self._hidden |= {place.this.alias_or_name for place in (inner.args["from_"], *inner.args["joins"])}
+        self._hidden |= {clause.this.alias_or_name for clause in (inner.args["from_"], *inner.args["joins"])}
         select.set("from_", inner.args["from_"])
         select.set("joins", [*inner.args["joins"], *(select.args.get("joins") or [])])
         if condition is not None:
@@ -199,7 +199,7 @@ class _Merging:
 
     def _read(self, inner: exp.Select, alias: str) -> _Source:
         """Read what the sub-query calls its columns."""
-        tables = [place.this for place in (inner.args["from_"], *(inner.args.get("joins") or []))]
+        tables = [clause.this for clause in (inner.args["from_"], *(inner.args.get("joins") or []))]
         outputs, star = dict[str, exp.Expr](), False
         for item in inner.expressions:
             value = item.unalias().unnest()
@@ -239,7 +239,7 @@ class _Merging:
             parts = []
             for identifier in join.args.get("using") or []:
                 name = identifier.name
-                owner = next((one for one in sources[:number] if self._has(one, name)), sources[number - 1])
+                owner = next((source for source in sources[:number] if self._has(source, name)), sources[number - 1])
                 left, right = (
                     shared.get(name, _column(name, owner, identifier)),
                     _column(name, sources[number], identifier),
@@ -281,9 +281,9 @@ class _Merging:
         """Return what a name stands for; None: it stays as it is. `own` are names that the SELECT gives itself."""
         name = column.name
         if column.table:
-            owner = next((one for one in sources if one.alias == column.table), None)
+            owner = next((source for source in sources if source.alias == column.table), None)
             if owner is None and column.table in self._hidden and not nested:
-                aliases = listed(one.alias for one in sources)
+                aliases = listed(source.alias for source in sources)
                 self._reject(column, f"{column.table!r} is not an alias here; aliases are {aliases}")
             if owner is None or not owner.derived:
                 return None
@@ -295,13 +295,13 @@ class _Merging:
             return None
         if name in shared:
             return shared[name]
-        owners = [one for one in sources if self._has(one, name)]
-        derived = [one for one in owners if one.derived]
+        owners = [source for source in sources if self._has(source, name)]
+        derived = [source for source in owners if source.derived]
         if len(owners) > 1 and derived:
-            choices = " or ".join(f"{one.alias}.{name}" for one in owners)
+            choices = " or ".join(f"{source.alias}.{name}" for source in owners)
             self._reject(column, f"is ambiguous, several inputs have it; write {choices}")
-        elif not owners and name not in own and all(one.derived and not one.star for one in sources):
-            names = [output for one in sources for output in one.outputs]
+        elif not owners and name not in own and all(source.derived and not source.star for source in sources):
+            names = [output for source in sources for output in source.outputs]
             facts = f"the sub-query has no column {name!r}{suggestion(name, names)}"
             self._reject(column, f"{facts}; its columns are {listed(names)}")
         return derived[0].outputs.get(name) if derived else None
@@ -324,8 +324,8 @@ class _Merging:
             yield item
             return
         qualifier = value.table if isinstance(value, exp.Column) else ""
-        chosen = [one for one in sources if qualifier in {"", one.alias}]
-        if not chosen or any(one.star and one.table not in self._columns for one in chosen):
+        chosen = [source for source in sources if qualifier in {"", source.alias}]
+        if not chosen or any(source.star and source.table not in self._columns for source in chosen):
             yield item
             return
         for name, meant in shared.items() if not qualifier else ():
@@ -368,8 +368,8 @@ def _column(name: str, source: _Source, identifier: exp.Expr) -> exp.Expr:
 
 def _own_columns(select: exp.Select) -> Sequence[exp.Column]:
     """The names that the SELECT itself writes: not those of its sub-queries in FROM, and no stars."""
-    places = [select.args["from_"], *(select.args.get("joins") or [])]
-    queries = [place.this for place in places if isinstance(place.this, exp.Subquery)]
+    clauses = [select.args["from_"], *(select.args.get("joins") or [])]
+    queries = [clause.this for clause in clauses if isinstance(clause.this, exp.Subquery)]
     inside = {id(column) for query in queries for column in query.find_all(exp.Column)}
     columns = [column for column in select.find_all(exp.Column) if not isinstance(column.this, exp.Star)]
     return [column for column in columns if id(column) not in inside]
