@@ -53,6 +53,18 @@ TRUTHS: Mapping[str, str] = {
         FROM persons p, auctions a
         WHERE a.seller = p.id AND abs(a.ms - p.ms) <= {_HOUR_MS} AND category = 10 AND state IN ('OR', 'ID', 'CA')
     """,
+    "q4": f"""
+        SELECT category AS id, avg(price) AS final FROM ({_WINNING_BIDS}) GROUP BY category, ms // {_DAY_MS}
+    """,
+    "q5": """
+        SELECT auction, num
+        FROM (
+            SELECT auction, (ms // 2000 - hop) * 2000 AS start, count(*) AS num FROM bids, range(5) AS hops(hop)
+            GROUP BY auction, start
+        )
+        QUALIFY rank() OVER (PARTITION BY start ORDER BY num DESC) = 1
+    """,
+    "q6": f"SELECT seller, avg(price) AS avg_price FROM ({_WINNING_BIDS}) GROUP BY seller, ms // {_DAY_MS}",
     "q7": f"""
         SELECT auction, price, bidder, ms AS "dateTime", extra
         FROM bids QUALIFY row_number() OVER (PARTITION BY ms // {_WINDOW_MS} ORDER BY price DESC, ms) = 1
