@@ -19,6 +19,7 @@ import pytest
 from core.cases import STAMP, Case, Epoch
 from joinery_devkit.oracle import (
     ComposedOracle,
+    DeduplicationOracle,
     EpochExpectation,
     Oracle,
     ProjectionOracle,
@@ -372,7 +373,7 @@ class Check:
 
 
 def _expected(
-    oracle: Oracle | ComposedOracle | SessionOracle | WindowOracle | ProjectionOracle,
+    oracle: Oracle | ComposedOracle | SessionOracle | WindowOracle | ProjectionOracle | DeduplicationOracle,
     watermarks: Mapping[str, int | None],
     rows: Mapping[str, Sequence[Row]],
     reached: Mapping[str, int],

@@ -16,10 +16,12 @@ from hypothesis import Phase, given, settings
 from budget import found_with
 from core.cases import HISTORIES, Case, cases
 from core.harness import check_against_oracle, few_hashes, merge_early
+from core.random_deduplication import deduplicated_cases
 from core.random_sessions import session_cases
 from core.random_windows import windowed_cases
-from joinery_runtime.core.kinds import interval
+from joinery_runtime.core.kinds import deduplicate, grouping, interval
 from joinery_runtime.core.kinds.as_of import AsOfJoin
+from joinery_runtime.core.kinds.deduplicate import Deduplicate
 from joinery_runtime.core.kinds.interval import IntervalJoin
 from joinery_runtime.core.kinds.session import change as session_change
 from joinery_runtime.core.kinds.session import form as session_form
@@ -43,6 +45,7 @@ Patch = pytest.MonkeyPatch
 Kernel = Callable[[StepSpec, StepWork], StepRun]
 KINDS: tuple[type[StepOperator], ...] = (
     *(IntervalJoin, WindowJoin, SessionWindowJoin, AsOfJoin, SessionAggregation, WindowAggregation),
+    Deduplicate,
 )
 
 
@@ -256,7 +259,16 @@ def counts_new_rows_only(patch: Patch) -> None:
 
 
 def one_group_per_hash(patch: Patch) -> None:
-    patch.setattr(window_panes, "distinguish_keys", lambda hashes, _: np.zeros(len(hashes), dtype=np.int64))
+    patch.setattr(grouping, "distinguish_keys", lambda hashes, _: np.zeros(len(hashes), dtype=np.int64))
+
+
+# --- deduplication ----------------------------------------------------------------------------------------------------
+
+
+def places_do_not_count(patch: Patch) -> None:
+    """Of rows with one event time, any one is the first."""
+    real = deduplicate.places
+    patch.setattr(deduplicate, "places", lambda side, rows: [-place for place in real(side, rows)])
 
 
 MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
@@ -321,11 +333,21 @@ MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "a window that has not changed is emitted early again": ("early windows", kernel(early_results_again)),
     "a window that changed is not emitted early": ("early windows", kernel(early_results_of_the_epoch)),
     "a window that does not meet the condition is emitted": ("windows with having", every_row_passes(window_kind)),
+    "a span is one millisecond too long": ("deduplication", another_duration(within=lambda ms: ms + 1)),
+    "rows are decided one millisecond early": ("deduplication", other_horizons(one_later, LEFT)),
+    "what was decided is decided again": ("deduplication", other_horizons(without_before, LEFT)),
+    "late rows of deduplication are not counted": ("deduplication", kernel(count_no_drops)),
+    "repeats stay in the state": ("deduplication", kernel(forget_flags)),
+    "one key takes the rows of another": ("deduplication", one_group_per_hash),
+    "the order of places does not count": ("deduplication", places_do_not_count),
+    "compaction drops the first row of a span too early": ("deduplication", greedy_compaction),
+    "rows that are decided wait for the next row": ("deduplication", no_following_epochs),
 }
 
 OF_ONE_INPUT = {
     "sessions": session_cases,
     "windows": windowed_cases,
+    "deduplication": deduplicated_cases,
     "sessions with having": partial(session_cases, having=True),
     "windows with having": partial(windowed_cases, having=True),
     "early sessions": partial(session_cases, early=True),
@@ -348,6 +370,7 @@ FOUND_WITH = {
     "nothing is taken back": 7,
     "one group takes the rows of another": 2,
     "compaction drops a session too early": 11,
+    "compaction drops the first row of a span too early": 5,
 }
 
 # What the comparison says, not an assertion of the engine's own.

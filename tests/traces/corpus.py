@@ -182,6 +182,8 @@ def resource(spec: Mapping[str, Any], name: str) -> dict[str, Any]:
     }
     if "aggregate" in spec:
         filled["aggregate"] = _aggregate(spec["aggregate"], names[0])
+    if "deduplicate" in spec:
+        filled["deduplicate"] = {"by": [f"{names[0]}.k"], "within": 10, **spec["deduplicate"]}
     if joins:
         filled["joins"] = joins
     if filled.get("select") == "default" or "sql" in spec:

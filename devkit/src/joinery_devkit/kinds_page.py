@@ -45,6 +45,7 @@ KINDS = (
     Kind("Aggregates of hopping windows", "aggregate-hopping", "g1"),
     Kind("Aggregates of cumulative windows", "aggregate-cumulative", "g1"),
     Kind("Sessions of a join's rows", "aggregate-sessions", "s8"),
+    Kind("Deduplication", "deduplicate", "deduplication"),
 )
 """The sections in their order. A new kind has a trace in tests/traces/kinds, and a line here."""
 _INTRODUCTION = """\
@@ -95,10 +96,10 @@ def yaml_of(trace: KindTrace) -> str:
     text = ""
     if "joins" in trace.job:
         text += "joins:\n" + "".join(_step_yaml(step) for step in trace.job["joins"])
-    if "aggregate" in trace.job:
-        fields = trace.job["aggregate"].items()
-        text += "aggregate:\n" + "".join(f"  {name}: {_in_line(value)}\n" for name, value in fields)
-    if "select" in trace.job and "joins" not in trace.job:
+    for step in {"aggregate", "deduplicate"} & trace.job.keys():
+        fields = trace.job[step].items()
+        text += f"{step}:\n" + "".join(f"  {name}: {_in_line(value)}\n" for name, value in fields)
+    if "select" in trace.job and not {"joins", "deduplicate"} & trace.job.keys():
         (source,) = trace.job["inputs"]
         columns = "".join(f"  - {_in_line(column)}\n" for column in trace.job["select"])
         text += f"inputs:\n  - name: {source['name']}\n    where: {_in_line(source['where'])}\nselect:\n{columns}"

@@ -455,6 +455,24 @@ RULED += [
     ),
 ]
 
+
+def deduplicated(*steps: Any, of_spec: Any = None, **fields: Any) -> dict[str, Any]:
+    """A job that emits each order once."""
+    rule = {"by": ["orders.id"], "within": "1h", **fields}
+    deduplicate = {name: value for name, value in rule.items() if value is not None}
+    inputs = None if steps else [chains.ORDERS]
+    return chains.document(*steps, inputs=inputs, **{"deduplicate": deduplicate, **(of_spec or {})})
+
+
+RULED += [
+    deduplicated(of_spec={"aggregate": aggregated()["spec"]["aggregate"]}),
+    deduplicated(of="nothing"),
+    deduplicated(by=None),
+    deduplicated(within="0s"),
+    deduplicated(lateData="dlq"),
+    deduplicated(chains.step(), lateData="dlq", of_spec={"deadLetter": {"file": {"path": "dead"}}}),
+]
+
 RULED_SESSIONS = [
     sessions.document(sql="SELECT 1", groupBy=None, gap=None, aggregates=[sessions.COUNT]),
     sessions.document(deadLetter={"kafka": {"topic": "dead"}}),

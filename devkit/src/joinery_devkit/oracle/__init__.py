@@ -3,7 +3,8 @@
 It shares no code with the core. `Oracle` replays epochs (the plan's watermarks and the rows of each input) and says
 which rows every epoch must emit and which it must drop; `brute_force` says the same about a whole history at once. For
 a SessionWindow these are `SessionOracle` and `sessions_at_once`, for windows in an `aggregate` of one input
-`WindowOracle`, for an `aggregate` behind joins `ComposedOracle`, and for one input alone `ProjectionOracle`.
+`WindowOracle`, for an `aggregate` behind joins `ComposedOracle`, for one input alone
+`ProjectionOracle`, and for `deduplicate` `DeduplicationOracle`.
 `WatermarkOracle` says which watermarks the plans must hold; `multiset` and `differences` compare rows in any order.
 
     oracle = Oracle.of_job(job)
@@ -14,6 +15,7 @@ a SessionWindow these are `SessionOracle` and `sessions_at_once`, for windows in
 
 from joinery_devkit.oracle.brute_force import brute_force
 from joinery_devkit.oracle.composed import ComposedOracle
+from joinery_devkit.oracle.deduplication import DeduplicationOracle, DeduplicationShape
 from joinery_devkit.oracle.horizons import ChainTimes
 from joinery_devkit.oracle.joins import EpochExpectation, Oracle
 from joinery_devkit.oracle.model import (
@@ -41,6 +43,8 @@ __all__ = [
     "AsOfRule",
     "ChainTimes",
     "ComposedOracle",
+    "DeduplicationOracle",
+    "DeduplicationShape",
     "EpochExpectation",
     "Filter",
     "IntervalRule",

@@ -118,7 +118,7 @@ class _Rewriting:
         state_run = self._read_run(meta, spec.flags_part if spec.flags else None)
         floor = self._floors[spec.part]
         self._refuse_half_closed(meta, step.kind.half_closed(side, state_run.run.ts, floor), state_run)
-        live = step.kind.live_rows(step, side, state_run, Horizon(floor, floor), self._floors.get(spec.complete))
+        live = step.kind.without_emitted(step, side, state_run, Horizon(floor, floor), self._floors.get(spec.complete))
         if not len(live.run):
             return
         run = live.run if live.flagged is None else with_flags(live.run, live.flagged)

@@ -51,7 +51,7 @@ def keys_of(
         )
     if not isinstance(job, StreamJoin) or not job.joins:
         return [group_key(job, pipeline.last, texts, number)]
-    if job.aggregation is not None:
+    if len(pipeline.last.sides) == 1:
         return _of_joins_and_groups(job, pipeline, texts, number)
     keys = step_keys(job, pipeline, texts, number)
     return [_co_partitioned(job, key, co_partitions) for key in keys] if co_partitions else keys
@@ -60,7 +60,7 @@ def keys_of(
 def _of_joins_and_groups(
     job: StreamJoin, pipeline: Pipeline, texts: Sequence[str], number: int | None
 ) -> list[StepKey]:
-    """The keys of the joins and of the aggregate behind them."""
+    """The keys of the joins and of the aggregate or ranking behind them."""
     last = pipeline.last
     groups = _group_names(last.sides[0].intake, texts)
     of_groups = groups is not None and number in {None, last.number + 1}
@@ -72,7 +72,7 @@ def _of_joins_and_groups(
     except JoineryError as error:
         if keys:
             return keys
-        groups_text = f"; the aggregate is grouped by {', '.join(last.sides[0].intake.keys)}"
+        groups_text = f"; that of step {last.number + 1} is {', '.join(last.sides[0].intake.keys)}"
         raise JoineryError(error.summary, facts=f"{error.facts}{groups_text}", todo=error.todo) from None
 
 

@@ -21,7 +21,6 @@ from joinery_runtime.engine.report import PartTotals, StateSize, Totals
 from joinery_runtime.inspect.kinds.base import Summary, description_of
 from joinery_runtime.inspect.stored_state import NextEpoch, record_of, savepoint_document, savepoint_line
 from joinery_runtime.job import Job, format_time, time_value
-from joinery_runtime.job.kinds.aggregate.model import AGGREGATE
 from joinery_runtime.job.model.wording import counted, size_text
 from joinery_runtime.state import migrations
 from joinery_runtime.state.live_segments import flagged_rows, read_runs
@@ -54,7 +53,7 @@ class SideStats:
         if self.side == SESSIONS:
             label = "rows of sessions"
         else:
-            label = f"step {self.step}, {self.side}{'' if self.side == AGGREGATE else ' side'}"
+            label = f"step {self.step}, {self.side}" + " side" * (self.side in {"left", "right"})
         return f"{label} ({', '.join(self.inputs)})"
 
 

@@ -27,6 +27,7 @@ from joinery_runtime.engine.plan import JUDGED_BY_CLOCK, EpochPlan
 from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.inspect.evidence import ReplayedEpoch, check_records, wrong_counts
+from joinery_runtime.inspect.kinds.base import description_of
 from joinery_runtime.inspect.output_diff import OutputDiff
 from joinery_runtime.inspect.replay import (
     Replay,
@@ -181,7 +182,7 @@ def _open_contents(
 def _output_diff(job: Job, name: str, content: Content, folder: Path) -> OutputDiff:
     folder.mkdir()
     last = compile_job(job).last
-    aggregates = len(last.sides) == 1 and not last.kind.stateless
+    aggregates = description_of(last).merges_rows
     sides = [" + ".join(side.inputs) if aggregates else side.time for side in last.sides]
     return OutputDiff(name, content, folder, sides, in_order=aggregates)
 

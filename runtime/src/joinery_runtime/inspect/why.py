@@ -206,7 +206,7 @@ def explain_records(
         record = _record_at(Gathering(job, pipeline, inputs, {}, at, record_only=True), plans, at)
         texts = _key_texts(job, record)
         # If the record's input joins on time only, all other records may meet it.
-        alone = pipeline.last.kind.stateless or (bool(record.key) and not _is_aggregated(job))
+        alone = pipeline.last.kind.stateless or (bool(record.key) and not _is_regrouped(job))
         record_only = not texts and (record.columns is None or alone)
     steps = _steps_of(job, pipeline, texts, stored_co_partitions(course.record)) if texts else []
     names = [side.name for side in job.inputs]
@@ -244,22 +244,23 @@ def explain_records(
     return Answer(job.name, epochs, explained, key_view, omitted, course.savepoint, comparison.unjudged)
 
 
-def _is_aggregated(job: Job) -> bool:
-    """Whether the job emits aggregates of joined rows."""
-    return isinstance(job, StreamJoin) and bool(job.joins) and job.aggregation is not None
+def _is_regrouped(job: Job) -> bool:
+    """Whether a step behind the joins groups their rows by a key of its own."""
+    behind = isinstance(job, StreamJoin) and (job.aggregation or job.ranking)
+    return isinstance(job, StreamJoin) and bool(job.joins) and behind is not None
 
 
 def _steps_of(job: Job, pipeline: Pipeline, texts: Sequence[str], co_partitions: int) -> list[StepKey]:
     """The keys of which all records are needed. A group holds rows of many keys of the joins before it, so records of
     one of these alone would not make the rows that were emitted."""
     keys = keys_of(job, pipeline, texts, None, co_partitions)
-    if not _is_aggregated(job):
+    if not _is_regrouped(job):
         return keys
     of_groups = [key for key in keys if key.step == pipeline.last.number]
     if not of_groups:
         raise JoineryError(
             f"--key {' '.join(texts)} names no group",
-            facts=f"the rows of job {job.name} are groups by {', '.join(pipeline.last.sides[0].intake.keys)}",
+            facts=f"the last step of job {job.name} groups by {', '.join(pipeline.last.sides[0].intake.keys)}",
             todo="Give the columns of a group, or ask for one record with --record",
         )
     return of_groups
@@ -321,7 +322,7 @@ def _record_at(gathering: Gathering, plans: Sequence[EpochPlan], at: tuple[str, 
 def _key_texts(job: Job, record: FoundRecord) -> list[str]:
     """The COLUMN=VALUE texts of a record's key; none if the record has no key or cannot be decoded."""
     name, key = record.position.partition.input, record.key
-    if _is_aggregated(job):
+    if _is_regrouped(job):
         return []  # all records may be in the rows of the record's group
     if not isinstance(job, StreamJoin) or not job.joins:
         return [column if value is None else f"{column}={value}" for column, value in key.items()]

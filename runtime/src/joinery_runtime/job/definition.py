@@ -18,6 +18,7 @@ from pydantic.alias_generators import to_camel
 from joinery_runtime.errors import IncompatibleState
 from joinery_runtime.job.join.stream_join import StoredNames, StreamJoin
 from joinery_runtime.job.kinds.aggregate.model import Aggregation
+from joinery_runtime.job.kinds.ranking import RANKING_KINDS
 from joinery_runtime.job.kinds.session.resource import SessionWindow
 from joinery_runtime.job.model.base import AS_STORED
 from joinery_runtime.job.model.draft import dig
@@ -187,7 +188,12 @@ def _join(job: StreamJoin, spec: Mapping[str, Any], stored: Mapping[str, Any]) -
     }
     joins = [{**_without({"limits"}, step), **limits.get(step.get("right"), {})} for step in stored.get("joins", ())]
     if "aggregate" not in stored:
-        return {"inputs": inputs, "joins": joins}
+        rankings = {
+            kind.field: {**stored[kind.field], "limits": dig(spec, kind.field, "limits")}
+            for kind in RANKING_KINDS
+            if kind.field in stored
+        }
+        return {"inputs": inputs, "joins": joins, **rankings}
     aggregate = {**stored["aggregate"], **_with_limits(stored["aggregate"], job.aggregation, dig(spec, "aggregate"))}
     return {"inputs": inputs, "joins": joins, "aggregate": aggregate}
 

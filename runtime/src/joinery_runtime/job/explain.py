@@ -15,6 +15,7 @@ from joinery_runtime.job.model.inputs import AtTimestamp, Debezium, FileInput, I
 from joinery_runtime.job.model.outputs import DeadLetter, FileOutput, NamedOutput, Output
 from joinery_runtime.job.model.plan import RATE, SidePlan, StepPlan
 from joinery_runtime.job.model.quantity import format_bytes
+from joinery_runtime.job.model.references import Reference, parse_reference
 from joinery_runtime.job.model.resource import Job
 from joinery_runtime.job.model.wording import counted, listed
 
@@ -363,20 +364,24 @@ def order_warnings(job: Job) -> Iterator[str]:
     """Warns of a topic whose records of one key come from several shards, each with a producer of its own."""
     if not isinstance(job, StreamJoin):
         return
-    if job.aggregation is not None or not job.joins:
+    if job.aggregation is not None or not (job.joins or job.ranking):
         return
-    last = job.keys_of(job.joins[-1])
+    keys: list[tuple[tuple[Reference, ...], ...]]
+    if job.ranking is not None:
+        keys = [((ref,),) for name in job.ranking.keys if (ref := parse_reference(name)) is not None]
+    else:
+        keys = [(pair.left.reads, pair.right.reads) for pair in job.keys_of(job.joins[-1])]
     for output in job.outputs:
         kafka = output.kafka
         if kafka is None or not kafka.key:
             continue
         in_key = {column.source for column in job.columns_of(output) if column.name in kafka.key}
-        if not last or not all({*pair.left.reads} <= in_key or {*pair.right.reads} <= in_key for pair in last):
+        if not keys or not all(any({*reads} <= in_key for reads in sides) for sides in keys):
             yield (
                 f"NO ORDER WITHIN AN EPOCH of records with one key ({', '.join(kafka.key)}) in {kafka.topic}: the key "
-                "does not have the columns of the join, so several shards write its records. A compacted topic, or a "
-                "consumer that keeps the last value of a key, may have any of the epoch's values, though never one of "
-                "an earlier epoch. For the last one by rule J2, write to a table: output.postgres with upsertKey"
+                "does not have the columns of the last key, so several shards write its records. A compacted topic, or "
+                "a consumer that keeps the last value of a key, may have any of the epoch's values, though never one "
+                "of an earlier epoch. For the last one by rule J2, write to a table: output.postgres with upsertKey"
             )
 
 

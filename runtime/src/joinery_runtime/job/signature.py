@@ -14,6 +14,7 @@ from joinery_runtime.job.join.differences import refusals, warnings
 from joinery_runtime.job.join.steps import SIDES, JoinStep, part_names
 from joinery_runtime.job.join.stream_join import StreamJoin, stored_type
 from joinery_runtime.job.kinds.aggregate.model import aggregate_part
+from joinery_runtime.job.kinds.ranking import ranking_part
 from joinery_runtime.job.kinds.session.resource import SessionWindow
 from joinery_runtime.job.kinds.session.sessions import SESSIONS_PART
 from joinery_runtime.job.kinds.session.signature import aggregate_fields
@@ -27,8 +28,8 @@ NEWER_VERSION = 3
 """The version for a job with co-partitioned inputs, or an input with a history. Older releases, which would look for
 its rows elsewhere, or read the history's records from the topic again, reject it. The layout is that of version 2."""
 NEWEST_VERSION = 4
-"""The version for a job with a semi or anti join, with an aggregate, without joins, or with a key that is an
-expression, which release 0.1.0 does not know. The layout is that of version 2."""
+"""The version for a job with a semi or anti join, with an aggregate or a ranking, without joins, or with a key that is
+an expression, which release 0.1.0 does not know. The layout is that of version 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ def signature(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
 def _version(job: Job) -> int:
     if isinstance(job, StreamJoin):
         existence = not all(step.emits_right for step in job.joins)
-        if job.aggregation is not None or existence or not job.joins or job.computed_keys:
+        if job.aggregation is not None or job.ranking is not None or existence or not job.joins or job.computed_keys:
             return NEWEST_VERSION
     newer = job.co_partitioned or any(side.history is not None for side in job.inputs)
     return NEWER_VERSION if newer else SIGNATURE_VERSION
@@ -71,7 +72,7 @@ def _of_kind(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     match job:
         case StreamJoin():
             steps = [_step(job, index, step, stored) for index, step in enumerate(job.joins)]
-            return {"steps": steps, **_aggregate(job, stored)}
+            return {"steps": steps, **_aggregate(job, stored), **_ranking(job, stored)}
         case SessionWindow():
             return aggregate_fields(job.aggregation, job.spec.input.types, stored[SESSIONS_PART])
         case _:
@@ -85,6 +86,20 @@ def _aggregate(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> dict[str
     part = stored[aggregate_part(len(job.joins))]
     fields = aggregate_fields(job.aggregation, job.aggregated_types, part)
     return {"aggregate": {**window, **fields}}
+
+
+def _ranking(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    ranking, types = job.ranking, job.aggregated_types
+    if ranking is None:
+        return {}
+    fields = {
+        "keys": [[name, types[name].key_type] for name in ranking.keys],
+        "of": job.ranked_time,
+        **ranking.signed(),
+        "allowedLateness": ranking.allowed_lateness,
+        "stored": {name: str(types[name]) for name in stored[ranking_part(ranking.field, len(job.joins))]},
+    }
+    return {ranking.field: fields}
 
 
 def _step(job: StreamJoin, index: int, step: JoinStep, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:

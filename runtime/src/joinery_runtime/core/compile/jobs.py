@@ -38,7 +38,7 @@ def compile_job(job: Job) -> Pipeline:
 def compile_join(job: StreamJoin) -> Pipeline:
     """Compiles a join. Raises JobError naming `spec.joins[n].where`, `spec.select[n].expression` or the SQL if an
     expression does not fit the inputs."""
-    if not job.joins:
+    if not job.joins and job.ranking is None:
         return compile_only_input(job)
     return JoinCompiler(job).pipeline()
 

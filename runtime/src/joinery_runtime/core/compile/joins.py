@@ -12,7 +12,7 @@ from joinery_runtime.core.aggregates import condition_column
 from joinery_runtime.core.compile.aggregates import AggregateCompiler, AggregatedRows
 from joinery_runtime.core.compile.matching import KeyCompiler, deciding_side, move_conditions
 from joinery_runtime.core.compile.only_input import SQL_PATH, error_of_aggregate, input_filter
-from joinery_runtime.core.kinds.base import Join, find_kinds
+from joinery_runtime.core.kinds.base import Join, Ranking, find_kinds
 from joinery_runtime.core.pipeline.expression import (
     ColumnRef,
     Expression,
@@ -29,6 +29,7 @@ from joinery_runtime.core.table.columns import arrow_schema, arrow_type
 from joinery_runtime.errors import ExpressionError, JobError, Problem
 from joinery_runtime.job import JoinStep, Reference, StreamJoin
 from joinery_runtime.job.kinds.aggregate.model import Aggregation, aggregate_part
+from joinery_runtime.job.kinds.ranking import RankingKind, ranking_part
 from joinery_runtime.job.model.references import parse_reference
 
 
@@ -100,7 +101,9 @@ class JoinCompiler:
         steps = tuple(self._compile(step) for step in self._steps)
         if self._job.aggregation is not None:
             steps = (*steps, self._aggregate(self._job.aggregation, steps[-1]))
-        read = {steps[0].sides[LEFT].time: (0, LEFT)} | {
+        if self._job.ranking is not None:
+            steps = (*steps, self._rank(self._job.ranking))
+        read = {self._job.inputs[0].name: (0, LEFT)} | {
             step.right: (n, RIGHT) for n, step in enumerate(self._job.joins)
         }
         return Pipeline(tuple(InputSpec(side.name, *read[side.name]) for side in self._job.inputs), steps)
@@ -225,11 +228,42 @@ class JoinCompiler:
                     break
         return tuple(parts)
 
+    def _rank(self, ranking: RankingKind) -> StepSpec:
+        """The step that emits some of the rows that the last join makes, or the only input has."""
+        number, time, chained = len(self._steps), self._job.ranked_time, bool(self._steps)
+        schema = self._schemas[time]
+        if chained:
+            schema = pa.schema([pa.field(str(ref), self._type(ref)) for ref in self._forwarded_refs(number - 1)])
+        naming = Intake(schema, "", (), (), chained=chained)
+        event_time = naming.name_of(self._event_time(time))
+        read = {naming.name_of(ref) for ref in self._needed_after(number - 1)} - {event_time}  # it is `$ts`
+        intake = Intake(
+            schema=schema,
+            event_time=event_time,
+            keys=tuple(naming.name_of(ref) for ref in _refs(ranking.keys)),
+            stored=tuple(name for name in schema.names if name in read),
+            chained=chained,
+            grouped=True,
+            checked=() if chained else self._checked_parts(time),
+            filter=None if chained else self._input_filter(time),
+        )
+        kind = next(kind for kind in ranking_kinds() if isinstance(ranking, kind.written_as)).of(ranking, intake)
+        side = SideSpec(ranking_part(ranking.field, number), self._job.joined, time, intake, flags=True)
+        output = [
+            OutputColumn(column.name, column.type, column=naming.name_of(column.ref))
+            if column.ref is not None
+            else OutputColumn(column.name, column.type, expression=column.expression, step_column=column.step_column)
+            for column in self._output
+        ]
+        return StepSpec(number, (side,), kind, None, tuple(output))
+
     # --- columns ------------------------------------------------------------------------------------------------------
 
     def _needed_after(self, number: int) -> set[ColumnRef]:
         """The columns that a row still needs once the step has made it."""
         needed = {ref for output in self._output for ref in output.columns}
+        if (ranking := self._job.ranking) is not None:
+            needed |= {*_refs(ranking.keys), self._event_time(self._job.ranked_time)}
         for later in self._steps[number + 1 :]:
             needed |= (
                 later.confirmed
@@ -246,7 +280,7 @@ class JoinCompiler:
         return [ref for ref in columns if ref in needed]
 
     def _output_columns(self, split: _SplitStep) -> Iterable[OutputColumn]:
-        if split is not self._steps[-1]:
+        if split is not self._steps[-1] or self._job.ranking is not None:
             return [
                 self._plain_column(split, ref, str(ref), self._type(ref)) for ref in self._forwarded_refs(split.number)
             ]
@@ -261,6 +295,9 @@ class JoinCompiler:
         side = RIGHT if ref.input == split.step.right else LEFT
         chained = side == LEFT and split.number > 0
         return OutputColumn(name, kind, side, str(ref) if chained else ref.column)
+
+    def _event_time(self, name: str) -> ColumnRef:
+        return ColumnRef(name, self._job.input(name).event_time)
 
     def _type(self, ref: ColumnRef) -> pa.DataType:
         return self._schemas[ref.input].field(ref.column).type
@@ -361,6 +398,10 @@ def _ref(reference: Reference) -> ColumnRef:
     return ColumnRef(reference.input, reference.column)
 
 
+def _refs(names: Iterable[str]) -> list[ColumnRef]:
+    return [_ref(reference) for name in names if (reference := parse_reference(name)) is not None]
+
+
 def _emits(step: JoinStep) -> Emits:
     if step.type == "semi":
         return "matched"
@@ -371,6 +412,12 @@ def _placement(step: JoinStep, inputs: tuple[str, ...]) -> Placement:
     if step.broadcast is None:
         return Placement.BY_KEY
     return Placement.EVERYWHERE if step.broadcast in inputs else Placement.SPREAD
+
+
+@cache
+def ranking_kinds() -> tuple[type[Ranking], ...]:
+    """The kinds of step that emit some of their rows."""
+    return find_kinds(Ranking)  # type: ignore[type-abstract]
 
 
 @cache

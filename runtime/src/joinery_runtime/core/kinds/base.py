@@ -1,4 +1,4 @@
-"""The bases of all kinds: those that join two sides, and those that aggregate the rows of one."""
+"""The bases of all kinds: those that join two sides, and those that aggregate the rows of one or emit some of them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Watermark,
 from joinery_runtime.job import JoinStep
 from joinery_runtime.job.kinds.aggregate.model import Aggregation
 from joinery_runtime.job.kinds.base import StepKind, WindowKind
+from joinery_runtime.job.kinds.ranking import RankingKind
 
 _Kind = TypeVar("_Kind", bound=StepOperator)
 
@@ -60,6 +61,21 @@ class Aggregating(StepOperator):
     @abstractmethod
     def state_schema(self, intake: Intake) -> pa.Schema:
         """The columns of the segments."""
+
+
+class Ranking(StepOperator):
+    """A `StepOperator` of a step with one side, which emits some of its rows. The state is made of rows, with flags on
+    those that have left."""
+
+    __slots__ = ()
+
+    written_as: ClassVar[tuple[type[RankingKind], ...]]
+    """The forms in which a job asks for this kind."""
+
+    @classmethod
+    @abstractmethod
+    def of(cls, ranking: RankingKind, intake: Intake, /) -> Self:
+        """The kind as the job asks for it, over rows of the intake."""
 
 
 def find_kinds(base: type[_Kind]) -> tuple[type[_Kind], ...]:

@@ -11,6 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from joinery_runtime.core.table.sort import by_hash_and_time, sort_order
+
 
 def changes(values: np.ndarray) -> np.ndarray:
     """bool[n]: the first value, and each one that differs from its predecessor."""
@@ -35,6 +37,31 @@ def expand_ranges(first: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.n
     count = np.maximum(stop - first, 0)
     position = np.repeat(np.arange(len(first)), count)
     return position, np.arange(len(position)) + np.repeat(first - (np.cumsum(count) - count), count)
+
+
+def reachable_positions(after: np.ndarray, begin: np.ndarray) -> np.ndarray:
+    """Returns the positions reached from `begin` by steps from each element to the one `after` it (n: nowhere). Pointer
+    doubling takes log2(longest path) rounds."""
+    jump = np.append(after, len(after))
+    is_reached = np.zeros(len(jump), dtype=bool)
+    is_reached[begin] = True
+    previous = 0
+    while (reached_count := int(is_reached.sum())) > previous:
+        previous = reached_count
+        is_reached[jump[is_reached]] = True
+        jump = jump[jump]
+    return np.flatnonzero(is_reached[:-1])
+
+
+def order_by_key(hashes: np.ndarray, keys: Sequence[pa.Array], *sorted_by: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns an order (int64[n]) in which the rows of one key are consecutive, sorted by `sorted_by` (int64[n] each),
+    and bool[n]: where keys begin."""
+    order = by_hash_and_time(hashes, *sorted_by)
+    if not has_hash_collisions(hashes, keys, order):
+        return order, changes(hashes[order])
+    key = distinguish_keys(hashes, keys)
+    order = sort_order(hashes, key, *sorted_by)
+    return order, changes(hashes[order]) | changes(key[order])
 
 
 # --- keys with one hash -----------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from joinery_runtime.core.pipeline.sides import FLAGS, LEFT, RIGHT, SESSIONS, In
 from joinery_runtime.core.pipeline.step import Horizon, Horizons, StateRun, StepRun, StepWork
 from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Watermark, earlier
 from joinery_runtime.core.table.segment import SegmentMeta
+from joinery_runtime.job.kinds.aggregate.model import AGGREGATE
 
 Emits = Literal["pairs", "matched", "unmatched"]
 """What a step emits: pairs and padded rows, or of its left side alone the rows with a match (semi join) or those
@@ -145,6 +146,12 @@ class StepOperator(ABC):
         (live_run,) = self.survivors(step, side, [state_run], horizon)
         return live_run
 
+    def without_emitted(
+        self, step: StepSpec, side: int, state_run: StateRun, horizon: Horizon, complete: int | None
+    ) -> StateRun:
+        """Those of `live_rows` that are not emitted again when the horizon rises once more after it has gone down."""
+        return self.live_rows(step, side, state_run, horizon, complete)
+
     def half_closed(self, side: int, ts: np.ndarray, horizon: int) -> np.ndarray:
         """For rows at these event times (int64[n]), bool[n]: whether the horizon has closed one window that holds the
         row while another one is still open."""
@@ -186,14 +193,16 @@ class StepSpec:
 
     def locate_column(self, ref: ColumnRef) -> tuple[int, str]:
         """The side that holds an input's column, and the column's name in that side's batches."""
-        side = RIGHT if ref.input in self.sides[RIGHT].inputs else LEFT
+        side = RIGHT if ref.input in self.sides[-1].inputs and len(self.sides) > 1 else LEFT
         return side, self.sides[side].intake.name_of(ref)
 
     def side_name(self, side: int) -> str:
         """The name of a side in messages: `step 2, left side (orders, payments)`."""
         if len(self.sides) == 1:
             sessions = f"the sessions of {self.sides[side].time}"
-            return sessions if self.sides[side].part == SESSIONS else f"step {self.number + 1}, the aggregate"
+            part, _, _ = self.sides[side].part.partition(".")
+            words = "the aggregate" if part == AGGREGATE else part
+            return sessions if part == SESSIONS else f"step {self.number + 1}, {words}"
         name = "left" if side == LEFT else "right"
         return f"step {self.number + 1}, {name} side ({', '.join(self.sides[side].inputs)})"
 

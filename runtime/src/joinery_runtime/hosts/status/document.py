@@ -17,11 +17,15 @@ from joinery_runtime.hosts.status.snapshot import JobSnapshot, behind_ms, waterm
 from joinery_runtime.job.crd import DriverStatus, HotKey, InputStatus, SavepointStatus, ScalingStatus
 from joinery_runtime.job.crd.driver import HotKeyWarning, Paused, SideStatus, Waiting
 from joinery_runtime.job.kinds.aggregate.model import AGGREGATE
+from joinery_runtime.job.kinds.ranking import Deduplication
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.state.store import StoredSavepoint
 
-Side = Literal["left", "right", "sessions", "aggregate"]
-SIDES: dict[str, Side] = {"left": "left", "right": "right", SESSIONS: "sessions", AGGREGATE: "aggregate"}
+Side = Literal["left", "right", "sessions", "aggregate", "deduplicate"]
+SIDES: dict[str, Side] = {
+    **{"left": "left", "right": "right", SESSIONS: "sessions", AGGREGATE: "aggregate"},
+    Deduplication.field: "deduplicate",
+}
 LONGEST_ERROR = 4096  # characters: what `Words` holds
 LONGEST_WARNING = 512  # characters
 LONGEST_NAME = 253  # characters: what `Word` holds; an earlier release made savepoints of any name

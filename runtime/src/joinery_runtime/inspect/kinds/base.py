@@ -250,10 +250,7 @@ class JoinDescription(StepDescription[Operator]):
         """Say what will happen to each row. `rows` are all stored rows of one key."""
 
     def entries(self, stored: Sequence[StoredRows], epoch_times: EpochTimes, to_json: ToJson) -> Sequence[RowView]:
-        rows = sorted(
-            (row for segment_rows in stored for row in _read_rows(self.step, segment_rows, to_json)),
-            key=lambda row: (row.side, row.ts, row.partition, row.offset),
-        )
+        rows = rows_of_key(self.step, stored, to_json)
         times = np.sort(np.array([row.ts for row in rows], dtype=np.int64))
         newer = [
             after.ts if after is not None and after.side == row.side else None
@@ -301,6 +298,14 @@ def _find_descriptions() -> Mapping[type[StepOperator], type[StepDescription[Any
         if isinstance(value, type) and issubclass(value, StepDescription) and value.__module__ == module.__name__
         if hasattr(value, "describes")
     }
+
+
+def rows_of_key(step: StepSpec, stored: Sequence[StoredRows], to_json: ToJson) -> list[StoredRow]:
+    """List the stored rows of one key by side, event time and place."""
+    return sorted(
+        (row for segment_rows in stored for row in _read_rows(step, segment_rows, to_json)),
+        key=lambda row: (row.side, row.ts, row.partition, row.offset),
+    )
 
 
 def _read_rows(step: StepSpec, stored: StoredRows, to_json: ToJson) -> Iterator[StoredRow]:

@@ -92,12 +92,12 @@ def _without_unknown_fields(model: type[Model]) -> Any:
 
 
 class SideStatus(Message):
-    """One side of a step (1 is the first), sessions or an aggregate: what is kept of it now, and what has happened
-    since the job's state began. `stored` rows have joined it, `expired` ones have left it; `peak` is the most after an
-    epoch."""
+    """One side of a step (1 is the first), sessions, an aggregate or a ranking: what is kept of it now, and what has
+    happened since the job's state began. `stored` rows have joined it, `expired` ones have left it; `peak` is the most
+    after an epoch."""
 
     step: Count
-    side: Literal["left", "right", "sessions", "aggregate"]
+    side: Literal["left", "right", "sessions", "aggregate", "deduplicate"]
     inputs: tuple[str, ...]
     rows: Count
     bytes: Count

@@ -15,6 +15,7 @@ from joinery_runtime.job.crd.shapes import Place, Schema
 from joinery_runtime.job.join.steps import FIELDS, STEP_KINDS, JoinStep, SelectItem
 from joinery_runtime.job.join.stream_join import StreamJoinSpec
 from joinery_runtime.job.kinds.aggregate.model import AGGREGATE_MODEL_RULES, AGGREGATE_RULES
+from joinery_runtime.job.kinds.ranking import RANKING_MODEL_RULES, RANKING_RULES
 from joinery_runtime.job.kinds.session.cel import SESSION_RULES
 from joinery_runtime.job.model.cel import TARGETS, Rule, any_output, exactly_one, positive
 from joinery_runtime.job.model.inputs import History, Input, KafkaInput
@@ -73,6 +74,7 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
             ".inputs",
         ),
         *AGGREGATE_RULES,
+        *RANKING_RULES,
         Rule("!has(self.sql) || !has(self.joins) || size(self.joins) == 0", "joins and sql are both named; keep one"),
         Rule("!has(self.sql) || !has(self.select)", "select and sql are both named; keep one"),
         Rule(
@@ -281,6 +283,7 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
     SavepointOf: (Rule("self == oldSelf", "cannot be changed; make another Savepoint"),),
     **SESSION_RULES,
     **AGGREGATE_MODEL_RULES,
+    **RANKING_MODEL_RULES,
 }
 
 

@@ -1,5 +1,5 @@
-"""Cross-field rules of `spec.aggregate` of a StreamJoin, beside those of every job that aggregates
-(`kinds.session.rules`)."""
+"""Cross-field rules of what stands behind the joins of a StreamJoin: of `spec.aggregate`, beside those of each job that
+aggregates (`kinds.session.rules`), and of the rankings, such as `spec.deduplicate`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from joinery_runtime.job.join.steps import STEP_KINDS
 from joinery_runtime.job.kinds.aggregate.model import WINDOW_KINDS, AggregateWindow
 from joinery_runtime.job.kinds.base import WindowKind
+from joinery_runtime.job.kinds.ranking import RANKING_KINDS, RankingKind
 from joinery_runtime.job.kinds.session.rules import AGGREGATE_RULES, GroupedDraft
-from joinery_runtime.job.model.draft import Finding, JobDraft, Loc, dig, exactly_one, items
+from joinery_runtime.job.model.draft import Finding, JobDraft, Loc, dig, exactly_one, items, no_key, repeats
+from joinery_runtime.job.model.output_rules import late_without_dead_letters
 from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import either, listed, suggestion
 
@@ -25,7 +27,7 @@ def broken_aggregate_rules(draft: JobDraft) -> Iterator[Finding]:
         draft.inputs,
         draft.steps,
         at=_AT,
-        columns=_columns(draft),
+        columns=_emitted_columns(draft),
         source="the job has",
         window=kind.columns,
         identity=kind.identity,
@@ -42,7 +44,7 @@ def _kind(draft: JobDraft) -> type[WindowKind] | None:
     return next((kind for kind in WINDOW_KINDS if dig(draft.data, *_WINDOW, kind.field) is not None), None)
 
 
-def _columns(draft: JobDraft) -> Mapping[str, ColumnType | None] | None:
+def _emitted_columns(draft: JobDraft) -> Mapping[str, ColumnType | None] | None:
     """The columns of the inputs that the steps emit (E1) by `<input>.<column>`; None while a mistake hides one."""
     if len(draft.by_name) != len(draft.inputs) or any(source.types is None for source in draft.inputs):
         return None
@@ -69,10 +71,15 @@ def _window(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _time(draft: JobDraft) -> Iterator[Finding]:
-    """Requires that the input whose event time counts is in every row that the joins make."""
+    yield from _counted_time(draft, (*_WINDOW, "of"), ("groups would never be complete", "no window"))
+
+
+def _counted_time(draft: JobDraft, at: Loc, words: tuple[str, str]) -> Iterator[Finding]:
+    """Requires that the input whose event time counts, which the field `at` names, is in every row that the joins make.
+    `words` say what would happen otherwise, and in what a row without an event time is."""
     if len(draft.by_name) != len(draft.inputs) or not draft.inputs:
         return
-    at, first = (*_WINDOW, "of"), draft.inputs[0].name or ""
+    first = draft.inputs[0].name or ""
     name = dig(draft.data, *at)
     if isinstance(name, str) and name not in draft.by_name:
         yield at, f"{name!r} is not an input{suggestion(name, draft.by_name)}; inputs are {listed(draft.by_name)}"
@@ -89,11 +96,11 @@ def _time(draft: JobDraft) -> Iterator[Finding]:
     whole = [other for other in timed if other not in padded]
     todo = f"write of: {either(whole)}" if whole else "write type: left, right or inner in the steps"
     if counted not in timed and draft.steps:
-        facts = f"a version of {counted!r} may be older than its row by any time, so groups would never be complete"
+        facts = f"a version of {counted!r} may be older than its row by any time, so {words[0]}"
         yield at, f"{facts} (rule N2); {todo}"
     elif counted in padded:
         facts = f"rows of {counted!r} may be missing, because {padded[counted]}, and a row without an event time is in"
-        yield at, f"{facts} no window; {todo}"
+        yield at, f"{facts} {words[1]}; {todo}"
 
 
 def _padded_inputs(draft: JobDraft) -> dict[str, str]:
@@ -110,12 +117,16 @@ def _padded_inputs(draft: JobDraft) -> dict[str, str]:
 
 
 def _kinds_of_steps(draft: JobDraft) -> Iterator[Finding]:
-    """Reject steps that do not say which watermark they hand on."""
-    for step in draft.steps:
+    yield from _steps_before(draft, "aggregate")
+
+
+def _steps_before(draft: JobDraft, step: str) -> Iterator[Finding]:
+    """Reject joins that do not say which watermark they hand on to the `step` behind them."""
+    for join in draft.steps:
         for field, rule in {kind.field: kind.chain_rule for kind in STEP_KINDS if not kind.chains}.items():
-            if step.data.get(field) is not None:
-                facts = f"no aggregate follows {field} steps{rule}"
-                yield (*step.at, field), f"{facts}; write interval, or aggregate the output in a job of its own"
+            if join.data.get(field) is not None:
+                facts = f"no {step} follows {field} steps{rule}"
+                yield (*join.at, field), f"{facts}; write interval, or {step} the output in a job of its own"
 
 
 def _late(draft: JobDraft) -> Iterator[Finding]:
@@ -142,3 +153,53 @@ def _select(draft: JobDraft) -> Iterator[Finding]:
 
 
 _RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (*(_window, _time, _kinds_of_steps, _late, _select),)
+
+
+# --- rankings ---------------------------------------------------------------------------------------------------------
+
+
+def broken_ranking_rules(draft: JobDraft) -> Iterator[Finding]:
+    """Every finding about the rankings that a job names."""
+    for kind in RANKING_KINDS:
+        if dig(draft.data, "spec", kind.field) is not None:
+            yield from _broken_ranking(kind, draft)
+
+
+def _broken_ranking(kind: type[RankingKind], draft: JobDraft) -> Iterator[Finding]:
+    at: Loc = ("spec", kind.field)
+    if dig(draft.data, "spec", "aggregate") is not None:
+        facts = f"aggregate and {kind.field} are both named; keep one, and do the other in a job of its own"
+        yield at, facts
+    yield from _ranked_keys(draft, (*at, "by"))
+    yield from _counted_time(draft, (*at, "of"), ("rows would wait for ever", "no order"))
+    yield from _steps_before(draft, kind.field)
+    if dig(draft.data, *at, "lateData") == "dlq" and draft.steps:
+        todo = "write lateData: dlq in the steps, which read records"
+        facts = "the rows that joins make are no records, so none can be a dead letter"
+        yield (*at, "lateData"), f"{facts}; write drop, and {todo}"
+    yield from late_without_dead_letters(draft, (*at, "lateData"))
+    yield from _ranked_tables(draft, kind.field)
+
+
+def _ranked_keys(draft: JobDraft, at: Loc) -> Iterator[Finding]:
+    names, columns = items(draft.data, *at), _emitted_columns(draft)
+    if dig(draft.data, *at) is None:
+        yield at, "is missing: it says which rows are of one key; name at least one column"
+    for i, name in repeats(names):
+        yield (*at, i), f"names column {name!r} twice; drop one"
+    for i, name in enumerate(names):
+        if columns is None or not isinstance(name, str):
+            continue
+        if name not in columns:
+            facts = f"{name!r} is no column of the rows{suggestion(name, columns)}"
+            yield (*at, i), f"{facts}; write <input>.<column>, of {listed(columns)}"
+        elif text := no_key(name, columns):
+            yield (*at, i), text
+
+
+def _ranked_tables(draft: JobDraft, field: str) -> Iterator[Finding]:
+    if not draft.steps:
+        for source in draft.inputs:
+            if source.data.get("table") is not None:
+                facts = f"versions of a table replace each other, and {field} is for events"
+                yield (*source.at, "table"), f"{facts}; drop `table`"

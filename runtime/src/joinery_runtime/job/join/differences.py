@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from joinery_runtime.job.join.steps import STEP_KINDS
+from joinery_runtime.job.kinds.ranking import RANKING_KINDS
 from joinery_runtime.job.kinds.session.signature import aggregate_refusals, aggregate_warnings
 from joinery_runtime.job.model.duration import format_duration, format_time
 from joinery_runtime.job.model.references import EXISTENCE
@@ -27,7 +28,7 @@ def refusals(old: Signed, new: Signed) -> Iterator[str]:
     if new["kind"] == "SessionWindow":
         stages = ((_kinds,), (_inputs,), (_times_and_tables, aggregate_refusals))
     else:
-        stages = ((_kinds,), (_inputs,), (_shape,), (_times_and_tables, _in_steps, _aggregate))
+        stages = ((_kinds,), (_inputs,), (_shape,), (_times_and_tables, _in_steps, _aggregate, _ranking))
     for checks in stages:
         reasons = [text for check in checks for text in check(old, new)]
         if reasons:
@@ -42,6 +43,9 @@ def warnings(old: Signed, new: Signed) -> Iterator[str]:
         return
     if "aggregate" in new:
         yield from aggregate_warnings(old["aggregate"], new["aggregate"])
+    for kind in RANKING_KINDS:
+        if kind.field in new:
+            yield from _of_ranking(old[kind.field], new[kind.field])
     for number, (before, after, where) in enumerate(_steps(old, new)):
         texts = (*_longer(before, after), *_dropped_padding(before, after), *_new_columns(before, after, new, number))
         yield from (f"{text}{where}" for text in texts)
@@ -69,6 +73,14 @@ def _shape(old: Signed, new: Signed) -> Iterator[str]:
         for field, words in (("window", "the kind of window"), ("of", "the input whose event time windows count")):
             if old["aggregate"][field] != new["aggregate"][field]:
                 yield f"{words} was {old['aggregate'][field]}, it is now {new['aggregate'][field]}"
+    for kind in RANKING_KINDS:
+        name = kind.field
+        if (name in old) != (name in new):
+            change = "is now" if name in new else "was"
+            yield f"there {change} a {name} step; it is neither added to a state nor removed from one"
+        elif name in new and old[name]["of"] != new[name]["of"]:
+            facts = f"the input whose event time counts for {name} was {old[name]['of']}"
+            yield f"{facts}, it is now {new[name]['of']}"
     for was, now, where in _steps(old, new):
         for field, words in (("right", "right input"), ("kind", "kind of step")):
             if was[field] != now[field]:
@@ -84,6 +96,34 @@ def _in_steps(old: Signed, new: Signed) -> Iterator[str]:
 def _aggregate(old: Signed, new: Signed) -> Iterator[str]:
     if "aggregate" in new:
         yield from aggregate_refusals(old["aggregate"], new["aggregate"])
+
+
+def _ranking(old: Signed, new: Signed) -> Iterator[str]:
+    for kind in RANKING_KINDS:
+        was, now = old.get(kind.field), new.get(kind.field)
+        if was is None or now is None:
+            continue
+        if was["keys"] != now["keys"]:
+            keys = [listed(f"{name} ({type_})" for name, type_ in signed["keys"]) for signed in (was, now)]
+            yield f"{kind.field}.by was {keys[0]}, it is now {keys[1]}"
+        for field, words in kind.fixed.items():
+            if was[field] != now[field]:
+                yield f"{words} was {was[field]}, it is now {now[field]}"
+        for column, type_ in now["stored"].items():
+            before = was["stored"].get(column)
+            if before not in {None, type_}:
+                yield f"column {column} is stored as {before}, the job now declares {type_}"
+
+
+def _of_ranking(was: Signed, now: Signed) -> Iterator[str]:
+    """Warns of longer times, which bring nothing back, and of columns that are new."""
+    for field in ("within", "allowedLateness"):
+        if now.get(field, 0) > was.get(field, 0):
+            went = f"{field} went from {format_duration(was[field])} to {format_duration(now[field])}"
+            yield f"{went}: rows that left the state before stay gone, so repeats of them may be emitted"
+    added = [column for column in now["stored"] if column not in was["stored"]]
+    if added:
+        yield f"{_some(added)} {agreeing(len(added), 'are')} null in rows that were stored before"
 
 
 def _times_and_tables(old: Signed, new: Signed) -> Iterator[str]:
@@ -162,9 +202,13 @@ def _new_columns(was: Signed, now: Signed, new: Signed, number: int) -> Iterator
         fresh = [f"{prefix}{column}" for column in now["stored"][side] if column not in was["stored"][side]]
         added = [column for column in fresh if column not in times]
         if added:
-            more = [f"{len(added) - _NAMED} more"] if len(added) > _NAMED else []
-            verb = agreeing(len(added), "are")
-            yield f"{listed([*added[:_NAMED], *more])} {verb} null in rows that were stored before"
+            yield f"{_some(added)} {agreeing(len(added), 'are')} null in rows that were stored before"
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
+    return listed([*names[:_NAMED], *more])
 
 
 _WIDENS = {

@@ -9,7 +9,9 @@ from joinery_runtime.job.join.steps import JoinStep, part_names
 from joinery_runtime.job.join.stream_join import StreamJoin, stored_type
 from joinery_runtime.job.kinds.aggregate.model import Aggregation, aggregate_part
 from joinery_runtime.job.kinds.base import Chain, StepWords
+from joinery_runtime.job.kinds.ranking import RankingKind, ranking_part
 from joinery_runtime.job.kinds.session.explain import Aggregated, aggregate_plan
+from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.plan import BYTES, COMPUTED_BYTES, ENGINE_ROW_BYTES, SidePlan, StepPlan, limits_text
 from joinery_runtime.job.model.references import Reference, parse_reference
 from joinery_runtime.job.model.types import ColumnType
@@ -18,9 +20,11 @@ from joinery_runtime.job.model.wording import listed
 
 def step_plans(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> tuple[StepPlan, ...]:
     """The plans of the steps. `stored` names the columns that segments keep, per part of the state."""
-    if not job.joins and job.aggregation is None:
+    if not job.joins and job.aggregation is None and job.ranking is None:
         return (_projection_plan(job),)
     joins = [_StepExplainer(job, number).plan(stored, kept_ms) for number, kept_ms in enumerate(kept_for(job))]
+    if job.ranking is not None:
+        return (*joins, _ranking_plan(job, job.ranking, stored))
     return (*joins, *([] if job.aggregation is None else [_aggregate_plan(job, job.aggregation)]))
 
 
@@ -31,18 +35,52 @@ def _projection_plan(job: StreamJoin) -> StepPlan:
     return StepPlan(f"projection of {side.name}", (*lines, ("late rows", late)), (), "")
 
 
+def _ranking_plan(job: StreamJoin, ranking: RankingKind, stored: Mapping[str, Sequence[str]]) -> StepPlan:
+    after, time = len(job.joins), job.ranked_time
+    part = ranking_part(ranking.field, after)
+    rows_of, watermark, lag = " + ".join(job.joined), _watermark(job, time), _lag(job, time)
+    lateness = f"{format_duration(ranking.allowed_lateness)} [allowedLateness]"
+    handling = "written to the dead letters" if ranking.late_data == "dlq" else "dropped"
+    none = "none, unless a step has lateData: reopen; such rows are " if after else ""
+    lines = (
+        ("key", ", ".join(ranking.keys)),
+        *((("event time", f"that of {time}"),) if after else ()),
+        *ranking.lines(watermark, lateness),
+        ("late rows", f"{none}{handling} and counted when ts < {watermark} - {lateness}"),
+        *((("limits", limits_text(ranking.limits, "the state")),) if ranking.limits is not None else ()),
+    )
+    side = SidePlan(
+        part=part,
+        rows_of=rows_of,
+        kept_until=f"{watermark} {ranking.kept_text} + {lateness}",
+        kept_for_ms=ranking.kept_for + ranking.allowed_lateness + lag,
+        row_bytes=ENGINE_ROW_BYTES + 1 + sum(BYTES[job.aggregated_types[name].name] for name in stored[part]),
+    )
+    return StepPlan(f"{ranking.title} of {rows_of}", lines, (side,), ranking.shorter)
+
+
 def _aggregate_plan(job: StreamJoin, aggregation: Aggregation) -> StepPlan:
     time, after = job.aggregated_time, len(job.joins)
     aggregated = Aggregated(
         rows_of=" + ".join(job.joined),
         time=time,
-        watermark=f"wm({time} after step {after})" if after else f"wm({time})",
-        lag=_chain(job).lag[time] if after else job.input(time).watermark.delay,
+        watermark=_watermark(job, time),
+        lag=_lag(job, time),
         types=job.aggregated_types,
         part=aggregate_part(after),
         from_steps=after > 0,
     )
     return aggregate_plan(aggregation, aggregated)
+
+
+def _watermark(job: StreamJoin, time: str) -> str:
+    """The name of the watermark that the last join hands on for the input `time`, or the only input's own."""
+    return f"wm({time} after step {len(job.joins)})" if job.joins else f"wm({time})"
+
+
+def _lag(job: StreamJoin, time: str) -> int:
+    """How far that watermark trails the rows (ms)."""
+    return _chain(job).lag[time] if job.joins else job.input(time).watermark.delay
 
 
 class _StepExplainer:
@@ -144,6 +182,11 @@ def assumed_columns(job: StreamJoin) -> Mapping[str, Sequence[str]]:
         refs = [ref for name in job.left_inputs(number) for ref in _stored(job, name, chained=chained)]
         columns[left] = [f"{ref.input}.{ref.column}" if chained else ref.column for ref in refs]
         columns[right] = [ref.column for ref in _stored(job, step.right, chained=False)]
+    if job.ranking is not None:
+        chained = bool(job.joins)
+        refs = [ref for name in job.joined for ref in _stored(job, name, chained=chained)]
+        part = ranking_part(job.ranking.field, len(job.joins))
+        columns[part] = [str(ref) if chained else ref.column for ref in refs]
     return columns
 
 
@@ -166,4 +209,7 @@ def _used(job: StreamJoin) -> set[Reference] | None:
         names = (*aggregation.group_by, *(name for call in aggregation.aggregates for name in call.columns))
         aggregated = {ref for name in names if (ref := parse_reference(name)) is not None}
         return keys | times | aggregated | {Reference(job.aggregated_time, job.input(job.aggregated_time).event_time)}
+    if job.ranking is not None:
+        keys |= {ref for name in job.ranking.keys if (ref := parse_reference(name)) is not None}
+        times.add(Reference(job.ranked_time, job.input(job.ranked_time).event_time))
     return keys | times | {column.source for column in job.output_columns if column.source is not None}

@@ -8,9 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 from pydantic import Field, PrivateAttr
 
 from joinery_runtime.job.join import select_rules, step_rules
-from joinery_runtime.job.join.aggregate_rules import broken_aggregate_rules
+from joinery_runtime.job.join.aggregate_rules import broken_aggregate_rules, broken_ranking_rules
 from joinery_runtime.job.join.steps import JoinStep, SelectItem, part_names
 from joinery_runtime.job.kinds.aggregate.model import Aggregation, aggregate_part
+from joinery_runtime.job.kinds.ranking import Deduplication, RankingKind, ranking_part
 from joinery_runtime.job.kinds.session.sessions import KEEPS_TYPE
 from joinery_runtime.job.model import input_rules, output_rules
 from joinery_runtime.job.model.base import PLAIN_NUMBERS, Limits, Text
@@ -81,6 +82,10 @@ class StreamJoinSpec(JobSpec):
         ],
     )
     """What is computed of the rows that the joins make, or of an only input: emitted are groups, not rows."""
+    deduplicate: Deduplication | None = Field(
+        default=None, examples=[{"by": ["orders.order_id"], "keep": "first", "within": "1h"}]
+    )
+    """Emits one row of each key and span of time, behind the joins or of an only input."""
     select: Annotated[tuple[SelectItem, ...], Field(min_length=1)] | None = None
     """What is emitted: exactly these columns, in this order. If absent, every column, named as `prefixes` says, or with
     `aggregate` its groups, the window's columns, and the aggregates."""
@@ -109,7 +114,9 @@ class StreamJoin(Job):
         "aggregate.where": "write `filter` into the last step, or without steps `where` into the input; a condition on "
         "groups and aggregates is `having`"
     }
-    row_fields: ClassVar[frozenset[str]] = frozenset({"inputs", "joins", "aggregate", "select", "prefixes"})
+    row_fields: ClassVar[frozenset[str]] = frozenset(
+        {"inputs", "joins", "aggregate", "deduplicate", "select", "prefixes"}
+    )
 
     kind: Literal["StreamJoin"] = "StreamJoin"
     spec: StreamJoinSpec
@@ -157,6 +164,11 @@ class StreamJoin(Job):
         return None if sql.aggregate is None else Aggregation.model_validate(sql.aggregate, context=PLAIN_NUMBERS)
 
     @property
+    def ranking(self) -> RankingKind | None:
+        """The step that emits some of the rows."""
+        return self.spec.deduplicate
+
+    @property
     def joined(self) -> tuple[str, ...]:
         """The inputs whose columns the rows behind the last step have."""
         return self.left_inputs(len(self.joins))
@@ -164,13 +176,19 @@ class StreamJoin(Job):
     @property
     def only_step(self) -> bool:
         """Whether the job is one join and nothing else."""
-        return len(self.joins) == 1 and self.aggregation is None
+        return len(self.joins) == 1 and self.aggregation is None and self.ranking is None
 
     @property
     def aggregated_time(self) -> str:
         """The input whose event time counts for the windows of `aggregate`."""
         counted_from = self.aggregation.counted_from if self.aggregation is not None else None
         return counted_from or self.inputs[0].name
+
+    @property
+    def ranked_time(self) -> str:
+        """The input whose event time counts for the ranking."""
+        named = self.ranking.of if self.ranking is not None else None
+        return named or self.inputs[0].name
 
     @property
     def aggregated_types(self) -> Mapping[str, ColumnType]:
@@ -280,14 +298,17 @@ class StreamJoin(Job):
         limits: dict[tuple[str, ...], Limits] = {
             part_names(number): step.limits or Limits() for number, step in enumerate(self.joins)
         }
+        if self.ranking is not None:
+            return {**limits, (ranking_part(self.ranking.field, len(self.joins)),): self.ranking.limits or Limits()}
         if self.aggregation is None:
             return limits
         return {**limits, (aggregate_part(len(self.joins)),): self.aggregation.limits or Limits()}
 
     @property
     def inputs_without_lateness(self) -> frozenset[str]:
-        if not self.joins and self.aggregation is not None:
-            return frozenset() if self.aggregation.allowed_lateness else frozenset({self.inputs[0].name})
+        only = (self.aggregation or self.ranking) if not self.joins else None
+        if only is not None:
+            return frozenset() if only.allowed_lateness else frozenset({self.inputs[0].name})
         return frozenset(
             name
             for number, step in enumerate(self.joins)
@@ -464,8 +485,9 @@ def _broken(data: Mapping[str, Any]) -> list[Finding]:
     draft = read_draft(data)
     of_rows = [finding for rule in _RULES for finding in rule(draft)]
     if dig(data, "spec", "aggregate") is not None:
-        return [*of_rows, *broken_aggregate_rules(draft)]
-    return [*of_rows, *(finding for rule in select_rules.RULES for finding in rule(draft))]
+        return [*of_rows, *broken_ranking_rules(draft), *broken_aggregate_rules(draft)]
+    selected = [finding for rule in select_rules.RULES for finding in rule(draft)]
+    return [*of_rows, *broken_ranking_rules(draft), *selected]
 
 
 def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ import polars as pl
 import pyarrow as pa
 
 from joinery_runtime.core.aggregates import AggregateCall
-from joinery_runtime.core.kinds.grouping import changes, distinguish_keys, has_hash_collisions
+from joinery_runtime.core.kinds.grouping import changes, distinguish_keys, has_hash_collisions, reachable_positions
 from joinery_runtime.core.pipeline.sides import SideSpec
 from joinery_runtime.core.pipeline.step import StepWork
 from joinery_runtime.core.pipeline.watermark import earlier
@@ -145,21 +145,7 @@ def _cut_chains(elements: Elements, begin: np.ndarray, stop: np.ndarray, max_dur
     # A session kept under an earlier, larger cap may be longer than this one.
     until = np.maximum(elements.start[position] + max_duration, elements.end[position] + 1)
     after = np.searchsorted(ends, until + shift)
-    return np.asarray(position[_reachable_positions(after, np.cumsum(count) - count)])
-
-
-def _reachable_positions(after: np.ndarray, begin: np.ndarray) -> np.ndarray:
-    """Returns the positions reached from `begin` by steps from each element to the one `after` it (n: nowhere). Pointer
-    doubling takes log2(longest path) rounds."""
-    jump = np.append(after, len(after))
-    is_reached = np.zeros(len(jump), dtype=bool)
-    is_reached[begin] = True
-    previous = 0
-    while (reached_count := int(is_reached.sum())) > previous:
-        previous = reached_count
-        is_reached[jump[is_reached]] = True
-        jump = jump[jump]
-    return np.flatnonzero(is_reached[:-1])
+    return np.asarray(position[reachable_positions(after, np.cumsum(count) - count)])
 
 
 def _forced(elements: Elements, linked: np.ndarray, begin: np.ndarray, gap: int, max_duration: int) -> np.ndarray:

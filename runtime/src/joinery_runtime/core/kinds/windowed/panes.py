@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from joinery_runtime.core.aggregates import AggregateCall, GroupError, Groups
 from joinery_runtime.core.kinds.cells import Bounds
 from joinery_runtime.core.kinds.folding import Folding, in_defined_order
-from joinery_runtime.core.kinds.grouping import changes, distinguish_keys, expand_ranges, has_hash_collisions
+from joinery_runtime.core.kinds.grouping import changes, expand_ranges, order_by_key
 from joinery_runtime.core.kinds.replaceable import ReplaceableRows
 from joinery_runtime.core.kinds.windowed.windows import Windows
 from joinery_runtime.core.pipeline.sides import Intake, SideSpec
@@ -27,7 +27,6 @@ from joinery_runtime.core.table.columns import (
     TS,
 )
 from joinery_runtime.core.table.segment import concat
-from joinery_runtime.core.table.sort import by_hash_and_time, sort_order
 from joinery_runtime.errors import AggregateError
 
 _STUCK = (
@@ -106,13 +105,9 @@ class Panes:
     def _order(self, rows: pa.RecordBatch, times: np.ndarray, *sorted_by: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns an order (int64[n]) in which the rows of one key and one time (int64[n], ascending with `sorted_by`)
         are consecutive, sorted by `sorted_by`, and bool[n]: where they begin."""
-        hashes, keys = rows.column(HASH).to_numpy(), [rows.column(name) for name in self._keys]
-        order = by_hash_and_time(hashes, *sorted_by)
-        if not has_hash_collisions(hashes, keys, order):
-            return order, changes(hashes[order]) | changes(times[order])
-        key = distinguish_keys(hashes, keys)
-        order = sort_order(hashes, key, *sorted_by)
-        return order, changes(hashes[order]) | changes(key[order]) | changes(times[order])
+        keys = [rows.column(name) for name in self._keys]
+        order, begins = order_by_key(rows.column(HASH).to_numpy(), keys, *sorted_by)
+        return order, begins | changes(times[order])
 
     def _state_rows(
         self, rows: pa.RecordBatch, times: np.ndarray, order: np.ndarray, groups: Groups, states: pa.RecordBatch

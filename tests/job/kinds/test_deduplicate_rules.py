@@ -1,0 +1,188 @@
+"""`spec.deduplicate` of a StreamJoin: good jobs load, each rule rejects at its place, alone; its explanation, its
+signature and its definition (rule M2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from job.chains import ORDERS, PAYMENTS, RATES, document, load, said_of, step, stream, window
+from joinery_runtime.core.compile import compile_job, stored_columns
+from joinery_runtime.core.kinds.deduplicate import Deduplicate
+from joinery_runtime.job import Comparison, StreamJoin, compare, definition, explain, signature, under_definition
+from joinery_runtime.job.signature import NEWEST_VERSION
+
+RULE = {"by": ["orders.id"], "within": "1h"}
+DEAD = {"deadLetter": {"file": {"path": "dead"}}}
+
+
+def rule(**fields: Any) -> dict[str, Any]:
+    """Each order once an hour, unless the fields say otherwise; None leaves a field out."""
+    return {name: value for name, value in (RULE | fields).items() if value is not None}
+
+
+def job_of(*steps: dict[str, Any], inputs: Any = None, select: Any = None, **fields: Any) -> StreamJoin:
+    more = {} if select is None else {"select": select}
+    return load(*steps, inputs=inputs or (None if steps else [ORDERS]), deduplicate=rule(**fields), **more)
+
+
+def test_one_input_needs_no_join() -> None:
+    job = load(inputs=[ORDERS], deduplicate=rule(lateData="dlq", keep="last", allowedLateness="5s"), **DEAD)
+    (only,) = compile_job(job).steps
+    assert [side.part for side in only.sides] == ["deduplicate"]
+    assert only.kind == Deduplicate(3_600_000, keep_last=True, allowed_lateness=5_000, late_to_dead_letters=True)
+    assert compile_job(job).output_schema().names == ["id", "currency", "amount", "ts"]
+    assert [column.name for column in job.output_columns] == ["id", "currency", "amount", "ts"]
+
+
+def test_behind_a_join_the_last_step_hands_on_what_it_needs() -> None:
+    select = [{"column": "payments.method"}, {"expression": "orders.amount * 2", "as": "twice"}]
+    first, last = compile_job(job_of(step(), select=select, of="payments")).steps
+    assert first.output_schema().names == [*("orders.id", "orders.amount", "payments.method", "payments.ts")]
+    (side,) = last.sides
+    assert (side.part, side.time, side.intake.event_time) == ("deduplicate.2", "payments", "payments.ts")
+    assert side.stored == ("orders.id", "orders.amount", "payments.method")
+    assert last.output_schema().names == ["method", "twice"]
+
+
+BAD: list[tuple[dict[str, Any], str, str]] = [
+    (document(inputs=[ORDERS], deduplicate=rule(by=None)), "spec.deduplicate.by", "is missing"),
+    (document(inputs=[ORDERS], deduplicate=rule(by=["orders.id", "orders.id"])), "spec.deduplicate.by[1]", "twice"),
+    (
+        document(inputs=[ORDERS], deduplicate=rule(by=["id"])),
+        "spec.deduplicate.by[0]",
+        "'id' is no column of the rows; write <input>.<column>",
+    ),
+    (
+        document(inputs=[ORDERS], deduplicate=rule(by=["orders.di"])),
+        "spec.deduplicate.by[0]",
+        "did you mean 'orders.id'?",
+    ),
+    (
+        document(inputs=[stream("orders", "id", "more:json")], deduplicate=rule(by=["orders.more"])),
+        "spec.deduplicate.by[0]",
+        "is json",
+    ),
+    (document(inputs=[ORDERS], deduplicate=rule(of="order")), "spec.deduplicate.of", "'order' is not an input"),
+    (
+        document(step(type="left"), deduplicate=rule(of="payments")),
+        "spec.deduplicate.of",
+        "a row without an event time is in no order; write of: orders",
+    ),
+    (
+        document(step(type="semi"), deduplicate=rule(by=["payments.method"])),
+        "spec.deduplicate.by[0]",
+        "is no column of the rows",
+    ),
+    (document(step(), deduplicate=rule(lateData="dlq"), **DEAD), "spec.deduplicate.lateData", "are no records"),
+    (document(inputs=[ORDERS], deduplicate=rule(lateData="dlq")), "spec.deduplicate.lateData", "name `deadLetter`"),
+    (document(inputs=[ORDERS], deduplicate=rule(within="0s")), "spec.deduplicate.within", "must be more than 0"),
+    (document(inputs=[ORDERS, PAYMENTS], deduplicate=rule()), "spec.joins", "there is no join step"),
+    (document(inputs=[RATES], deduplicate=rule(by=["rates.currency"])), "spec.inputs[0].table", "drop `table`"),
+    (
+        document(
+            step(),
+            deduplicate=rule(),
+            aggregate={"groupBy": ["orders.id"], "window": {"tumbling": {"size": "1h"}}},
+        ),
+        "spec.deduplicate",
+        "aggregate and deduplicate are both named; keep one",
+    ),
+]
+
+
+@pytest.mark.parametrize(("resource", "path", "words"), BAD, ids=[f"{path}: {words}" for _, path, words in BAD])
+def test_a_bad_rule_is_rejected_at_its_place(resource: dict[str, Any], path: str, words: str) -> None:
+    said = said_of(resource)
+    assert words in said.get(path, ""), said
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    said = said_of(document(step(), deduplicate=rule(by=["orders.x", "payments.y"], of="z", lateData="dlq")))
+    assert set(said) >= {
+        *("spec.deduplicate.by[0]", "spec.deduplicate.by[1]", "spec.deduplicate.of", "spec.deduplicate.lateData")
+    }
+
+
+def test_the_explanation_says_what_is_emitted_and_how_long_rows_stay() -> None:
+    text = str(explain(job_of(step(), of="payments", keep="last", allowedLateness="1m")))
+    for line in (
+        "deduplication of orders + payments",
+        "key: orders.id",
+        "event time: that of payments",
+        "emitted: the last row of each span, when wm(payments after step 1) >= the span's end + 1m [allowedLateness]",
+        "orders + payments rows are kept until wm(payments after step 1) >= ts + 1h [within] + 1m [allowedLateness]",
+    ):
+        assert line in text, line
+
+
+# --- edits ------------------------------------------------------------------------------------------------------------
+
+
+def changed(before: StreamJoin, after: StreamJoin) -> Comparison:
+    old, new = (signature(job, stored_columns(compile_job(job))) for job in (before, after))
+    return compare(old, new)
+
+
+CONTINUES = [
+    (job_of(), job_of()),
+    (job_of(), job_of(within="1m")),
+    (job_of(allowedLateness="1m"), job_of()),
+    (job_of(), job_of(limits={"maxRecords": 5})),
+    (job_of(), job_of(select=[{"column": "orders.id"}])),
+    (job_of(lateData="drop"), load(inputs=[ORDERS], deduplicate=rule(lateData="dlq"), **DEAD)),
+]
+REJECTED = [
+    (load(step()), job_of(step()), "there is now a deduplicate step; it is neither added to a state nor removed from"),
+    (job_of(step()), load(step()), "there was a deduplicate step; it is neither added"),
+    (job_of(), job_of(by=["orders.currency"]), "by was orders.id (string), it is now orders.currency (string)"),
+    (job_of(), job_of(keep="last"), "the row of a span that is emitted (keep) was first, it is now last"),
+    (job_of(step()), job_of(step(), of="payments"), "for deduplicate was orders, it is now payments"),
+    (
+        job_of(),
+        job_of(inputs=[stream("orders", "id", "currency", "amount:int64")]),
+        "column amount is stored as double, the job now declares int64",
+    ),
+]
+WARNS = [
+    (job_of(), job_of(within="2h"), "within went from 1h to 2h: rows that left the state before stay gone"),
+    (job_of(), job_of(allowedLateness="1s"), "allowedLateness went from 0s to 1s"),
+    (job_of(select=[{"column": "orders.id"}]), job_of(), "currency and amount are null in rows that were stored"),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), CONTINUES)
+def test_the_state_continues(before: StreamJoin, after: StreamJoin) -> None:
+    assert changed(before, after) == Comparison((), ())
+
+
+@pytest.mark.parametrize(("before", "after", "words"), REJECTED)
+def test_the_state_is_rejected(before: StreamJoin, after: StreamJoin, words: str) -> None:
+    assert words in changed(before, after).refused[0]
+
+
+@pytest.mark.parametrize(("before", "after", "words"), WARNS)
+def test_the_state_continues_with_a_warning(before: StreamJoin, after: StreamJoin, words: str) -> None:
+    compared = changed(before, after)
+    assert compared.refused == ()
+    assert words in compared.warnings[0]
+
+
+def test_an_older_release_rejects_the_state() -> None:
+    assert signature(job_of(), stored_columns(compile_job(job_of())))["version"] == NEWEST_VERSION
+
+
+def test_a_plan_ends_under_the_rule_that_made_it_with_the_limits_of_now() -> None:
+    before, now = job_of(keep="last", limits={"maxRecords": 5}), job_of(limits={"maxRecords": 9})
+    then = under_definition(now, definition(before))
+    assert then.ranking is not None
+    assert before.ranking is not None
+    assert then.ranking.limits is not None
+    assert then.ranking.limits.max_records == 9
+    assert then.ranking.signed() == before.ranking.signed()
+
+
+def test_window_joins_and_rankings_are_not_in_one_job() -> None:
+    said = said_of(document(window(tumbling={"size": "1m"}), deduplicate=rule()))
+    assert "no deduplicate follows window steps" in said["spec.joins[0].window"]
