@@ -445,6 +445,7 @@ RULED += [
     aggregated(window={"session": {"gap": "30s", "maxDuration": "1h"}}, lateData="reopen", having="n > 1"),
     aggregated(having="n > 1", emit={"every": "10s"}),
     aggregated(emit={"every": "0s"}),
+    aggregated(emitRetractions=True),
     *(
         aggregated(emit={"every": "10s"}, of_spec={"output": output})
         for output in ({"delta": {"path": "out"}}, {"iceberg": {"table": "db.out"}})

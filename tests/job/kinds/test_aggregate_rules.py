@@ -113,6 +113,12 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     (aggregate(having="n > 1", lateData="reopen"), {}, "having", "(rule G7); write emitRetractions: true"),
     (aggregate(having="retracted", lateData="reopen", emitRetractions=True), {}, "having", "'retracted' is no column"),
     (aggregate(having="n > 1", emit={"every": "10s"}), {}, "having", "(rule G8); keep one of having and emit"),
+    (
+        aggregate(window={"tumbling": {"size": "1h"}}, emitRetractions=True),
+        {},
+        "emitRetractions",
+        "is for sessions, whose ids change: a tumbling window keeps its key",
+    ),
     (aggregate(emit={"every": "0s"}), {}, "emit.every", "more than 0"),
     (aggregate(emit={}), {}, "emit.every", "missing"),
     (aggregate(emit={"every": "10s"}), {"output": {"delta": {"path": "d"}}}, "emit", "delta tables are only appended"),

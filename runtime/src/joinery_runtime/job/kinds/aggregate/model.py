@@ -82,7 +82,8 @@ class Aggregation(Model):
     allowed_lateness: PositiveDuration = Field(default=0, examples=["1m"])
     """How much longer windows are kept for rows behind the watermark, a duration."""
     emit_retractions: Bool = False
-    """With `reopen`: a row that takes back the old session is emitted before the changed one."""
+    """For sessions, with `reopen` or `emit`: a row that takes back an old session id is emitted before the one that
+    replaces it."""
     emit: EarlyEmission | None = Field(default=None, examples=[{"every": "10s"}])
     """Early results: windows that have changed are emitted as they are so far, and each row replaces the one before. If
     absent, only final ones."""
@@ -151,6 +152,12 @@ AGGREGATE_RULES: tuple[Rule, ...] = (
         "lateData is reopen, so rows that were emitted may stop meeting the condition, and nothing takes them back "
         "(rule G7); write emitRetractions: true",
         ".aggregate.having",
+    ),
+    Rule(
+        "!has(self.aggregate) || !has(self.aggregate.emitRetractions) || !self.aggregate.emitRetractions || "
+        "has(self.aggregate.window.session)",
+        "is for sessions, whose ids change: other windows keep their key, so no row is taken back; leave it out",
+        ".aggregate.emitRetractions",
     ),
     Rule(
         "!has(self.aggregate) || !has(self.aggregate.having) || !has(self.aggregate.emit)",

@@ -82,7 +82,7 @@ class SessionWindowSpec(JobSpec):
     allowed_lateness: PositiveDuration = Field(default=0, examples=["1m"])
     """How much longer sessions are kept for rows behind the watermark, a duration."""
     emit_retractions: Bool = False
-    """With `reopen`: a row that takes back the old session is emitted before the changed one."""
+    """With `reopen` or `emit`: a row that takes back an old session_id is emitted before the one that replaces it."""
     emit: EarlyEmission | None = Field(default=None, examples=[{"every": "10s"}])
     """Early results: sessions that have changed are emitted as they are so far, and each row replaces the one before.
     If absent, only final ones."""
