@@ -28,10 +28,10 @@ AT = [
      "WITHIN", "a bound is a condition", "- INTERVAL '0' SECOND AND <left>.<event time> + INTERVAL '1' DAY"),
     (SEED_001, "SELECT o.order_id FROM TABLE(TUMBLE(TABLE orders, DESCRIPTOR(event_time), INTERVAL '1' HOUR)) o "
      "JOIN shipments s ON o.order_id = s.order_id",
-     "TUMBLE", "FROM and JOIN name inputs", "write WINDOW TUMBLING(INTERVAL '1' HOUR)"),
+     "orders AS o", "of one side of a join is not supported", "WINDOW TUMBLING(INTERVAL '1' HOUR)"),
     (SEED_001, "SELECT o.order_id FROM orders o "
      "JOIN HOP(orders, event_time, INTERVAL '1' HOUR, INTERVAL '2' HOUR) s ON o.order_id = s.order_id",
-     "HOP", "FROM and JOIN name inputs", "write WINDOW HOPPING("),
+     "HOP", "a table function is written", "DESCRIPTOR(<event time>)"),
     (SEED_001, f"SELECT o.order_id FROM orders o JOIN shipments s ON o.order_id || s.order_id = s.order_id AND {DAY}",
      "shipments", "is no key: each side of one is computed of one input, and one side of s (rule J12)", "compare such"),
     # outer joins: a bound in WHERE is no bound of the join

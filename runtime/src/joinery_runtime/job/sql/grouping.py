@@ -33,11 +33,8 @@ _FORMS = {
 }
 _GAP = f"write {_FORMS['SESSION']} into GROUP BY"
 _TWICE = "there are two windows; keep one"
-_OTHERS = {
-    **dict.fromkeys(("TUMBLE", "HOP", "CUMULATE", "TUMBLING", "HOPPING"), "a session has no width"),
-    "SESSION_WINDOW": "this is called SESSION here",
-}
-_OTHER_NAMES = {"TUMBLING": "TUMBLE", "HOPPING": "HOP", "SESSION_WINDOW": "SESSION"}
+_OTHERS = dict.fromkeys(("TUMBLE", "HOP", "CUMULATE", "TUMBLING", "HOPPING"), "a session has no width")
+_OTHER_NAMES = {"TUMBLING": "TUMBLE", "HOPPING": "HOP"}
 
 
 @dataclass(slots=True)
@@ -175,6 +172,8 @@ def _read_window(nodes: Sequence[exp.Expr], query: Query, table: SqlInput, scope
         scope.report.add(
             node_position(node), "the gap is said twice; keep one SESSION" if _is_session(node) else _TWICE
         )
+    if clause is not None and scope.qualified:
+        return GroupWindow(clause.kind, {name.lower(): ms for name, ms in clause.lengths.items()})
     if clause is not None:
         if clause.kind != "session":
             scope.report.add(clause.at, "a session has no width; write WINDOW SESSION(INTERVAL '30' SECOND)")
@@ -194,7 +193,9 @@ def _window_of_call(node: exp.Expr, table: SqlInput, scope: Scope) -> GroupWindo
     form = _FORMS[name]
     at, (time, *intervals) = node_position(node), node.expressions or [None]
     todo = f"write {form.format(time=table.event_time)} into GROUP BY"
-    if len(intervals) != len(lengths) or not all(isinstance(length, exp.Interval) for length in intervals):
+    fields = lengths if name == "SESSION" else (*lengths, "offset")
+    counts = {len(lengths), len(fields)}
+    if len(intervals) not in counts or not all(isinstance(length, exp.Interval) for length in intervals):
         takes = "an INTERVAL" if len(lengths) == 1 else f"{len(lengths)} INTERVALs"
         scope.report.add(at, f"takes the event time and {takes}; {todo}")
         return None
@@ -211,16 +212,20 @@ def _window_of_call(node: exp.Expr, table: SqlInput, scope: Scope) -> GroupWindo
             subject = "gaps are between" if name == "SESSION" else "windows are of"
             facts = f"{subject} event times, and the eventTime of {owner.name!r} is {owner.event_time}"
             scope.report.add(node_position(time), f"{facts}; write {form.format(time=owner.event_time)} into GROUP BY")
-    for length, interval in zip(lengths, intervals, strict=True):
+    for length, interval in zip(fields, intervals, strict=False):
         try:
             ms = interval_ms(interval)
         except NotALengthError as error:
             scope.report.add(at, str(error))
             continue
-        if ms <= 0 or ms.denominator != 1:
+        if ms.denominator != 1 or (ms <= 0 and length != "offset"):
             scope.report.add(at, f"the {length} must be whole milliseconds, more than none")
         else:
             window.lengths[length] = int(ms)
+    every = window.lengths.get("slide") or window.lengths.get("size")  # how often a window begins
+    offset = window.lengths.pop("offset", None)
+    if every and offset is not None and offset % every:
+        window.lengths["offset"] = offset % every
     return window
 
 

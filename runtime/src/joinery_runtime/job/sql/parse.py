@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import sqlglot
@@ -15,16 +14,7 @@ from joinery_runtime.job.model.function_calls import JoinerySql
 from joinery_runtime.job.sql.clauses import Clauses, keyword, split_clauses
 from joinery_runtime.job.sql.derived import Columns, merge_derived
 from joinery_runtime.job.sql.report import JOINS, Form, Report, TextPosition, token_position
-
-_AT_THE_END = "a window of a join is a clause at the end: write WINDOW"
-_HOPPING = f"{_AT_THE_END} HOPPING(SIZE INTERVAL '1' HOUR, SLIDE INTERVAL '10' MINUTE)"
-_WINDOW_FUNCTIONS = {
-    "TUMBLE": f"{_AT_THE_END} TUMBLING(INTERVAL '1' HOUR)",
-    "HOP": _HOPPING,
-    "CUMULATE": f"there are no cumulating windows; {_HOPPING}",
-    "SESSION": f"{_AT_THE_END} SESSION(INTERVAL '30' SECOND)",
-}
-_SESSION_HERE = "sessions are made by GROUP BY <columns>, SESSION(<event time>, INTERVAL '30' SECOND)"
+from joinery_runtime.job.sql.window_functions import readable_tokens, rewrite_windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +54,7 @@ def parse_select(sql: str, report: Report, form: Form = JOINS, columns: Columns 
     clauses = split_clauses(tokens, report, form)
     tree = _tree(clauses.body, sql, report)
     if isinstance(tree, exp.Select):
+        rewrite_windows(tree, report)
         merge_derived(tree, columns or {}, report, form)
         return Parsed(tree, clauses)
     if tree is not None:
@@ -73,17 +64,13 @@ def parse_select(sql: str, report: Report, form: Form = JOINS, columns: Columns 
 
 
 def _foreign_clause(tokens: list[Token], form: Form) -> tuple[TextPosition, str] | None:
-    """Find a clause of ksqlDB's or Flink's that is written in another way here, and say how."""
+    """Find a clause of ksqlDB's that is written in another way here, and say how."""
     for i, token in enumerate(tokens):
         word, following = keyword(tokens, i), keyword(tokens, i + 1)
         before = keyword(tokens, i - 1) if i else ""
         bound = following in {"(", "INTERVAL"} or following[:1].isdigit()
         if word == "WITHIN" and bound and before != "." and not form.window_inside:
             return token_position(token), _bound_in_on(tokens[i + 1 :])
-        in_from = before in {"FROM", "JOIN"} or keyword(tokens, i + 2) == "TABLE"
-        if word in _WINDOW_FUNCTIONS and following == "(" and in_from:
-            todo = _SESSION_HERE if form.window_inside else _WINDOW_FUNCTIONS[word]
-            return token_position(token), f"{word}(...) of a table is not understood: FROM and JOIN name inputs; {todo}"
     return None
 
 
@@ -110,7 +97,7 @@ def _tree(tokens: list[Token], sql: str, report: Report) -> exp.Expr | None:
         )
         return None
     try:
-        return JoinerySql().parser().parse([*_with_session(tokens)], sql)[0]
+        return JoinerySql().parser().parse([*readable_tokens(tokens)], sql)[0]
     except ParseError as error:
         first = error.errors[0] if error.errors else {}
         highlight = str(first.get("highlight") or "")
@@ -119,15 +106,6 @@ def _tree(tokens: list[Token], sql: str, report: Report) -> exp.Expr | None:
         start = sum(len(text) + 1 for text in sql.split("\n")[: line - 1]) + max(column, 0)
         report.add(TextPosition(start, highlight), f"is not SQL that is understood here: {message}; see docs/sql.md")
         return None
-
-
-def _with_session(tokens: list[Token]) -> Iterator[Token]:
-    """Make SESSION before a bracket the name of a function, instead of sqlglot's keyword."""
-    for i, token in enumerate(tokens):
-        if token.token_type == TokenType.SESSION and keyword(tokens, i + 1) == "(":
-            yield Token(TokenType.VAR, token.text, line=token.line, col=token.col, start=token.start, end=token.end)
-        else:
-            yield token
 
 
 def _first_line(error: Exception) -> str:

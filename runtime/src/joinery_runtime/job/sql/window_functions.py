@@ -1,0 +1,162 @@
+"""Windows as other systems write them, as the functions of GROUP BY that `grouping` reads.
+
+* Flink: `FROM TABLE(TUMBLE(TABLE t, DESCRIPTOR(ts), <lengths>)) GROUP BY ..., window_start, window_end`, also with HOP,
+  CUMULATE and SESSION, over an input, a query of WITH or a sub-query: `GROUP BY ..., TUMBLE(ts, <lengths>)`;
+* Spark: `GROUP BY window(ts, '1 minute')`, also with a slide and a start, and `session_window(ts, '5 minutes')`, and
+  their columns `window.start` and `window.end`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sqlglot import exp
+from sqlglot.tokenizer_core import Token, TokenType
+
+from joinery_runtime.job.model.references import WINDOW_COLUMNS
+from joinery_runtime.job.sql.clauses import keyword
+from joinery_runtime.job.sql.derived import REJECTED
+from joinery_runtime.job.sql.report import Report, node_position
+
+_TABLE_FUNCTIONS = ("TUMBLE", "HOP", "CUMULATE", "SESSION")
+_SPARK = {"WINDOW": "window", "SESSION_WINDOW": "session_window"}
+_PARTS = {"start": WINDOW_COLUMNS[0], "end": WINDOW_COLUMNS[1]}
+_NAMED = (*WINDOW_COLUMNS, "window_time")
+"""The columns that Flink's table functions add."""
+_EXAMPLE = "TABLE(TUMBLE(TABLE <input>, DESCRIPTOR(<event time>), INTERVAL '1' HOUR))"
+
+
+def readable_tokens(tokens: Sequence[Token]) -> Iterator[Token]:
+    """Make SESSION and WINDOW before a bracket the names of functions, instead of sqlglot's keywords, and take off
+    TABLE before the name in Flink's table functions."""
+    for i, token in enumerate(tokens):
+        word, following = keyword(tokens, i), keyword(tokens, i + 1)
+        if word in {"SESSION", "WINDOW"} and following == "(":
+            yield Token(TokenType.VAR, token.text, line=token.line, col=token.col, start=token.start, end=token.end)
+        elif not (word == "TABLE" and keyword(tokens, i - 1) == "(" and following != "(" and i):
+            yield token
+
+
+def rewrite_windows(select: exp.Select, report: Report) -> None:
+    """Rewrite the windows of a SELECT and of all its sub-queries, in place."""
+    for query in select.find_all(exp.Select):
+        _rewrite_spark(query)
+        _rewrite_flink(query, report)
+
+
+# --- Spark ------------------------------------------------------------------------------------------------------------
+
+
+def _rewrite_spark(query: exp.Select) -> None:
+    group = query.args.get("group")
+    calls = [node for node in group.expressions if _name_of(node) in _SPARK] if group is not None else []
+    for call in calls:
+        times, lengths = call.expressions[:1], [_interval(argument) for argument in call.expressions[1:]]
+        if _name_of(call) == "SESSION_WINDOW":
+            call.set("this", "SESSION")
+        elif len(lengths) > 1 and lengths[0] != lengths[1]:
+            call.set("this", "HOP")
+            lengths = [lengths[1], lengths[0], *lengths[2:]]  # the size is the first one in Spark
+        else:
+            call.set("this", "TUMBLE")
+            lengths = [*lengths[:1], *lengths[2:]]
+        call.set("expressions", [*times, *lengths])
+    if calls:
+        names = {_SPARK[name] for name in _SPARK}
+        for column in [*query.find_all(exp.Column)]:
+            if column.table.lower() in names and column.name in _PARTS:
+                _name_column(column, _PARTS[column.name])
+
+
+def _interval(argument: exp.Expr) -> exp.Expr:
+    """Make Spark's '1 minute' an INTERVAL."""
+    if not isinstance(argument, exp.Literal) or not argument.is_string:
+        return argument
+    number, _, unit = argument.name.strip().partition(" ")
+    interval = exp.Interval(this=exp.Literal.string(number), unit=exp.Var(this=unit.strip().upper().rstrip("S")))
+    interval.meta.update(argument.meta)
+    return interval
+
+
+# --- Flink ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _TableFunction:
+    """A call in FROM: its name, the time that DESCRIPTOR names, and its lengths."""
+
+    name: str
+    alias: str
+    time: exp.Column
+    lengths: Sequence[exp.Expr]
+
+    def call(self) -> exp.Expr:
+        """The function of GROUP BY that means the same."""
+        column = exp.column(self.time.name, table=self.alias)
+        column.this.meta.update(self.time.this.meta)
+        return exp.Anonymous(this=self.name, expressions=[column, *self.lengths])
+
+
+def _rewrite_flink(query: exp.Select, report: Report) -> None:
+    clauses = [query.args.get("from_"), *(query.args.get("joins") or [])]
+    functions = [
+        (clause, function)
+        for clause in clauses
+        if clause is not None and (function := _table_function(clause.this, report)) is not None
+    ]
+    if not functions:
+        return
+    clause, function = functions[0]
+    at, group = node_position(clause.this), query.args.get("group")
+    if len(clauses) > 1:
+        todo = "write JOIN ... ON <keys> WINDOW TUMBLING(INTERVAL '1' HOUR), or aggregate a joined sub-query in windows"
+        report.add(at, f"{function.name}(...) of one side of a join is not supported; {todo}")
+        clause.this.meta[REJECTED] = True
+        return
+    groups = group.expressions if group is not None else []
+    named = [node for node in groups if isinstance(node, exp.Column) and node.name in _NAMED]
+    if {*WINDOW_COLUMNS} - {node.name for node in named}:
+        facts = f"the windows of {function.name}(...) are groups"
+        report.add(at, f"{facts}; write GROUP BY <columns>, window_start, window_end")
+        clause.this.meta[REJECTED] = True
+        return
+    assert group is not None, "it names the windows"
+    group.set("expressions", [*(node for node in groups if node not in named), function.call()])
+    for column in [*query.find_all(exp.Column)]:
+        if column.table == function.alias and column.name in WINDOW_COLUMNS and column.parent_select is query:
+            _name_column(column, column.name)
+
+
+def _table_function(source: exp.Expr, report: Report) -> _TableFunction | None:
+    """Put the table that a table function reads in its place, and return the function; None: there is none, or the
+    report says what is wrong."""
+    call = source.this if isinstance(source, exp.Table) else None
+    call = call.expressions[0] if _name_of(call) == "TABLE" and call is not None and call.expressions else call
+    name = _name_of(call)
+    if call is None or name not in _TABLE_FUNCTIONS:
+        return None
+    table, descriptor, *lengths = [*call.expressions, None, None][: max(2, len(call.expressions))]
+    times = descriptor.expressions if _name_of(descriptor) == "DESCRIPTOR" and descriptor is not None else []
+    plain = isinstance(table, exp.Column) and not table.table
+    if not (plain or isinstance(table, exp.Subquery)) or len(times) != 1 or not isinstance(times[0], exp.Column):
+        report.add(node_position(source), f"a table function is written {_EXAMPLE}")
+        source.meta[REJECTED] = True
+        return None
+    named = source.args.get("alias") or (exp.TableAlias(this=table.this.copy()) if plain else None)
+    alias = source.alias or (table.name if plain else table.alias)
+    read = exp.Table(this=table.this, alias=named) if plain else table
+    if not plain and named is not None:
+        read.set("alias", named)
+    source.replace(read)
+    return _TableFunction(name, alias, times[0], lengths)
+
+
+def _name_of(node: exp.Expr | None) -> str:
+    return node.name.upper() if isinstance(node, exp.Anonymous) else ""
+
+
+def _name_column(column: exp.Column, name: str) -> None:
+    """Make the column one of the windows' own."""
+    column.set("table", None)
+    column.set("this", exp.to_identifier(name))

@@ -1,0 +1,142 @@
+"""Windows as Flink's table functions and as Spark write them: the same job as the functions of GROUP BY."""
+
+from __future__ import annotations
+
+import pytest
+
+from job.chains import ORDERS, load
+from joinery_runtime.core.compile import compile_job
+from joinery_runtime.job.sql import SqlInput, Translation, translate
+
+INPUTS = (SqlInput("orders", ("id", "country", "amount", "ts"), "ts"),)
+BOTH = (*INPUTS, SqlInput("payments", ("order_id", "method", "ts"), "ts"))
+HOUR, QUARTER = "INTERVAL '1' HOUR", "INTERVAL '15' MINUTE"
+JOIN = (
+    "SELECT o.country, p.ts AS paid FROM orders o JOIN payments p ON o.id = p.order_id "
+    "AND p.ts BETWEEN o.ts AND o.ts + INTERVAL '1' DAY"
+)
+CAP = "WITH ('aggregate.max_duration' = '6h')"
+
+
+def counted(source: str, groups: str, more: str = "") -> str:
+    return f"SELECT country, window_start, COUNT(*) AS n FROM {source} GROUP BY {groups} {more}"
+
+
+def of_flink(function: str, more: str = "") -> str:
+    return counted(f"TABLE({function})", "country, window_start, window_end", more)
+
+
+def translated(sql: str, inputs: tuple[SqlInput, ...] = INPUTS) -> Translation:
+    translation = translate(sql, inputs)
+    assert translation.problems == ()
+    return translation
+
+
+SAME = [
+    # Flink
+    (of_flink(f"TUMBLE(TABLE orders, DESCRIPTOR(ts), {HOUR})"), f"TUMBLE(ts, {HOUR})"),
+    (of_flink(f"HOP(TABLE orders, DESCRIPTOR(ts), {QUARTER}, {HOUR})"), f"HOP(ts, {QUARTER}, {HOUR})"),
+    (of_flink(f"CUMULATE(TABLE orders, DESCRIPTOR(ts), {QUARTER}, {HOUR})"), f"CUMULATE(ts, {QUARTER}, {HOUR})"),
+    (of_flink(f"SESSION(TABLE orders, DESCRIPTOR(ts), {HOUR})", CAP), f"SESSION(ts, {HOUR})"),
+    (of_flink(f"TUMBLE(TABLE orders, DESCRIPTOR(ts), {HOUR}, {QUARTER})"), f"TUMBLE(ts, {HOUR}, {QUARTER})"),
+    (
+        "SELECT w.country, w.window_start, COUNT(*) AS n "
+        f"FROM TABLE(TUMBLE(TABLE orders, DESCRIPTOR(ts), {HOUR})) AS w "
+        "GROUP BY w.country, w.window_start, w.window_end, w.window_time",
+        f"TUMBLE(ts, {HOUR})",
+    ),
+    # Spark
+    (counted("orders", "country, window(ts, '1 hour')"), f"TUMBLE(ts, {HOUR})"),
+    (counted("orders", "country, WINDOW(ts, '1 hour', '15 minutes')"), f"HOP(ts, {QUARTER}, {HOUR})"),
+    (counted("orders", "country, window(ts, '1 hour', '1 hour', '15 minutes')"), f"TUMBLE(ts, {HOUR}, {QUARTER})"),
+    (counted("orders", "country, session_window(ts, '1 hours')", CAP), f"SESSION(ts, {HOUR})"),
+    (
+        "SELECT country, window.start AS window_start, COUNT(*) AS n FROM orders "
+        "GROUP BY window(ts, '1 hour'), country",
+        f"TUMBLE(ts, {HOUR})",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("clause", "function"),
+    [
+        (f"TUMBLING({HOUR})", f"TUMBLE(ts, {HOUR})"),
+        (f"HOPPING(SIZE {HOUR}, SLIDE {QUARTER})", f"HOP(ts, {QUARTER}, {HOUR})"),
+        (f"SESSION({HOUR})", f"SESSION(ts, {HOUR})"),
+    ],
+)
+def test_a_window_clause_without_a_join_is_that_of_group_by(clause: str, function: str) -> None:
+    more = CAP if "SESSION" in function else ""
+    translation = translated(counted("orders", "country", f"WINDOW {clause} {more}"))
+    same = translated(counted("orders", f"country, {function}", more)).aggregate or {}
+    window = {name: value for name, value in same["window"].items() if name != "of"}
+    assert translation.aggregate == {**same, "window": window}
+
+
+@pytest.mark.parametrize(("sql", "function"), SAME)
+def test_the_window_is_that_of_the_function_of_group_by(sql: str, function: str) -> None:
+    more = CAP if "SESSION" in function else ""
+    assert translated(sql) == translated(counted("orders", f"country, {function}", more))
+
+
+def test_a_table_function_reads_a_query_of_with_that_joins() -> None:
+    nested = (
+        f"WITH paid AS ({JOIN}) SELECT country, window_end, COUNT(*) AS n "
+        f"FROM TABLE(TUMBLE(TABLE paid, DESCRIPTOR(paid), {HOUR})) GROUP BY country, window_start, window_end"
+    )
+    flat = JOIN.replace("o.country, p.ts AS paid", "o.country, window_end, COUNT(*) AS n")
+    assert translated(nested, BOTH) == translated(f"{flat} GROUP BY o.country, TUMBLE(p.ts, {HOUR})", BOTH)
+
+
+@pytest.mark.parametrize(
+    ("function", "offset"),
+    [
+        (f"TUMBLE(ts, {HOUR}, {QUARTER})", 900_000),
+        (f"TUMBLE(ts, {HOUR}, INTERVAL '-15' MINUTE)", 2_700_000),
+        (f"TUMBLE(ts, {HOUR}, INTERVAL '5' HOUR)", None),
+        (f"HOP(ts, {QUARTER}, {HOUR}, INTERVAL '20' MINUTE)", 300_000),
+        (f"CUMULATE(ts, {QUARTER}, {HOUR}, INTERVAL '70' MINUTE)", 600_000),
+    ],
+)
+def test_an_offset_is_at_most_that_of_the_next_window(function: str, offset: int | None) -> None:
+    aggregate = translated(counted("orders", f"country, {function}")).aggregate
+    assert aggregate is not None
+    ((_, lengths),) = [item for item in aggregate["window"].items() if item[0] != "of"]
+    assert lengths.get("offset") == offset
+
+
+def test_the_job_is_that_of_the_fields() -> None:
+    sql = (
+        "SELECT currency, window_start, window_end, COUNT(*) AS n "
+        f"FROM TABLE(TUMBLE(TABLE orders, DESCRIPTOR(ts), {HOUR}, {QUARTER})) "
+        "GROUP BY currency, window_start, window_end"
+    )
+    aggregate = {
+        "groupBy": ["orders.currency"],
+        "window": {"of": "orders", "tumbling": {"size": "1h", "offset": "15m"}},
+        "aggregates": [{"function": "count", "as": "n"}],
+    }
+    assert compile_job(load(inputs=[ORDERS], aggregate=aggregate)) == compile_job(load(inputs=[ORDERS], sql=sql))
+
+
+@pytest.mark.parametrize(
+    ("sql", "words"),
+    [
+        (
+            f"SELECT id FROM TABLE(TUMBLE(TABLE orders, DESCRIPTOR(ts), {HOUR}))",
+            "write GROUP BY <columns>, window_start",
+        ),
+        (
+            f"SELECT COUNT(*) AS n FROM TABLE(TUMBLE(TABLE orders, DESCRIPTOR(ts), {HOUR})) GROUP BY window_start",
+            "write GROUP BY <columns>, window_start, window_end",
+        ),
+        (of_flink(f"TUMBLE(TABLE orders, ts, {HOUR})"), "a table function is written TABLE(TUMBLE("),
+        (of_flink(f"TUMBLE(TABLE orders, DESCRIPTOR(amount), {HOUR})"), "the eventTime of 'orders' is ts"),
+        (of_flink("TUMBLE(TABLE orders, DESCRIPTOR(ts))"), "takes the event time and an INTERVAL"),
+        (of_flink(f"TUMBLE(TABLE order, DESCRIPTOR(ts), {HOUR})"), "did you mean 'orders'?"),
+        (counted("orders", "country, window(ts, 'often')"), "INTERVAL"),
+    ],
+)
+def test_rejected_with_what_to_write(sql: str, words: str) -> None:
+    assert any(words in problem for problem in translate(sql, INPUTS).problems)
