@@ -28,7 +28,7 @@ AT = [
      "WITHIN", "a bound is a condition", "- INTERVAL '0' SECOND AND <left>.<event time> + INTERVAL '1' DAY"),
     (SEED_001, "SELECT o.order_id FROM TABLE(TUMBLE(TABLE orders, DESCRIPTOR(event_time), INTERVAL '1' HOUR)) o "
      "JOIN shipments s ON o.order_id = s.order_id",
-     "orders AS o", "of one side of a join is not supported", "WINDOW TUMBLING(INTERVAL '1' HOUR)"),
+     "orders, DESCRIPTOR", "of one side of a join is not supported", "WINDOW TUMBLING(INTERVAL '1' HOUR)"),
     (SEED_001, "SELECT o.order_id FROM orders o "
      "JOIN HOP(orders, event_time, INTERVAL '1' HOUR, INTERVAL '2' HOUR) s ON o.order_id = s.order_id",
      "HOP", "a table function is written", "DESCRIPTOR(<event time>)"),
