@@ -32,6 +32,7 @@ COLUMNS = {
     for name, table in generate(NexmarkLoad(0)).tables().items()
 }
 """By table, with the types of Flink and Spark: times are milliseconds in JSON."""
+EVENTS_PER_SECOND = 1_000  # of event time: more would have one time, and the last one of these (q18) is any of them
 _LAST_AFTER_MS = 3 * 86_400_000
 _DAY = "DATE_FORMAT(event_time, 'yyyy-MM-dd')"
 _START_MS = "CAST(TIMESTAMPDIFF(SECOND, TIMESTAMP '1970-01-01 00:00:00', window_start) AS BIGINT) * 1000"
@@ -52,8 +53,8 @@ _BY_10_SECONDS = "TABLE(TUMBLE(TABLE bid, DESCRIPTOR(event_time), INTERVAL '10' 
 _WITHIN_AN_HOUR = "BETWEEN {0}.event_time - INTERVAL '1' HOUR AND {0}.event_time + INTERVAL '1' HOUR"
 _SPARK_HOUR = "BETWEEN {0}.event_time - INTERVAL 1 HOUR AND {0}.event_time + INTERVAL 1 HOUR"
 _EXPANDED_BID = """
-    b.auction, b.bidder, b.price, b.channel, b.url, b.dateTime AS bid_dateTime, b.extra AS bid_extra, a.itemName,
-    a.description, a.initialBid, a.reserve, a.dateTime AS auction_dateTime, a.expires, a.seller, a.category,
+    b.auction, b.bidder, b.price, b.channel, b.url, b.`dateTime` AS bid_dateTime, b.extra AS bid_extra, a.itemName,
+    a.description, a.initialBid, a.reserve, a.`dateTime` AS auction_dateTime, a.expires, a.seller, a.category,
     a.extra AS auction_extra
 """
 _BID = "auction, bidder, price, `dateTime`, extra"
@@ -192,7 +193,7 @@ _FLINK_TYPES = {pl.Int32: "INT", pl.Int64: "BIGINT", pl.String: "STRING", pl.Flo
 
 def run(work: Path, events: int, slugs: Sequence[str] | None, runs: int) -> list[Figures]:
     """`events`, `runs` times; `slugs` names queries (`q7`) and peers (`q7-flink-heap`), None all of them."""
-    generated = generate(NexmarkLoad(events))
+    generated = generate(NexmarkLoad(events, EVENTS_PER_SECOND))
     tables = generated.tables()
     figures: list[Figures] = []
     with KafkaBroker() as broker:

@@ -9,9 +9,12 @@ import pytest
 from job.chains import ITEMS, ORDERS, PAYMENTS, document, load, said_of, step
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.job import StreamJoin, definition
+from joinery_runtime.job.kinds.session.sessions import OPTIONS
+from joinery_runtime.job.sql.sessions import KEEPING_VALUES
 
 JOIN = "FROM orders o JOIN payments p ON o.id = p.order_id AND p.ts BETWEEN o.ts AND o.ts + INTERVAL '24' HOUR"
 SESSION = "SESSION(p.ts, INTERVAL '30' SECOND)"
+LIMIT = "WITH ('aggregate.limit'"
 CAP = "WITH ('aggregate.max_duration' = '1h')"
 GAP_AND_CAP = {"gap": "30s", "maxDuration": "1h"}
 FIELDS = {
@@ -52,6 +55,18 @@ SAME: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     (
+        f"SELECT o.currency, COUNT(*) AS n, COUNT(DISTINCT p.method) AS methods {JOIN} "
+        "GROUP BY o.currency, TUMBLE(o.ts, INTERVAL '1' HOUR) WITH ('aggregate.limit' = '50000')",
+        {
+            "window": {"of": "orders", "tumbling": {"size": "1h"}},
+            "aggregates": [
+                {"function": "count", "as": "n"},
+                {"function": "count_distinct", "column": "payments.method", "limit": 50000, "as": "methods"},
+            ],
+            "select": [{"column": "orders.currency"}, {"column": "n"}, {"column": "methods"}],
+        },
+    ),
+    (
         f"SELECT window_end, COUNT(*) AS n {JOIN} GROUP BY TUMBLE(o.ts, INTERVAL '1' HOUR)",
         {
             "groupBy": [],
@@ -73,6 +88,10 @@ SAME: list[tuple[str, dict[str, Any]]] = [
         },
     ),
 ]
+
+
+def test_a_limit_goes_to_every_aggregate_that_keeps_values() -> None:
+    assert {*KEEPING_VALUES} == {*OPTIONS["limit"]}
 
 
 @pytest.mark.parametrize(("sql", "fields"), SAME)
@@ -164,6 +183,18 @@ REJECTED: list[tuple[str, str]] = [
     (grouped("o.id, COUNT(*) AS n", f"o.currency, {SESSION}"), "is not in GROUP BY"),
     (grouped("o.currency, COUNT(*)", f"o.currency, {SESSION}"), "write <aggregate> AS <name>"),
     (grouped("COUNT(*) AS n", SESSION), "there is no group column"),
+    (
+        grouped("o.currency, COUNT(*) AS n", "o.currency, TUMBLE(o.ts, INTERVAL '1' HOUR)", end=f"{LIMIT} = '5')"),
+        "is for count_distinct, array_agg, string_agg, percentile_cont, percentile_disc and median, and there is none",
+    ),
+    (
+        grouped(
+            "o.currency, COUNT(DISTINCT o.id) AS n",
+            "o.currency, TUMBLE(o.ts, INTERVAL '1' HOUR)",
+            end=f"{LIMIT} = '0')",
+        ),
+        "is a number of values, 1 or more",
+    ),
     (
         grouped("o.currency, COUNT(*) AS n", "o.currency, SESSION(o.amount, INTERVAL '1' HOUR)"),
         "the eventTime of 'orders' is ts",

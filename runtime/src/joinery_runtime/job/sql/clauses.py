@@ -197,8 +197,8 @@ HISTORY, GRACE = "join.history_retention", "join.grace"
 
 MAX_DURATION, AGGREGATE_LATENESS = "aggregate.max_duration", "aggregate.allowed_lateness"
 AGGREGATE_LATE_DATA, RETRACTIONS = "aggregate.late_data", "aggregate.emit_retractions"
-EMIT_EVERY = "aggregate.emit_every"
-_OF_AGGREGATE = (MAX_DURATION, AGGREGATE_LATENESS, AGGREGATE_LATE_DATA, RETRACTIONS, EMIT_EVERY)
+EMIT_EVERY, VALUES_LIMIT = "aggregate.emit_every", "aggregate.limit"
+_OF_AGGREGATE = (MAX_DURATION, AGGREGATE_LATENESS, AGGREGATE_LATE_DATA, RETRACTIONS, EMIT_EVERY, VALUES_LIMIT)
 
 _MAY_BE_NEGATIVE = {LOWER, UPPER}
 _INTERVAL = (TYPE, LOWER, UPPER, RETENTION, LATENESS, LATE_DATA, BROADCAST)
@@ -221,14 +221,15 @@ _CLAUSES: Mapping[str, tuple[JoinKind, str]] = {
 @dataclass(slots=True)
 class Options:
     """The options. `ms` holds the durations, in milliseconds; bounds are those of the second input of the SQL, counted
-    from the first. `broadcast` holds names or aliases. `at` is the place of each option's value; `broken`: one was
-    rejected."""
+    from the first. `broadcast` holds names or aliases. `values_limit` is that of each aggregate that keeps values. `at`
+    is the place of each option's value; `broken`: one was rejected."""
 
     ms: dict[str, int] = field(default_factory=dict)
     late_data: str = "drop"
     aggregate_late_data: str = "drop"
     retractions: bool = False
     broadcast: tuple[str, ...] = ()
+    values_limit: int | None = None
     at: dict[str, TextPosition] = field(default_factory=dict)
     broken: bool = False
 
@@ -272,12 +273,7 @@ def _name_problem(name: str, kinds: Sequence[JoinKind], options: Options, *, gro
 def _take(name: str, text: str, kinds: Sequence[JoinKind], options: Options) -> None:
     """Take one option. Raises ValueError, which says what is wrong with the value."""
     if name == TYPE:
-        if text.lower() not in _CLAUSES:
-            hint = suggestion(text.lower(), _CLAUSES)
-            raise ValueError(f"is not a kind of join{hint}; write {listed(map(repr, _CLAUSES))}")
-        written_kind, todo = _CLAUSES[text.lower()]
-        if (written_kind,) != tuple(kinds):
-            raise ValueError(f"the SQL says {listed(kinds)}; {todo}, or leave {TYPE!r} out")
+        _check_type(text, kinds)
     elif name in {LATE_DATA, AGGREGATE_LATE_DATA}:
         if text not in {"drop", "reopen", "dlq"}:
             raise ValueError("is drop, reopen or dlq")
@@ -289,12 +285,26 @@ def _take(name: str, text: str, kinds: Sequence[JoinKind], options: Options) -> 
         if text not in {"true", "false"}:
             raise ValueError("is true or false")
         options.retractions = text == "true"
+    elif name == VALUES_LIMIT:
+        if not text.isdecimal() or int(text) == 0:
+            raise ValueError("is a number of values, 1 or more")
+        options.values_limit = int(text)
     elif name == BROADCAST:
         options.broadcast = tuple(part.strip() for part in text.split(","))
     else:
         options.ms[name] = parse_duration(text)
         if options.ms[name] < 0 and name not in _MAY_BE_NEGATIVE:
             raise ValueError("is a length of time, it must not be negative")
+
+
+def _check_type(text: str, kinds: Sequence[JoinKind]) -> None:
+    """Raise ValueError if the joins are not of the kind that an option names."""
+    if text.lower() not in _CLAUSES:
+        hint = suggestion(text.lower(), _CLAUSES)
+        raise ValueError(f"is not a kind of join{hint}; write {listed(map(repr, _CLAUSES))}")
+    written_kind, todo = _CLAUSES[text.lower()]
+    if (written_kind,) != tuple(kinds):
+        raise ValueError(f"the SQL says {listed(kinds)}; {todo}, or leave {TYPE!r} out")
 
 
 def _pairs(tokens: Sequence[Token], report: Report) -> list[tuple[Token, Token]]:

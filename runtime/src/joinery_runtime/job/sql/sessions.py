@@ -11,13 +11,17 @@ from typing import Any
 from sqlglot import exp
 
 from joinery_runtime.job.model.expression_tree import TOO_DEEP, parse_tree
-from joinery_runtime.job.sql.clauses import AGGREGATE_LATENESS, EMIT_EVERY, MAX_DURATION, Options
+from joinery_runtime.job.model.wording import listed
+from joinery_runtime.job.sql.clauses import AGGREGATE_LATENESS, EMIT_EVERY, MAX_DURATION, VALUES_LIMIT, Options
 from joinery_runtime.job.sql.grouping import GroupWindow, read_groups, reject_wrong_calls
 from joinery_runtime.job.sql.having import read_having
 from joinery_runtime.job.sql.query import Query, read_query
 from joinery_runtime.job.sql.report import SESSIONS, Report, node_position, problems_of, token_position
 from joinery_runtime.job.sql.scope import Scope, SqlInput
 from joinery_runtime.job.sql.select_list import read_session_columns
+
+KEEPING_VALUES = ("count_distinct", "array_agg", "string_agg", "percentile_cont", "percentile_disc", "median")
+"""The aggregates that take a `limit`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,7 @@ def read_aggregate(
         "groupBy": [group.name for group in named],
         "window": window,
         **({"compute": [{"expression": text, "as": name} for name, text in computed.items()]} if computed else {}),
-        "aggregates": chosen.aggregates,
+        "aggregates": _limited(chosen.aggregates, scope, options),
         **({"having": having} if having is not None else {}),
         **({"lateData": options.aggregate_late_data} if options.aggregate_late_data != "drop" else {}),
         **({"allowedLateness": lateness} if lateness else {}),
@@ -130,6 +134,16 @@ def read_aggregate(
         **({"emit": {"every": options.ms[EMIT_EVERY]}} if EMIT_EVERY in options.ms else {}),
     }
     return aggregate, chosen.select
+
+
+def _limited(aggregates: list[dict[str, Any]], scope: Scope, options: Options) -> list[dict[str, Any]]:
+    """Give the aggregates that keep values the limit of the options."""
+    if options.values_limit is None:
+        return aggregates
+    keeping = [item for item in aggregates if item["function"] in KEEPING_VALUES and item.get("method") != "hll"]
+    if not keeping:
+        scope.report.add(options.at[VALUES_LIMIT], f"is for {listed(KEEPING_VALUES)}, and there is none; leave it out")
+    return [item | {"limit": options.values_limit} if item in keeping else item for item in aggregates]
 
 
 def _window_fields(window: GroupWindow, query: Query, scope: Scope, options: Options) -> dict[str, Any]:
