@@ -143,7 +143,7 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
     for setting in fields(Settings):
         name = _PREFIX + setting.name.upper()
         if text := environment.get(name, "").strip():
-            arguments[setting.name] = _parse(name, text, setting.default)
+            arguments[setting.name] = _parse_setting(name, text, setting.default)
     way = next((name for name in ("page_ingress", "page_route") if arguments.get(name)), None)
     if way and not arguments.get("page_url"):
         raise EnvironmentProblem(
@@ -154,7 +154,7 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
     return Settings(**arguments)
 
 
-def _parse(name: str, text: str, default: object) -> object:
+def _parse_setting(name: str, text: str, default: object) -> object:
     if isinstance(default, tuple):
         return tuple(part.strip() for part in text.split(",") if part.strip())
     if (parser := _PARSERS.get(name.removeprefix(_PREFIX).lower())) is not None:
@@ -202,8 +202,8 @@ def _job_selector(name: str, text: str) -> str:
     return text
 
 
-def _peers(name: str, text: str) -> str:
-    peers = _json(text)
+def _parse_peers(name: str, text: str) -> str:
+    peers = _parse_json(text)
     if not isinstance(peers, list) or not all(isinstance(peer, dict) for peer in peers):
         raise EnvironmentProblem(
             f"{name} is {text!r}",
@@ -246,7 +246,7 @@ def _page_url(name: str, text: str) -> str:
 
 
 def _page_ingress(name: str, text: str) -> str:
-    if _object(text, {"className", "annotations", "tlsSecretName"}) is None:
+    if _parse_object(text, {"className", "annotations", "tlsSecretName"}) is None:
         raise EnvironmentProblem(
             f"{name} is {text!r}",
             facts="it must be a JSON object with className, annotations and tlsSecretName at most",
@@ -256,7 +256,7 @@ def _page_ingress(name: str, text: str) -> str:
 
 
 def _page_route(name: str, text: str) -> str:
-    parents = (_object(text, {"parentRefs", "annotations"}) or {}).get("parentRefs")
+    parents = (_parse_object(text, {"parentRefs", "annotations"}) or {}).get("parentRefs")
     named = isinstance(parents, list) and all(isinstance(parent, dict) and parent.get("name") for parent in parents)
     if not parents or not named:
         raise EnvironmentProblem(
@@ -267,13 +267,13 @@ def _page_route(name: str, text: str) -> str:
     return text
 
 
-def _object(text: str, keys: Set[str]) -> dict[str, Any] | None:
+def _parse_object(text: str, keys: Set[str]) -> dict[str, Any] | None:
     """The JSON object in the text; None if the text is not an object, or has other keys than these."""
-    document = _json(text)
+    document = _parse_json(text)
     return document if isinstance(document, dict) and document.keys() <= keys else None
 
 
-def _json(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     """Parses JSON; None if the text is not JSON."""
     try:
         return json.loads(text)
@@ -284,7 +284,7 @@ def _json(text: str) -> Any:
 _PARSERS: Mapping[str, Callable[[str, str], str]] = {
     **dict.fromkeys(_FORMS, _check_form),
     "job_selector": _job_selector,
-    "status_from": _peers,
+    "status_from": _parse_peers,
     "jobs_allow": lambda name, text: _parsed_by(allowed_by, name, text, "jobs.allow"),
     "pod_defaults": lambda name, text: _parsed_by(pod_defaults, name, text, "drivers"),
     "page_url": _page_url,

@@ -235,10 +235,10 @@ class Api:
             return ApiResponse(
                 0, {"reason": type(error).__name__, "message": str(error) or f"within {_TIMEOUT.total} s"}
             )
-        return ApiResponse(response.status, _parse(text), response.headers.get("Retry-After"))
+        return ApiResponse(response.status, _parse_answer(text), response.headers.get("Retry-After"))
 
 
-def _parse(text: bytes) -> Any:
+def _parse_answer(text: bytes) -> Any:
     try:
         return json.loads(text)
     except ValueError:

@@ -82,7 +82,7 @@ class OperatorLease:
         """Whether this replica holds the Lease now, which it takes or renews if it may; None if that is unknown."""
         try:
             async with asyncio.timeout(_CALL_SECONDS):
-                lease = self._written or await self._read()
+                lease = self._written or await self._read_or_create()
                 spec = lease["spec"]
                 holder = spec.get("holderIdentity")
                 if (observed := (holder, spec.get("renewTime"), spec.get("leaseTransitions"))) != self._observed:
@@ -90,7 +90,7 @@ class OperatorLease:
                 ends = self._observed_at + (spec.get("leaseDurationSeconds") or LEASE_SECONDS)
                 if holder and holder != self._identity and self._clock() < ends:
                     return False
-                self._written = await self._api.replace(LEASE, {**lease, "spec": self._spec(spec)})
+                self._written = await self._api.replace(LEASE, {**lease, "spec": self._renewed_spec(spec)})
                 return True
         except (Conflict, NotFound):
             self._written = None  # another replica has written it, or a person has
@@ -99,7 +99,7 @@ class OperatorLease:
             _log.warning("the Lease could not be read or renewed", error=str(error) or f"within {_CALL_SECONDS:g} s")
             return None
 
-    async def _read(self) -> Manifest:
+    async def _read_or_create(self) -> Manifest:
         """Reads the Lease, or creates one that nobody holds."""
         try:
             return await self._api.get(LEASE, self._namespace, self._name)
@@ -108,7 +108,7 @@ class OperatorLease:
             manifest = {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": metadata, "spec": {}}
             return await self._api.create(LEASE, self._namespace, manifest)
 
-    def _spec(self, old: Manifest) -> Manifest:
+    def _renewed_spec(self, old: Manifest) -> Manifest:
         now = self._now().isoformat(timespec="microseconds").replace("+00:00", "Z")
         new = {"holderIdentity": self._identity, "leaseDurationSeconds": LEASE_SECONDS, "renewTime": now}
         if old.get("holderIdentity") == self._identity:

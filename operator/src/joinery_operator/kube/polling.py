@@ -112,7 +112,7 @@ class Poller:
 
         async def ask(target: DriverEndpoint) -> None:
             async with slots:
-                status = await self._ask(target.address)
+                status = await self._ask_driver(target.address)
             if status is None:
                 self._metrics.poll_failures.inc()
             else:
@@ -123,7 +123,7 @@ class Poller:
         for uid in deleted_uids - {target.job_uid for target in endpoints}:
             del self._answers[uid]
 
-    async def _ask(self, address: str) -> DriverStatus | None:
+    async def _ask_driver(self, address: str) -> DriverStatus | None:
         try:
             async with self._session.get(address, allow_redirects=False) as response:
                 if response.status != 200:

@@ -77,13 +77,13 @@ class ProbeServer:
         return web.Response(body=generate_latest(self._metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _serve_live(self, _: web.Request) -> web.Response:
-        return _verdict(self._health.live())
+        return _verdict_response(self._health.live())
 
     async def _serve_ready(self, _: web.Request) -> web.Response:
-        return _verdict(self._health.ready())
+        return _verdict_response(self._health.ready())
 
 
-def _verdict(problems: Collection[str]) -> web.Response:
+def _verdict_response(problems: Collection[str]) -> web.Response:
     if not problems:
         return web.Response(text="ok\n")
     return web.Response(status=503, text="\n".join(list(problems)[:_LONGEST_LIST]) + "\n")

@@ -83,7 +83,7 @@ def registry(
         await stop()
 
     for resource in watched:
-        _watch(operator_registry, resource, on_event)
+        _watch_resource(operator_registry, resource, on_event)
     return operator_registry
 
 
@@ -100,10 +100,10 @@ def kopf_settings(owner_selector: str) -> kopf.OperatorSettings:
     return settings
 
 
-def _watch(operator_registry: kopf.OperatorRegistry, resource: ApiResource, on_event: OnWatchEvent) -> None:
-    async def handler(event: Any, **_: Any) -> None:
+def _watch_resource(operator_registry: kopf.OperatorRegistry, resource: ApiResource, on_event: OnWatchEvent) -> None:
+    async def pass_event(event: Any, **_: Any) -> None:
         await on_event(resource, cast(Manifest, event["object"]), event["type"] == "DELETED")
 
     kopf.on.event(
         resource.group, resource.version, resource.plural, registry=operator_registry, id=f"{resource.plural}-event"
-    )(handler)
+    )(pass_event)

@@ -61,7 +61,7 @@ class WorkQueue(Generic[K]):
         self._due.pop(key, None)
         if again_after is not None:
             self.add_at(key, now + again_after)
-        self._release(key)
+        self._release_key(key)
 
     def retry(self, key: K, now: float, again_after: float | None = None) -> float:
         """Ends a failed run, and schedules a retry with a doubling delay, or after `again_after` seconds if that is
@@ -71,7 +71,7 @@ class WorkQueue(Generic[K]):
         if again_after is not None:
             delay = min(delay, again_after)
         self.add_at(key, now + delay)
-        self._release(key)
+        self._release_key(key)
         return delay
 
     def next_due(self) -> float | None:
@@ -87,7 +87,7 @@ class WorkQueue(Generic[K]):
         """The keys that workers have, and since when."""
         return dict(self._running)
 
-    def _release(self, key: K) -> None:
+    def _release_key(self, key: K) -> None:
         self._running.pop(key, None)
         if key in self._rerun:
             self._rerun.discard(key)

@@ -42,7 +42,7 @@ def config_map(revision: JobRevision) -> Manifest:
         },
         "immutable": True,
         "data": {
-            JOB_FILE: to_yaml(_job(resource)),
+            JOB_FILE: to_yaml(_job_as_written(resource)),
             DEFAULTS_FILE: defaults_file(revision),
             EXECUTOR_FILE: to_yaml(executor_template(revision)),
             _POD_DEFAULTS: to_yaml(as_written(revision.pod_defaults)),
@@ -95,7 +95,7 @@ def stored_service_account(config_map: Manifest | None) -> str | None:
         return None
 
 
-def _job(resource: Manifest) -> Manifest:
+def _job_as_written(resource: Manifest) -> Manifest:
     """The resource as its author wrote it, without what the API server and others keep there: a driver needs none of
     that."""
     metadata = resource["metadata"]
@@ -122,7 +122,7 @@ def service(resource: Manifest) -> Manifest:
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
             "selector": labels(resource, "driver"),
-            "ports": [_port("status", STATUS_PORT), _port("spark-ui", UI_PORT)],
+            "ports": [_port_entry("status", STATUS_PORT), _port_entry("spark-ui", UI_PORT)],
         },
     }
 
@@ -219,7 +219,7 @@ def _page_metadata(resource: Manifest, page_settings: Mapping[str, Any]) -> Mani
     }
 
 
-def _port(name: str, number: int) -> Manifest:
+def _port_entry(name: str, number: int) -> Manifest:
     # Spells out the defaults that the API server would fill in, so that nothing differs afterwards.
     return {"name": name, "port": number, "targetPort": name, "protocol": "TCP"}
 

@@ -111,19 +111,19 @@ def secret_volumes(spec: BaseModel) -> list[dict[str, Any]]:
     """Volumes of all secrets in the models' `...SecretRef` fields, each once, sorted. Secrets are mounted whole,
     because those for a client's settings have keys that the job does not name."""
     return [
-        {"name": _volume(name), "secret": {"secretName": name, "defaultMode": _GROUP_READS, "optional": False}}
+        {"name": _volume_name(name), "secret": {"secretName": name, "defaultMode": _GROUP_READS, "optional": False}}
         for name in sorted(set(_names(spec)))
     ]
 
 
 def secret_mounts(spec: BaseModel) -> list[dict[str, Any]]:
     return [
-        {"name": _volume(name), "mountPath": f"{SECRETS}/{name}", "readOnly": True}
+        {"name": _volume_name(name), "mountPath": f"{SECRETS}/{name}", "readOnly": True}
         for name in sorted(set(_names(spec)))
     ]
 
 
-def _volume(secret: str) -> str:
+def _volume_name(secret: str) -> str:
     """The name of a secret's volume, which is a DNS label; a secret's own name may be longer and hold dots."""
     return f"secret-{digest_of(secret)}"
 
@@ -172,7 +172,7 @@ def template_of(ref: TemplateRef | None, templates: PodTemplates, ref_path: str)
     except (YAMLError, ValueError, RecursionError) as error:
         facts = f"{where} is not readable YAML: {' '.join(str(error).split())}"
         raise ManifestError("A pod template cannot be read", facts=facts, todo="Correct its text") from error
-    problem = next(_problems(pod), None)
+    problem = next(_find_problems(pod), None)
     if problem is not None:
         todo = "Write a Pod with apiVersion, kind, metadata and spec"
         raise ManifestError("A pod template is no pod", facts=f"{where}: {problem}", todo=todo)
@@ -302,7 +302,7 @@ def _overlay(template_fields: Manifest, operator_fields: Manifest) -> dict[str, 
     return merged
 
 
-def _problems(pod: object) -> Iterator[str]:
+def _find_problems(pod: object) -> Iterator[str]:
     """Yields what would break the merge; the API server judges the rest."""
     if not isinstance(pod, Mapping):
         yield "it is no mapping"

@@ -80,11 +80,11 @@ def driver_pod(
     settings, scale = revision.settings, scale or scale_of(revision.job)
     page_host = urlsplit(page_url(revision.resource, settings) or "").hostname
     container = {
-        **_container(revision),
+        **_build_container(revision),
         "args": [_COMMAND, "run", _JOB, "--master", MASTER, "--status-port", str(settings.status_port)],
-        "ports": [_port("status", settings.status_port), _port("spark-ui", UI_PORT)],
-        "resources": _resources(revision),
-        **_probes(),
+        "ports": [_port_entry("status", settings.status_port), _port_entry("spark-ui", UI_PORT)],
+        "resources": _driver_resources(revision),
+        **_probe_fields(),
     }
     container["env"] = [
         *container["env"],
@@ -106,13 +106,15 @@ def driver_pod(
         KEY_MOUNT,
         {"name": _SCALE, "mountPath": _SCALE_FOLDER, "readOnly": True},
     ]
-    pod = _pod(revision, "driver", ChildNames(revision.resource).driver(attempt), container, attempt, runs_spark=True)
+    pod = _build_pod(
+        revision, "driver", ChildNames(revision.resource).driver(attempt), container, attempt, runs_spark=True
+    )
     pod["spec"]["terminationGracePeriodSeconds"] = settings.stop_grace_seconds
     pod["spec"]["volumes"].append(_SCALE_VOLUME)
     pod["metadata"].setdefault("annotations", {}).update(scale_annotation(scale))
     if migrate is not None:
         arguments = [_COMMAND, "state", "migrate", _JOB, "--savepoint", migrate, *(["--anew"] if abandon_state else [])]
-        pod["spec"].setdefault("initContainers", []).append(_migrate(pod["spec"]["containers"][0], arguments))
+        pod["spec"].setdefault("initContainers", []).append(_migrate_container(pod["spec"]["containers"][0], arguments))
     return pod
 
 
@@ -123,21 +125,21 @@ def scale_annotation(scale: Scale) -> dict[str, str]:
 def restore_pod(revision: JobRevision, attempt: int, savepoint: str) -> Manifest:
     """The pod of an attempt that returns to a savepoint and ends; no driver runs in it. Raises ManifestError."""
     container = _state_container(revision, "restore", _JOB, "--savepoint", savepoint, "--before-first-commit")
-    return _pod(revision, "driver", ChildNames(revision.resource).driver(attempt), container, attempt)
+    return _build_pod(revision, "driver", ChildNames(revision.resource).driver(attempt), container, attempt)
 
 
 def check_pod(revision: JobRevision) -> Manifest:
     """The pod that checks whether a changed job fits its state, and whether its migration works. Needs the revision's
     ConfigMap. Raises ManifestError."""
     name = ChildNames(revision.resource).check(revision.revision, revision.mode)
-    return _pod(revision, "check", name, _state_container(revision, "check", _JOB))
+    return _build_pod(revision, "check", name, _state_container(revision, "check", _JOB))
 
 
 def delete_state_pod(revision: JobRevision) -> Manifest:
     """The pod that deletes the state of a job that is being deleted. Needs the revision's ConfigMap. Raises
     ManifestError."""
     name = ChildNames(revision.resource).delete_state
-    return _pod(revision, "delete-state", name, _state_container(revision, "delete", _JOB, "--yes"))
+    return _build_pod(revision, "delete-state", name, _state_container(revision, "delete", _JOB, "--yes"))
 
 
 def savepoint_pod(revision: JobRevision, savepoint: Manifest, *, delete: bool = False) -> Manifest:
@@ -145,14 +147,14 @@ def savepoint_pod(revision: JobRevision, savepoint: Manifest, *, delete: bool = 
     the revision's ConfigMap. Raises ManifestError."""
     name = ChildNames(savepoint).savepoint("delete" if delete else "create")
     arguments = ("savepoint", _JOB, savepoint["metadata"]["name"], "--idempotent", *(["--delete"] if delete else []))
-    return _pod(revision, "savepoint", name, _state_container(revision, *arguments), owner=savepoint)
+    return _build_pod(revision, "savepoint", name, _state_container(revision, *arguments), owner=savepoint)
 
 
 def question_pod(revision: JobRevision, name: str, arguments: Sequence[str]) -> Manifest:
     """The pod that runs `joinery ARGUMENTS` when no driver runs, with what a driver sees. It is deleted with the job,
     but the operator does not control it. Needs the revision's ConfigMap. Raises ManifestError."""
-    container = {**_container(revision), "args": [_COMMAND, *arguments], "resources": _resources(revision)}
-    pod = _pod(revision, "question", name, container)
+    container = {**_build_container(revision), "args": [_COMMAND, *arguments], "resources": _driver_resources(revision)}
+    pod = _build_pod(revision, "question", name, container)
     pod["metadata"]["ownerReferences"] = [
         {**owner_reference(revision.resource), "controller": False, "blockOwnerDeletion": False}
     ]
@@ -166,7 +168,7 @@ def check_manifests(revision: JobRevision) -> None:
     driver_pod(revision, 1)
 
 
-def _pod(
+def _build_pod(
     revision: JobRevision,
     role: Role,
     name: str,
@@ -205,7 +207,7 @@ def _pod(
     )
 
 
-def _container(revision: JobRevision) -> dict[str, Any]:
+def _build_container(revision: JobRevision) -> dict[str, Any]:
     return {
         "name": MAIN_CONTAINER,
         "image": revision.image,
@@ -240,10 +242,14 @@ def _owner_env(revision: JobRevision) -> list[dict[str, str]]:
 
 
 def _state_container(revision: JobRevision, *arguments: str) -> dict[str, Any]:
-    return {**_container(revision), "args": [_COMMAND, "state", *arguments], "resources": _resources(revision)}
+    return {
+        **_build_container(revision),
+        "args": [_COMMAND, "state", *arguments],
+        "resources": _driver_resources(revision),
+    }
 
 
-def _migrate(main: Manifest, arguments: list[str]) -> dict[str, Any]:
+def _migrate_container(main: Manifest, arguments: list[str]) -> dict[str, Any]:
     """The driver's container with another command: it sees the same files, and needs as much of the pod's memory."""
     only_running = {"ports", "startupProbe", "livenessProbe", "readinessProbe", "lifecycle"}
     return {
@@ -253,7 +259,7 @@ def _migrate(main: Manifest, arguments: list[str]) -> dict[str, Any]:
     }
 
 
-def _resources(revision: JobRevision) -> dict[str, Any]:
+def _driver_resources(revision: JobRevision) -> dict[str, Any]:
     """The driver's resources, for every container that works on the job's state. There is no CPU limit, which would
     only withhold CPU that nobody else uses."""
     spark = revision.job.spec.spark
@@ -264,12 +270,12 @@ def _resources(revision: JobRevision) -> dict[str, Any]:
     }
 
 
-def _port(name: str, number: int) -> dict[str, Any]:
+def _port_entry(name: str, number: int) -> dict[str, Any]:
     return {"name": name, "containerPort": number, "protocol": "TCP"}
 
 
-def _probes() -> dict[str, Any]:
-    alive, ready = _get("/healthz"), _get("/readyz")
+def _probe_fields() -> dict[str, Any]:
+    alive, ready = _http_get("/healthz"), _http_get("/readyz")
     return {
         "startupProbe": {**alive, "periodSeconds": _READY_EVERY, "failureThreshold": _STARTS_WITHIN // _READY_EVERY},
         "livenessProbe": {**alive, "periodSeconds": _PROBE_EVERY, "failureThreshold": _DEAD_AFTER // _PROBE_EVERY},
@@ -277,5 +283,5 @@ def _probes() -> dict[str, Any]:
     }
 
 
-def _get(path: str) -> dict[str, Any]:
+def _http_get(path: str) -> dict[str, Any]:
     return {"httpGet": {"path": path, "port": "status"}, "timeoutSeconds": _PROBE_TIMEOUT}

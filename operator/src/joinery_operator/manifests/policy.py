@@ -55,36 +55,36 @@ def forbidden_requests(revision: JobRevision) -> Iterator[Problem]:
     if (
         spark.image
         and not _matches_any(allowed.images, spark.image)
-        and _repository(spark.image) != _repository(default_image)
+        and _repository_of(spark.image) != _repository_of(default_image)
     ):
-        yield _problem("spec.spark.image", spark.image, "images")
+        yield _policy_problem("spec.spark.image", spark.image, "images")
     account = spark.service_account
     if account and account != revision.settings.service_account and not _matches_any(allowed.service_accounts, account):
-        yield _problem("spec.spark.serviceAccount", account, "serviceAccounts")
+        yield _policy_problem("spec.spark.serviceAccount", account, "serviceAccounts")
     for name, setting in spark.conf.items():
         if not _harmless_setting(name, setting) and not _matches_any(allowed.spark_conf, name):
-            yield _problem(f'spec.spark.conf["{name}"]', setting, "sparkConf")
+            yield _policy_problem(f'spec.spark.conf["{name}"]', setting, "sparkConf")
     yield from _forbidden_in_spec("spec", revision.job.spec, allowed)
     for path, pod in pods_in_templates(spark, revision.templates).items():
         ref = spark.driver.pod_template if path == _DRIVER_TEMPLATE else spark.executor.pod_template
         where = f"{path}: ConfigMap {ref.name}, key {ref.key}: " if ref else ""
         main = MAIN_CONTAINER if path == _DRIVER_TEMPLATE else EXECUTOR_CONTAINER
         volumes = {str(volume["name"]) for volume in (pod.get("spec") or {}).get("volumes") or () if "name" in volume}
-        for at, value in _leaves(pod):
+        for at, value in _list_leaves(pod):
             harmless = _harmless_field(at, value, main) and not _mounts_operator_volume(at, value, volumes)
             if not harmless and not _is_covered(allowed.pod_template, at):
                 # Values of variables and annotations may be secret.
                 hidden = ".env[" in at or at.startswith("metadata.")
-                yield _problem(f"{where}{at}", "(its value)" if hidden else str(value), "podTemplate")
+                yield _policy_problem(f"{where}{at}", "(its value)" if hidden else str(value), "podTemplate")
             elif _OTHER_IMAGE.fullmatch(at) and f"[{main}]" not in at and not _matches_any(allowed.images, str(value)):
-                yield _problem(f"{where}{at}", str(value), "images")
+                yield _policy_problem(f"{where}{at}", str(value), "images")
 
 
 _DRIVER_TEMPLATE = "spec.spark.driver.podTemplate"
 _OTHER_IMAGE = re.compile(r"spec\.(?:initC|c)ontainers\[[^\[\]]*\]\.image")
 
 
-def _problem(path: str, value: str, key: str) -> Problem:
+def _policy_problem(path: str, value: str, key: str) -> Problem:
     short = value if len(value) <= _VALUE else f"{value[:_VALUE]}..."
     return Problem(
         path,
@@ -269,7 +269,7 @@ _MOUNTED = re.compile(r"spec\.containers\[[^\[\]]*\]\.volumeMounts\[[^\[\]]*\]\.
 _OUR_VOLUMES = frozenset({"job", "scale", KEY_VOLUME["name"], SCRATCH_VOLUME["name"]})
 
 
-def _leaves(pod: Manifest) -> Iterator[tuple[str, object]]:
+def _list_leaves(pod: Manifest) -> Iterator[tuple[str, object]]:
     """Yield the fields of a template that have a value and reach a pod, each with its path."""
     metadata = pod.get("metadata") or {}
     for name in ("labels", "annotations"):
@@ -320,7 +320,7 @@ def _forbidden_in_spec(path: str, value: object, allowed: AllowedByInstallation)
         and _is_own_file(value.path)
         and not _matches_any(allowed.input_files, value.path)
     ):
-        yield _problem(f"{path}.path", value.path, "inputFiles")
+        yield _policy_problem(f"{path}.path", value.path, "inputFiles")
     if isinstance(value, BaseModel):
         for name, info in type(value).model_fields.items():
             yield from _forbidden_in_spec(f"{path}.{info.alias or name}", getattr(value, name), allowed)
@@ -330,7 +330,7 @@ def _forbidden_in_spec(path: str, value: object, allowed: AllowedByInstallation)
     elif isinstance(value, Mapping) and path.endswith(".properties"):
         for name, setting in value.items():
             if name.lower() in UNSAFE_PROPERTIES and not _matches_any(allowed.properties, name.lower()):
-                yield _problem(f'{path}["{name}"]', str(setting), "properties")
+                yield _policy_problem(f'{path}["{name}"]', str(setting), "properties")
 
 
 def _is_own_file(pattern: str) -> bool:
@@ -347,7 +347,7 @@ def _is_inside(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-def _repository(image: str) -> str:
+def _repository_of(image: str) -> str:
     """An image's name without its tag and digest."""
     name = image.partition("@")[0]
     head, slash, last = name.rpartition("/")

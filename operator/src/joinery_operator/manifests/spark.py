@@ -88,7 +88,7 @@ DRIVER_PORT, BLOCK_MANAGER_PORT = 7078, 7079
 
 def defaults_file(revision: JobRevision) -> str:
     """The revision's `spark-defaults.conf`, a file of Java properties."""
-    return "".join(f"{key}={_escape(value)}\n" for key, value in _settings(revision).items())
+    return "".join(f"{key}={_escape_value(value)}\n" for key, value in _spark_settings(revision).items())
 
 
 def submit_arguments(revision: JobRevision, attempt: int, scale: Scale, executors: int | None = None) -> str:
@@ -161,7 +161,7 @@ def driver_memory(spark: SparkSpec) -> int:
     return heap + (_jvm_overhead(heap) + _DRIVER_PYTHON if beside is None else mebibytes(beside, overhead_setting))
 
 
-def _settings(revision: JobRevision) -> dict[str, str]:
+def _spark_settings(revision: JobRevision) -> dict[str, str]:
     spark = revision.job.spec.spark
     heap = mebibytes(spark.conf.get("spark.executor.memory", spark.executor.memory), "spark.executor.memory")
     bytes_per_epoch = revision.job.spec.trigger.max_bytes_per_epoch
@@ -229,7 +229,7 @@ def _dynamic_allocation(spark: SparkSpec) -> dict[str, Any]:
     }
 
 
-def _escape(value: str) -> str:
+def _escape_value(value: str) -> str:
     """Escapes a value for a Java properties file, where it ends at the end of the line and may hold backslashes."""
     text = value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
     return f"\\{text}" if text.startswith(" ") else text

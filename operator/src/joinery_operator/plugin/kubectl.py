@@ -53,16 +53,18 @@ class KubectlTarget:
 
     def do(self, *arguments: str, stdin: str | None = None) -> str:
         """Runs kubectl and returns what it prints. Raises KubectlError."""
-        done = subprocess.run([*self._command(), *arguments], input=stdin, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [*self._kubectl_command(), *arguments], input=stdin, capture_output=True, text=True, check=False
+        )
         if done.returncode != 0:
             raise KubectlError(f"kubectl {arguments[0]} failed", done.stderr.strip(), done.returncode)
         return done.stdout
 
     def run(self, *arguments: str) -> int:
         """Runs kubectl on the user's terminal, and returns its exit code."""
-        return subprocess.run([*self._command(), *arguments], check=False).returncode
+        return subprocess.run([*self._kubectl_command(), *arguments], check=False).returncode
 
-    def _command(self) -> list[str]:
+    def _kubectl_command(self) -> list[str]:
         kubectl = shutil.which("kubectl")
         if kubectl is None:
             raise EnvironmentProblem("There is no kubectl on PATH", todo="Install it; this command is a plugin of it")
@@ -150,7 +152,7 @@ class NoDriver:
 
 def running_driver(target: KubectlTarget, job: JobResource) -> str | NoDriver:
     """The name of the driver pod if commands can run in it; else why there is none."""
-    pod = _pod(target, job)
+    pod = _find_pod(target, job)
     if pod is None:
         return NoDriver(_no_driver_text(job))
     phase = pod.get("status", {}).get("phase", "Unknown")
@@ -163,14 +165,14 @@ def running_driver(target: KubectlTarget, job: JobResource) -> str | NoDriver:
 def newest_driver(target: KubectlTarget, job: JobResource) -> str:
     """The name of the newest driver pod, which may have ended: its log exists as long as the pod. Raises
     JoineryError."""
-    pod = _pod(target, job)
+    pod = _find_pod(target, job)
     if pod is None:
         todo = f"`kubectl joinery status {job.resource['metadata']['name']}` says why"
         raise JoineryError(_no_driver_text(job), facts="it has no driver pod", todo=todo)
     return str(pod["metadata"]["name"])
 
 
-def _pod(target: KubectlTarget, job: JobResource) -> dict[str, Any] | None:
+def _find_pod(target: KubectlTarget, job: JobResource) -> dict[str, Any] | None:
     if job.driver is None:
         return None
     pods = target.read("get", "pods", f"--namespace={job.namespace}", f"--field-selector=metadata.name={job.driver}")

@@ -15,14 +15,14 @@ def status_lines(job: JobResource) -> Iterator[str]:
     yield f"{job.resource['kind']} {job.name}: {status.get('phase', 'not seen by the operator yet')}"
     if status.get("observedGeneration") not in {None, -1, job.resource["metadata"].get("generation")}:
         yield "  The operator has not seen the last change yet: what follows is about the one before."
-    yield from _summary(status)
-    yield from _table(status)
-    yield from _conditions(status)
-    for title, text in _problems(status):
+    yield from _summary_lines(status)
+    yield from _table_lines(status)
+    yield from _condition_lines(status)
+    for title, text in _list_problems(status):
         yield f"  {title}: {text}"
 
 
-def _summary(status: Mapping[str, Any]) -> Iterator[str]:
+def _summary_lines(status: Mapping[str, Any]) -> Iterator[str]:
     driver, savepoint = status.get("driver") or {}, status.get("lastSavepoint") or {}
     rollout = status.get("rollout") or {}
     summary = {
@@ -32,8 +32,8 @@ def _summary(status: Mapping[str, Any]) -> Iterator[str]:
         "driver": driver and f"attempt {driver['number']}, {driver.get('failures', 0)} failures in a row",
         "executors": status.get("executors"),
         "epoch": status.get("epoch"),
-        "rows": _rows(status),
-        "state": _bytes(status.get("stateBytes")),
+        "rows": _rows_text(status),
+        "state": _bytes_text(status.get("stateBytes")),
         "savepoint": savepoint and f"{savepoint['name']} at epoch {savepoint['epoch']}, {savepoint['time']}",
     }
     for name, value in summary.items():
@@ -41,13 +41,13 @@ def _summary(status: Mapping[str, Any]) -> Iterator[str]:
             yield f"  {name + ':':12}{value}"
 
 
-def _rows(status: Mapping[str, Any]) -> str | None:
+def _rows_text(status: Mapping[str, Any]) -> str | None:
     names = {"rowsIn": "in", "rowsOut": "out", "late": "late"}
     counts = [f"{status[name]:,} {word}" for name, word in names.items() if status.get(name) is not None]
     return ", ".join(counts) or None
 
 
-def _bytes(count: int | None) -> str | None:
+def _bytes_text(count: int | None) -> str | None:
     if count is None:
         return None
     size, unit = float(count), "bytes"
@@ -58,7 +58,7 @@ def _bytes(count: int | None) -> str | None:
     return f"{size:.4g} {unit}"
 
 
-def _table(status: Mapping[str, Any]) -> Iterator[str]:
+def _table_lines(status: Mapping[str, Any]) -> Iterator[str]:
     inputs = status.get("inputs") or ()
     if not inputs:
         return
@@ -70,7 +70,7 @@ def _table(status: Mapping[str, Any]) -> Iterator[str]:
     yield from align_columns(rows)
 
 
-def _conditions(status: Mapping[str, Any]) -> Iterator[str]:
+def _condition_lines(status: Mapping[str, Any]) -> Iterator[str]:
     conditions = status.get("conditions") or ()
     if not conditions:
         return
@@ -93,7 +93,7 @@ def align_columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def _problems(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _list_problems(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     refused = status.get("refused")
     if refused:
         yield "rejected", f"revision {refused['revision']} ({refused['reason']}): {refused['message']}"

@@ -72,8 +72,8 @@ def child_actions(ctx: ReconcileContext, status: Status, plan: DriverPlan | None
             actions += created
     elif planned is not None:
         actions += _repair_driver(ctx, planned)
-    actions += [*_check(ctx, status), *_config_maps(ctx, status)]
-    actions += _delete([ctx.delete_state] if ctx.delete_state else [])
+    actions += [*_check_job(ctx, status), *_config_maps(ctx, status)]
+    actions += _delete_pods([ctx.delete_state] if ctx.delete_state else [])
     if status.revision:
         actions += _ensure_access(ctx)
     return ChildActions(tuple(_drop_repeated_creates(actions)), blocked)
@@ -94,7 +94,7 @@ def _drop_repeated_creates(actions: Iterable[Action]) -> Iterator[Action]:
 def _ensure_optional(kind: ChildKind, expected: Manifest | None, actual: Manifest | None) -> Iterator[Action]:
     """Ensures an optional child. If the installation does not want it (`expected` None), deletes an existing one."""
     if expected is not None:
-        yield from _ensure(expected, actual)
+        yield from _ensure_child(expected, actual)
     elif actual is not None and not actual["metadata"].get("deletionTimestamp"):
         yield Delete(kind, actual["metadata"]["name"], actual["metadata"]["uid"])
 
@@ -105,7 +105,7 @@ def _ensure_access(ctx: ReconcileContext) -> Iterator[Action]:
     policy = network_policy(resource, settings) if settings.status_from else None
     yield from _ensure_optional("NetworkPolicy", policy, children.network_policies.get(names.network_policy))
     # After the driver and the policy, so that a foreign Service of this name does not keep a driver from running.
-    yield from _ensure(service(resource), children.services.get(names.service))
+    yield from _ensure_child(service(resource), children.services.get(names.service))
     ingress = page_ingress(resource, settings) if settings.page_ingress and not ctx.page_owner else None
     yield from _ensure_optional("Ingress", ingress, children.ingresses.get(names.page))
     route = page_route(resource, settings) if settings.page_route and not ctx.page_owner else None
@@ -114,12 +114,12 @@ def _ensure_access(ctx: ReconcileContext) -> Iterator[Action]:
 
 def stop(pods: Iterable[PodObservation]) -> Iterator[Action]:
     """Deletes pods gracefully: a driver finishes its epoch."""
-    return _delete(pod for pod in pods if pod.ended_at is None)
+    return _delete_pods(pod for pod in pods if pod.ended_at is None)
 
 
 def make_room(ctx: ReconcileContext, pods: Iterable[PodObservation]) -> Iterator[Action]:
     """Deletes pods that have ended, if another one could not be created: a quota of `count/pods` counts them too."""
-    return _delete(pod for pod in pods if ctx.observed.create_refused and pod.ended_at is not None)
+    return _delete_pods(pod for pod in pods if ctx.observed.create_refused and pod.ended_at is not None)
 
 
 def delete_stuck(ctx: ReconcileContext, pods: Iterable[PodObservation]) -> Iterator[Action]:
@@ -137,17 +137,17 @@ def job_config_map(ctx: ReconcileContext, revision: JobRevision) -> Iterator[Act
         yield Create(config_map(revision))
     else:
         expected_labels = labels(ctx.observed.resource, "config", revision=revision.revision)
-        yield from _ensure(_repairable_fields(ctx, "ConfigMap", name, expected_labels), actual)
+        yield from _ensure_child(_repairable_fields(ctx, "ConfigMap", name, expected_labels), actual)
 
 
-def _ensure(expected: Manifest, actual: Manifest | None) -> Iterator[Action]:
+def _ensure_child(expected: Manifest, actual: Manifest | None) -> Iterator[Action]:
     if actual is None:
         yield Create(expected)
     elif not actual["metadata"].get("deletionTimestamp") and (patch := repair_patch(expected, actual)):
         yield patch
 
 
-def _delete(pods: Iterable[PodObservation]) -> Iterator[Action]:
+def _delete_pods(pods: Iterable[PodObservation]) -> Iterator[Action]:
     return (Delete("Pod", pod.name, pod.uid) for pod in pods if pod.deletion_time is None)
 
 
@@ -158,7 +158,7 @@ def _delete_unplanned_drivers(ctx: ReconcileContext, attempt: DriverAttempt | No
     ended = [number for number, pod in ctx.drivers.items() if pod.ended_at is not None]
     runs_well = attempt is not None and attempt.outcome is None and attempt.ready is not None
     keep = None if runs_well or ctx.observed.create_refused else max(ended, default=None)
-    yield from _delete(pod for number, pod in ctx.drivers.items() if number not in {planned_number, keep})
+    yield from _delete_pods(pod for number, pod in ctx.drivers.items() if number not in {planned_number, keep})
 
 
 def _create_driver(ctx: ReconcileContext, attempt: DriverAttempt) -> list[Action] | Fault:
@@ -196,7 +196,7 @@ def _repair_driver(ctx: ReconcileContext, attempt: DriverAttempt) -> Iterator[Ac
         expected = _repairable_fields(ctx, "Pod", name, expected_labels)
         if ctx.scale is not None and SCALE_ANNOTATION in (actual["metadata"].get("annotations") or {}):
             expected["metadata"]["annotations"] = scale_annotation(ctx.scale)
-        yield from _ensure(expected, actual)
+        yield from _ensure_child(expected, actual)
 
 
 def _repairable_fields(ctx: ReconcileContext, kind: str, name: str, expected_labels: Manifest) -> dict[str, Any]:
@@ -205,10 +205,10 @@ def _repairable_fields(ctx: ReconcileContext, kind: str, name: str, expected_lab
     return {"kind": kind, "metadata": {"name": name, "labels": expected_labels, "ownerReferences": owners}}
 
 
-def _check(ctx: ReconcileContext, status: Status) -> Iterator[Action]:
+def _check_job(ctx: ReconcileContext, status: Status) -> Iterator[Action]:
     rollout = status.rollout
     checked = ctx.names.check(rollout.revision, rollout.mode) if rollout and rollout.stage == "Checking" else None
-    yield from _delete(pod for name, pod in ctx.checks.items() if name != checked or is_check_due(ctx, pod))
+    yield from _delete_pods(pod for name, pod in ctx.checks.items() if name != checked or is_check_due(ctx, pod))
     yield from delete_stuck(ctx, ctx.checks.values())
     if rollout is None or checked is None or checked in ctx.checks:
         return

@@ -58,7 +58,7 @@ def with_conditions(ctx: ReconcileContext, status: Status, job: JobPhase) -> Sta
         *_page_aspect(ctx),
         *_pause_aspect(ctx),
     )
-    conditions = tuple(_condition(ctx, aspect) for aspect in aspects)
+    conditions = tuple(_make_condition(ctx, aspect) for aspect in aspects)
     update = {"phase": job.phase, "conditions": conditions, "observed_generation": ctx.metadata.get("generation")}
     return status.model_copy(update=update)
 
@@ -66,51 +66,53 @@ def with_conditions(ctx: ReconcileContext, status: Status, job: JobPhase) -> Sta
 def with_pause(ctx: ReconcileContext, status: Status) -> Status:
     """The status with the condition that says why the operator leaves it so."""
     old = tuple(condition for condition in status.conditions if condition.type != PAUSED)
-    added = tuple(_condition(ctx, aspect) for aspect in _pause_aspect(ctx))
+    added = tuple(_make_condition(ctx, aspect) for aspect in _pause_aspect(ctx))
     return status.model_copy(update={"conditions": (*old, *added)})
 
 
 def with_late_rows(ctx: ReconcileContext, status: Status) -> Status:
     """Add the condition that follows from the driver's figures, which the status has to have."""
     other_conditions = tuple(condition for condition in status.conditions if condition.type != LATE_ROWS)
-    return status.model_copy(update={"conditions": (*other_conditions, _condition(ctx, _late_rows_aspect(status)))})
+    return status.model_copy(
+        update={"conditions": (*other_conditions, _make_condition(ctx, _late_rows_aspect(status)))}
+    )
 
 
 def events(old: Status, new: Status) -> Iterator[Event]:
     """Yields what has changed, for people who watch the job."""
     refused = new.refused
     if refused is not None and refused != old.refused:
-        yield _event("Warning", refused.reason, f"revision {refused.revision} was rejected: {refused.message}")
+        yield _make_event("Warning", refused.reason, f"revision {refused.revision} was rejected: {refused.message}")
     if new.rollout and (old.rollout is None or old.rollout.stage != new.rollout.stage):
         message = sentence(f"revision {new.rollout.revision}, {new.rollout.image}", new.rollout.reason)
-        yield _event("Normal", f"Rollout{new.rollout.stage}", message)
+        yield _make_event("Normal", f"Rollout{new.rollout.stage}", message)
     if old.revision is not None and new.revision != old.revision:
-        yield _event("Normal", "RolledOut", f"revision {new.revision} is now current, {new.image}")
+        yield _make_event("Normal", "RolledOut", f"revision {new.revision} is now current, {new.image}")
     if _reason_of(new, "StateCompatible") == IN_MEMORY != _reason_of(old, "StateCompatible"):
-        yield _event("Warning", IN_MEMORY, _FORGETS)
+        yield _make_event("Warning", IN_MEMORY, _FORGETS)
     page_address = _condition_of(new, "PageAddress")
     if page_address is not None and _condition_of(old, "PageAddress") is None:
-        yield _event("Warning", page_address.reason, page_address.message)
+        yield _make_event("Warning", page_address.reason, page_address.message)
     paused = _condition_of(new, PAUSED)
     if paused is not None and _reason_of(old, PAUSED) != paused.reason:
-        yield _event("Normal", "Paused", paused.message)
+        yield _make_event("Normal", "Paused", paused.message)
     if paused is None and _condition_of(old, PAUSED) is not None:
-        yield _event("Normal", "Resumed", f"the annotation {PAUSE_ANNOTATION} is gone: the operator works again")
+        yield _make_event("Normal", "Resumed", f"the annotation {PAUSE_ANNOTATION} is gone: the operator works again")
     late = _condition_of(new, LATE_ROWS)
     if late is not None and late.status == "True" and _reason_of(old, LATE_ROWS) != late.reason:
-        yield _event("Warning", late.reason, late.message)
+        yield _make_event("Warning", late.reason, late.message)
     if new.scaling is not None and new.scaling != old.scaling:
-        yield _event("Normal", "Rescaled", new.scaling.reason)
+        yield _make_event("Normal", "Rescaled", new.scaling.reason)
     valid, was_valid = _condition_of(new, "Valid"), _condition_of(old, "Valid")
     warned = was_valid.message if was_valid is not None else ""
     if valid is not None and valid.status == "True" and valid.message not in {"", warned}:
-        yield _event("Warning", "DurationWithoutUnit", valid.message)
+        yield _make_event("Warning", "DurationWithoutUnit", valid.message)
     before, after = _condition_of(old, "Ready"), _condition_of(new, "Ready")
     failed = new.driver is not None and new.driver.outcome in {"Failed", "Fatal"} and new.driver != old.driver
     if after is not None and (before is None or before.reason != after.reason or failed):
         degraded = _condition_of(new, "Degraded")
         bad = degraded is not None and degraded.status == "True" and degraded.reason == after.reason
-        yield _event("Warning" if bad else "Normal", after.reason, after.message)
+        yield _make_event("Warning" if bad else "Normal", after.reason, after.message)
 
 
 def _progressing_aspect(status: Status, job: JobPhase) -> _Aspect:
@@ -215,7 +217,7 @@ def _state_compatible_aspect(ctx: ReconcileContext, status: Status) -> _Aspect:
     return _Aspect("StateCompatible", "Unknown", "NotStarted", "no driver of this revision was ready yet")
 
 
-def _condition(ctx: ReconcileContext, new: _Aspect) -> Condition:
+def _make_condition(ctx: ReconcileContext, new: _Aspect) -> Condition:
     old = _condition_of(ctx.status, new.type)
     since = old.last_transition_time if old is not None and old.status == new.status else ctx.now
     return Condition.model_validate(
@@ -224,13 +226,13 @@ def _condition(ctx: ReconcileContext, new: _Aspect) -> Condition:
             "status": new.status,
             "observed_generation": ctx.metadata.get("generation"),
             "last_transition_time": since,
-            "reason": _reason(new.reason),
+            "reason": _as_reason(new.reason),
             "message": cut(new.message, _MESSAGE),
         }
     )
 
 
-def _reason(text: str) -> str:
+def _as_reason(text: str) -> str:
     """The text in a form that Kubernetes allows as a reason: some reasons come from pods and errors."""
     word = "".join(
         character for character in text if character.isascii() and (character.isalnum() or character == "_")
@@ -247,5 +249,5 @@ def _reason_of(status: Status, type_: str) -> str | None:
     return condition.reason if condition is not None else None
 
 
-def _event(kind: str, reason: str, message: str) -> Event:
-    return Event("Warning" if kind == "Warning" else "Normal", _reason(reason), cut(message))
+def _make_event(kind: str, reason: str, message: str) -> Event:
+    return Event("Warning" if kind == "Warning" else "Normal", _as_reason(reason), cut(message))

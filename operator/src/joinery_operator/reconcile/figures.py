@@ -16,7 +16,7 @@ def with_figures(ctx: ReconcileContext, status: Status, *, alive: bool) -> Statu
     attempt = status.driver
     reported = ctx.driver_status(attempt) if attempt is not None and alive else None
     if reported is not None:
-        return status.model_copy(update=_figures(reported, ctx.now))
+        return status.model_copy(update=_figure_fields(reported, ctx.now))
     if alive:
         return status
     # Totals stay. Rates and lags mean nothing for a job that does not run.
@@ -64,10 +64,10 @@ _FIGURES = (
 )
 
 
-def _figures(reported: DriverStatus, now: datetime) -> dict[str, object]:
-    inputs = tuple(_input(input_status, now) for input_status in reported.inputs[:_INPUTS])
+def _figure_fields(reported: DriverStatus, now: datetime) -> dict[str, object]:
+    inputs = tuple(_input_figures(input_status, now) for input_status in reported.inputs[:_INPUTS])
     watermarks = [
-        _utc(input_status.watermark)
+        _as_utc(input_status.watermark)
         for input_status in reported.inputs
         if input_status.watermark and not input_status.ended
     ]
@@ -98,9 +98,9 @@ def _figures(reported: DriverStatus, now: datetime) -> dict[str, object]:
     }
 
 
-def _input(input_status: InputStatus, now: datetime) -> InputStatus:
+def _input_figures(input_status: InputStatus, now: datetime) -> InputStatus:
     delay = (
-        delay_text(now - _utc(input_status.watermark))
+        delay_text(now - _as_utc(input_status.watermark))
         if input_status.watermark is not None and not input_status.ended
         else None
     )
@@ -120,5 +120,5 @@ def delay_text(delay: timedelta) -> str:
     return f"{hours}h{minutes}m" if minutes and hours < 24 else f"{hours}h"
 
 
-def _utc(moment: datetime) -> datetime:
+def _as_utc(moment: datetime) -> datetime:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -34,13 +34,13 @@ def state_place_text(spec: JobSpec) -> str:
     if store is None:
         return spec.state_store.kind
     secret = store.dsn_secret_ref
-    database = f"dsnSecretRef {secret.name}/{secret.key}" if secret else _database(store.dsn or "")
+    database = f"dsnSecretRef {secret.name}/{secret.key}" if secret else _database_identity(store.dsn or "")
     text = f"schema {store.schema_name} of {database}"
     # Two long places must not become one.
     return text if len(text) <= _LONGEST else f"{cut(text, _LONGEST)} ({digest_of(text)})"
 
 
-def _database(dsn: str) -> str:
+def _database_identity(dsn: str) -> str:
     """The parts of a libpq dsn that say which database it is. A dsn in no known form may hold its password anywhere, so
     a digest stands for it."""
     if url := _URL.fullmatch(dsn):
@@ -63,23 +63,23 @@ def _identifying_fields(fields: Mapping[str, str], *, named: bool = False) -> It
 
 def names_new_system(new: Job, old: Job, system: str) -> bool:
     """Whether `new` names a system of this kind (`Waiting.system`), or a way in, that `old` does not."""
-    old_addresses = list(_addresses(old, system))
-    return any(address is not None and address not in old_addresses for address in _addresses(new, system))
+    old_addresses = list(_list_addresses(old, system))
+    return any(address is not None and address not in old_addresses for address in _list_addresses(new, system))
 
 
-def _addresses(job: Job, system: str) -> Iterator[object]:
+def _list_addresses(job: Job, system: str) -> Iterator[object]:
     match system:
         case "store":
             yield state_place(job.spec)
         case "input":
             for input_spec in job.inputs:
-                yield from (_brokers(input_spec.kafka), input_spec.schema_registry)
+                yield from (_broker_list(input_spec.kafka), input_spec.schema_registry)
         case _:
             for output in job.outputs:
-                yield from (_brokers(output.kafka), output.schema_registry)
+                yield from (_broker_list(output.kafka), output.schema_registry)
                 yield from (output.postgres, output.file, output.iceberg, output.delta)
-            yield _brokers(job.dead_letter_kafka)
+            yield _broker_list(job.dead_letter_kafka)
 
 
-def _brokers(kafka: KafkaInput | KafkaOutput | DeadLetterKafka | None) -> object:
+def _broker_list(kafka: KafkaInput | KafkaOutput | DeadLetterKafka | None) -> object:
     return None if kafka is None else (kafka.bootstrap_servers, kafka.properties, kafka.properties_secret_ref)

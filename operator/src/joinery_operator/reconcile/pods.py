@@ -73,17 +73,17 @@ class PodObservation:
 
 def observe_pod(pod: Manifest) -> PodObservation:
     metadata, status = pod["metadata"], pod.get("status") or {}
-    main_status = _main(status)
-    main = _termination(main_status)
-    terminations = _terminations(status, main)
+    main_status = _main_status(status)
+    main = _termination_of(main_status)
+    terminations = _explaining_terminations(status, main)
     reported = next((text for termination in terminations if (text := (termination.get("message") or "").strip())), "")
-    ending = _parse(Ending, reported)
-    created = _time(metadata["creationTimestamp"])
+    ending = _parse_model(Ending, reported)
+    created = _parse_time(metadata["creationTimestamp"])
     return PodObservation(
         name=metadata["name"],
         uid=metadata["uid"],
         created_at=created,
-        deletion_time=_time(metadata["deletionTimestamp"]) if metadata.get("deletionTimestamp") else None,
+        deletion_time=_parse_time(metadata["deletionTimestamp"]) if metadata.get("deletionTimestamp") else None,
         ended_at=_ended_at(status, main, created),
         ready=_condition_of(status, "Ready") is not None,
         not_ready_since=_condition_time(status, "Ready", "False") or created,
@@ -93,32 +93,32 @@ def observe_pod(pod: Manifest) -> PodObservation:
         steps=_count_steps(status),
         disruption=_disruption_fault(status),
         ending=ending,
-        check_result=_parse(StateCheck, reported),
-        savepoint=_parse(SavepointResult, reported),
+        check_result=_parse_model(StateCheck, reported),
+        savepoint=_parse_model(SavepointResult, reported),
         succeeded=status.get("phase") == "Succeeded" or (main is not None and main.get("exitCode") == 0),
         end_reason=_end_reason(status, terminations, ending),
         end_message=_end_message(status, terminations, ending, reported),
-        fault=_fault(status),
+        fault=_find_fault(status),
     )
 
 
-def _time(text: str) -> datetime:
+def _parse_time(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
-def _parse(model: Any, text: str) -> Any:
+def _parse_model(model: Any, text: str) -> Any:
     try:
         return model.model_validate_json(text)
     except ValidationError:
         return None
 
 
-def _containers(status: Manifest) -> Iterator[Manifest]:
+def _container_statuses(status: Manifest) -> Iterator[Manifest]:
     yield from status.get("initContainerStatuses") or ()
     yield from status.get("containerStatuses") or ()
 
 
-def _main(status: Manifest) -> Manifest:
+def _main_status(status: Manifest) -> Manifest:
     main_containers = (
         container for container in status.get("containerStatuses") or () if container.get("name") == MAIN_CONTAINER
     )
@@ -130,13 +130,13 @@ def _count_steps(status: Manifest) -> int:
     steps = sum(
         _condition_time(status, condition) is not None for condition in ("PodScheduled", "Initialized", "Ready")
     )
-    for container in _containers(status):
-        ended = _termination(container)
+    for container in _container_statuses(status):
+        ended = _termination_of(container)
         steps += (ended is not None or _is_running(container)) + (ended is not None and ended.get("exitCode") == 0)
     return steps
 
 
-def _termination(container: Manifest) -> Mapping[str, Any] | None:
+def _termination_of(container: Manifest) -> Mapping[str, Any] | None:
     return (container.get("state") or {}).get("terminated")
 
 
@@ -144,11 +144,11 @@ def _is_running(container: Manifest) -> bool:
     return (container.get("state") or {}).get("running") is not None
 
 
-def _terminations(status: Manifest, main: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+def _explaining_terminations(status: Manifest, main: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     """The ends of containers that explain the pod's end. Containers beside ours do not matter."""
     if main is not None:
         return [main]
-    first = [_termination(container) for container in status.get("initContainerStatuses") or ()]
+    first = [_termination_of(container) for container in status.get("initContainerStatuses") or ()]
     return [termination for termination in first if termination is not None and termination.get("exitCode") != 0]
 
 
@@ -160,12 +160,12 @@ def _ended_at(status: Manifest, main: Mapping[str, Any] | None, created: datetim
         return None
     times = [
         termination["finishedAt"]
-        for termination in map(_termination, _containers(status))
+        for termination in map(_termination_of, _container_statuses(status))
         if termination and termination.get("finishedAt")
     ]
     if main is not None and main.get("finishedAt"):
         times = [main["finishedAt"]]
-    return max((_time(text) for text in times), default=created)
+    return max((_parse_time(text) for text in times), default=created)
 
 
 def _condition_of(status: Manifest, condition: str, value: str = "True") -> Manifest | None:
@@ -177,7 +177,7 @@ def _condition_of(status: Manifest, condition: str, value: str = "True") -> Mani
 
 def _condition_time(status: Manifest, condition: str, value: str = "True") -> datetime | None:
     since = (_condition_of(status, condition, value) or {}).get("lastTransitionTime")
-    return _time(since) if since else None
+    return _parse_time(since) if since else None
 
 
 def _disruption_fault(status: Manifest) -> Fault | None:
@@ -219,8 +219,8 @@ def _end_message(status: Manifest, terminations: list[Mapping[str, Any]], ending
     return cut(sentence(*exits[:1], status.get("reason") or "", status.get("message") or "", reported))
 
 
-def _fault(status: Manifest) -> Fault | None:
-    for container in _containers(status):
+def _find_fault(status: Manifest) -> Fault | None:
+    for container in _container_statuses(status):
         waiting = (container.get("state") or {}).get("waiting") or {}
         reason, message = waiting.get("reason") or "", waiting.get("message") or ""
         if reason in _PULLING:
@@ -235,7 +235,7 @@ def _fault(status: Manifest) -> Fault | None:
 
 def _waiting_for(status: Manifest) -> str:
     """What the pod waits for: the first container that waits, else the init container that runs, else the driver."""
-    for container in _containers(status):
+    for container in _container_statuses(status):
         waiting = (container.get("state") or {}).get("waiting")
         if waiting is not None:
             words = sentence(waiting.get("reason") or "", waiting.get("message") or "")
@@ -243,4 +243,4 @@ def _waiting_for(status: Manifest) -> str:
     for container in status.get("initContainerStatuses") or ():
         if _is_running(container):
             return f"container {container.get('name', '?')} runs first"
-    return "the driver runs and is not ready" if _is_running(_main(status)) else "no container of it was started"
+    return "the driver runs and is not ready" if _is_running(_main_status(status)) else "no container of it was started"
