@@ -35,17 +35,15 @@ from joinery_runtime.inspect.stored_state import NextEpoch, record_of
 from joinery_runtime.inspect.why_outcomes import (
     LATER_RULES,
     RULES,
-    InitialState,
-    JoinedRows,
     RecordOutcome,
     RecordOutcomes,
     WaitingRows,
     epoch_times_of,
     horizons_of,
     rule_of,
-    still_there,
 )
 from joinery_runtime.inspect.why_records import ChosenRecords, FoundRecord, Gathering, RecordPosition, keys_by_input
+from joinery_runtime.inspect.why_rows import InitialState, JoinedRows, still_there
 from joinery_runtime.job import Job, StreamJoin, format_time, time_value
 from joinery_runtime.job.model.wording import agreeing, counted
 from joinery_runtime.state.store import StateReader

@@ -5,7 +5,7 @@ input came nearest to meeting it. Each kind of step answers by its own rules (`S
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from joinery_runtime.core.pipeline import times
 from joinery_runtime.core.pipeline.expression import ColumnRef
 from joinery_runtime.core.pipeline.prepare import DecodedRecords, prepare
 from joinery_runtime.core.pipeline.retention import AcceptedRow
-from joinery_runtime.core.pipeline.sides import FLAGS, LEFT, RIGHT, SideSpec, stored_rows
+from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SideSpec
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
 from joinery_runtime.core.pipeline.step import Horizons
 from joinery_runtime.core.table.columns import (
@@ -27,21 +27,16 @@ from joinery_runtime.core.table.columns import (
     OFFSET,
     PARTITION,
     TS,
-    UNAVAILABLE,
-    split_partition,
 )
-from joinery_runtime.core.table.segment import Run, SegmentMeta
-from joinery_runtime.engine.job_state import stored_floors
-from joinery_runtime.engine.plan import EpochPlan, InputState, input_states
+from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.worker import InputAccess
 from joinery_runtime.formats.batch import PartitionRef, RawBatch
 from joinery_runtime.inspect.kinds.base import ALONE, EpochTimes, JoinDescription, Span, description_of
-from joinery_runtime.inspect.replay import StoredState
 from joinery_runtime.inspect.why_records import FoundRecord, RecordPosition
+from joinery_runtime.inspect.why_rows import InitialState, JoinedRows, MatchableRows
 from joinery_runtime.job import format_time
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.wording import agreeing, counted
-from joinery_runtime.state.live_segments import decode_run
 
 LATER_RULES = {"late": "t10", "expired": "a2", "closed": "s2"}
 """The rules in docs/semantics.md behind the reasons that other records, or the state, decide. T10 says for each kind of
@@ -163,116 +158,6 @@ class RecordOutcome:
             yield self.no_nearest_reason
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """The rows of an input that can match, with the epoch (int64[n]) and the place of each; or rows that the step
-    before has made, which have no places."""
-
-    batch: pa.RecordBatch
-    epochs: np.ndarray
-    positions: Sequence[RecordPosition] = ()
-
-    def at(self, position: RecordPosition) -> int | None:
-        return self.positions.index(position) if position in self.positions else None
-
-    def __len__(self) -> int:
-        return len(self.epochs)
-
-
-@dataclass(slots=True)
-class JoinedRows:
-    """Rows of the key that a step was handed by the one before it, and has kept. `hashes` are those of the key, by
-    step; a step that joins on time only has all of its rows here."""
-
-    pipeline: Pipeline
-    hashes: Mapping[int, int]
-    _batches: dict[str, list[tuple[int, pa.RecordBatch]]] = field(default_factory=dict)  # by part, with their epochs
-    _seen: set[str] = field(default_factory=set)
-
-    def note(self, segments: Callable[[Callable[[SegmentMeta], bool]], Sequence[tuple[SegmentMeta, Run]]]) -> None:
-        """Those of the segments that are new."""
-        for meta, run in segments(self._is_new_of_key):
-            self._seen.add(meta.key)
-            step, side = self.pipeline.side(meta.part)
-            rows = stored_rows(step.sides[side], run.batch)
-            if not step.broadcast:
-                rows = rows.filter(pa.array(run.hash == np.uint64(self.hashes[step.number])))
-            self._batches.setdefault(meta.part, []).append((meta.epoch, rows))
-
-    def _is_new_of_key(self, meta: SegmentMeta) -> bool:
-        if meta.key in self._seen or meta.part.endswith(FLAGS):
-            return False
-        step, side = self.pipeline.side(meta.part)
-        of_key = step.number in self.hashes and meta.hash_min <= self.hashes[step.number] <= meta.hash_max
-        return len(step.sides) > 1 and step.sides[side].intake.chained and (step.broadcast or of_key)
-
-    def rows(self, part: str) -> _Rows | None:
-        batches = [(epoch, rows) for epoch, rows in self._batches.get(part, ()) if len(rows)]
-        if not batches:
-            return None
-        (batch,) = pa.Table.from_batches([rows for _, rows in batches]).combine_chunks().to_batches()
-        return _Rows(batch, np.repeat([epoch for epoch, _ in batches], [len(rows) for _, rows in batches]))
-
-
-@dataclass(frozen=True, slots=True)
-class InitialState:
-    """The state with which the first of the epochs began; `stored` None: it was empty."""
-
-    pipeline: Pipeline
-    stored: StoredState | None
-
-    def rows(self, name: str) -> Iterator[tuple[pa.RecordBatch, list[RecordPosition]]]:
-        """Yields the rows of an input in that state, as `prepare` makes them, with their places."""
-        spec = self.pipeline.input(name)
-        step = self.pipeline.steps[spec.step]
-        side = step.sides[spec.side]
-        if self.stored is None or side.state is not None:
-            return
-        record = self.stored.record
-        state = input_states([name], record)[name]
-        floor = stored_floors(record).get(side.part)
-        for meta in record.segments:
-            if meta.part == side.part:
-                rows = stored_rows(side, decode_run(meta, self.stored.blobs[meta.key]).batch)
-                rows = still_there(step, spec.side, rows, floor)
-                schema = side.intake.prepared_schema()
-                columns = [
-                    pa.repeat(pa.scalar(True), len(rows))
-                    if column.name == JOINABLE
-                    else pa.nulls(len(rows), column.type)
-                    if column.name == UNAVAILABLE
-                    else rows.column(column.name)
-                    for column in schema
-                ]
-                positions = zip(rows.column(PARTITION).to_pylist(), rows.column(OFFSET).to_pylist(), strict=True)
-                yield (
-                    pa.record_batch(columns, schema=schema),
-                    [
-                        RecordPosition(_partition_of_row(name, numbered, offset, state), offset)
-                        for numbered, offset in positions
-                    ],
-                )
-
-
-def still_there(step: StepSpec, side: int, rows: pa.RecordBatch, floor: int | None) -> pa.RecordBatch:
-    """The rows of a segment that are still kept when its part of the state is closed up to `floor`."""
-    since = None if floor is None else step.kind.retention[side].keep_from(floor)
-    return rows if since is None else rows.filter(pa.array(rows.column(TS).to_numpy() >= since))
-
-
-def _partition_of_row(name: str, numbered: int, offset: int, state: InputState) -> PartitionRef:
-    """The partition of a stored row, which says its topic by number. Several topics may have number 0, which rows of
-    earlier releases have: names all topics from which the row may be."""
-    topic_number, partition = split_partition(numbered)
-    numbers = state.topic_numbers.by_topic
-    topics = {
-        ref.topic
-        for ref, end in state.positions.items()
-        if ref.partition == partition and offset < end and (not topic_number or numbers.get(ref.topic) == topic_number)
-    }
-    return PartitionRef(name, " or ".join(sorted(topics)) or name, partition)
-
-
 class RecordOutcomes:
     """Works out what became of records. `batches` are the records that may have met each other, with their epochs;
     `epoch_times` is that of the epoch after the last plan. `dropped` says which records were not taken, `before` what
@@ -294,7 +179,7 @@ class RecordOutcomes:
         self._pipeline, self._plans, self._epoch_times, self._dropped = pipeline, plans, epoch_times, dropped
         self._before, self._spans, self._joined = before, spans, joined
         self._decoders, self._batches = decoders, batches
-        self._read: dict[str, _Rows | None] = {}
+        self._read: dict[str, MatchableRows | None] = {}
 
     def of(self, record: FoundRecord) -> RecordOutcome | None:
         """The outcome of a record; None if the record is not a row that can match, which is never kept."""
@@ -394,7 +279,7 @@ class RecordOutcomes:
             words = f"the next epoch: {words}"
         return RetentionReport(None, words, step.kind.retention[side].rule)
 
-    def _of_key(self, step: StepSpec, own: Selection) -> Sequence[tuple[int, _Rows, np.ndarray]]:
+    def _of_key(self, step: StepSpec, own: Selection) -> Sequence[tuple[int, MatchableRows, np.ndarray]]:
         """For each input that the step reads itself: its side, its rows, and which of them have the row's key and were
         taken. Empty for a join on time only, where all rows have the same key: such a step looks at each row alone."""
         accepted_rows = []
@@ -405,11 +290,11 @@ class RecordOutcomes:
                 accepted_rows.append((other, rows, of_key[self._taken_in(rows, of_key)]))
         return accepted_rows
 
-    def _taken_in(self, rows: _Rows, numbers: np.ndarray) -> np.ndarray:
+    def _taken_in(self, rows: MatchableRows, numbers: np.ndarray) -> np.ndarray:
         """Returns bool[n]: which of these rows were not dropped."""
         return np.array([self._drop_reason(rows, at) is None for at in numbers.tolist()], dtype=bool)
 
-    def _drop_reason(self, rows: _Rows, at: int) -> str | None:
+    def _drop_reason(self, rows: MatchableRows, at: int) -> str | None:
         return self._dropped(rows.positions[at], int(rows.epochs[at])) if rows.positions else None
 
     # --- the other side -----------------------------------------------------------------------------------------------
@@ -456,7 +341,7 @@ class RecordOutcomes:
         self,
         description: JoinDescription[Join],
         side: int,
-        rows: _Rows,
+        rows: MatchableRows,
         at: int,
         epoch: int,
         retention: RetentionReport,
@@ -497,7 +382,7 @@ class RecordOutcomes:
             return "they meet; the later steps have emitted nothing of it so far", rule
         return "within reach; no row of the two was emitted so far", rule
 
-    def _joined_of(self, side: SideSpec, rows: _Rows, at: int) -> RecordPosition | None:
+    def _joined_of(self, side: SideSpec, rows: MatchableRows, at: int) -> RecordPosition | None:
         """The record of a joined row whose time the bound counts from: of those of that time, the one that has most of
         the row's columns. None: it was read before the first of the plans."""
         records = self._rows_of_input(side.time)
@@ -515,12 +400,12 @@ class RecordOutcomes:
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
-    def _rows_of_input(self, name: str) -> _Rows | None:
+    def _rows_of_input(self, name: str) -> MatchableRows | None:
         if name not in self._read:
             self._read[name] = self._prepare_rows(name)
         return self._read[name]
 
-    def _prepare_rows(self, name: str) -> _Rows | None:
+    def _prepare_rows(self, name: str) -> MatchableRows | None:
         intake, decoder = self._pipeline.intake(name), self._decoders.decoder(name, 0)
         batches, epochs, positions = list[pa.RecordBatch](), list[int](), list[RecordPosition]()
         plans = {plan.epoch: plan for plan in self._plans}
@@ -544,17 +429,19 @@ class RecordOutcomes:
         if not positions:
             return None
         (batch,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
-        return _Rows(batch, np.array(epochs), positions)
+        return MatchableRows(batch, np.array(epochs), positions)
 
 
-def _numbers_of_key(step: StepSpec, own: Selection, rows: _Rows) -> np.ndarray:
+def _numbers_of_key(step: StepSpec, own: Selection, rows: MatchableRows) -> np.ndarray:
     """The numbers of the rows that have the key of the one row `own`; without keys, of all rows."""
     if step.broadcast:
         return np.arange(len(rows))
     return np.flatnonzero(rows.batch.column(HASH).to_numpy() == own.numbers(HASH)[0])
 
 
-def _accepted_row(side: int, own: Selection, near: Sequence[tuple[int, _Rows, np.ndarray]], before: int) -> AcceptedRow:
+def _accepted_row(
+    side: int, own: Selection, near: Sequence[tuple[int, MatchableRows, np.ndarray]], before: int
+) -> AcceptedRow:
     """The row, together with the rows of its key that had arrived before an epoch."""
     (ts,) = own.numbers(TS).tolist()
     own_version, times, newer = _version_order(own)[0], [np.array([ts])], list[int]()
