@@ -8,9 +8,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from joinery_devkit.environment import GET_JAVA, java_command
+from joinery_devkit.environment import java_command, java_compiler
 from joinery_devkit.jars import class_path
-from joinery_runtime.errors import EnvironmentProblem
 
 LOG4J_BINDING = "org.apache.logging.log4j:log4j-slf4j-impl:2.25.3"
 _SOURCES = Path(__file__).parent / "java"
@@ -30,12 +29,10 @@ def _compiled(program: str, jars: Path) -> Path:
     key = hashlib.sha256(source.read_bytes() + str(jars).encode()).hexdigest()[:12]
     folder = _CACHE / f"{program}-{key}"
     if not folder.is_dir():
-        javac = Path(java_command()).resolve().with_name("javac")
-        if not javac.exists():
-            raise EnvironmentProblem("Java has no compiler", facts=f"{javac} does not exist", todo=GET_JAVA)
+        compiler = java_compiler()
         _CACHE.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=_CACHE) as work:
             built = Path(work) / "classes"
-            subprocess.run([str(javac), "-d", str(built), "-cp", class_path(jars), str(source)], check=True)
+            subprocess.run([compiler, "-d", str(built), "-cp", class_path(jars), str(source)], check=True)
             built.rename(folder)
     return folder

@@ -14,9 +14,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from joinery_runtime.disk import explain_full_disk
 from joinery_runtime.engine.cache import SegmentCache
-from joinery_runtime.errors import NoRoom
+from joinery_runtime.errors import NoRoom, explain_full_disk
 from joinery_runtime.state.memory import MemoryStore
 
 JOB = """\

@@ -49,6 +49,14 @@ def java_command() -> str:
     return java
 
 
+def java_compiler() -> str:
+    """The path of the `javac` beside that `java`."""
+    compiler = Path(java_command()).resolve().with_name("javac")
+    if not compiler.exists():
+        raise EnvironmentProblem("Java has no compiler", facts=f"{compiler} does not exist", todo=GET_JAVA)
+    return str(compiler)
+
+
 def _find_java() -> str:
     home = os.environ.get("JAVA_HOME")
     if home:

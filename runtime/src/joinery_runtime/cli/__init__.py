@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 
-from joinery_runtime.garbage import collect_rarely
+from joinery_runtime.hosts.garbage import collect_rarely
 
 __all__ = ["main"]
 

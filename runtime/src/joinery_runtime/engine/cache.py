@@ -23,7 +23,7 @@ from joinery_runtime.core.table.blob import from_blob
 from joinery_runtime.core.table.columns import HASH
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash
 from joinery_runtime.core.table.segment import Run, SegmentMeta, decode
-from joinery_runtime.disk import explain_full_disk
+from joinery_runtime.errors import explain_full_disk
 from joinery_runtime.state.decisions import by_bytes, damaged_segment
 from joinery_runtime.state.store import SegmentReader
 

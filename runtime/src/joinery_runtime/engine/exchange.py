@@ -22,9 +22,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from joinery_runtime.core.table.segment import concat, decode, encode
-from joinery_runtime.disk import explain_full_disk
 from joinery_runtime.engine.messages import EpochWork
 from joinery_runtime.engine.worker import RowBlock, Sent
+from joinery_runtime.errors import explain_full_disk
 
 PACKED_BYTES = 16 << 20
 """Rows that wait to be packed, of all receivers together."""

@@ -25,8 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from joinery_runtime.disk import explain_full_disk, is_full, temporary_folder
-from joinery_runtime.errors import SourceError
+from joinery_runtime.errors import SourceError, explain_full_disk, is_full, temporary_folder
 
 Bytes = npt.NDArray[np.uint8]
 MOST_FILES = 10_000  # of one input: each is a partition in its plans

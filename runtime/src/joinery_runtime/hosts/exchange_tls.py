@@ -21,8 +21,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from joinery_runtime.disk import explain_full_disk
-from joinery_runtime.errors import EnvironmentProblem
+from joinery_runtime.errors import EnvironmentProblem, explain_full_disk
 from joinery_runtime.hosts.exchange_key import KeyFiles, write_key
 from joinery_runtime.hosts.scratch import scratch_folder
 from joinery_runtime.hosts.spark_security import (

@@ -18,8 +18,7 @@ from typing import TypeVar
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from joinery_runtime.disk import explain_full_disk
-from joinery_runtime.errors import EnvironmentProblem, JobError
+from joinery_runtime.errors import EnvironmentProblem, JobError, explain_full_disk
 from joinery_runtime.hosts.scratch import scratch_folder
 from joinery_runtime.hosts.secrets import KafkaClient, SpecPath, with_clients
 from joinery_runtime.job import Job, PostgresOutput, PostgresStoreSpec, load_own_job

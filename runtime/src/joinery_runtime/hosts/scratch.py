@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from joinery_runtime.disk import explain_full_disk, temporary_folder
+from joinery_runtime.errors import explain_full_disk, temporary_folder
 
 _OWNER = "owner"  # a file that the process of a folder has locked; the lock ends with the process
 

@@ -17,8 +17,7 @@ from multiprocessing.managers import BaseManager
 from pathlib import Path
 from typing import Any, cast
 
-from joinery_runtime.disk import explain_full_disk
-from joinery_runtime.errors import EnvironmentProblem, JobError, Problem
+from joinery_runtime.errors import EnvironmentProblem, JobError, Problem, explain_full_disk
 from joinery_runtime.hosts.scratch import scratch_folder
 from joinery_runtime.hosts.spark_security import LOOPBACK, is_on_this_machine
 from joinery_runtime.job import Job

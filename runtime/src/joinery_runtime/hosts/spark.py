@@ -31,10 +31,9 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import RDD, SparkConf, SparkContext
 from pyspark.errors import PySparkException
 
-from joinery_runtime.disk import is_full, no_room, says_full
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary, TaskFailure
 from joinery_runtime.engine.tasks import MAX_THREADS, WorkerProcesses, deal_ranges, outcome, ranges_by_peer
-from joinery_runtime.errors import EnvironmentProblem, JoineryError
+from joinery_runtime.errors import EnvironmentProblem, JoineryError, is_full, no_room, says_full
 from joinery_runtime.hosts.exchange_tls import encryption_warnings, exchange_todo, keep_from_tasks, tls_settings
 from joinery_runtime.hosts.executors import ActiveExecutors
 from joinery_runtime.hosts.java_process import JavaStart, end_new_java, image_archive, java_options

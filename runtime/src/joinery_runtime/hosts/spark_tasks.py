@@ -35,7 +35,7 @@ from joinery_runtime.engine.tasks import (
 )
 from joinery_runtime.engine.worker import Sent
 from joinery_runtime.errors import JoineryError, Superseded
-from joinery_runtime.garbage import collect_rarely
+from joinery_runtime.hosts.garbage import collect_rarely
 
 WorkerFactory = Callable[[Path], TaskWorker]
 Carried = tuple[int, Parcel | LocalParcel | Sent | TaskFailure]  # the receiving peer, and what it gets

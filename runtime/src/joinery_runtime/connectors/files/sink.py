@@ -33,8 +33,7 @@ from joinery_runtime.connectors.sink import (
     RecoveryContext,
     life_of,
 )
-from joinery_runtime.disk import is_full
-from joinery_runtime.errors import OutputUnavailable, SinkError
+from joinery_runtime.errors import OutputUnavailable, SinkError, is_full
 from joinery_runtime.formats.json.encode import PLAIN, JsonStyle, json_lines, rows_to_json
 from joinery_runtime.job.model.outputs import FileFormat
 from joinery_runtime.job.model.wording import counted

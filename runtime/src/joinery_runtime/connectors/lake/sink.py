@@ -24,8 +24,7 @@ import stamina
 
 from joinery_runtime.connectors.files.sink import MAKE_ROOM, write_parquet
 from joinery_runtime.connectors.sink import Attempt, AttemptRows, NamesNoStore, Receipt, RecoveryContext, life_of
-from joinery_runtime.disk import is_full
-from joinery_runtime.errors import OutputUnavailable, SinkError
+from joinery_runtime.errors import OutputUnavailable, SinkError, is_full
 from joinery_runtime.job.model.wording import counted
 
 Opened = TypeVar("Opened")
