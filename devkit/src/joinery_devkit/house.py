@@ -65,13 +65,14 @@ class Figures(NamedTuple):
 
 
 BUDGETS: Mapping[str, Mapping[str, float]] = {
-    "runtime": {"vague": 2, "used_once": 34.5, "one_word": 55.8, "short_files": 83},
-    "operator": {"vague": 2, "used_once": 38, "one_word": 44.6, "short_files": 10},
+    "runtime": {"vague": 2, "used_once": 34, "one_word": 43, "short_files": 82},
+    "operator": {"vague": 2, "used_once": 37.6, "one_word": 36, "short_files": 10},
     "devkit": {"vague": 2},
     "bench": {"vague": 2},
 }
 """The highest figure allowed for each distribution. Until 2026-11-28 a private name counted over all files, which hid
-helpers of one name in several files: 25.2 % and 34 % were 34.2 % and 37.7 %."""
+helpers of one name in several files: 25.2 % and 34 % were 34.2 % and 37.7 %. Counted like this, psycopg has 20.5 % used
+once and 41 % of one word, sqlglot 30.5 and 14, pydantic 29.6 and 18, kopf 33.1 and 47."""
 WORD_BUDGETS: Mapping[str, int] = {
     "anew": 6,
     "away (not available)": 0,
