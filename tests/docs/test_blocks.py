@@ -252,7 +252,8 @@ CHOICES["orders"] = ORDERS["schema"][:-1]
 
 
 def check_sql(sql: str, place: str) -> None:
-    names = re.findall(r"\b(?:FROM|JOIN) (\w+)", sql)
+    of_queries = re.findall(r"\b(\w+) AS \(SELECT", sql)
+    names = [name for name in re.findall(r"\b(?:FROM|JOIN) (\w+)", sql) if name not in of_queries]
     inputs = [with_event_time({"name": name, "schema": [*CHOICES[name], TS]}) for name in names]
     for each in inputs:
         if each["name"] == "rates":
