@@ -34,7 +34,7 @@ import sys
 from joinery_runtime.cli import main
 for path in sys.argv[1:]:
     try:
-        main(["run", path])
+        main(["run", path, "--py-files", "modules/order_numbers.py"])
     except SystemExit as end:
         if end.code:
             raise
@@ -46,6 +46,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the examples, after all of them have run."""
     folder = tmp_path_factory.mktemp("examples")
     shutil.copytree(FOLDER / "data", folder / "data")
+    shutil.copytree(FOLDER / "modules", folder / "modules")
     for name in NAMES:
         # How many shards there are changes nothing but the time that a few rows take.
         (folder / f"{name}.yaml").write_text((FOLDER / f"{name}.yaml").read_text() + "  shards: 2\n")

@@ -82,6 +82,7 @@ LOADER_ONLY = (
     *("is none; leave it out", "is for a job of one step", "is for one key column", "(orders.amount) are not known"),
     *("is for coPartitioned: true", "is for topics alone", "a join of type anti", "'payments' has no time any more"),
     *("a version of 'rates' may be older", "is not there any more", "there is no function LOWR", "(rule J12)"),
+    *("is a function of SQL already", "is a column of 'orders' already"),
     *("has a column without its input", "is also the name of a column"),
 )
 

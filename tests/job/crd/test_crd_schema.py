@@ -202,8 +202,9 @@ def test_lists_that_are_maps():
     )
     status = {".status.conditions", ".status.inputs"}
     of_aggregate = {".spec.aggregate.compute", ".spec.aggregate.aggregates"}
-    assert of_joins == {".spec.inputs", ".spec.inputs[].schema", *of_aggregate, *status}
-    assert of_sessions == {".spec.input.schema", ".spec.compute", ".spec.aggregates", *status}
+    shared = {".spec.functions", *status}
+    assert of_joins == {".spec.inputs", ".spec.inputs[].schema", *of_aggregate, *shared}
+    assert of_sessions == {".spec.input.schema", ".spec.compute", ".spec.aggregates", *shared}
 
 
 def test_a_list_that_is_a_set_holds_text():

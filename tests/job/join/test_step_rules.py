@@ -41,6 +41,7 @@ TOPICS = [
 ]
 
 
+RISK = {"name": "risk", "python": "a.b:c", "returns": "double"}
 GOOD_STEPS: list[tuple[list[Any], dict[str, Any]]] = [
     *[([step(type=kind)], {}) for kind in ("inner", "left", "right", "full", "semi", "anti")],
     ([step(interval={"of": "orders", "lower": "5ms", "upper": "5ms"})], {}),
@@ -70,6 +71,10 @@ GOOD_STEPS: list[tuple[list[Any], dict[str, Any]]] = [
     ([step(keys={"lower(orders.id)": "payments.order_id || ''"})], {}),
     ([step(), step("items", keys={'CAST(orders."id" AS BIGINT)': "items.n % 10"})], {}),
     ([as_of(keys={"upper(orders.currency)": "rates.currency"})], {}),
+    (
+        [step(where="Risk(orders.amount) > 1")],
+        {"functions": [{"name": "risk", "python": "a.b:c", "returns": "double"}]},
+    ),
 ]
 
 
@@ -206,6 +211,25 @@ BAD_STEPS: list[tuple[list[Any], dict[str, Any], str, str]] = [
         {"inputs": [stream("orders", "id", "LOWER(id)"), PAYMENTS]},
         'joins[0].keys["lower(orders.id)"]',
         "is also the name of a column of 'orders'; rename the column",
+    ),
+    # functions of the job
+    (
+        [step()],
+        {"functions": [{"name": "risk", "python": "a.b", "returns": "double"}]},
+        "functions[0].python",
+        "'a.b' names no function; write package.module:function",
+    ),
+    (
+        [step()],
+        {"functions": [{"name": "sqrt", "python": "a:b", "returns": "double"}]},
+        "functions[0].name",
+        "'sqrt' is a function of SQL already (docs/functions.md)",
+    ),
+    (
+        [step()],
+        {"functions": [{"name": "Currency", "python": "a:b", "returns": "double"}]},
+        "functions[0].name",
+        "'Currency' is a column of 'orders' already",
     ),
     # co-partitioned
     ([step(coPartitioned=True)], {}, "joins[0].coPartitioned", "'orders' is none; leave it out"),

@@ -16,7 +16,20 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from joinery_runtime.cli.common import AsJson, JobFile, Switch, answer, checked, load, loaded, say, stored_by, with_line
+from joinery_runtime.cli.common import (
+    AsJson,
+    JobFile,
+    PyFiles,
+    Switch,
+    answer,
+    checked,
+    imported_files,
+    load,
+    loaded,
+    say,
+    stored_by,
+    with_line,
+)
 from joinery_runtime.cli.ending import Stopped, sigterm_stops, writing_ending
 from joinery_runtime.cli.state_commands import state
 from joinery_runtime.errors import EnvironmentProblem, JobError, JoineryError, Problem
@@ -100,6 +113,7 @@ def run(
     status_port: Annotated[int | None, Parameter(validator=Number(gte=0, lte=65535))] = None,
     status_host: Annotated[str, Parameter(env_var="JOINERY_STATUS_HOST")] = "127.0.0.1",
     stalled_after: str = "15m",
+    py_files: PyFiles = (),
 ) -> str:
     """Run the job until all inputs have ended, or until SIGTERM or Ctrl-C (after the running epoch).
 
@@ -119,6 +133,9 @@ def run(
         Address of that port; 0.0.0.0: all interfaces. Whoever can reach it can read the status.
     stalled_after
         /healthz answers 503 after this long without an epoch, task, poll or retry.
+    py_files
+        Modules (.py) and archives (.zip, .whl, .egg) that the job's Python functions are imported from, here and in
+        Spark's workers. Repeat the option, or write commas.
     """
     stalled_after_ms = _parse_duration_option("--stalled-after", stalled_after)
     if local and master is not None:
@@ -136,8 +153,10 @@ def run(
 
         if not local:
             check_master(job, job_file, master)
-        with with_line(job, job_file):
-            return run_command(job, master, status_port, status_host, stalled_after_ms, once=once, local=local)
+        with with_line(job, job_file), imported_files(py_files) as copies:
+            return run_command(
+                job, master, status_port, status_host, stalled_after_ms, once=once, local=local, py_files=copies
+            )
 
 
 def _parse_duration_option(option: str, text: str) -> int:
@@ -155,6 +174,7 @@ def trace(
     store: Literal["memory", "postgres"] = "memory",
     shards: Shards | None = None,
     verbose: Annotated[bool, Parameter(negative=())] = False,
+    py_files: PyFiles = (),
 ) -> None:
     """Run steps through the job's core and print one line of JSON per step: unit tests for a job.
 
@@ -169,11 +189,15 @@ def trace(
         Number of shards. Default: that of the job.
     verbose
         Add stepWatermarks: the watermarks that each step of the job passes on, per input.
+    py_files
+        As in `joinery run`.
     """
     from joinery_runtime.cli.replay_commands import trace_command  # noqa: PLC0415
 
-    for line in trace_command(load(job_file, plain_numbers=True), steps, store, shards, verbose=verbose):
-        say(json.dumps(line))
+    job = load(job_file, plain_numbers=True)
+    with imported_files(py_files):
+        for line in trace_command(job, steps, store, shards, verbose=verbose):
+            say(json.dumps(line))
 
 
 @app.command
@@ -185,6 +209,7 @@ def why(
     until: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
     steps: Path | None = None,
     as_json: AsJson = False,
+    py_files: PyFiles = (),
 ) -> None:
     """Explain what happened to records: the epoch and watermarks under which each was read, the rows it produced, what
     it waits for, or the rule that dropped it. Reads the inputs, the epoch log and the state; changes nothing.
@@ -199,16 +224,18 @@ def why(
         Ignore later epochs: answer as of the commit of this one.
     steps
         Take the records from this file of steps, as `joinery trace` does, instead of the inputs.
+    py_files
+        As in `joinery run`.
     """
     from joinery_runtime.cli.replay_commands import why_command  # noqa: PLC0415
 
-    with loaded(job_file, plain_numbers=steps is not None) as job:
+    with loaded(job_file, plain_numbers=steps is not None) as job, imported_files(py_files):
         explanation = why_command(job, key, record, until, steps)
     answer(explanation.document(), explanation.lines(), as_json=as_json)
 
 
 @app.command
-def verify(job_file: JobFile, *, epochs: str | None = None, as_json: AsJson = False) -> None:
+def verify(job_file: JobFile, *, epochs: str | None = None, as_json: AsJson = False, py_files: PyFiles = ()) -> None:
     """Recompute committed epochs from the inputs and the epoch log, and compare each row with the output. Exit code 1
     if a row is missing, extra or different, or if no row could be compared. Changes nothing.
 
@@ -216,10 +243,12 @@ def verify(job_file: JobFile, *, epochs: str | None = None, as_json: AsJson = Fa
     ----------
     epochs
         FIRST..LAST, FIRST.. or ..LAST. Default: all epochs that can be recomputed.
+    py_files
+        As in `joinery run`.
     """
     from joinery_runtime.cli.replay_commands import verify_command  # noqa: PLC0415
 
-    with loaded(job_file) as job:
+    with loaded(job_file) as job, imported_files(py_files):
         verdict = verify_command(job, epochs)
     answer(verdict.document(), verdict.lines(), as_json=as_json)
     if not verdict.right:

@@ -6,8 +6,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +21,7 @@ JobFile = Annotated[Path, Parameter(help="The job: a StreamJoin or a SessionWind
 Count = Annotated[int, Parameter(validator=Number(gte=0))]
 Switch = Annotated[bool, Parameter(negative=())]
 AsJson = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON, also on a terminal.")]
+PyFiles = Annotated[tuple[str, ...], Parameter(name="--py-files", negative=())]
 Stored = dict[str, tuple[str, ...]] | None  # the stored columns, per input; None without the engine
 
 
@@ -39,6 +40,13 @@ def answer(document: Mapping[str, Any], text: Iterable[str], *, as_json: bool) -
         say(json.dumps(document))
     else:
         say("\n".join(text))
+
+
+def imported_files(texts: Sequence[str]) -> AbstractContextManager[tuple[Path, ...]]:
+    """The files of `--py-files`, see `py_files`."""
+    from joinery_runtime.hosts.python_functions import py_files  # noqa: PLC0415 - needs the engine
+
+    return py_files([Path(path) for text in texts for path in text.split(",") if path])
 
 
 def in_memory(job: Job) -> bool:

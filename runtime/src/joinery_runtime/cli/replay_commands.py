@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from joinery_runtime.errors import JoineryError
+from joinery_runtime.hosts.python_functions import with_functions
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.stores import EMBEDDED_SCHEMA, OpenStore, open_store, store_address
 from joinery_runtime.hosts.worker_builder import JobInputs
@@ -37,6 +38,7 @@ def why_command(job: Job, key: Sequence[str], record: str | None, until: int | N
     if bool(key) == (record is not None):
         raise JoineryError("It is not clear what is asked for", todo="Give either --key COLUMN=VALUE or --record")
     at = None if record is None else _parse_position(record)
+    job = with_functions(job)
     if steps is not None:
         store, trace_steps = MemoryStore(), [step for _, step in read_steps(steps)]
         for _ in run_trace(job, trace_steps, store):
@@ -56,7 +58,7 @@ def verify_command(job: Job, epochs: str | None) -> Verdict:
     first, last = (int(text) if text else None for text in match.groups()) if match is not None else (None, None)
     if match is None or (first is not None and last is not None and first > last):
         raise JoineryError(f"--epochs {epochs} are no epochs", todo="Give FIRST..LAST, FIRST.. or ..LAST")
-    with _open_for_reading(job) as (filled, opened, inputs):
+    with _open_for_reading(with_functions(job)) as (filled, opened, inputs):
         return verify(filled, opened.store, inputs, first, last, opened.address)
 
 
@@ -88,7 +90,7 @@ def trace_command(
     listed = list(read_steps(steps))
     # A trace never touches the state of the job itself.
     name = f"trace-{uuid.uuid4().hex}"
-    private = job.model_copy(update={"metadata": job.metadata.model_copy(update={"name": name})})
+    private = with_functions(job).model_copy(update={"metadata": job.metadata.model_copy(update={"name": name})})
     with _open_store(job, store) as opened:
         done = 0
         try:

@@ -35,6 +35,7 @@ def run_command(
     *,
     once: bool,
     local: bool = False,
+    py_files: Sequence[Path] = (),
 ) -> Outcome:
     """Runs the job. `status_port` None: the page is at a free port; 0: nothing is served."""
     gc.freeze()  # so that epochs in the driver do not wait for garbage collection of everything imported
@@ -64,6 +65,7 @@ def run_command(
                 patient=bool(status_port),
                 once=once,
                 local=local,
+                py_files=py_files,
             )
         stopped = signals.stop.is_set()
         progress.ended("stopped" if stopped else "once" if once else "inputs")

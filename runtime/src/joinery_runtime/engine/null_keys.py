@@ -44,7 +44,8 @@ def _read_columns(pipeline: Pipeline, name: str, column: str, *, grouped: bool) 
     computed = dict(intake.computed)
     if column not in computed:
         return frozenset({column})
-    if not grouped and not computed[column].is_null_of_nulls(intake.schema):
+    expression = computed[column]
+    if not grouped and (expression.calls_declared or not expression.is_null_of_nulls(intake.schema)):
         return frozenset()
     return frozenset(ref.column for ref in computed[column].columns)
 

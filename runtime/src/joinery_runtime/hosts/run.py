@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Literal
 
@@ -24,6 +25,7 @@ from joinery_runtime.errors import EnvironmentProblem, IncompatibleState, Joiner
 from joinery_runtime.hosts.background_call import BackgroundCall
 from joinery_runtime.hosts.edits import EarlierDefinition, attribute_errors_to_edit, input_change_warnings
 from joinery_runtime.hosts.placement import EpochPlacement
+from joinery_runtime.hosts.python_functions import source_change_warnings, with_functions
 from joinery_runtime.hosts.run_spark import RunSpark
 from joinery_runtime.hosts.scale import Rescaler
 from joinery_runtime.hosts.secrets import with_secrets
@@ -69,16 +71,19 @@ def run_job(
     once: bool = False,
     session: SparkSession | SparkContext | None = None,
     local: bool = False,
+    py_files: Sequence[Path] = (),
 ) -> Job:
     """Runs the job until `stop` is set (after the running epoch) or all inputs have ended; with `once`, until
     everything that is there at the start has been read, which does not end an input.
 
     `master` is a Spark master URL; None takes the job's `spark.conf`, what spark-submit set, or `local[*]`. With a
     `session`, every epoch runs on that session, which the job does not stop. With `local`, every epoch runs in this
-    process, and there is no Spark. The job waits for an outside system that stops answering. It waits for one that does
-    not answer at the start only if it is `patient`: interactive use fails fast, because a wrong address is the
-    likeliest cause. Returns the job with the names that its columns have. Raises JoineryError.
+    process, and there is no Spark. `py_files` bring modules to Spark's workers; this process can import them already.
+    The job waits for an outside system that stops answering. It waits for one that does not answer at the start only
+    if it is `patient`: interactive use fails fast, because a wrong address is the likeliest cause. Returns the job with
+    the names that its columns have. Raises JoineryError.
     """
+    job = with_functions(job)
     filled = with_secrets(job)
     if board is not None:
         listener = board.outage_listener(listener)
@@ -103,10 +108,11 @@ def run_job(
             # Loads the kernels while a Postgres starts, rather than in the first epoch.
             stack.callback(BackgroundCall(lambda: load_kernels(filled.inputs), "joinery-kernels").join)
         if not patient:
-            return _JobRun(stack.enter_context(open_store(filled, warn)), stack, master, caller, context).start(job)
-        opened = caller.outages.retry_until_available(lambda: stack.enter_context(open_store(filled, warn)))
-        if opened is not None:
-            run = _JobRun(opened, stack, master, caller, context)
+            opened = stack.enter_context(open_store(filled, warn))
+            return _JobRun(opened, stack, master, caller, context, py_files).start(job)
+        opened_later = caller.outages.retry_until_available(lambda: stack.enter_context(open_store(filled, warn)))
+        if opened_later is not None:
+            run = _JobRun(opened_later, stack, master, caller, context, py_files)
             return caller.outages.retry_until_available(lambda: run.start(job)) or job
         return job
 
@@ -121,11 +127,12 @@ class _JobRun:
         master: str | None,
         caller: _Caller,
         context: SparkContext | None = None,
+        py_files: Sequence[Path] = (),
     ) -> None:
         """`context` belongs to the caller, who stops it."""
         self.store = opened.store
         self._address, self._master, self._caller = opened.address, master, caller
-        self._spark = RunSpark(opened, stack, master, caller.stop, caller.warn, caller.board, context)
+        self._spark = RunSpark(opened, stack, master, caller.stop, caller.warn, caller.board, context, py_files)
 
     def start(self, job: Job) -> Job:
         """Finishes what an earlier definition of the job began, then runs the job, and returns it with the names that
@@ -151,7 +158,8 @@ class _JobRun:
             before = under_definition(job, record.definition)
             earlier = EarlierDefinition(before, record, self.store, self._address, self._caller.warn)
             if not earlier.drop_first_plan():
-                for words in input_change_warnings(before, job):
+                sources = before.function_sources
+                for words in (*input_change_warnings(before, job), *source_change_warnings(sources, job)):
                     self._caller.warn(words)
                 self.settle(earlier)
         if self._caller.board is not None:

@@ -4,9 +4,10 @@ PySpark is imported where Spark starts: many jobs end before that."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, cast
 
@@ -46,7 +47,9 @@ class RunSpark:
         warn: Callable[[str], None],
         board: Board | None,
         context: SparkContext | None = None,
+        py_files: Sequence[Path] = (),
     ) -> None:
+        self._py_files = py_files
         self._opened, self._stack, self._master, self._stop = opened, stack, master, stop
         self._warn, self._board, self.context = warn, board, context
         self._memory: MemoryStoreAddress | None = None
@@ -107,6 +110,8 @@ class RunSpark:
             conf = dict(wiring.spec.spark.conf)
             self.context = start_context(f"joinery {wiring.name}", conf, self._master, java, self._warn)
             self._stack.callback(stop_context, self.context)
+            for path in self._py_files:
+                self.context.addPyFile(str(path))
             if self._board is not None:
                 self._watch = SparkWatch(self.context, self._board, self._stop, self._warn)
                 self._stack.enter_context(run_watch(self._watch))

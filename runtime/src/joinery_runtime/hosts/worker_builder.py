@@ -23,6 +23,7 @@ from joinery_runtime.formats.compiled import compiled_key_hash, kernels
 from joinery_runtime.formats.record_paths import paths_of
 from joinery_runtime.formats.records import Decoder
 from joinery_runtime.hosts.own_secrets import with_own_secrets
+from joinery_runtime.hosts.python_functions import with_functions
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.shared_memory import MemoryStoreAddress
 from joinery_runtime.hosts.stores import PostgresStoreAddress, store_address
@@ -70,6 +71,7 @@ class WorkerBuilder:
     def __call__(self, cache: Path) -> Worker:
         """Builds the worker. Raises EnvironmentProblem if a secret cannot be read."""
         job = with_secrets(self.job if self.job_file is None else with_own_secrets(self.job, self.job_file))
+        with_functions(job)  # before the first epoch, so that a module that is missing here ends the start
         load_kernels(job.inputs)  # here, which the first epoch on Spark does not wait for if another one runs meanwhile
         if self.memory is not None:
             return worker_of(TaskWiring.of(job), self.memory.connect(), None, cache)

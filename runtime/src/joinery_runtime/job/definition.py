@@ -46,6 +46,9 @@ def definition(job: Job) -> dict[str, Any]:
     spec = job.spec.model_copy(update=job.without_sql)
     fields = spec.model_dump(mode="json", by_alias=True, include=set(_defining(job)), exclude_defaults=True)
     document: dict[str, Any] = json.loads(json.dumps(_without(_SECRET, fields)))
+    for function in document.get("functions", ()):
+        if function["name"] in job.function_sources:
+            function["source"] = job.function_sources[function["name"]]
     return {**_without_names(document), **_names(job)}
 
 
@@ -65,7 +68,7 @@ def _without_names(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _defining(job: Job) -> Set[str]:
-    return job.row_fields | {"output", "outputs", "dead_letter"}
+    return job.row_fields | {"functions", "output", "outputs", "dead_letter"}
 
 
 def same_rows(stored: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
@@ -108,6 +111,10 @@ def under_definition(job: _ANY_JOB, stored: Mapping[str, Any]) -> _ANY_JOB:
     document = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
     spec = document["spec"]
     targets: dict[str, Any] = {}
+    functions = [dict(function) for function in stored.get("functions", ())]
+    sources = {function["name"]: function.pop("source") for function in functions if "source" in function}
+    if functions:
+        targets["functions"] = functions
     if "output" in stored:
         targets["output"] = _with_settings_of(stored["output"], spec)
     if "outputs" in stored:
@@ -132,6 +139,7 @@ def under_definition(job: _ANY_JOB, stored: Mapping[str, Any]) -> _ANY_JOB:
             facts=str(error),
             todo="Run the release that made it until the job has stopped in order (SIGTERM), then this one",
         ) from error
+    before = before.with_function_sources(sources)
     if isinstance(before, StreamJoin) and before.has_default_names:
         return before.with_stored_names(_stored_names(job.name, stored))
     return before

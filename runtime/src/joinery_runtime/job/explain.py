@@ -45,6 +45,7 @@ class Explanation:
     inputs: tuple[InputPlan, ...]
     steps: tuple[StepPlan, ...]
     outputs: tuple[OutputPlan, ...]
+    functions: tuple[str, ...]
     dead_letters: str
     store: str
     warnings: tuple[str, ...]
@@ -93,6 +94,7 @@ class Explanation:
             yield f"  input {plan.name}: {plan.source}"
             yield f"    {plan.decoding}"
             yield f"    {plan.watermark}"
+        yield from (f"  function {text}" for text in self.functions)
         for number, step in enumerate(self.steps, start=1):
             if chain:
                 sides = [side.rows_of for side in step.sides]
@@ -130,6 +132,7 @@ def explain(job: Job, stored: Mapping[str, Sequence[str]] | None = None) -> Expl
         inputs=tuple(_input_plan(side, job.input_filters.get(side.name)) for side in job.inputs),
         steps=steps,
         outputs=_outputs(job),
+        functions=tuple(f"{one.name} = {one.python}, which returns {one.returns}" for one in job.spec.functions),
         dead_letters=_dead_letters(job),
         store=_store(job),
         warnings=tuple(_warnings(job, steps)),

@@ -13,7 +13,7 @@ from sqlglot.errors import SqlglotError
 
 from joinery_runtime.errors import Problem
 from joinery_runtime.job.model.expression_tree import parse_tree, shown
-from joinery_runtime.job.model.function_calls import wrong_calls
+from joinery_runtime.job.model.function_calls import declaring, wrong_calls
 from joinery_runtime.job.model.resource import Job
 from joinery_runtime.job.model.wording import listed, suggestion
 
@@ -21,11 +21,12 @@ from joinery_runtime.job.model.wording import listed, suggestion
 def expression_problems(job: Job) -> list[Problem]:
     """A problem for each expression that does not parse, and for each column in it that no input has."""
     columns = {source.name: tuple(column.name for column in source.columns) for source in job.inputs}
-    return [
-        Problem(expression.path, message)
-        for expression in job.unread_expressions
-        for message in _problems(expression.text, {name: columns[name] for name in expression.inputs}, expression.own)
-    ]
+    with declaring(job.function_names):
+        return [
+            Problem(place.path, message)
+            for place in job.unread_expressions
+            for message in _problems(place.text, {name: columns[name] for name in place.inputs}, place.own)
+        ]
 
 
 def _problems(text: str, inputs: Mapping[str, tuple[str, ...]], own: str) -> Iterator[str]:

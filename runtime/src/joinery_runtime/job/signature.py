@@ -17,7 +17,7 @@ from joinery_runtime.job.kinds.aggregate.model import aggregate_part
 from joinery_runtime.job.kinds.ranking import ranking_part
 from joinery_runtime.job.kinds.session.resource import SessionWindow
 from joinery_runtime.job.kinds.session.sessions import SESSIONS_PART
-from joinery_runtime.job.kinds.session.signature import aggregate_fields
+from joinery_runtime.job.kinds.session.signature import aggregate_fields, called_functions
 from joinery_runtime.job.model.references import ComputedKey, KeyPair
 from joinery_runtime.job.model.resource import Job
 from joinery_runtime.job.model.types import ColumnType
@@ -74,7 +74,8 @@ def _of_kind(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
             steps = [_step(job, index, step, stored) for index, step in enumerate(job.joins)]
             return {"steps": steps, **_aggregate(job, stored), **_ranking(job, stored)}
         case SessionWindow():
-            return aggregate_fields(job.aggregation, job.spec.input.types, stored[SESSIONS_PART])
+            types = {**job.spec.input.types, **job.function_types}
+            return aggregate_fields(job.aggregation, types, stored[SESSIONS_PART])
         case _:
             raise TypeError(f"no signature of {job.kind}")
 
@@ -84,7 +85,7 @@ def _aggregate(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> dict[str
         return {}
     window = {"window": job.aggregation.form.field, "of": job.aggregated_time}
     part = stored[aggregate_part(len(job.joins))]
-    fields = aggregate_fields(job.aggregation, job.aggregated_types, part)
+    fields = aggregate_fields(job.aggregation, {**job.aggregated_types, **job.function_types}, part)
     return {"aggregate": {**window, **fields}}
 
 
@@ -129,7 +130,12 @@ def _key_type(job: StreamJoin, pair: KeyPair) -> str:
 def _stored_text(job: StreamJoin, kind: ColumnType | ComputedKey) -> str:
     if isinstance(kind, ColumnType):
         return str(kind)
-    reads = listed(f"{ref} {job.input(ref.input).types[ref.column]}" for ref in kind.reads)
+    reads = listed(
+        [
+            *(f"{ref} {job.input(ref.input).types[ref.column]}" for ref in kind.reads),
+            *(f"{name} {returns}" for name, returns in called_functions(kind.text, job.function_types)),
+        ]
+    )
     return f"an expression of {reads}"
 
 

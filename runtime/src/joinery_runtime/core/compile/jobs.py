@@ -12,8 +12,10 @@ from joinery_runtime.core.compile.aggregates import compile_session
 from joinery_runtime.core.compile.joins import JoinCompiler
 from joinery_runtime.core.compile.only_input import compile_only_input
 from joinery_runtime.core.pipeline.expression import Expression, check_predicate, parse_expression
+from joinery_runtime.core.pipeline.functions.declared import DeclaredFunction, DeclaredFunctions, calling
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
+from joinery_runtime.core.table.columns import arrow_type
 from joinery_runtime.errors import ExpressionError, JobError, Problem
 from joinery_runtime.job import Job, SessionWindow, StreamJoin
 from joinery_runtime.job.model.draft import path_text
@@ -24,15 +26,24 @@ Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
 
 def compile_job(job: Job) -> Pipeline:
     """Compiles any job. Raises JobError with the place if an expression does not fit the inputs."""
-    match job:
-        case StreamJoin():
-            pipeline = compile_join(job)
-        case SessionWindow():
-            pipeline = compile_session(job)
-        case _:
-            raise TypeError(f"no compiler for {job.kind}")
-    row_selections(job, pipeline.output_schema())
+    pipeline, _ = compile_with_functions(job)
     return pipeline
+
+
+def compile_with_functions(job: Job) -> tuple[Pipeline, DeclaredFunctions]:
+    """Like `compile_job`. Also returns the functions that the job declares, with their calls."""
+    declared = (DeclaredFunction(one.name, one.python, arrow_type(one.returns)) for one in job.spec.functions)
+    functions = DeclaredFunctions({function.name.upper(): function for function in declared})
+    with calling(functions):
+        match job:
+            case StreamJoin():
+                pipeline = compile_join(job)
+            case SessionWindow():
+                pipeline = compile_session(job)
+            case _:
+                raise TypeError(f"no compiler for {job.kind}")
+        row_selections(job, pipeline.output_schema())
+    return pipeline, functions
 
 
 def compile_join(job: StreamJoin) -> Pipeline:

@@ -64,7 +64,7 @@ class KeyCompiler:
     def _compile_key(self, key: ComputedKey, *, padded: bool) -> None:
         expression = parse_expression(key.text)
         kind = column_type(expression, self._declared)
-        if padded and not expression.is_null_of_nulls(self._declared[key.input]):
+        if padded and not expression.calls_declared and not expression.is_null_of_nulls(self._declared[key.input]):
             raise ExpressionError(
                 f"{key.text!r} gives a value where {listed(map(str, key.reads))} is NULL",
                 facts=f"a step before pads {key.input} with nulls, and a key is computed as its record is read",

@@ -24,7 +24,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from joinery_runtime.core.pipeline.evaluation import evaluate, first_line, is_known, may_fail, unguarded_parts
-from joinery_runtime.core.pipeline.functions import called
+from joinery_runtime.core.pipeline.functions import called, is_declared
 from joinery_runtime.core.pipeline.operators import Value, boolean, type_text
 from joinery_runtime.core.table.columns import type_name
 from joinery_runtime.errors import ExpressionError
@@ -80,6 +80,11 @@ class Expression:
         """Evaluates a predicate: TRUE where it is TRUE, FALSE where it is FALSE, NULL or fails."""
         evaluated = self.evaluate(resolve, rows)
         return Evaluated(pc.fill_null(boolean(evaluated.values), False), evaluated.failed)
+
+    @property
+    def calls_declared(self) -> bool:
+        """Whether it calls a function that the job declares, which only a worker may be able to compute."""
+        return any(is_declared(node) for node in self.node.walk())
 
     def is_null_of_nulls(self, schema: pa.Schema) -> bool:
         """Whether the expression, which reads one input of this schema, is NULL for a row of NULLs."""

@@ -16,6 +16,7 @@ from joinery_runtime.job.kinds.session.sessions import KEEPS_TYPE
 from joinery_runtime.job.model import input_rules, output_rules
 from joinery_runtime.job.model.base import PLAIN_NUMBERS, Limits, Text
 from joinery_runtime.job.model.draft import Finding, Loc, dig, read_draft
+from joinery_runtime.job.model.function_calls import declared_names
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.outputs import NamedOutput
 from joinery_runtime.job.model.references import (
@@ -230,7 +231,7 @@ class StreamJoin(Job):
             SqlInput(side.name, tuple(side.types), side.event_time, side.types[side.event_time].name == "int64")
             for side in self.inputs
         )
-        return translate(self.spec.sql, tuple(tables))
+        return translate(self.spec.sql, tuple(tables), self.function_names)
 
     @property
     def windowed(self) -> bool:
@@ -499,7 +500,7 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
     draft = read_draft(data)
     tables = [table for source in draft.inputs if (table := table_of(source)) is not None]
     tables_known = 0 < len(tables) == len(draft.by_name) == len(draft.inputs)
-    translation = translate(sql, tuple(tables)) if tables_known else None
+    translation = translate(sql, tuple(tables), declared_names()) if tables_known else None
     problems = translation.problems if translation is not None else check_shape(sql)
     yield from ((_SQL, problem) for problem in problems)
     rest = {name: value for name, value in spec.items() if name not in _FROM_SQL}

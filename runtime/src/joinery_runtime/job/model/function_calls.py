@@ -3,7 +3,10 @@ so a wrong call is rejected before a pod starts. What functions compute is in co
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import ClassVar
 
 import sqlglot.parser
@@ -98,6 +101,9 @@ _OTHERWISE = {
 }
 
 
+_WINDOW_FUNCTIONS = ("TUMBLE", "HOP", "CUMULATE", "SESSION", "SLIDE")
+
+
 def call_of(node: exp.Expr) -> tuple[str, list[exp.Expr]] | None:
     """Return the name, in capitals, and the arguments of a call; None for a node that is no call."""
     if isinstance(node, exp.Anonymous):
@@ -106,8 +112,40 @@ def call_of(node: exp.Expr) -> tuple[str, list[exp.Expr]] | None:
     return spoken(node) if spoken is not None else None
 
 
+_DECLARED: ContextVar[frozenset[str]] = ContextVar("declared functions", default=frozenset())
+
+
+@contextmanager
+def declaring(names: Iterable[str]) -> Iterator[None]:
+    """Within the block, expressions may call functions of these names, which the job declares (rule V4)."""
+    token = _DECLARED.set(frozenset(name.upper() for name in names))
+    try:
+        yield
+    finally:
+        _DECLARED.reset(token)
+
+
+def declared_names() -> tuple[str, ...]:
+    """The names of `declaring`."""
+    return tuple(sorted(_DECLARED.get()))
+
+
+def cannot_declare(name: str) -> str:
+    """Say why a job cannot declare a function of this name; empty if it can."""
+    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is None:
+        return f"{name!r} is no name of a function: write letters, digits and _"
+    tree = sqlglot.parse_one(f"{name}(1)", dialect=JoinerySql)
+    is_free = isinstance(tree, exp.Anonymous) and tree.name.upper() == name.upper()
+    upper = name.upper()
+    if not is_free or upper in {*_BY_NAME, *_NOT_REPEATABLE, *_OTHERWISE, *_WINDOW_FUNCTIONS}:
+        return f"{name!r} is a function of SQL already (docs/functions.md); choose another name"
+    return ""
+
+
 def cannot_call(name: str, count: int) -> str:
     """Say why this function cannot be called with so many arguments; empty if it can."""
+    if name in _DECLARED.get():
+        return "" if count else "a function that the job declares takes at least one argument"
     signature = _BY_NAME.get(name)
     if signature is None:
         reason = _NOT_REPEATABLE.get(name)
@@ -115,7 +153,8 @@ def cannot_call(name: str, count: int) -> str:
             return f"{name} {reason}"
         if name in _OTHERWISE:
             return f"{name} {_OTHERWISE[name]} (docs/functions.md)"
-        return f"there is no function {name}{suggestion(name, _BY_NAME)}; docs/functions.md lists all"
+        hint = suggestion(name, (*_BY_NAME, *_DECLARED.get()))
+        return f"there is no function {name}{hint}; docs/functions.md lists all"
     if count < signature.fewest or (signature.most is not None and count > signature.most):
         return f"found {counted(count, 'argument')}, and the function is {signature.text}"
     return ""

@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AliasPath, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationInfo, model_validator
+from pydantic import (
+    AliasPath,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    StringConstraints,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
-from joinery_runtime.job.model.base import Bool, ByteCount, Int, Length, Limits, Model, PositiveDuration
+from joinery_runtime.job.model.base import (
+    Bool,
+    ByteCount,
+    Int,
+    Length,
+    Limits,
+    Model,
+    PositiveDuration,
+    Text,
+    TypeField,
+)
 from joinery_runtime.job.model.draft import Finding, Loc, no_key, path_text
+from joinery_runtime.job.model.function_calls import cannot_declare, declaring
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.outputs import DeadLetter, DeadLetterKafka, NamedOutput, Output, StoreSpec
 from joinery_runtime.job.model.owner import REPLACES_OWNER
@@ -22,6 +43,8 @@ from joinery_runtime.job.model.types import ColumnType
 
 API_VERSION: Literal["joinery.dev/v1alpha1"] = "joinery.dev/v1alpha1"
 MOST_SHARDS = 4096
+_NAME = "[A-Za-z_][A-Za-z0-9_]*"
+_PYTHON = re.compile(rf"{_NAME}([.]{_NAME})*:{_NAME}")
 RULES_BROKEN = "rules_broken"  # type of the one pydantic error that carries all cross-field findings
 
 Name = Annotated[
@@ -76,6 +99,19 @@ class Upgrade(Model):
     epoch, readiness), a duration."""
 
 
+class PythonFunction(Model):
+    """A function of the job's own, which expressions call by its name (docs/how-to/python-functions.md)."""
+
+    name: Text = Field(examples=["risk_score"])
+    """How expressions and SQL call it, in upper or lower case."""
+    python: Text = Field(examples=["shop.risk:score"])
+    """The module and the function in it: `package.module:function`. On Kubernetes the image has the module; elsewhere
+    also `joinery run --py-files` and spark-submit bring it. It takes one Arrow array for each argument, all of one
+    length, and returns an array of that length, each value from its own row alone."""
+    returns: TypeField = Field(examples=["double"])
+    """The type of what it returns, as of a column."""
+
+
 class JobSpec(Model):
     """Where rows and state go, and how a job runs."""
 
@@ -83,6 +119,8 @@ class JobSpec(Model):
     """Where rows go: exactly one of `kafka`, `postgres`, `file`, `iceberg`, `delta` and `console`."""
     outputs: Annotated[tuple[NamedOutput, ...], Field(min_length=1)] | None = None
     """Several outputs instead of `output`, each with some of the rows and columns, all in the same commit."""
+    functions: tuple[PythonFunction, ...] = ()
+    """Python functions that the job's expressions call, beside those of docs/functions.md."""
     dead_letter: DeadLetter | None = None
     """Where records go that cannot be used: exactly one of `kafka` and `file`. If absent, such a record stops the
     job."""
@@ -148,6 +186,8 @@ class Job(Model):
     spec: JobSpec
     # What `kubectl get -o yaml` prints can be fed back as it is; the status is no part of the job.
     status: Annotated[None, BeforeValidator(lambda _: None), Field(exclude=True, repr=False)] = None
+    # No field: it comes from the modules of the functions, which only the driver and its workers have.
+    _function_sources: dict[str, str] = PrivateAttr(default_factory=dict)
 
     @classmethod
     @abstractmethod
@@ -268,13 +308,53 @@ class Job(Model):
 
     @model_validator(mode="after")
     def _rules(self, info: ValidationInfo) -> Self:
-        mistakes = self.broken_rules(self.model_dump(mode="json", by_alias=True, exclude_unset=True))
+        with declaring(self.function_names):
+            mistakes = self.broken_rules(self.model_dump(mode="json", by_alias=True, exclude_unset=True))
+        mistakes = [*self._wrong_functions(), *mistakes]
         mistakes = mistakes or list(self._json_keys())
         mistakes = mistakes or ([] if (info.context or {}).get("as_stored") else list(self._names_that_postgres_cuts()))
         if mistakes:
             text = "\n".join(f"{path_text(at)}: {message}" for at, message in mistakes)
             raise PydanticCustomError(RULES_BROKEN, "{text}", {"text": text, "found": mistakes})
         return self
+
+    @property
+    def function_names(self) -> tuple[str, ...]:
+        return tuple(function.name for function in self.spec.functions)
+
+    @property
+    def function_types(self) -> Mapping[str, ColumnType]:
+        """What the job's functions return, by their names as calls: `SCORE()`."""
+        return {f"{function.name.upper()}()": function.returns for function in self.spec.functions}
+
+    @property
+    def function_sources(self) -> Mapping[str, str]:
+        """A hash of the source of each function's module, by the function's name, once the modules were read."""
+        return self._function_sources
+
+    def with_function_sources(self, sources: Mapping[str, str]) -> Self:
+        job = self.model_copy()
+        job._function_sources = dict(sources)
+        return job
+
+    def _wrong_functions(self) -> Iterator[Finding]:
+        """Functions without a place to import from, or with a name that means something else already (rule V4)."""
+        columns = {name.upper(): side.name for side in self.inputs for name in side.types}
+        names: set[str] = set()
+        for i, function in enumerate(self.spec.functions):
+            at: Loc = ("spec", "functions", i)
+            upper = function.name.upper()
+            if problem := cannot_declare(function.name):
+                yield (*at, "name"), problem
+            elif upper in names:
+                yield (*at, "name"), f"two functions are called {function.name!r}; case does not count, rename one"
+            elif upper in columns:
+                yield (*at, "name"), f"{function.name!r} is a column of {columns[upper]!r} already; choose another name"
+            names.add(upper)
+            if _PYTHON.fullmatch(function.python) is None:
+                yield (*at, "python"), f"{function.python!r} names no function; write package.module:function"
+            if function.returns.name == "json":
+                yield (*at, "returns"), "json is a type of columns that are read; write string"
 
     def _json_keys(self) -> Iterator[Finding]:
         """Keys of outputs that are JSON: Postgres takes texts for equal that the job takes for different."""

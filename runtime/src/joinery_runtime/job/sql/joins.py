@@ -11,6 +11,7 @@ from sqlglot import exp
 
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.expression_tree import TOO_DEEP, parse_tree
+from joinery_runtime.job.model.function_calls import declaring
 from joinery_runtime.job.model.references import EXISTENCE, side_prefixes
 from joinery_runtime.job.model.wording import either, listed
 from joinery_runtime.job.sql.clauses import (
@@ -62,10 +63,11 @@ def check_shape(sql: str) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=64)
-def translate(sql: str, tables: tuple[SqlInput, ...]) -> Translation:
-    """Translate the text; `tables` are all inputs of the job, in its order."""
+def translate(sql: str, tables: tuple[SqlInput, ...], functions: tuple[str, ...] = ()) -> Translation:
+    """Translate the text; `tables` are all inputs of the job, in its order, `functions` those that it declares."""
     try:
-        return _translate(sql, tables)
+        with declaring(functions):
+            return _translate(sql, tables)
     except RecursionError:
         return Translation((), [], (TOO_DEEP,))
 

@@ -11,6 +11,7 @@ from typing import Any
 from sqlglot import exp
 
 from joinery_runtime.job.model.expression_tree import TOO_DEEP, parse_tree
+from joinery_runtime.job.model.function_calls import declaring
 from joinery_runtime.job.model.wording import listed
 from joinery_runtime.job.sql.clauses import AGGREGATE_LATENESS, EMIT_EVERY, MAX_DURATION, VALUES_LIMIT, Options
 from joinery_runtime.job.sql.grouping import GroupWindow, read_groups, reject_wrong_calls
@@ -39,10 +40,11 @@ def check_session_shape(sql: str) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=64)
-def translate_sessions(sql: str, table: SqlInput) -> SessionTranslation:
-    """Translate the text; `table` is the job's input."""
+def translate_sessions(sql: str, table: SqlInput, functions: tuple[str, ...] = ()) -> SessionTranslation:
+    """Translate the text; `table` is the job's input, `functions` are those that it declares."""
     try:
-        return _translate(sql, table)
+        with declaring(functions):
+            return _translate(sql, table)
     except RecursionError:
         return SessionTranslation(problems=(TOO_DEEP,))
 

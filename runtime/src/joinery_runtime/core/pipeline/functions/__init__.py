@@ -6,6 +6,7 @@ from sqlglot import exp
 
 from joinery_runtime.core.pipeline.functions.base import Family, Function
 from joinery_runtime.core.pipeline.functions.conditionals import CONDITIONALS
+from joinery_runtime.core.pipeline.functions.declared import declared_function
 from joinery_runtime.core.pipeline.functions.hashing import HASHING
 from joinery_runtime.core.pipeline.functions.numbers import BITS, NUMBERS
 from joinery_runtime.core.pipeline.functions.patterns import JSON, PATTERNS
@@ -23,12 +24,29 @@ FUNCTIONS: dict[str, Function] = {
 }
 
 
+_BOUND = "declared function"
+
+
+def is_declared(node: exp.Expr) -> bool:
+    """Whether a node calls a function that the job declares."""
+    return _BOUND in node.meta
+
+
 def called(node: exp.Expr) -> tuple[Function, list[exp.Expr]]:
     """Return the function that a call names, and the arguments. Raises ExpressionError for a function that does not
     exist, and for a wrong number of arguments."""
     call = call_of(node)
     assert call is not None, f"{type(node).__name__} is a call"
     name, arguments = call
+    bound = node.meta.get(_BOUND)
+    if isinstance(bound, Function):
+        return bound, arguments
+    if arguments and (declared := declared_function(name, arguments)) is not None:
+        if not any(argument.find(exp.Column) for argument in arguments):
+            facts = "a function of the job is computed for rows, and no argument reads a column"
+            raise ExpressionError(f"{node.sql()!r}", facts=facts, todo="Write the value")
+        node.meta[_BOUND] = declared  # for the threads that evaluate the expression, and copies of the node
+        return declared, arguments
     problem = cannot_call(name, len(arguments))
     if problem:
         raise ExpressionError(f"{node.sql()!r}", facts=problem)

@@ -34,6 +34,14 @@ class RowsFailed(pa.ArrowInvalid):  # type: ignore[misc]  # pyarrow ships no typ
         self.failed = failed
 
 
+class BatchFailed(pa.ArrowInvalid):  # type: ignore[misc]  # pyarrow ships no types
+    """A kernel has no values for any row of its batch; they would be of this type."""
+
+    def __init__(self, reason: str, kind: pa.DataType) -> None:
+        super().__init__(reason)
+        self.kind = kind
+
+
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """A parameter. `kind` names the types that it takes (`KINDS`). `constant`: its argument is the same in all rows.

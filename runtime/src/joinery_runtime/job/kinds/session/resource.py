@@ -127,7 +127,8 @@ class SessionWindow(Job):
             )
         side = self.spec.input
         table = SqlInput(side.name, tuple(side.types), side.event_time, side.types[side.event_time].name == "int64")
-        return Sessions.model_validate(translate_sessions(self.spec.sql, table).fields, context=PLAIN_NUMBERS)
+        translation = translate_sessions(self.spec.sql, table, self.function_names)
+        return Sessions.model_validate(translation.fields, context=PLAIN_NUMBERS)
 
     @property
     def aggregation(self) -> Aggregation:

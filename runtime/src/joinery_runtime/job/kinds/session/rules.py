@@ -37,7 +37,7 @@ from joinery_runtime.job.model.draft import (
     repeats,
 )
 from joinery_runtime.job.model.expression_tree import parse_tree, shown
-from joinery_runtime.job.model.function_calls import wrong_calls
+from joinery_runtime.job.model.function_calls import declared_names, wrong_calls
 from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS, SESSION_ID, WINDOW_START
 from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import listed, suggestion
@@ -90,7 +90,7 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
         if spec.get(name):
             yield _SQL, f"{name} and sql are both named; keep one"
     table = table_of(inputs[0]) if inputs else None
-    translation = translate_sessions(sql, table) if table is not None else None
+    translation = translate_sessions(sql, table, declared_names()) if table is not None else None
     problems = translation.problems if translation is not None else check_session_shape(sql)
     yield from ((_SQL, problem) for problem in problems)
     rest = {name: value for name, value in spec.items() if name not in FROM_SQL}

@@ -79,7 +79,15 @@ def _reference_text(name: str, types: Mapping[str, ColumnType]) -> str:
 def _read_types(expression: str, types: Mapping[str, ColumnType]) -> dict[str, str]:
     columns = _tree(expression, types).find_all(exp.Column)
     names = {name for column in columns for name in (column.name, _qualified(column))}
-    return {name: str(types[name]) for name in sorted(names & types.keys())}
+    read = {name: str(types[name]) for name in sorted(names & types.keys())}
+    return read | dict(called_functions(expression, types))
+
+
+def called_functions(expression: str, types: Mapping[str, ColumnType]) -> list[tuple[str, str]]:
+    """The functions of the job's own that an expression calls, as `SCORE()`, with what they return; `types` has them by
+    these names."""
+    calls = {f"{node.name.upper()}()" for node in _tree(expression, types).find_all(exp.Anonymous)}
+    return [(name, str(types[name])) for name in sorted(calls & types.keys())]
 
 
 def _qualified(column: exp.Column) -> str:
