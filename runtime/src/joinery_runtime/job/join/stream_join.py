@@ -166,8 +166,11 @@ class StreamJoin(Job):
 
     @property
     def ranking(self) -> RankingKind | None:
-        """The step that emits some of the rows."""
-        return self.spec.deduplicate
+        """The step that emits some of the rows; QUALIFY in `spec.sql` may say which."""
+        written, sql = self.spec.deduplicate, self._from_sql
+        if written is None or sql is None or sql.deduplicate is None:
+            return written
+        return written.model_copy(update={**sql.deduplicate, "by": tuple(sql.deduplicate["by"])})
 
     @property
     def joined(self) -> tuple[str, ...]:
@@ -213,7 +216,13 @@ class StreamJoin(Job):
     def without_sql(self) -> dict[str, Any]:
         filters = self.input_filters
         inputs = tuple(side.model_copy(update={"where": filters.get(side.name)}) for side in self.inputs)
-        return {"joins": self.joins, "select": self.select, "inputs": inputs, "aggregate": self.aggregation}
+        return {
+            "joins": self.joins,
+            "select": self.select,
+            "inputs": inputs,
+            "aggregate": self.aggregation,
+            "deduplicate": self.ranking,
+        }
 
     @property
     def input_filters(self) -> Mapping[str, str]:
@@ -508,11 +517,30 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
         translated_fields: dict[str, Any] = {"joins": list(translation.steps), "select": translation.select}
         if translation.aggregate is not None:
             translated_fields["aggregate"] = translation.aggregate
+        if translation.deduplicate is not None:
+            yield from _qualify_problems(spec.get("deduplicate"), translation.deduplicate)
+            translated_fields["deduplicate"] = {**(spec.get("deduplicate") or {}), **translation.deduplicate}
     else:
+        rest.pop("deduplicate", None)  # what it lacks may be what the SQL says wrongly
         translated_fields = {"select": [None]}  # an unknown column, which silences the rules on outputs
     # A wrong aggregate is none of the fields, but its job needs one input only.
     grouped = problems and translation is not None and translation.aggregate is not None
+    from_qualify = translation.deduplicate or () if translation is not None else ()
     for at, message in _broken({**data, "spec": {**rest, **translated_fields}}):
+        if at[1:2] == ("deduplicate",) and at[2:3] and at[2] in from_qualify:
+            yield _SQL, message
+            continue
         if grouped and at == ("spec", "inputs") and len(draft.inputs) == 1:
             continue
         yield _SQL if at[1:2] and at[1] in _FROM_SQL else at, message
+
+
+def _qualify_problems(written: Any, qualified: Mapping[str, Any]) -> Iterator[Finding]:
+    """What is wrong with `spec.deduplicate` beside QUALIFY, which says `qualified`."""
+    at: Loc = ("spec", "deduplicate")
+    if written is None:
+        facts = "is missing: QUALIFY does not say for how long repeats of a row are known (rule D1)"
+        yield at, f"{facts}; write deduplicate: {{within: 1h}} beside sql"
+    for name in qualified:
+        if dig(written, name) is not None:
+            yield (*at, name), f"{name} and QUALIFY both say it; drop {name}"

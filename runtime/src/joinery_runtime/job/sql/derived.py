@@ -141,6 +141,8 @@ class _Merging:
         more = [name.strip("_").upper() for name, value in inner.args.items() if value and name not in self._form.parts]
         if more:
             return f"a sub-query with {listed(more)} is not supported: {self._form.rest}"
+        if inner.args.get("qualify") or select.args.get("qualify"):
+            return "a sub-query is not supported beside QUALIFY; write one SELECT over the inputs"
         if inner.args.get("from_") is None:
             return "a sub-query without FROM is not supported; name an input of the job"
         joins, grouped = select.args.get("joins") or [], inner.args.get("group") is not None

@@ -26,6 +26,7 @@ from joinery_runtime.job.sql.clauses import (
     read_options,
 )
 from joinery_runtime.job.sql.conditions import Link, find_anti_joins, link_joins, place_conditions, read_predicates
+from joinery_runtime.job.sql.having import read_qualify
 from joinery_runtime.job.sql.matching import (
     Bound,
     Distances,
@@ -47,14 +48,15 @@ Step = dict[str, Any]
 @dataclass(frozen=True, slots=True)
 class Translation:
     """A translation. `steps` are the entries of `spec.joins`, `select` is `spec.select`, `aggregate` is
-    `spec.aggregate` (None: there is no GROUP BY), all as in YAML; `filters` are `where` of inputs, by name. With
-    `problems` they must not be used."""
+    `spec.aggregate` (None: there is no GROUP BY), `deduplicate` is what QUALIFY says of `spec.deduplicate` (None: there
+    is no QUALIFY), all as in YAML; `filters` are `where` of inputs, by name. With `problems` they must not be used."""
 
     steps: tuple[Step, ...]
     select: list[dict[str, str]]
     problems: tuple[str, ...] = ()
     filters: Mapping[str, str] = field(default_factory=dict)
     aggregate: Mapping[str, Any] | None = None
+    deduplicate: Mapping[str, Any] | None = None
 
 
 def check_shape(sql: str) -> tuple[str, ...]:
@@ -87,9 +89,11 @@ def _translate(sql: str, tables: Sequence[SqlInput]) -> Translation:
     else:
         select = read_columns(query.items, scope, prefixes, windowed=query.window is not None)
     selected = _inputs_read(select) if aggregate is None else inputs_aggregated(aggregate)
+    deduplicate = read_qualify(query, scope)
+    selected = {*selected, *(name.partition(".")[0] for name in deduplicate["by"])} if deduplicate else selected
     links, filters = _link_query(query, scope, tables, selected)
     steps = _translate_links(links, query, options, scope)
-    return Translation(steps, select, report.problems, filters, aggregate)
+    return Translation(steps, select, report.problems, filters, aggregate, deduplicate)
 
 
 def _read_query_and_options(sql: str, tables: Sequence[SqlInput], report: Report) -> tuple[Query, Options] | None:

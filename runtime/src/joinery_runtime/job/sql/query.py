@@ -75,6 +75,7 @@ class Query:
     grouped: bool
     group_at: TextPosition
     having: exp.Expr | None
+    qualify: exp.Expr | None
     window: WindowClause | None
     options: Sequence[Token]
 
@@ -122,6 +123,7 @@ def read_query(sql: str, report: Report, form: Form, tables: Mapping[str, Collec
         grouped=group is not None,
         group_at=parsed.position_of("GROUP BY"),
         having=having.this if having is not None else None,
+        qualify=qualify.this if (qualify := select.args.get("qualify")) is not None else None,
         window=parsed.clauses.window,
         options=parsed.clauses.options,
     )

@@ -84,7 +84,7 @@ JOINS = Form(
     example="write SELECT <columns> FROM <input> JOIN <input> ON <conditions>",
     before="the join",
     final="pairs are emitted as they are found",
-    parts=frozenset({"expressions", "from_", "joins", "where", "group", "having"}),
+    parts=frozenset({"expressions", "from_", "joins", "where", "group", "having", "qualify"}),
     rest="a job emits every pair as it is found; leave it out",
     tests_existence=True,
 )
