@@ -104,12 +104,12 @@ def _with_names(call: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str
 
 
 def _whole_inputs(job: StreamJoin) -> list[str]:
-    """The inputs that are in every row behind the steps, with their time."""
-    whole = [job.inputs[0].name]
+    """The inputs that are in every row behind the steps, with a time that has a bound."""
+    whole = [job.inputs[0].name] if job.joins[-1].kind != "session" else []
     for step in job.joins:
         if step.type in {"right", "full"}:
             whole = []
-        if step.type in {"inner", "right"} and step.as_of is None:
+        if step.type in {"inner", "right"} and step.as_of is None and step.kind != "session":
             whole.append(step.right)
     return whole
 

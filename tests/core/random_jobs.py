@@ -20,7 +20,7 @@ NAN = float("nan")
 A_DAY = 24 * 3_600_000
 FUTURES = (A_DAY, A_DAY, 5, 12)  # `watermark.maxFuture`; no row of a history is a day ahead of another one
 INPUTS = ("o", "d", "r", "x")
-KINDS = ("interval", "broadcast", "chain", "fixed", "session", "asof", "mixed", "computed")
+KINDS = ("interval", "broadcast", "chain", "fixed", "session", "asof", "mixed", "computed", "windows", "any")
 TYPES = ("inner", "left", "right", "full", "semi", "anti")
 NARROWER = {"full": ("left", "right", "inner"), "left": ("inner",), "right": ("inner",)}
 """By type, the types to which a job with state may be edited (M2)."""
@@ -274,14 +274,50 @@ def mixed_steps(draw: Any, before: Sequence[dict[str, Any]], left: Sequence[str]
 
 
 @st.composite
+def steps_in_windows(
+    draw: Any, before: Sequence[dict[str, Any]], left: Sequence[str], right: str, *, last: bool, others: bool
+) -> dict[str, Any]:
+    """A window step behind these, in the windows of an earlier one if there is one; with `others`, or where no window
+    step can follow, also a step of another kind. A session step is the last one."""
+    first = next((number for number, step in enumerate(before) if "window" in step), len(before))
+    tables = {step["right"] for step in before if "asOf" in step}
+    whole = [name for name in left if name not in tables | _padded(before)]
+    lost = any("window" not in step and step["type"] in {"right", "full"} for step in before[first:])
+    can_follow = not lost if first < len(before) else bool(whole)
+    if not can_follow or (others and draw(st.booleans())):
+        return draw(mixed_steps(before, left, right))
+    if first < len(before):
+        return {**draw(fixed_steps(left, right)), "window": {**before[first]["window"], "of": None}}
+    step = draw(st.sampled_from([fixed_steps, fixed_steps, session_steps] if last else [fixed_steps]))(left, right)
+    drawn = draw(step)
+    origin = {} if whole[0] == left[0] and draw(st.booleans()) else {"of": draw(st.sampled_from(whole))}
+    return {**drawn, "window": {**drawn["window"], **origin}}
+
+
+def _padded(steps: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The inputs that are null in some rows behind these steps."""
+    padded: set[str] = set()
+    joined = {INPUTS[0]}
+    for step in steps:
+        padded |= {step["right"]} if step["type"] in {"left", "full"} else set()
+        padded |= joined if step["type"] in {"right", "full"} else set()
+        joined.add(step["right"])
+    return padded
+
+
+@st.composite
 def jobs(draw: Any, kind: str) -> Job:
-    counts = {"chain": [3, 4], "mixed": [3, 4], "computed": [2, 3]}.get(kind)
+    counts = {"chain": [3, 4], "mixed": [3, 4], "computed": [2, 3], "windows": [3, 4], "any": [3, 4]}.get(kind)
     names = INPUTS[: draw(st.sampled_from(counts)) if counts else 2]
     key = draw(st.sampled_from(sorted(KEY_TYPES)))
     steps, predicates, keeps = [], {}, {}
     left = names[:1]
     for number, right in enumerate(names[1:]):
-        step = draw(_steps_of(kind, len(names), steps, left, right))
+        if kind in ("windows", "any"):
+            last = right == names[-1]
+            step = draw(steps_in_windows(steps, left, right, last=last, others=kind == "any"))
+        else:
+            step = draw(_steps_of(kind, len(names), steps, left, right))
         if kind == "computed":
             step["keys"] = draw(computed_keys(left, right, table="asOf" in step))
         where, predicates[number] = draw(wheres(left, right, versions="asOf" in step))

@@ -11,7 +11,7 @@ from core.cases import HISTORIES, Case, unedited_cases
 from core.harness import check_against_oracle, few_hashes, merge_early
 from core.random_composed import composed_jobs
 
-KINDS = ("interval", "broadcast", "chain", "asof", "mixed")
+KINDS = ("interval", "broadcast", "chain", "fixed", "asof", "mixed", "windows", "any")
 
 
 @pytest.fixture(autouse=True)

@@ -37,6 +37,7 @@ KINDS = (
     Kind("Hopping window join", "hopping", "window-join"),
     Kind("Session window join", "session", "window-join"),
     Kind("Chain", "chain", "chain"),
+    Kind("Three inputs in one window", "window-chain", "w5"),
     Kind("As-of join", "as-of", "as-of-join"),
     Kind("Join on time only", "time-only", "j9"),
     Kind("Projection of one input", "projection", "projection"),

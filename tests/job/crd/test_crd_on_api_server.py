@@ -84,6 +84,7 @@ LOADER_ONLY = (
     *("a version of 'rates' may be older", "is not there any more", "there is no function LOWR", "(rule J12)"),
     *("is a function of SQL already", "is a column of 'orders' already"),
     *("has a column without its input", "is also the name of a column"),
+    *("into other windows", "in windows already", "is in no window", "are in no window", "windows count the time of"),
 )
 
 

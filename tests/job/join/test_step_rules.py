@@ -30,6 +30,11 @@ from joinery_runtime.job import KeyPair, Reference
 from joinery_runtime.job.join.steps import FIELDS
 from joinery_runtime.job.model.wording import listed
 
+
+def windowed(right: str, **kind: Any) -> dict[str, Any]:
+    return step(right, interval=None, window=kind)
+
+
 OF_PAYMENTS = {"of": "payments", "lower": "0s", "upper": "1h"}
 BY_METHOD = {"orders.id": "items.order_id", "payments.method": "items.payment_method"}
 TWO_KEYS = {**RATES, "table": {"key": ["currency", "region"]}}
@@ -339,10 +344,57 @@ BAD_STEPS: list[tuple[list[Any], dict[str, Any], str, str]] = [
         "slide (1h1m) is longer than size (1h), so rows between windows would be lost; write at most the size",
     ),
     (
-        [window(tumbling="1h"), step("items")],
+        [window(session={"gap": "1m"}), step("items")],
         {},
-        "joins[0].window",
-        "window steps do not take part in chains (rule W4), and there are 2 steps; write interval",
+        "joins[0].window.session",
+        "no step can follow, because a session may begin any time before it ends, so no time of its rows is bounded "
+        "(rule N3); make it the last step, or a job of its own",
+    ),
+    (
+        [window(tumbling="1h"), windowed("items", tumbling="2h")],
+        {},
+        "joins[1].window",
+        "step 1 has put the rows into other windows, and a row is in one (rule W5); write the window of step 1, or "
+        "join in these windows in a job of its own",
+    ),
+    (
+        [window(tumbling="1h"), windowed("items", session={"gap": "1h"})],
+        {},
+        "joins[1].window",
+        "step 1 has put the rows into other windows",
+    ),
+    (
+        [window(tumbling="1h"), windowed("items", hopping={"size": "1h", "slide": "1h"}, of="orders")],
+        {},
+        "joins[1].window.of",
+        "rows of step 1 are in windows already, whatever time counted there (rule W5); leave it out",
+    ),
+    (
+        [step(), windowed("items", tumbling="1h", of="items")],
+        {},
+        "joins[1].window.of",
+        "'items' is not joined before this step; windows count the time of an input that is: write orders or payments",
+    ),
+    (
+        [step(type="left"), windowed("items", tumbling="1h", of="payments")],
+        {},
+        "joins[1].window.of",
+        "rows of 'payments' may be missing, because step 1 is a left join, and a row without an event time is in no "
+        "window (rule W6); write of: orders",
+    ),
+    (
+        [step(type="right"), windowed("items", tumbling="1h")],
+        {},
+        "joins[1].window",
+        "rows of 'orders' may be missing, because step 1 is a right join, and a row without an event time is in no "
+        "window (rule W6); write of: payments",
+    ),
+    (
+        [window(tumbling="1h"), step("items", type="full"), windowed("returns", tumbling="1h")],
+        {"inputs": [ORDERS, PAYMENTS, ITEMS, stream("returns", "order_id")]},
+        "joins[1].type",
+        "rows of 'items' that match nothing are in no window, and step 3 joins in windows (rule W6); write type: left "
+        "or inner, or join 'items' after this step",
     ),
     ([{**window(tumbling="1h"), "lateData": "reopen"}], {}, "joins[0].lateData", "reopen is for interval steps"),
     # as-of

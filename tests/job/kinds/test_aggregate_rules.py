@@ -162,7 +162,11 @@ def job_with(*steps: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 OF_THE_JOB: list[tuple[dict[str, Any], str, str]] = [
-    (job_with(window(tumbling="1h")), "joins[0].window", "no aggregate follows window steps"),
+    (
+        job_with(window(session={"gap": "1m"})),
+        "joins[0].window.session",
+        "no aggregate can follow, because a session may begin any time before it ends",
+    ),
     (job_with(prefixes="always"), "prefixes", "drop `prefixes`"),
     (job_with(select=[{"expression": "n + 1", "as": "m"}]), "select[0].expression", "are emitted as they are"),
     (job_with(select=[{"column": "orders.id"}]), "select[0].column", "is no column of these sessions"),

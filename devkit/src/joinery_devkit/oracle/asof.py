@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from joinery_devkit.oracle.horizons import UNKNOWN, Time
 from joinery_devkit.oracle.model import LEFT, RIGHT, AsOfRule, Step
 from joinery_devkit.oracle.rows import Forget, Joined, Row, joined
-from joinery_devkit.oracle.windows import time_of
 
 
 @dataclass(slots=True)
@@ -75,7 +74,7 @@ class AsOfStep:
     def _result(self, row: Joined) -> list[Joined]:
         of_key = self._of_key(self.step.key(LEFT, row))
         # A1: of the versions still there, the newest one that is not newer than the row.
-        usable = [v for v in of_key if time_of(v) <= self._time(row) and not self._superseded(v, of_key)]
+        usable = [v for v in of_key if _input_row(v).ts <= self._time(row) and not self._superseded(v, of_key)]
         version = max(usable, key=_age, default=None)
         if version is None or _input_row(version).deleted or not self.step.fits(row, version):
             return self._padded(row)
@@ -91,7 +90,7 @@ class AsOfStep:
 
     def _superseded(self, version: Joined, of_key: Sequence[Joined]) -> bool:
         """Whether a newer version of the key is beyond the horizon (A2)."""
-        return any(_age(other) > _age(version) and time_of(other) <= self.expired for other in of_key)
+        return any(_age(other) > _age(version) and _input_row(other).ts <= self.expired for other in of_key)
 
     def _of_key(self, key: tuple[object, ...]) -> list[Joined]:
         return [version for version in self.versions if self.step.key(RIGHT, version) == key]

@@ -30,10 +30,10 @@ def _joined(step: Step, before: Sequence[str], sides: Sides) -> Iterator[Joined]
         case IntervalRule():
             return _outer(step, before, sides, _interval(step, step.rule, step.left_input or before[0]), _no_window)
         case WindowRule():
-            windows = _fixed(step.rule)
+            windows = _fixed(step, step.rule, before)
             return _outer(step, before, sides, lambda a, b: set(windows(a)) & set(windows(b)), windows)
         case SessionRule():
-            sessions = _sessions(step, step.rule, sides)
+            sessions = _sessions(step, step.rule, before, sides)
             return _outer(step, before, sides, lambda a, b: {sessions(a)} & {sessions(b)}, lambda row: [sessions(row)])
         case AsOfRule():
             return _outer(step, before, sides, _newest(step, sides[RIGHT], step.left_input or before[0]), _no_window)
@@ -50,17 +50,18 @@ def _outer(
             if _can(step, LEFT, left) and _can(step, RIGHT, right) and step.fits(left, right):
                 for window in match(left, right):
                     if step.type == "semi" and (id(left), window) not in met:
-                        yield Joined(left.rows, window)
+                        yield Joined(left.rows, window or left.window)
                     met |= {(id(left), window), (id(right), window)}
                     if step.emits_right:
-                        yield Joined({**left.rows, **right.rows}, window)
+                        yield Joined({**left.rows, **right.rows}, window or left.window)
     absent = ({step.right: None}, dict.fromkeys(before))
     for side in (LEFT, RIGHT):
         for row in sides[side] if step.preserved(side) else ():
             for window in windows(row):
                 if (id(row), window) not in met:
                     rows = {**row.rows, **(absent[side] if step.emits_right else {})}
-                    yield Joined({name: rows[name] for name in (*before, step.right) if name in rows}, window)
+                    by_name = {name: rows[name] for name in (*before, step.right) if name in rows}
+                    yield Joined(by_name, window or row.window)
 
 
 def _no_window(_: Joined) -> list[None]:
@@ -80,23 +81,35 @@ def _interval(step: Step, rule: IntervalRule, left_input: str) -> Match:
     return match
 
 
-def _fixed(rule: WindowRule) -> Callable[[Joined], list[Window]]:
+def _time(step: Step, before: Sequence[str], row: Joined) -> int:
+    ts = row.time(step.right if step.right in row.rows else step.left_input or before[0])
+    assert ts is not None, "no step before has padded the input whose time counts (W6)"
+    return ts
+
+
+def _fixed(step: Step, rule: WindowRule, before: Sequence[str]) -> Callable[[Joined], list[Window]]:
     def windows(row: Joined) -> list[Window]:
-        ts = _only(row).ts
+        if row.window is not None:  # of a step before (W5)
+            return [row.window]
+        ts = _time(step, before, row)
         nearby = range((ts - rule.size) // rule.slide, ts // rule.slide + 1)
         return [(n * rule.slide, n * rule.slide + rule.size) for n in nearby if 0 <= ts - n * rule.slide < rule.size]
 
     return windows
 
 
-def _sessions(step: Step, rule: SessionRule, sides: Sides) -> Callable[[Joined], Window]:
+def _sessions(step: Step, rule: SessionRule, before: Sequence[str], sides: Sides) -> Callable[[Joined], Window]:
     """Returns a function that grows a session from a row until nothing more is within the gap of its ends."""
-    joinable = [(step.key(side, row), _only(row).ts) for side in (LEFT, RIGHT) for row in sides[side]
-                if _can(step, side, row)]  # fmt: skip
+    joinable = [
+        (step.key(side, row), _time(step, before, row))
+        for side in (LEFT, RIGHT)
+        for row in sides[side]
+        if _can(step, side, row)
+    ]
     right_side = {id(row) for row in sides[RIGHT]}
 
     def session(row: Joined) -> Window:
-        side, ts = (RIGHT if id(row) in right_side else LEFT), _only(row).ts
+        side, ts = (RIGHT if id(row) in right_side else LEFT), _time(step, before, row)
         first = last = ts
         if not _can(step, side, row):
             return ts, ts

@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from joinery_devkit.oracle.model import LEFT, RIGHT, AsOfRule, IntervalRule, Step
+from joinery_devkit.oracle.model import LEFT, RIGHT, AsOfRule, IntervalRule, Step, WindowRule
 from joinery_devkit.oracle.rows import END
 
 Time = float  # milliseconds, in practice int or an infinity
 UNKNOWN = -math.inf
+WINDOW = "the end of the window"  # that a row is in (W5), among the times of inputs
 
 
 def as_time(watermark: int | None) -> Time:
@@ -85,7 +86,8 @@ class ChainTimes:
     def _closed(self, step: Step, coming: Mapping[str, Time]) -> tuple[Time, Time]:
         """Up to where the sides of a step are closed: of an interval step by the other side, row by row (J3); of a
         window step by both (W2)."""
-        left, right = coming[step.left_input or self._first], coming[step.right]
+        left = coming[WINDOW] - 1 if step.one_window else coming[step.left_input or self._first]
+        right = coming[step.right]
         if isinstance(step.rule, IntervalRule):
             return right - step.rule.upper, left + step.rule.lower
         return min(left, right), min(left, right)
@@ -115,8 +117,10 @@ class ChainTimes:
         not handed on (N2)."""
         step = self._steps[number]
         left_kept, right_kept = self._still_emitted(number, now)
-        origin, names = step.left_input or self._first, [name for name in coming if name != step.right]
+        origin, names = self.counted_from(step), [name for name in coming if name != step.right]
         out = {name: min(coming[name], left_kept + self._least(name, origin)) for name in names}
+        if isinstance(step.rule, WindowRule):
+            out[WINDOW] = self._before[number][LEFT] + 1
         if isinstance(step.rule, AsOfRule) or not step.emits_right:
             return out
         return {**out, step.right: min(coming[step.right], right_kept)}
@@ -127,6 +131,8 @@ class ChainTimes:
         step, before = self._steps[number], self._before[number]
         if isinstance(step.rule, AsOfRule):
             return before[LEFT] + 1, UNKNOWN
+        if isinstance(step.rule, WindowRule):  # the windows that close now are emitted now
+            return (_first_open(step.rule, before[LEFT]),) * 2
         left, right = (before[side] if step.preserved(side) else now[side] for side in (LEFT, RIGHT))
         return left, right
 
@@ -138,20 +144,34 @@ class ChainTimes:
         most_down = sum(upper for joint, _, upper in down if joint not in shared)
         return least_up - most_down
 
+    def counted_from(self, step: Step) -> str:
+        """The input whose time left rows have: in windows that a step before has made, the one that counted there."""
+        counting = next(
+            (other for other in self._steps if isinstance(other.rule, WindowRule) and step.one_window), step
+        )
+        return counting.left_input or self._first
+
     def _way(self, name: str) -> list[tuple[str, int, int]]:
         """The joins from an input to the first one: (input, lower and upper bound of its time from that of the input
         to which it was joined)."""
         way: list[tuple[str, int, int]] = []
+        if name == WINDOW:
+            windows = next(step for step in self._steps if isinstance(step.rule, WindowRule))
+            assert isinstance(windows.rule, WindowRule), "of a window step"
+            way.append((name, 1, windows.rule.size))
+            name = windows.left_input or self._first
         while name != self._first:
             step = next(step for step in self._steps if step.right == name)
             lower, upper = bound(step)
             way.append((name, lower, upper))
-            name = step.left_input or self._first
+            name = self.counted_from(step)
         return way
 
 
 def bound(step: Step) -> tuple[int, int]:
     """The lowest and the highest distance of the right row's time from that of the step's left input."""
+    if isinstance(step.rule, WindowRule):
+        return 1 - step.rule.size, step.rule.size - 1
     assert isinstance(step.rule, IntervalRule), "other steps count only from times that are bounded (N2)"
     return step.rule.lower, step.rule.upper
 
@@ -170,3 +190,10 @@ class EarlyHorizon:
         before, reached = self.now, watermark if watermark == math.inf else watermark // every * every
         self.now = max(before, reached)
         return self.now > before
+
+
+def _first_open(rule: WindowRule, closed: Time) -> Time:
+    """The start of the first window whose end is above the time."""
+    if math.isinf(closed):
+        return closed
+    return ((int(closed) - rule.size) // rule.slide + 1) * rule.slide

@@ -45,7 +45,8 @@ LATE = "late"
 @dataclass(frozen=True, slots=True)
 class EpochExpectation:
     """What one epoch must do. `joined` are the rows that it makes, `rows` the same rows as they are emitted. `late` and
-    `dropped` (by reason: null_key, filtered, expired) count rows per input."""
+    `dropped` (by reason: null_key, filtered, expired) count rows per input; late rows of a step, which are no records,
+    are among `dropped`."""
 
     joined: tuple[Joined, ...]
     rows: tuple[dict[str, Any], ...]
@@ -115,6 +116,8 @@ class Oracle:
         listed = {name: sorted(rows.get(name, ()), key=lambda row: (row.partition, row.offset)) for name in self.inputs}
         joined_rows = tuple(self._chain.epoch(watermarks, listed, dropped, reached))
         late = {name: counts.pop(LATE, 0) for name, counts in dropped.items()}
+        for name, count in self._chain.late_rows.items():
+            dropped[name][LATE] += count
         return EpochExpectation(
             joined_rows, tuple(output_row(row, self._columns) for row in joined_rows), late, dropped
         )
@@ -172,6 +175,7 @@ class _Chain:
         self._times = ChainTimes(self._first, steps)
         self._highest: dict[str, Time] = {}
         self.handed_on: Mapping[str, Time] = {}
+        self.late_rows: Counter[str] = Counter()
         left: list[str] = [self._first]
         self._run: list[_Step] = []
         for step in steps:
@@ -197,9 +201,12 @@ class _Chain:
             for name in self._inputs
         }
         left, left_drops = records[self._first], dropped[self._first]
+        self.late_rows.clear()
         for run, step, keep_from in zip(self._run, self._steps, horizons.keep_from, strict=True):
             drops = (left_drops, dropped[step.right])
             joined = run.epoch((left, records[step.right]), keep_from, reached.get(step.right, math.inf), drops)
+            if step is not self._steps[0]:
+                self.late_rows[self._times.counted_from(step)] += left_drops[LATE]
             left = step.filtered(joined, dropped)
             left_drops = Counter()
         for name in self._inputs:  # they count from the next epoch on (T3)
@@ -288,7 +295,7 @@ class _Windowed:
             for row in rows[side]:
                 if self._step.why_unjoinable(side, row) is None:
                     coming[side].append(row)
-                else:
+                elif self._step.preserved(side):  # of other sides, only rows of a step come as far as this
                     out += self._pad_at_once(side, row, closed, dropped[side])
         for side, late in enumerate(self._windows.arrive(coming, closed)):
             dropped[side][LATE] += late
@@ -297,7 +304,7 @@ class _Windowed:
     def _pad_at_once(self, side: int, row: Joined, closed: float, dropped: Counter[str]) -> list[Joined]:
         """Pads a row at once, per window that is open (O2, W3); the row is late if none is open (W2)."""
         windows = self._windows
-        open_windows = [window for window in windows.windows_of(row) if not windows.is_closed(window, closed)]
+        open_windows = [window for window in windows.windows_of(side, row) if not windows.is_closed(window, closed)]
         dropped[LATE] += not open_windows
         return [unmatched(self._step, self._inputs, side, row, window) for window in open_windows]
 

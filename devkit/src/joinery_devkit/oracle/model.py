@@ -77,6 +77,8 @@ class Step:
     allowed_lateness: int = 0
     reopen: bool = False
     left_input: str | None = None
+    one_window: bool = False
+    """Whether a step before has put left rows into a window each, in which this step joins them (W5)."""
     predicates: Predicates = field(default_factory=Predicates)
     keeps: Check | None = None
     """The condition on the rows that the step makes (J11)."""
@@ -134,8 +136,7 @@ class Projection:
 
     def of(self, row: Joined) -> Any:
         if self.window is not None:
-            assert row.window is not None, "a row of a window join has a window (W4)"
-            return row.window[self.window]
+            return None if row.window is None else row.window[self.window]
         if self.computed is not None:
             return self.computed(row.by_input)
         return row.values(self.input)[self.column]
@@ -149,7 +150,8 @@ def output_row(row: Joined, columns: Sequence[Projection]) -> dict[str, Any]:
 def output_columns(job: StreamJoin, computed: Mapping[str, Callable[[ByInput], Any]] | None = None) -> list[Projection]:
     """The output columns (J10, W4). `computed` has the expressions of `select` in Python, by output name."""
     if job.select is None:
-        times = [Projection(name, window=n) for n, name in enumerate(_TIMES) if job.joins[0].window is not None]
+        windowed = any(step.window is not None for step in job.joins)
+        times = [Projection(name, window=n) for n, name in enumerate(_TIMES) if windowed]
         absent = {step.right for step in job.joins if step.type in EXISTENCE}
         always, inputs = job.spec.prefixes == "always", [side for side in job.spec.inputs if side.name not in absent]
         prefixes = ("left", "right") if always and len(inputs) == 2 else [side.name for side in inputs]
@@ -187,8 +189,14 @@ def steps_of(
             if earliest is not None:
                 checked[earliest] = _with_check(checked[earliest], step_predicates, job.joins[earliest].right)
     by_step = keeps or {}
+    first_windows = next((n for n, step in enumerate(job.joins) if step.window is not None), len(job.joins))
     return tuple(
-        replace(_step(step, checked[n], key_values or {}), keeps=by_step.get(n)) for n, step in enumerate(job.joins)
+        replace(
+            _step(step, checked[n], key_values or {}),
+            keeps=by_step.get(n),
+            one_window=n > first_windows and step.window is not None,
+        )
+        for n, step in enumerate(job.joins)
     )
 
 

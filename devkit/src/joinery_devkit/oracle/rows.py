@@ -35,8 +35,8 @@ class _Nulls(dict[str, Any]):
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A row of one input or of a join: a row per input that takes part, None if padded. `window` is set after a window
-    join (W4)."""
+    """A row of one input or of a join: a row per input that takes part, None if padded. `window` is set behind a window
+    step (W4, W5)."""
 
     rows: Mapping[str, Row | None]
     window: Window | None = None
@@ -67,7 +67,8 @@ NULL (M2)."""
 
 
 def joined(left: Joined, right: Joined, window: Window | None = None) -> Joined:
-    return Joined({**left.rows, **right.rows}, window)
+    """The row of both, in the window in which they met; if a step has none, in that of the left row."""
+    return Joined({**left.rows, **right.rows}, window or left.window)
 
 
 def is_nan(value: object) -> bool:

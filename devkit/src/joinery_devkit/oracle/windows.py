@@ -15,7 +15,7 @@ Sides = tuple[list[Joined], list[Joined]]
 
 
 class WindowStep(Protocol):
-    """A window step. `closed` is the least watermark minus allowedLateness."""
+    """A window step. `closed` is the least watermark minus allowedLateness. Its sides are named by numbers."""
 
     def edit(self, step: Step, forget: Forget) -> None:
         """Continues the step with another condition, or a side that is no longer preserved."""
@@ -23,7 +23,7 @@ class WindowStep(Protocol):
     def close(self, closed: Time) -> list[Joined]:
         """The results of the windows that close now."""
 
-    def windows_of(self, row: Joined) -> list[Window]:
+    def windows_of(self, side: int, row: Joined) -> list[Window]:
         """The windows of a row that meets no other row."""
 
     def is_closed(self, window: Window, closed: Time) -> bool: ...
@@ -32,19 +32,18 @@ class WindowStep(Protocol):
         """Keeps an epoch's joinable rows; returns how many of each side are late (W2)."""
 
 
-def time_of(row: Joined) -> int:
-    """The event time of a row of one input."""
-    (only,) = row.rows.values()
-    assert only is not None, "a row of an input is not padded"
-    return only.ts
+def time_of(step: Step, names: Sequence[str], side: int, row: Joined) -> int:
+    """The event time of a row of a side. `names` are the inputs that are joined so far, in order."""
+    ts = row.time(step.right if side == RIGHT else step.left_input or names[0])
+    assert ts is not None, "no step before has padded the input whose time counts (W6)"
+    return ts
 
 
 def unmatched(step: Step, names: Sequence[str], side: int, row: Joined, window: Window) -> Joined:
     """The row as it is emitted without a partner: padded (W3), or alone by an anti join (E3)."""
     if not step.emits_right:
         return replace(row, window=window)
-    (other,) = set(names) - row.rows.keys()
-    absent = Joined({other: None})
+    absent = Joined(dict.fromkeys(name for name in names if name not in row.rows))
     return joined(row, absent, window) if side == LEFT else joined(absent, row, window)
 
 
@@ -83,14 +82,17 @@ class FixedWindows:
         closing: dict[tuple[Window, Any], Sides] = defaultdict(lambda: ([], []))
         for side, rows in enumerate(self.buffered):
             for row in rows:
-                for window in self.windows_of(row):
+                for window in self.windows_of(side, row):
                     if before < window[1] <= closed:
                         closing[window, self.step.key(side, row)][side].append(row)
-            rows[:] = [row for row in rows if any(window[1] > closed for window in self.windows_of(row))]
+            rows[:] = [row for row in rows if any(window[1] > closed for window in self.windows_of(side, row))]
         return [row for (window, _), sides in closing.items() for row in results(self.step, self.names, sides, window)]
 
-    def windows_of(self, row: Joined) -> list[Window]:
-        size, slide, ts = self.rule.size, self.rule.slide, time_of(row)
+    def windows_of(self, side: int, row: Joined) -> list[Window]:
+        if side == LEFT and self.step.one_window:
+            assert row.window is not None, "no step in between pads the window (W6)"
+            return [row.window]
+        size, slide, ts = self.rule.size, self.rule.slide, time_of(self.step, self.names, side, row)
         return [(s, s + size) for s in range(ts // slide * slide, ts - size, -slide)]
 
     def is_closed(self, window: Window, closed: Time) -> bool:
@@ -100,7 +102,7 @@ class FixedWindows:
         late = [0, 0]
         for side, listed in enumerate(rows):
             for row in listed:
-                if all(self.is_closed(window, closed) for window in self.windows_of(row)):
+                if all(self.is_closed(window, closed) for window in self.windows_of(side, row)):
                     late[side] += 1
                 else:
                     self.buffered[side].append(row)
@@ -131,8 +133,8 @@ class SessionWindows:
         self.buffered = open_rows
         return out
 
-    def windows_of(self, row: Joined) -> list[Window]:
-        return [(time_of(row), time_of(row))]
+    def windows_of(self, side: int, row: Joined) -> list[Window]:
+        return [(self._time(side, row),) * 2]
 
     def is_closed(self, window: Window, closed: Time) -> bool:
         return window[1] + self.rule.gap < closed
@@ -153,14 +155,22 @@ class SessionWindows:
     def _sessions(self, rows: Sides) -> Iterator[tuple[Window, Sides]]:
         """Groups the rows of each key into sessions: rows at a distance <= gap belong together (S1)."""
         for listed in self._by_key(rows).values():
-            ordered = sorted(listed, key=lambda pair: time_of(pair[1]))
+            ordered = sorted(listed, key=lambda pair: self._time(*pair))
             session = ordered[:1]
             for side, row in ordered[1:]:
-                if time_of(row) - time_of(session[-1][1]) > self.rule.gap:
-                    yield _session(session)
+                if self._time(side, row) - self._time(*session[-1]) > self.rule.gap:
+                    yield self._session(session)
                     session = []
                 session.append((side, row))
-            yield _session(session)
+            yield self._session(session)
+
+    def _session(self, rows: Sequence[tuple[int, Joined]]) -> tuple[Window, Sides]:
+        times = [self._time(side, row) for side, row in rows]
+        left, right = ([row for at, row in rows if at == side] for side in (LEFT, RIGHT))
+        return (min(times), max(times)), (left, right)
+
+    def _time(self, side: int, row: Joined) -> int:
+        return time_of(self.step, self.names, side, row)
 
     def _by_key(self, rows: Sides) -> Mapping[Any, list[tuple[int, Joined]]]:
         by_key: dict[Any, list[tuple[int, Joined]]] = defaultdict(list)
@@ -172,12 +182,6 @@ class SessionWindows:
 
 def _forgetting(rows: Sides, forget: Forget) -> Sides:
     return [forget(LEFT, row) for row in rows[LEFT]], [forget(RIGHT, row) for row in rows[RIGHT]]
-
-
-def _session(rows: Sequence[tuple[int, Joined]]) -> tuple[Window, Sides]:
-    times = [time_of(row) for _, row in rows]
-    left, right = ([row for at, row in rows if at == side] for side in (LEFT, RIGHT))
-    return (min(times), max(times)), (left, right)
 
 
 def _add(to: Sides, more: tuple[Iterable[Joined], Iterable[Joined]]) -> None:

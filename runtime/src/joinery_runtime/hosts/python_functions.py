@@ -34,7 +34,7 @@ def with_functions(job: _ANY_JOB) -> _ANY_JOB:
     problems = list(_problems(job, functions))
     if problems:
         raise JobError(job.name, problems)
-    return job.with_function_sources({one.name: _source_hash(one.python) for one in job.spec.functions})
+    return job.with_function_sources({function.name: _source_hash(function.python) for function in job.spec.functions})
 
 
 def _problems(job: Job, functions: DeclaredFunctions) -> Iterator[Problem]:

@@ -132,7 +132,9 @@ def explain(job: Job, stored: Mapping[str, Sequence[str]] | None = None) -> Expl
         inputs=tuple(_input_plan(side, job.input_filters.get(side.name)) for side in job.inputs),
         steps=steps,
         outputs=_outputs(job),
-        functions=tuple(f"{one.name} = {one.python}, which returns {one.returns}" for one in job.spec.functions),
+        functions=tuple(
+            f"{function.name} = {function.python}, which returns {function.returns}" for function in job.spec.functions
+        ),
         dead_letters=_dead_letters(job),
         store=_store(job),
         warnings=tuple(_warnings(job, steps)),

@@ -28,8 +28,8 @@ NEWER_VERSION = 3
 """The version for a job with co-partitioned inputs, or an input with a history. Older releases, which would look for
 its rows elsewhere, or read the history's records from the topic again, reject it. The layout is that of version 2."""
 NEWEST_VERSION = 4
-"""The version for a job with a semi or anti join, with an aggregate or a ranking, without joins, or with a key that is
-an expression, which release 0.1.0 does not know. The layout is that of version 2."""
+"""The version for a job with a semi or anti join, with an aggregate or a ranking, without joins, with a key that is an
+expression, or with windows in a chain, which release 0.1.0 does not know. The layout is that of version 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,9 @@ def signature(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
 def _version(job: Job) -> int:
     if isinstance(job, StreamJoin):
         existence = not all(step.emits_right for step in job.joins)
-        if job.aggregation is not None or job.ranking is not None or existence or not job.joins or job.computed_keys:
+        windows_in_chain = job.windowed and len(job.joins) > 1
+        grouped = job.aggregation is not None or job.ranking is not None
+        if grouped or existence or windows_in_chain or not job.joins or job.computed_keys:
             return NEWEST_VERSION
     newer = job.co_partitioned or any(side.history is not None for side in job.inputs)
     return NEWER_VERSION if newer else SIGNATURE_VERSION

@@ -30,7 +30,7 @@ from joinery_runtime.errors import ExpressionError, JobError, Problem
 from joinery_runtime.job import JoinStep, Reference, StreamJoin
 from joinery_runtime.job.kinds.aggregate.model import Aggregation, aggregate_part
 from joinery_runtime.job.kinds.ranking import RankingKind, ranking_part
-from joinery_runtime.job.model.references import parse_reference
+from joinery_runtime.job.model.references import WINDOW_COLUMNS, WINDOW_START, parse_reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,10 @@ class _SplitStep:
     predicates: tuple[Expression | None, Expression | None]
     residual: Expression | None
     filter: Expression | None
+    left_time: str
+    """The input whose event time left rows have."""
+    one_window: bool
+    """Whether a step before has put left rows into windows that this step joins in (W5)."""
 
     @property
     def filtered_by(self) -> Set[ColumnRef]:
@@ -72,10 +76,6 @@ class _SplitStep:
         """The columns that are compared once a candidate pair is found."""
         residual = self.residual.columns if self.residual is not None else frozenset()
         return {ref for pair in self.keys for ref in pair} | set(residual)
-
-    @property
-    def left_time(self) -> str:
-        return self.step.matching.counted_from or self.left[0]
 
 
 class JoinCompiler:
@@ -120,6 +120,9 @@ class JoinCompiler:
         for part in parts:
             side = deciding_side(part, left, step, kind)
             (rest if side is None else of_side[side]).append(part)
+        windowing = next((before for before in self._job.joins[:number] if before.matching.windowed), None)
+        one_window = windowing is not None and step.matching.windowed
+        counted = windowing if windowing is not None and one_window else step
         return _SplitStep(
             number=number,
             step=step,
@@ -130,6 +133,8 @@ class JoinCompiler:
             predicates=(conjunction(of_side[LEFT]), conjunction(of_side[RIGHT])),
             residual=conjunction(rest),
             filter=conjunction(self._filters[number]),
+            left_time=counted.matching.counted_from or left[0],
+            one_window=one_window,
         )
 
     def _place_filter(self, condition: Expression, number: int, matching: Sequence[list[Expression]]) -> None:
@@ -173,6 +178,7 @@ class JoinCompiler:
             time=time,
             intake=self._intake(split, side, inputs, time, preserved=preserved),
             flags=split.kind.flags_rows(side, _emits(split.step), preserved=preserved),
+            one_window=split.one_window and side == LEFT,
         )
 
     def _intake(self, split: _SplitStep, side: int, inputs: tuple[str, ...], time: str, *, preserved: bool) -> Intake:
@@ -186,12 +192,16 @@ class JoinCompiler:
         schema = self._schemas[time]
         if chained:
             refs = self._forwarded_refs(split.number - 1)
-            schema = pa.schema([pa.field(str(ref), self._type(ref)) for ref in refs])
+            windows = self._forwarded_windows(split.number - 1)
+            columns = {**{str(ref): self._type(ref) for ref in refs}, **dict.fromkeys(windows, pa.int64())}
+            schema = pa.schema(list(columns.items()))
         naming = Intake(schema, "", (), (), chained=chained)
         names = {naming.name_of(ref) for ref in read_columns}
+        if chained and not split.step.matching.windowed:
+            names |= {*self._forwarded_windows(split.number)}
         return Intake(
             schema=schema,
-            event_time=naming.name_of(event_time),
+            event_time=WINDOW_START if split.one_window and chained else naming.name_of(event_time),
             keys=tuple(naming.name_of(pair[side]) for pair in split.keys),
             stored=tuple(name for name in schema.names if name in names),
             predicate=split.predicates[side],
@@ -266,12 +276,13 @@ class JoinCompiler:
             needed |= {*_refs(ranking.keys), self._event_time(self._job.ranked_time)}
         for later in self._steps[number + 1 :]:
             needed |= (
-                later.confirmed
-                | later.filtered_by
-                | {ColumnRef(later.left_time, self._job.input(later.left_time).event_time)}
+                later.confirmed | later.filtered_by | ({self._left_time(later)} if not later.one_window else set())
             )
             needed |= set(later.predicates[LEFT].columns) if later.predicates[LEFT] is not None else set()
         return needed
+
+    def _left_time(self, split: _SplitStep) -> ColumnRef:
+        return ColumnRef(split.left_time, self._job.input(split.left_time).event_time)
 
     def _forwarded_refs(self, number: int) -> list[ColumnRef]:
         inputs = (*self._steps[number].left, self._steps[number].step.right)
@@ -279,10 +290,22 @@ class JoinCompiler:
         columns = (ColumnRef(name, column) for name in inputs for column in self._schemas[name].names)
         return [ref for ref in columns if ref in needed]
 
+    def _forwarded_windows(self, number: int) -> tuple[str, ...]:
+        """The columns of the windows that a step's rows have and later ones, or the output, read (W5)."""
+        windowed = [later for later, step in enumerate(self._job.joins) if step.matching.windowed]
+        if not windowed or windowed[0] > number:
+            return ()
+        if windowed[-1] > number:
+            return (WINDOW_START,)
+        selected = {output.step_column for output in self._output}
+        return tuple(name for name in WINDOW_COLUMNS if name in selected)
+
     def _output_columns(self, split: _SplitStep) -> Iterable[OutputColumn]:
         if split is not self._steps[-1] or self._job.ranking is not None:
+            refs, windows = self._forwarded_refs(split.number), self._forwarded_windows(split.number)
             return [
-                self._plain_column(split, ref, str(ref), self._type(ref)) for ref in self._forwarded_refs(split.number)
+                *(self._plain_column(split, ref, str(ref), self._type(ref)) for ref in refs),
+                *(OutputColumn(name, pa.int64(), step_column=name) for name in windows),
             ]
         return [
             self._plain_column(split, output.ref, output.name, output.type)

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from joinery_runtime.core import kinds
 from joinery_runtime.core.aggregates import AggregateCall
-from joinery_runtime.core.pipeline.sides import LEFT, Intake
+from joinery_runtime.core.pipeline.sides import LEFT, WINDOW_END, Intake
 from joinery_runtime.core.pipeline.spec import Distance, Emits, StepOperator, StepSpec
 from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Watermark, earlier
 from joinery_runtime.job import JoinStep
@@ -95,18 +95,21 @@ def find_kinds(base: type[_Kind]) -> tuple[type[_Kind], ...]:
 
 
 def lower_of_both(step: StepSpec, lows: OutputWatermarks) -> Mapping[str, int | None]:
-    """The horizons of window kinds: the lower of the two times closes both sides."""
+    """The horizons of window kinds: the lower of the two times closes both sides. Rows that are in a window already
+    close by its end: all of them have come once that is below the lowest one that may still come."""
     left, right = step.sides
-    both = lower_of(lows[left.time], lows[right.time])
+    left_low = earlier(lows[WINDOW_END], 1) if left.one_window else lows[left.time]
+    both = lower_of(left_low, lows[right.time])
     return {left.part: both, right.part: both}
 
 
 def lowest_of_left(
     step: StepSpec, lows: OutputWatermarks, lowest_kept: Watermark, distance: Distance
 ) -> OutputWatermarks:
-    """N3 for the times of the left side, of whose kept rows none that may still be emitted is before `lowest_kept`."""
+    """N3 for the times of the left side and the windows of its rows; of the kept rows none that may still be emitted is
+    before `lowest_kept`."""
     left, low_by_time = step.sides[LEFT], dict[str, Watermark]()
-    for name in left.inputs:
+    for name in (*left.inputs, WINDOW_END):
         least = distance(name, left.time)
         if name in lows and least is not None:
             low_by_time[name] = lower_of(lows[name], earlier(lowest_kept, -least))

@@ -224,11 +224,14 @@ def having_mask(
 def _output(step: StepSpec, pairs: Pairs, column: OutputColumn) -> pa.Array:
     if column.step_column is None:
         return _column(step, pairs, column.side, column.column)
-    assert pairs.windows is not None, "only rows of a window join have window columns"
-    times = pairs.windows[WINDOW_COLUMNS.index(column.step_column)]
+    if pairs.windows is not None:
+        times = pa.array(pairs.windows[WINDOW_COLUMNS.index(column.step_column)])
+    else:  # of a step before
+        times = _column(step, pairs, LEFT, column.step_column)
     if pa.types.is_timestamp(column.type):  # a window reaches further than its rows
-        times = np.clip(times, EVENT_TIME_MIN, EVENT_TIME_MAX)
-    return pa.array(times).cast(column.type)
+        lowest, highest = (pa.scalar(time, pa.int64()) for time in (EVENT_TIME_MIN, EVENT_TIME_MAX))
+        times = pc.max_element_wise(lowest, pc.min_element_wise(highest, times, skip_nulls=False), skip_nulls=False)
+    return times.cast(column.type)
 
 
 def _column(step: StepSpec, pairs: Pairs, side: int, name: str) -> pa.Array:

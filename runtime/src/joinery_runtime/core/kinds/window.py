@@ -1,7 +1,8 @@
-"""The join over tumbling and hopping windows of one shard in one epoch (rules W1-W4).
+"""The join over tumbling and hopping windows of one shard in one epoch (rules W1-W5).
 
 First the windows that the horizon closes are emitted from the state. Then arrivals are judged and kept (T3). An
-arriving row belongs to its open windows only. No I/O, no clock, no randomness: the same work gives the same rows.
+arriving row belongs to its open windows only; a row that a step before has put into a window belongs to that one. No
+I/O, no clock, no randomness: the same work gives the same rows.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import ClassVar, Self, cast
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.kinds.base import Join, lower_of_both
+from joinery_runtime.core.kinds.base import Join, lower_of, lower_of_both, lowest_of_left
 from joinery_runtime.core.kinds.cells import (
     Bounds,
     Members,
@@ -28,8 +29,8 @@ from joinery_runtime.core.kinds.cells import (
 from joinery_runtime.core.kinds.grouping import changes, expand_ranges, number_groups
 from joinery_runtime.core.kinds.rows import PROJECTED_ROWS, Selection, run_to_add, split_joinable
 from joinery_runtime.core.pipeline.retention import AcceptedRow, Retention, RowTime
-from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES
-from joinery_runtime.core.pipeline.spec import StepSpec
+from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES, WINDOW_END, SideSpec
+from joinery_runtime.core.pipeline.spec import Distance, StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons, StepResult, StepRun, StepWork
 from joinery_runtime.core.pipeline.watermark import (
     BEGIN_OF_TIME,
@@ -38,6 +39,7 @@ from joinery_runtime.core.pipeline.watermark import (
     Times,
     Watermark,
     clamp,
+    earlier,
 )
 from joinery_runtime.core.table.columns import HASH, TS
 from joinery_runtime.core.table.segment import Run, SegmentMeta
@@ -114,6 +116,25 @@ class WindowJoin(Join):
     def horizons(self, step: StepSpec, times: Times, lows: OutputWatermarks) -> Mapping[str, int | None]:
         return lower_of_both(step, lows)
 
+    @property
+    def bounds(self) -> tuple[int, int]:
+        return 1 - self.size, self.size - 1
+
+    @property
+    def window_ends(self) -> tuple[int, int]:
+        return 1, self.size
+
+    def output_watermarks(
+        self, step: StepSpec, lows: OutputWatermarks, horizons: Horizons, distance: Distance
+    ) -> OutputWatermarks:
+        """The windows that this epoch closes are emitted in it, so what counts is where the epoch before stopped: no
+        row of a window that was closed then is emitted any more."""
+        left, right = step.sides
+        previous = horizons[left.part].previous
+        first_open = None if previous is None else self.open_from(previous)
+        out = {**lowest_of_left(step, lows, first_open, distance), WINDOW_END: earlier(previous, -1)}
+        return out if step.emits != "pairs" else {**out, right.time: lower_of(lows[right.time], first_open)}
+
     def late_below(
         self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark], horizons: Horizons
     ) -> int | None:
@@ -134,7 +155,9 @@ class WindowJoin(Join):
         span = self.closing(horizon)
         if span is None:
             return False
-        lowest, highest = (meta.ts_min - self.size) // self.slide + 1, meta.ts_max // self.slide
+        lowest, highest = meta.ts_min // self.slide, meta.ts_max // self.slide
+        if not step.sides[side].one_window:
+            lowest = (meta.ts_min - self.size) // self.slide + 1
         return max(lowest, span[0]) <= min(highest, span[1])
 
     def last_closed(self, horizon: int) -> int:
@@ -149,9 +172,11 @@ class WindowJoin(Join):
         last = self.last_closed(horizon.current)
         return (first, last) if first <= last else None
 
-    def windows_of(self, ts: np.ndarray) -> Bounds:
-        """The first and the last window that hold each row, by its `ts` (int64[n])."""
-        return (ts - self.size) // self.slide + 1, ts // self.slide
+    def windows_of(self, ts: np.ndarray, *, one_window: bool = False) -> Bounds:
+        """The first and the last window that hold each row, by its `ts` (int64[n]). With `one_window` a row is in the
+        one that starts then."""
+        last = ts // self.slide
+        return last if one_window else (ts - self.size) // self.slide + 1, last
 
 
 # --- closing ----------------------------------------------------------------------------------------------------------
@@ -175,13 +200,13 @@ def _in_windows(kind: WindowJoin, run: Run, numbers: Numbers) -> Selection:
 
 def _members(kind: WindowJoin, step: StepSpec, piece: Sides, closing: Numbers) -> Iterator[tuple[Members, Members]]:
     batches = [concat_selections(step.sides[side], piece[side]) for side in SIDES]
-    bounds = [_bounds(kind, batch, closing) for batch in batches]
+    bounds = [_bounds(kind, spec, batch, closing) for spec, batch in zip(step.sides, batches, strict=True)]
     for numbers in cut_by_window(bounds):
         yield _in_cells(kind, batches, [within(b, numbers) for b in bounds])
 
 
-def _bounds(kind: WindowJoin, batch: pa.RecordBatch, closing: Numbers) -> Bounds:
-    every = kind.windows_of(batch.column(TS).to_numpy())
+def _bounds(kind: WindowJoin, side: SideSpec, batch: pa.RecordBatch, closing: Numbers) -> Bounds:
+    every = kind.windows_of(batch.column(TS).to_numpy(), one_window=side.one_window)
     return within(every, (clamp(closing[0]), clamp(closing[1])))
 
 
@@ -213,7 +238,7 @@ def _arrive(
         return None, {}
     late = _late(kind, rows, closed)
     joinable, unjoinable = split_joinable(spec, rows.filter(pa.array(~late)))
-    yield from _pad(kind, side, unjoinable, closed, out)
+    yield from _pad(kind, side, unjoinable, closed, out, one_window=spec.one_window)
     return run_to_add(spec, joinable), {"late": int(late.sum())} if late.any() else {}
 
 
@@ -226,10 +251,10 @@ def _late(kind: WindowJoin, rows: pa.RecordBatch, closed: int | None) -> np.ndar
 
 
 def _pad(
-    kind: WindowJoin, side: int, unjoinable: pa.RecordBatch, closed: int | None, out: WindowOutput
+    kind: WindowJoin, side: int, unjoinable: pa.RecordBatch, closed: int | None, out: WindowOutput, *, one_window: bool
 ) -> Iterator[pa.RecordBatch]:
     """Emits rows that cannot match, once per window that is still open (O2, W3)."""
-    first, last = kind.windows_of(unjoinable.column(TS).to_numpy())
+    first, last = kind.windows_of(unjoinable.column(TS).to_numpy(), one_window=one_window)
     open_from = BEGIN_OF_TIME if closed is None else kind.last_closed(closed) + 1
     first = np.maximum(first, clamp(open_from))
     for row, number in list_pairs((np.arange(len(first)), first, last + 1), PROJECTED_ROWS):

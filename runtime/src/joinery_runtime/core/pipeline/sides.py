@@ -32,6 +32,8 @@ SIDES: Final = (LEFT, RIGHT)
 
 FLAGS: Final = ".marks"  # suffix of the part that holds another part's flags
 SESSIONS: Final = "sessions"  # the part of the state of a job of sessions
+WINDOW_END: Final = "$window_end"
+"""Among the times of inputs, the one that stands for the ends of the windows that rows of a chain carry (W5)."""
 COMPLETE: Final = "sessions.complete"  # the horizon behind which sessions have been emitted (S5)
 
 
@@ -107,7 +109,8 @@ class Intake:
 class SideSpec:
     """One side of a step. `part` names its rows in the state. `inputs` are the inputs whose columns they carry: one, or
     those of all previous steps. `time` is the input whose event time is `$ts`, from which the step's bound counts.
-    `flags`: rows of this part have flags. `state`: the columns of its segments, where these are not prepared rows."""
+    `flags`: rows of this part have flags. `state`: the columns of its segments, where these are not prepared rows.
+    `one_window`: a step before has put each row into one window, which starts at `$ts` (W5)."""
 
     part: str
     inputs: tuple[str, ...]
@@ -115,6 +118,7 @@ class SideSpec:
     intake: Intake
     flags: bool = False
     state: pa.Schema | None = None
+    one_window: bool = False
 
     @property
     def preserved(self) -> bool:

@@ -104,6 +104,12 @@ class StepOperator(ABC):
         """The least and the greatest `right.ts - left.ts` of a pair; None: unbounded."""
         return None
 
+    @property
+    def window_ends(self) -> tuple[int, int] | None:
+        """The least and the greatest `end of a row's window - left.ts`; None: the step makes no windows, or unbounded
+        ones."""
+        return None
+
     def output_watermarks(
         self, step: StepSpec, lows: OutputWatermarks, horizons: Horizons, distance: Distance
     ) -> OutputWatermarks:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from joinery_runtime.core.pipeline.sides import LEFT, WINDOW_END
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons
 from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times
@@ -52,7 +53,7 @@ def watermarks_out(pipeline: Pipeline, times: Times, floors: Floors) -> list[Out
     lows: OutputWatermarks = {}
     for step in pipeline.steps:
         lows = _output_watermarks(pipeline, step, {**lows, **step.kind.lowest_times(step, times)}, final)
-        output_watermarks.append(lows)
+        output_watermarks.append({name: low for name, low in lows.items() if name != WINDOW_END})
     return output_watermarks
 
 
@@ -77,13 +78,16 @@ def _output_watermarks(
 
 def _lower_bound(pipeline: Pipeline, name: str, other: str) -> int | None:
     """The c of `name.ts >= other.ts + c`, summed over the bounds that lead from `other` to `name` (N2). Every step
-    links one new input to an earlier one, so there is one path at most; None: a step on it bounds nothing."""
+    links one new input to an earlier one, and a row's window to its left side, so there is one path at most; None: a
+    step on it bounds nothing."""
     links: dict[str, list[tuple[str, int]]] = {}
     for step in pipeline.steps:
         if step.kind.bounds is not None:
             (left, right), (lower, upper) = (side.time for side in step.sides), step.kind.bounds
             links.setdefault(left, []).append((right, lower))
             links.setdefault(right, []).append((left, -upper))
+        if step.kind.window_ends is not None:
+            links.setdefault(step.sides[LEFT].time, []).append((WINDOW_END, step.kind.window_ends[0]))
     return _find(links, other, name, set())
 
 

@@ -272,14 +272,15 @@ class JoinDescription(StepDescription[Operator]):
 
     def slower_watermark(self, epoch_times: EpochTimes | None = None) -> str:
         """Name the watermark that closes windows of both sides. With these epoch times, include its present values."""
-        at = (
-            {}
-            if epoch_times is None
-            else {side.time: f" ({format_time(epoch_times.watermarks[side.time])})" for side in self.step.sides}
-        )
-        names = " and ".join(f"{side.time}{at.get(side.time, '')}" for side in self.step.sides)
+        names = []
+        for side in self.step.sides:
+            name = f"{side.time} after step {self.step.number}" if side.intake.chained else side.time
+            watermarks = None if epoch_times is None or side.one_window else epoch_times.watermarks
+            if watermarks is not None and epoch_times is not None and side.intake.chained:
+                watermarks = epoch_times.handed_on[self.step.number]
+            names.append(name if watermarks is None else f"{name} ({format_time(watermarks[side.time])})")
         late = f" - {self.kind.allowed_lateness} ms" if self.kind.allowed_lateness else ""
-        return f"the lower watermark of {names}{late}"
+        return f"the lower watermark of {' and '.join(names)}{late}"
 
 
 def description_of(step: StepSpec) -> StepDescription[Any]:

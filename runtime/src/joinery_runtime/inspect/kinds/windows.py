@@ -11,6 +11,7 @@ from joinery_runtime.core.kinds.grouping import gaps
 from joinery_runtime.core.kinds.session_join import SessionWindowJoin
 from joinery_runtime.core.kinds.window import WindowJoin
 from joinery_runtime.core.pipeline.retention import AcceptedRow
+from joinery_runtime.core.pipeline.sides import LEFT
 from joinery_runtime.core.pipeline.step import Horizons
 from joinery_runtime.inspect.kinds.base import EpochTimes, JoinDescription, RowStatus, StoredRow
 from joinery_runtime.job.model.duration import format_duration, format_time
@@ -33,7 +34,10 @@ class WindowDescription(JoinDescription[WindowJoin]):
         return f"one window ({format_duration(self.kind.size)} long, every {format_duration(self.kind.slide)})"
 
     def ms_out_of_reach(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """Return how far the later row is past the end of the earlier row's last window."""
+        """Return how far the later row is past the end of the earlier row's last window. A left row that is in one
+        window has the start of it as time."""
+        if self.step.sides[LEFT].one_window:
+            return np.asarray(np.maximum(np.maximum(left - right, right - left - self.kind.size + 1), 0))
         earlier_one, later_one = np.minimum(left, right), np.maximum(left, right)
         end = self.kind.windows_of(earlier_one)[1] * self.kind.slide + self.kind.size
         return np.asarray(np.maximum(later_one - end + 1, 0))
@@ -46,7 +50,8 @@ class WindowDescription(JoinDescription[WindowJoin]):
         return [self._row_status(row, epoch_times) for row in rows]
 
     def _row_status(self, row: StoredRow, epoch_times: EpochTimes) -> RowStatus:
-        first, last = (int(n[0]) for n in self.kind.windows_of(np.array([row.ts])))
+        one_window = self.step.sides[row.side].one_window
+        first, last = (int(n[0]) for n in self.kind.windows_of(np.array([row.ts]), one_window=one_window))
         spans = [(n * self.kind.slide, n * self.kind.slide + self.kind.size) for n in range(first, last + 1)]
         closed_to = epoch_times.horizon(self.step.sides[row.side].part)
         open_ = [span for span in spans if closed_to is None or span[1] > closed_to]

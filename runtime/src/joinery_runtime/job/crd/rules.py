@@ -38,7 +38,10 @@ _ADDRESS = "i.kafka.bootstrapServers == j.kafka.bootstrapServers"
 _SAME_ADDRESS = f"self.inputs.all(i, !has(i.kafka) || self.inputs.all(j, !has(j.kafka) || {_ADDRESS}))"
 
 _FIELDS = [f"has(self.{field})" for field in FIELDS]
-_ALONE = list(dict.fromkeys(kind.field for kind in STEP_KINDS if not kind.chains))
+_LAST_PATHS = [kind.path() for kind in STEP_KINDS if kind.why_last]
+_LAST = " || ".join(
+    " && ".join(f"has(step.{'.'.join(path[:length])})" for length in range(1, len(path) + 1)) for path in _LAST_PATHS
+)
 _KEYED = dict.fromkeys(kind.field for kind in STEP_KINDS if not kind.without_keys)
 _FINAL = dict.fromkeys(kind.field for kind in STEP_KINDS if kind.what_is_final)
 _TIMES = f"[{', '.join(map(repr, WINDOW_COLUMNS))}]"
@@ -150,8 +153,10 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
     ),
     (StreamJoinSpec, "joins"): (
         Rule(
-            f"size(self) <= 1 || self.all(step, {' && '.join(f'!has(step.{field})' for field in _ALONE)})",
-            f"{listed(_ALONE)} steps do not take part in chains; write interval, or make it a job of its own",
+            f"size(self.filter(step, {_LAST})) == 0 || (size(self.filter(step, {_LAST})) == 1 && "
+            f"[self[size(self) - 1]].all(step, {_LAST}))",
+            "no step can follow a session step, whose rows have no bound on time; make it the last step, or a job of "
+            "its own",
         ),
     ),
     Input: (

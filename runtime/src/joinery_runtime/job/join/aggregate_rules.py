@@ -93,8 +93,8 @@ def _counted_time(draft: JobDraft, at: Loc, words: tuple[str, str]) -> Iterator[
     padded = _padded_inputs(draft)
     counted = name if isinstance(name, str) else first
     timed = [other for other, source in draft.by_name.items() if source.data.get("table") is None]
-    whole = [other for other in timed if other not in padded]
-    todo = f"write of: {either(whole)}" if whole else "write type: left, right or inner in the steps"
+    unpadded = [other for other in timed if other not in padded]
+    todo = f"write of: {either(unpadded)}" if unpadded else "write type: left, right or inner in the steps"
     if counted not in timed and draft.steps:
         facts = f"a version of {counted!r} may be older than its row by any time, so {words[0]}"
         yield at, f"{facts} (rule N2); {todo}"
@@ -120,13 +120,19 @@ def _kinds_of_steps(draft: JobDraft) -> Iterator[Finding]:
     yield from _steps_before(draft, "aggregate")
 
 
-def _steps_before(draft: JobDraft, step: str) -> Iterator[Finding]:
-    """Reject joins that do not say which watermark they hand on to the `step` behind them."""
+def _steps_before(draft: JobDraft, step: str, *, in_windows: bool = True) -> Iterator[Finding]:
+    """Reject joins that do not say which times they hand on (N3) to the `step` behind them. Unless `in_windows`, it
+    does not follow window steps."""
     for join in draft.steps:
-        for field, rule in {kind.field: kind.chain_rule for kind in STEP_KINDS if not kind.chains}.items():
-            if join.data.get(field) is not None:
-                facts = f"no {step} follows {field} steps{rule}"
-                yield (*join.at, field), f"{facts}; write interval, or {step} the output in a job of its own"
+        for kind in STEP_KINDS:
+            if dig(join.data, *kind.path()) is None:
+                continue
+            if kind.why_last:
+                facts = f"no {step} can follow, because {kind.why_last} (rule N3)"
+                yield (*join.at, *kind.path()), f"{facts}; {step} the output in a job of its own"
+            elif kind.windowed and not in_windows:
+                facts = f"no {step} follows {kind.field} steps"
+                yield (*join.at, kind.field), f"{facts}; write interval, or {step} the output in a job of its own"
 
 
 def _late(draft: JobDraft) -> Iterator[Finding]:
@@ -175,7 +181,7 @@ def _broken_ranking(kind: type[RankingKind], draft: JobDraft) -> Iterator[Findin
         yield at, facts
     yield from _ranked_keys(draft, (*at, "by"))
     yield from _counted_time(draft, (*at, "of"), ("rows would wait for ever", "no order"))
-    yield from _steps_before(draft, kind.field)
+    yield from _steps_before(draft, kind.field, in_windows=False)
     if dig(draft.data, *at, "lateData") == "dlq" and draft.steps:
         todo = "write lateData: dlq in the steps, which read records"
         facts = "the rows that joins make are no records, so none can be a dead letter"

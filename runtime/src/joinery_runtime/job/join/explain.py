@@ -96,6 +96,9 @@ class _StepExplainer:
             allowed_lateness=self._step.allowed_lateness,
             late_data=self._step.late_data,
             only_inner=job.only_step and self._step.type in {"inner", "semi"},
+            windows_of_step=next(
+                (n + 1 for n in range(number) if job.joins[n].matching.windowed and self._kind.windowed), None
+            ),
         )
 
     def plan(self, stored: Mapping[str, Sequence[str]], kept_ms: tuple[int, int]) -> StepPlan:
@@ -141,12 +144,12 @@ class _StepExplainer:
 
 def kept_for(job: StreamJoin) -> Iterator[tuple[int, int]]:
     """Per step, how long the left and the right rows are kept, in milliseconds of event time after their own."""
-    yield from _steps_of(job, Chain({}, {}))
+    yield from _steps_of(job, Chain())
 
 
 def _chain(job: StreamJoin) -> Chain:
     """How far the watermarks trail what arrives, after the last step."""
-    chain = Chain({}, {})
+    chain = Chain()
     deque(_steps_of(job, chain), maxlen=0)
     return chain
 

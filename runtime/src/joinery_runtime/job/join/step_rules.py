@@ -257,14 +257,13 @@ def _one_way(draft: JobDraft) -> Iterator[Finding]:
             yield step.at, f"needs exactly one of {listed(FIELDS)}: {listed(named)} are named"
 
 
-def _unchainable_kinds(draft: JobDraft) -> Iterator[Finding]:
-    """Reject kinds of step that cannot be part of a chain."""
-    count = len(draft.steps)
-    for step in draft.steps:
-        for way, rule in {kind.field: kind.chain_rule for kind in STEP_KINDS if not kind.chains}.items():
-            if count > 1 and step.data.get(way) is not None:
-                facts = f"{way} steps do not take part in chains{rule}, and there are {count} steps"
-                yield (*step.at, way), f"{facts}; write interval, or make it a job of its own"
+def _steps_behind_the_last(draft: JobDraft) -> Iterator[Finding]:
+    """Reject steps behind a kind of step that does not say which times it hands on (N3)."""
+    for step in draft.steps[:-1]:
+        for kind in STEP_KINDS:
+            if kind.why_last and dig(step.data, *kind.path()) is not None:
+                facts = f"no step can follow, because {kind.why_last} (rule N3)"
+                yield (*step.at, *kind.path()), f"{facts}; make it the last step, or a job of its own"
 
 
 def _counted_from(draft: JobDraft) -> Iterator[Finding]:
@@ -314,7 +313,7 @@ def _lateness(draft: JobDraft) -> Iterator[Finding]:
 
 
 RULES: Rules = (
-    *(_number_of_steps, _inputs_of_steps, _keys, _broadcast, _co_partitioned, _one_way, _unchainable_kinds),
+    *(_number_of_steps, _inputs_of_steps, _keys, _broadcast, _co_partitioned, _one_way, _steps_behind_the_last),
     *(_counted_from, _lateness),
     *dict.fromkeys(rule for kind in STEP_KINDS for rule in kind.rules),
 )

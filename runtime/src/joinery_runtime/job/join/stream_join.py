@@ -476,8 +476,10 @@ class StreamJoin(Job):
 
 def stored_type(job: StreamJoin, step_index: int, side: str, name: str) -> ColumnType | ComputedKey:
     """The type of a stored column, or the key that it holds; on the left side of a later step its name carries its
-    input's."""
+    input's, or is that of a window's time (W5)."""
     if side == "left" and step_index > 0:
+        if name in WINDOW_COLUMNS:
+            return ColumnType("int64")
         ref = parse_reference(name)
         assert ref is not None, f"{name!r} of a chained part names its input"
     else:

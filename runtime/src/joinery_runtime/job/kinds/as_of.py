@@ -71,7 +71,7 @@ class AsOf(Model, StepKind):
     """Each row takes the table's version that is valid at its time."""
 
     field: ClassVar[str] = "asOf"
-    chains: ClassVar[bool] = True
+    why_last: ClassVar[str] = ""
     bounds_right: ClassVar[bool] = False
     counts: ClassVar[str] = "a version is the one at the time of"
     never_late: ClassVar[str] = "no row of an asOf step is late (rule A3)"

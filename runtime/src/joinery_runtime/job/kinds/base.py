@@ -23,9 +23,12 @@ Rules = tuple[Callable[[JobDraft], Iterator[Finding]], ...]
 class Chain:
     """How the steps before this one affect time. `lag` is how far the watermark of an input's time trails what arrives:
     by the input's own delay and the allowedLateness of the step that reads it, and after a step by what the step may
-    still keep (rule N3). `distances` bounds `y.ts - x.ts` in joined rows (N2)."""
+    still keep (rule N3). `distances` bounds `y.ts - x.ts` in joined rows (N2). `window_of` is the input whose time put
+    the rows into windows, and `window_lag` how far the ends of windows trail (W5); None: rows are in no window."""
 
     lag: dict[str, int] = field(default_factory=dict)
+    window_of: str | None = None
+    window_lag: int = 0
     distances: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
 
     def keep_left(self, left: tuple[str, ...], origin: str, kept_ms: int) -> None:
@@ -33,6 +36,8 @@ class Chain:
         for name in left:
             if (origin, name) in self.distances:
                 self.lag[name] = max(self.lag[name], kept_ms - self.distances[origin, name][0])
+        if self.window_of is not None and (origin, self.window_of) in self.distances:
+            self.window_lag = max(self.window_lag, kept_ms - self.distances[origin, self.window_of][0])
 
     def add_bound(self, left: tuple[str, ...], origin: str, right: str, bound_ms: tuple[int, int]) -> None:
         """Count that the step bounds `right.ts - origin.ts`."""
@@ -47,7 +52,8 @@ class Chain:
 @dataclass(frozen=True, slots=True)
 class StepWords:
     """A step as its explanation names it. `labels` are its sides, `times` the event time of each input;
-    `only_inner`: the job is this one step, which is an inner or a semi join."""
+    `only_inner`: the job is this one step, which is an inner or a semi join. `windows_of_step` is the number, from 1,
+    of the step before that has put the rows into the windows of this one (W5)."""
 
     number: int
     left: tuple[str, ...]
@@ -56,6 +62,7 @@ class StepWords:
     allowed_lateness: int
     late_data: str
     only_inner: bool
+    windows_of_step: int | None = None
 
     @property
     def labels(self) -> tuple[str, str]:
@@ -80,8 +87,9 @@ class StepWords:
         """The name of an input's watermark. A later step sees the one that the step before hands on (rule N3)."""
         return f"wm({name} after step {self.number})" if self.chained(name) else f"wm({name})"
 
-    def lower_watermark(self) -> str:
-        return f"min({', '.join(f'wm({name})' for name in self.labels)})"
+    def lower_watermark(self, origin: str | None = None) -> str:
+        """The lower watermark of both sides; `origin` is the input whose time left rows have, by default the first."""
+        return f"min({self.watermark(origin or self.left[0])}, {self.watermark(self.right)})"
 
 
 class StepKind(ABC):
@@ -89,16 +97,16 @@ class StepKind(ABC):
 
     field: ClassVar[str]
     """Of a step, as YAML names it."""
-    chains: ClassVar[bool] = False
-    """Whether it can be one of several steps."""
+    form: ClassVar[str] = ""
+    """Of `field`, the part that names the kind; empty: the field itself does."""
+    why_last: ClassVar[str] = "the step does not say from which time on its rows come"
+    """Why neither a step nor an aggregate can follow it; empty: both can (rule N3)."""
     without_keys: ClassVar[bool] = False
     """Whether it can do without keys (rule J9)."""
     bounds_right: ClassVar[bool] = True
     """Whether it bounds the time of the right row, so that later steps may count from that time (rule N2)."""
     counts: ClassVar[str] = "bounds count from"
     """What precedes the input that `counted_from` names, in messages."""
-    chain_rule: ClassVar[str] = ""
-    """The rule that keeps it out of chains, to follow `do not take part in chains`: ` (rule W4)`."""
     never_late: ClassVar[str] = ""
     """Why no row is late; empty: rows may be."""
     what_is_final: ClassVar[str] = ""
@@ -129,6 +137,11 @@ class StepKind(ABC):
     """The same over all of `spec`, such as the names of inputs."""
     schemas: ClassVar[Mapping[Any, dict[str, Any]]] = {}
     """What pydantic's JSON schema does not know, by model and field."""
+
+    @classmethod
+    def path(cls) -> tuple[str, ...]:
+        """Where a step names the kind, from the step on."""
+        return (cls.field, cls.form) if cls.form else (cls.field,)
 
     @property
     @abstractmethod

@@ -27,7 +27,7 @@ class Interval(Model, StepKind):
     """`right.ts - of.ts` lies in [lower, upper], both ends included, in milliseconds; either may be negative."""
 
     field: ClassVar[str] = "interval"
-    chains: ClassVar[bool] = True
+    why_last: ClassVar[str] = ""
     without_keys: ClassVar[bool] = True
     shorter: ClassVar[str] = "narrow the interval"
     padding: ClassVar[str] = "each once, when evicted without a match"

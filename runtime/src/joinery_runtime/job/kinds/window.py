@@ -1,22 +1,24 @@
-"""Window steps: rows match that are in one window (rules W1-W4), tumbling, hopping, or a session of both sides."""
+"""Window steps: rows match that are in one window (rules W1-W6), tumbling, hopping, or a session of both sides."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from joinery_runtime.job.kinds.base import Chain, StepKind, StepWords, milliseconds
-from joinery_runtime.job.model.base import Length, Model
+from joinery_runtime.job.model.base import Length, Model, Text
 from joinery_runtime.job.model.cel import Rule, exactly_one, positive, time
-from joinery_runtime.job.model.draft import Finding, JobDraft, dig
+from joinery_runtime.job.model.draft import Finding, JobDraft, StepDraft, dig
 from joinery_runtime.job.model.draft import exactly_one as one_of
 from joinery_runtime.job.model.duration import format_duration
+from joinery_runtime.job.model.wording import either
 
 
 def _window(draft: JobDraft) -> Iterator[Finding]:
+    """Check each window by itself."""
     for step in draft.steps:
         window, at = step.data.get("window"), (*step.at, "window")
         yield from one_of(window, at, ("tumbling", "hopping", "session"))
@@ -27,11 +29,66 @@ def _window(draft: JobDraft) -> Iterator[Finding]:
             yield (*at, "hopping", "slide"), f"{facts}; write at most the size"
 
 
+def _one_window(draft: JobDraft) -> Iterator[Finding]:
+    """Require that all window steps of a chain join in the same windows, and that rows are in one (W5)."""
+    first: StepDraft | None = None
+    for step in draft.steps:
+        window, at = step.data.get("window"), (*step.at, "window")
+        if window is None:
+            continue
+        padded = _padded(draft.steps[: step.number])
+        if first is None:
+            origin = dig(window, "of")
+            counted = origin if isinstance(origin, str) else next(iter(step.left_names), None)
+            timed = [name for name in step.left_names if name not in padded]
+            if counted in padded:
+                facts = f"rows of {counted!r} may be missing, because {padded[counted]}"
+                no_window = "a row without an event time is in no window (rule W6)"
+                todo = f"write of: {either(timed)}" if timed else "write type: left or inner in the steps before"
+                yield (*at, "of") if origin else at, f"{facts}, and {no_window}; {todo}"
+            first = step
+            continue
+        before = first.number + 1
+        if dig(window, "of") is not None:
+            facts = f"rows of step {before} are in windows already, whatever time counted there (rule W5)"
+            yield (*at, "of"), f"{facts}; leave it out"
+        if _lengths(window) != _lengths(first.data.get("window")):
+            facts = f"step {before} has put the rows into other windows, and a row is in one (rule W5)"
+            todo = f"write the window of step {before}, or join in these windows in a job of its own"
+            yield at, f"{facts}; {todo}"
+        for other in draft.steps[before : step.number]:
+            if other.data.get("window") is None and other.data.get("type") in {"right", "full"}:
+                facts = f"rows of {other.data.get('right')!r} that match nothing are in no window, and step"
+                todo = f"write type: left or inner, or join {other.data.get('right')!r} after this step"
+                yield (*other.at, "type"), f"{facts} {step.number + 1} joins in windows (rule W6); {todo}"
+
+
+def _lengths(window: Any) -> tuple[Any, ...]:
+    """What tells windows apart: a tumbling one is a hopping one whose slide is its size."""
+    tumbling = milliseconds(dig(window, "tumbling"))
+    size, slide = (milliseconds(dig(window, "hopping", name)) for name in ("size", "slide"))
+    gap = milliseconds(dig(window, "session", "gap"))
+    return (tumbling, tumbling, None) if tumbling is not None else (size, slide, gap)
+
+
+def _padded(steps: Sequence[StepDraft]) -> dict[str, str]:
+    """The inputs that are null in some rows behind these steps, each with the reason."""
+    padded: dict[str, str] = {}
+    for step in steps:
+        kind, reason = step.data.get("type", "inner"), f"step {step.number + 1} is a {step.data.get('type')} join"
+        if kind in {"left", "full"} and step.right is not None:
+            padded.setdefault(step.right.name or "", reason)
+        if kind in {"right", "full"}:
+            padded |= {name: reason for name in step.left_names if name not in padded}
+    return padded
+
+
 class _Window(StepKind):
     """What the forms of a window share: both sides are closed by the lower watermark."""
 
     field: ClassVar[str] = "window"
-    chain_rule: ClassVar[str] = " (rule W4)"
+    why_last: ClassVar[str] = ""
+    counts: ClassVar[str] = "windows count the time of"
     what_is_final: ClassVar[str] = "a window that has closed"
     windowed: ClassVar[bool] = True
     fixed: ClassVar[Mapping[str, str]] = {"size": "window's size", "slide": "window's slide", "gap": "session gap"}
@@ -48,12 +105,34 @@ class _Window(StepKind):
     def length(self) -> int:
         """How long after its own time a row's last window ends, at most; for a session, if no other row extends it."""
 
+    _origin_name: str | None
+    """The input whose event time left rows have."""
+
+    @property
+    def counted_from(self) -> str | None:
+        return self._origin_name
+
+    @property
+    def _origin(self) -> dict[str, str]:
+        return {"of": self._origin_name} if self._origin_name is not None else {}
+
     def keeps(self, chain: Chain, left: tuple[str, ...], right: str) -> tuple[int, int]:
-        waits = self.length + max(chain.lag.values())
+        """How long rows are kept: the lower watermark has to reach the end of their last window. Rows are handed on
+        when their window closes."""
+        origin = chain.window_of or self._origin_name or left[0]
+        lag = max(chain.lag[origin] if chain.window_of is None else chain.window_lag, chain.lag[right])
+        waits = self.length + lag
+        chain.lag[right] = max(chain.lag[right], waits)
+        chain.keep_left(left, origin, waits)
+        chain.add_bound(left, origin, right, (1 - self.length, self.length - 1))
+        chain.window_of, chain.window_lag = origin, lag
         return waits, waits
 
     def bound(self, words: StepWords) -> tuple[str, str]:
-        return "window", self.text
+        more = f"; left rows count by {words.time(self._origin_name or words.left[0])}" if words.number else ""
+        if words.windows_of_step is not None:
+            more = f"; left rows stay in the window in which step {words.windows_of_step} joined them"
+        return "window", f"{self.text}{more}"
 
     @property
     @abstractmethod
@@ -62,17 +141,24 @@ class _Window(StepKind):
 
     def kept_until(self, words: StepWords) -> tuple[str, str]:
         sign, end = self.last
-        text = f"{words.lower_watermark()} {sign} {end} + {words.lateness}"
+        text = f"{words.lower_watermark(self._origin_name)} {sign} {end} + {words.lateness}"
         return text, text
 
     def late(self, words: StepWords) -> str:
         """What happens to late rows, in words (rule W2)."""
         end, sign = self.over
-        return f"{words.dropped} when {end} + {words.lateness} {sign} {words.lower_watermark()}"
+        records = f"of {words.right}, " if words.number else ""
+        return (
+            f"{records}{words.dropped} when {end} + {words.lateness} {sign} {words.lower_watermark(self._origin_name)}"
+        )
 
 
 class Tumbling(Model, _Window):
     """One window after the other."""
+
+    form: ClassVar[str] = "tumbling"
+
+    _origin_name: str | None = PrivateAttr(default=None)
 
     size: Length
 
@@ -89,7 +175,7 @@ class Tumbling(Model, _Window):
         return self.size
 
     def durations(self) -> dict[str, Any]:
-        return {"size": self.size}
+        return {**self._origin, "size": self.size}
 
     @property
     def text(self) -> str:
@@ -98,6 +184,10 @@ class Tumbling(Model, _Window):
 
 class Hopping(Model, _Window):
     """A window of `size` starts every `slide`; a row is in several when they overlap."""
+
+    form: ClassVar[str] = "hopping"
+
+    _origin_name: str | None = PrivateAttr(default=None)
 
     size: Length = Field(examples=["1h"])
     """How long a window is, a duration."""
@@ -113,7 +203,7 @@ class Hopping(Model, _Window):
         return self.size
 
     def durations(self) -> dict[str, Any]:
-        return {"size": self.size, "slide": self.slide}
+        return {**self._origin, "size": self.size, "slide": self.slide}
 
     @property
     def text(self) -> str:
@@ -124,8 +214,12 @@ class Hopping(Model, _Window):
 class Session(Model, _Window):
     """A window ends when neither side has had a row of the key for longer than `gap`."""
 
+    form: ClassVar[str] = "session"
+    why_last: ClassVar[str] = "a session may begin any time before it ends, so no time of its rows is bounded"
     last: ClassVar[tuple[str, str]] = (">", "their session's last row + gap")
     over: ClassVar[tuple[str, str]] = ("ts + gap", "<")
+
+    _origin_name: str | None = PrivateAttr(default=None)
 
     gap: Length = Field(examples=["30m"])
     """A session ends when the key has no row for longer than this, a duration."""
@@ -139,7 +233,7 @@ class Session(Model, _Window):
         return self.gap
 
     def durations(self) -> dict[str, Any]:
-        return {"gap": self.gap}
+        return {**self._origin, "gap": self.gap}
 
     @property
     def text(self) -> str:
@@ -159,15 +253,22 @@ class Window(Model):
     """Windows that overlap."""
     session: Session | None = None
     """Windows that end when no row comes."""
+    of: Text | None = Field(default=None, examples=["orders"])
+    """In a chain, the input joined before whose event time counts; if absent, the first input. Only the first window
+    step can name it: the rows of later ones are in windows already."""
 
     @property
     def form(self) -> StepKind:
+        named: Tumbling | Hopping | Session
         if self.session is not None or self.hopping is not None:
-            return self.session or self.hopping  # type: ignore[return-value]
-        return Tumbling.model_construct(size=self.tumbling)
+            named = (self.session or self.hopping).model_copy()  # type: ignore[union-attr]
+        else:
+            named = Tumbling.model_construct(size=self.tumbling)
+        named._origin_name = self.of
+        return named
 
 
-_Window.rules = (_window,)
+_Window.rules = (_window, _one_window)
 _Window.cel = {
     Window: (exactly_one("tumbling", "hopping", "session"),),
     Hopping: (

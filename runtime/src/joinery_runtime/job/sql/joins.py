@@ -118,9 +118,6 @@ def _check_parts(query: Query, report: Report) -> None:
     if query.first is not None and query.first.as_of is not None:
         facts = "FOR SYSTEM_TIME belongs to the table, which is joined"
         report.add(query.first.at, f"{facts}; write FROM <stream> JOIN <table> ...")
-    if len(query.joined) > 1 and query.window is not None:
-        facts = "a window joins two inputs only (rule W4)"
-        report.add(query.window.at, f"{facts}; write a bound on time for each JOIN")
 
 
 def _inputs_read(select: Sequence[Mapping[str, str]]) -> set[str]:
@@ -180,8 +177,6 @@ class _Context:
 
 def _translate_links(links: Sequence[Link], query: Query, options: Options, scope: Scope) -> tuple[Step, ...]:
     """Return one step per link. If the report has problems, the steps must not be used."""
-    if len(links) > 1 and query.window is not None:
-        return ()  # rejected by _check_parts
     context = _Context(query, options, scope)
     for name in (LOWER, UPPER):
         if len(links) > 1 and name in options.ms:
