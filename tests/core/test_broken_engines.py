@@ -267,8 +267,8 @@ def one_group_per_hash(patch: Patch) -> None:
 
 def places_do_not_count(patch: Patch) -> None:
     """Of rows with one event time, any one is the first."""
-    real = deduplicate.places
-    patch.setattr(deduplicate, "places", lambda side, rows: [-place for place in real(side, rows)])
+    real = deduplicate.tie_breakers
+    patch.setattr(deduplicate, "tie_breakers", lambda side, rows: [-place for place in real(side, rows)])
 
 
 MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {

@@ -180,7 +180,7 @@ def spans(side: SideSpec, rows: pa.RecordBatch, within: int) -> tuple[np.ndarray
     everything = Selection(rows, np.arange(rows.num_rows))
     keys = [gather(side, everything, name) for name in side.intake.keys]
     ts = rows.column(TS).to_numpy()
-    order, begins = order_by_key(rows.column(HASH).to_numpy(), keys, ts, *places(side, rows))
+    order, begins = order_by_key(rows.column(HASH).to_numpy(), keys, ts, *tie_breakers(side, rows))
     key = np.cumsum(begins) - 1
     # Times become ranks, so that a key and a time fit one number.
     ranks, rank = np.unique(np.concatenate([ts[order], ts[order] + within]), return_inverse=True)
@@ -191,7 +191,7 @@ def spans(side: SideSpec, rows: pa.RecordBatch, within: int) -> tuple[np.ndarray
     return order, spans_begin
 
 
-def places(side: SideSpec, rows: pa.RecordBatch) -> Sequence[np.ndarray]:
+def tie_breakers(side: SideSpec, rows: pa.RecordBatch) -> Sequence[np.ndarray]:
     """What orders rows of one event time (int64[n] each): the place of the record, or the values of a joined row, whose
     records may have arrived in any order (D1)."""
     if not side.intake.chained:

@@ -105,9 +105,9 @@ def read_qualify(query: Query, scope: Scope) -> dict[str, Any] | None:
         return None
     sides = [condition.this, condition.expression] if isinstance(condition, exp.EQ) else []
     window = next((side for side in sides if isinstance(side, exp.Window)), None)
-    one = next((side for side in sides if isinstance(side, exp.Literal)), None)
+    literal = next((side for side in sides if isinstance(side, exp.Literal)), None)
     function = window.this.name.upper() if window is not None and isinstance(window.this, exp.Anonymous) else ""
-    if window is None or one is None or one.this != "1" or function != "ROW_NUMBER" or window.args.get("spec"):
+    if window is None or literal is None or literal.this != "1" or function != "ROW_NUMBER" or window.args.get("spec"):
         facts = "of QUALIFY, a job knows that a row is the first or the last one of its key"
         report.add(node_position(condition), f"{facts}; write {_EXAMPLE}")
         return None
@@ -123,10 +123,10 @@ def read_qualify(query: Query, scope: Scope) -> dict[str, Any] | None:
         report.add(node_position(condition), f"{facts}; write {_EXAMPLE}")
         return None
     resolved = [scope.resolve(column) for column in columns]
-    known = [entry for entry in resolved if entry is not None]
-    if len(known) < len(resolved):
+    owners = [entry for entry in resolved if entry is not None]
+    if len(owners) < len(resolved):
         return None
-    *keys, (relation, time) = known
+    *keys, (relation, time) = owners
     if time != relation.table.event_time:
         facts = f"the first and the last row go by event time, and that of {relation.table.name!r} is"
         report.add(node_position(columns[-1]), f"{facts} {relation.table.event_time}; write it into ORDER BY")
