@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import ConfigResource
 
 from joinery_runtime.connectors.kafka.target import KafkaTarget, RecordLimit
 from joinery_runtime.connectors.outputs import Outputs
@@ -47,6 +51,40 @@ def test_rows_that_cannot_be_too_large_are_not_encoded(monkeypatch: pytest.Monke
     assert excess(ROWS.slice(0, 1), 10_000) is None
     numbers = pa.record_batch({"n": np.arange(10), "at": pa.array([0] * 10, pa.timestamp("ms", tz="UTC"))})
     assert excess(numbers, 10_000) is None
+
+
+SEVERAL = """outputs:
+    - {name: low, kafka: {bootstrapServers: "here:1", topic: low}}
+    - {name: denied, kafka: {bootstrapServers: "here:1", topic: denied}}
+    - {name: silent, kafka: {bootstrapServers: "here:1", topic: silent}}
+    - {name: high, kafka: {bootstrapServers: "here:1", topic: high}}
+    - {name: packed, kafka: {bootstrapServers: "here:1", topic: low-too, properties: {compression.type: zstd}}}
+    - {name: rows, file: {path: out}}
+  deadLetter: {file: {path: dead}}"""
+
+
+def test_a_plan_has_the_limits_that_this_user_may_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the ACL DescribeConfigs a topic has no limit in the plan, and its brokers reject what is too large."""
+    limits = {"low": 2_000, "low-too": 2_000, "high": 5_000_000}
+
+    class Admin:
+        def describe_configs(
+            self, resources: list[ConfigResource], request_timeout: float
+        ) -> dict[object, Future[Any]]:
+            (resource,) = resources
+            answer: Future[Any] = Future()
+            if resource.name == "denied":
+                answer.set_exception(KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)))
+            elif resource.name == "silent":
+                answer.set_exception(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
+            else:
+                answer.set_result({"max.message.bytes": SimpleNamespace(value=str(limits[resource.name]))})
+            return {resource: answer}
+
+    monkeypatch.setattr(KafkaTarget, "admin", lambda *_: Admin())
+    text = (Path(__file__).parents[2] / "examples" / "first.yaml").read_text().replace("output: {console: {}}", SEVERAL)
+    outputs = Outputs.of(parse_job(text.replace("stateStore: {memory: {}}", "shards: 1"), "job.yaml"))
+    assert outputs.topic_row_limits() == {"low": 1_872}
 
 
 @pytest.mark.parametrize("output", ["file: {path: out}", "console: {}", "postgres: {table: t}"])

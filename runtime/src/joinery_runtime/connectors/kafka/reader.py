@@ -257,7 +257,8 @@ class KafkaReader:
         elif error.code() in _GONE:
             self._skip_lost(error, ref, waiting[ref])
         else:
-            raise self._cluster.at(ref.topic).failure(error, f"reading partition {_partition_name(ref)}")
+            doing = f"reading partition {_partition_name(ref)} from offset {self._partitions[ref].seen}"
+            raise self._cluster.at(ref.topic).failure(error, doing)
 
     def _skip_lost(self, error: KafkaError, ref: PartitionRef, planned: Range) -> None:
         """Continues at the earliest existing offset, or at the range's end if that comes first.

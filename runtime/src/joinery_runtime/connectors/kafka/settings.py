@@ -103,10 +103,19 @@ class Cluster:
             )
         if is_away(cause):
             return self.outage(f"{doing} failed", cause.str())
-        return self.problem(f"{doing} failed", cause.str(), check_tls(cause.str()))
+        return self.problem(f"{doing} failed", cause.str(), _PACKED.get(cause.code()) or check_tls(cause.str()))
 
     def __str__(self) -> str:
         return f"{self.topics}, bootstrapServers {self.bootstrap_servers}"
+
+
+_PACKED = {
+    KafkaError._NOT_IMPLEMENTED: "The records are compressed in a way that this build of librdkafka does not know. "
+    "Install confluent-kafka as a wheel, which knows gzip, snappy, lz4 and zstd, or let the producers use one of them",
+    KafkaError._BAD_COMPRESSION: "The batch of records at this offset is damaged. To do without it, delete the "
+    "partition's records up to the next batch (kafka-delete-records), and set onDataLoss: continue",
+}
+"""What to do about a batch of records that the client cannot unpack. It skips none."""
 
 
 class LoggedErrors(LastError):
