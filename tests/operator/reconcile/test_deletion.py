@@ -187,6 +187,8 @@ def test_a_job_goes_before_the_permissions_of_its_namespace(cluster: SimulatedCl
     (told,) = left_behind(cluster)
     assert "is being deleted, so no pod can delete it" in told
     assert [event.outlives_namespace for event in decision.events] == [True]
+    assert (cluster.status.phase, cluster.status.conditions[0].reason) == ("Deleting", "Deleting")
+    assert "the state, which stays" in cluster.status.conditions[0].message
     assert cluster.step().actions == (), "it gets no finalizer again"
     assert reconcile(ObservedEnd(copy)).events == (), "it is not told twice"
     cluster.delete()

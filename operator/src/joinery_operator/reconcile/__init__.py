@@ -25,7 +25,7 @@ from joinery_operator.reconcile.conditions import events, with_conditions, with_
 from joinery_operator.reconcile.context import FINALIZER, ReconcileContext, read_status
 from joinery_operator.reconcile.driver import next_attempt, observe_attempt, planned_driver, reset_failures
 from joinery_operator.reconcile.figures import due_status, next_report, with_figures
-from joinery_operator.reconcile.phase import deletion_phase, job_phase
+from joinery_operator.reconcile.phase import JobPhase, deletion_phase, job_phase
 from joinery_operator.reconcile.places import state_place_text
 from joinery_operator.reconcile.reasons import INCOMPLETE, NOT_ALLOWED
 from joinery_operator.reconcile.rollout import (
@@ -102,7 +102,8 @@ def _reconcile_with_namespace(ctx: ReconcileContext) -> Decision:
     if FINALIZER not in ctx.finalizers:
         return Decision(None)
     released = deletion.release(ctx, ctx.status)
-    status = with_conditions(ctx, released.status, deletion_phase(None, deletion.WAY_OUT))
+    message = f"namespace {ctx.metadata['namespace']} is being deleted, and no pod can delete the state, which stays"
+    status = with_conditions(ctx, released.status, JobPhase("Deleting", "Deleting", message))
     return Decision(status, released.actions, released.events)
 
 
