@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -83,18 +84,19 @@ def test_the_third_driver_names_it(postgres_dsn: str, tmp_path: Path) -> None:
     modules.mkdir()
     (modules / "sitecustomize.py").write_text(DIES)
     environment = {**os.environ, "JOINERY_WAIT_FOR_SPARK": "1", "PYTHONPATH": str(modules)}
-    command = [sys.executable, "-m", "joinery_runtime", "run", "job.yaml", "--master", "local-cluster[1,1,1024]"]
+    executors = ("--master", "local-cluster[1,1,1024]")
 
-    def start() -> subprocess.CompletedProcess[str]:
+    def run(*where: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "joinery_runtime", "run", "job.yaml", *where]
         return subprocess.run(
             command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
         )
 
-    for _ in range(2):
-        ended = start()
-        assert ended.returncode == 1, ended.stderr
-        assert "Python worker exited unexpectedly" in ended.stderr
-    ended = start()
+    assert run("--local").returncode == -signal.SIGSEGV
+    ended = run(*executors)
+    assert ended.returncode == 1, ended.stderr
+    assert "Python worker exited unexpectedly" in ended.stderr
+    ended = run(*executors)
     assert ended.returncode == 0, ended.stderr
     ids = {f"o{number}" for number in range(COUNT)} - {f"o{DEADLY}"}
     assert sorted(row["id"] for row in lines_of(tmp_path / "out")) == sorted(ids)
