@@ -104,7 +104,8 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
         *dict.fromkeys(rule for kind in STEP_KINDS for rule in kind.cel_of_job),
         Rule(
             _STEPS + "self.joins.all(step, step.keys.all(left, !left.startsWith(step.right + '.') "
-            "&& step.keys[left].contains(step.right)))",
+            # The API server estimates `contains(step.right)` at 17 times what a rule may cost. The operator checks that.
+            "&& step.keys[left].contains('.')))",
             "a key is written <input joined before>.<column>: <right>.<column>, or as expressions over these",
             ".joins",
         ),
