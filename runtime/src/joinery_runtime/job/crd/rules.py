@@ -104,7 +104,7 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
         *dict.fromkeys(rule for kind in STEP_KINDS for rule in kind.cel_of_job),
         Rule(
             _STEPS + "self.joins.all(step, step.keys.all(left, !left.startsWith(step.right + '.') "
-            # The API server estimates `contains(step.right)` at 17 times what a rule may cost. The operator checks that.
+            # The API server estimates `contains(step.right)` at 17 times what a rule may cost. The loader checks it.
             "&& step.keys[left].contains('.')))",
             "a key is written <input joined before>.<column>: <right>.<column>, or as expressions over these",
             ".joins",
