@@ -76,7 +76,14 @@ def test_every_form_of_step_is_taken(judge: Judge, steps: Any, more: Any) -> Non
 
 # What takes the text of keys and expressions apart, or counts what depends on them: the models say it alone.
 LOADER_ONLY = (
-    *("must be a column of 'orders'", "has no column", "key types differ", "whose table key is", "the keys name"),
+    *(
+        "must be a column of 'orders'",
+        "must be a column of 'items'",
+        "has no column",
+        "key types differ",
+        "whose table key is",
+        "the keys name",
+    ),
     *("write <input>.amount", "did you mean 'orders'?", "is not an SQL expression"),
     *("two output columns are named", "two output columns would be named", "write <input>.window_start"),
     *("is none; leave it out", "is for a job of one step", "is for one key column", "(orders.amount) are not known"),
@@ -478,6 +485,7 @@ RULED += [
 
 RULED_SESSIONS = [
     sessions.document(sql="SELECT 1", groupBy=None, gap=None, aggregates=[sessions.COUNT]),
+    sessions.document(sql="SELECT 1", groupBy=None, gap=None, having="events > 1"),
     sessions.document(deadLetter={"kafka": {"topic": "dead"}}),
     sessions.document(lateData="reopen", having="events > 1"),
     sessions.document(emit={"every": "10s"}, having="events > 1"),
