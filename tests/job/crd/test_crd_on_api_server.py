@@ -90,8 +90,8 @@ LOADER_ONLY = (
     *("is for coPartitioned: true", "is for topics alone", "a join of type anti", "'payments' has no time any more"),
     *("a version of 'rates' may be older", "is not there any more", "there is no function LOWR", "(rule J12)"),
     *("is a function of SQL already", "is a column of 'orders' already"),
-    *("has a column without its input", "is also the name of a column"),
     *("into other windows", "in windows already", "is in no window", "are in no window", "windows count the time of"),
+    *("has a column without its input", "is also the name of a column", "a key is written orders or payments"),
 )
 
 
