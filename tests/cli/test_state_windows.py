@@ -97,3 +97,18 @@ def test_windows_that_have_been_emitted_are_not_shown() -> None:
     store = after(job, [row(100), row(119, k="y")], [row(120, k="y")])
     assert shown(job, store) == []
     assert shown(job, store, "k=y")[0]["windows"] == [[120, 130], [120, 140]]
+
+
+def test_a_window_that_reopens_is_shown_until_it_takes_no_rows() -> None:
+    """The watermark is 112: the window to 110 has been emitted, and takes rows until 125."""
+    job = job_of({"tumbling": {"size": "10ms"}}, lateData="reopen", allowedLateness="15ms")
+    store = after(job, [row(105)], [row(112)], [row(106)])
+    emitted, coming = list(show(job, store, ["k=x"]).lines())[1:]
+    assert emitted.endswith(f"takes rows until the watermark of c ({ZERO}.112Z) is at {ZERO}.125Z or above")
+    assert coming.endswith(f"takes rows until the watermark of c ({ZERO}.112Z) is at {ZERO}.135Z or above")
+    assert stats(job, store).document()["windows"] == {"kept": 2, "due": 0, "until_input": "c", "until": 120}
+    lines = dict(explain(job).steps[-1].lines)
+    assert (
+        lines["emitted"]
+        == "each window when wm(c) >= the window's end, and again, whole, after each epoch that changes it"
+    )

@@ -80,7 +80,7 @@ WINDOWS: list[dict[str, dict[str, int]]] = [
 
 
 @st.composite
-def windowed_jobs(draw: Any, *, having: bool = False, early: bool = False) -> WindowedJob:
+def windowed_jobs(draw: Any, *, having: bool = False, early: bool = False, reopen: bool = False) -> WindowedJob:
     kinds = {"k": draw(st.sampled_from(sorted(KEY_TYPES))), "w": draw(st.sampled_from(sorted(VALUES)))}
     busy = draw(st.booleans())
     types = {"k": KEY_TYPES[kinds["k"]][0][0], "n": "int32", "v": "int64", "w": kinds["w"]}
@@ -98,6 +98,8 @@ def windowed_jobs(draw: Any, *, having: bool = False, early: bool = False) -> Wi
     if having:
         aggregate["aggregates"].append({"function": "count", "as": "rows"})
         aggregate |= {"having": draw(st.sampled_from(sorted(HAVING)))}
+    if reopen:
+        late_data = aggregate["lateData"] = "reopen"
     if early:
         aggregate["emit"] = {"every": ms(draw(st.sampled_from(EVERY)))}
     source = {
@@ -132,6 +134,6 @@ _CONDITIONS = {text: _of_input_columns(condition) for text, condition in CONDITI
 
 
 @st.composite
-def windowed_cases(draw: Any, longest: int = 6, having: bool = False, early: bool = False) -> Case:
-    """As `random_sessions.session_cases`, of windows."""
-    return draw(histories(draw(windowed_jobs(having=having, early=early)), longest))
+def windowed_cases(draw: Any, longest: int = 6, **chosen: bool) -> Case:
+    """As `random_sessions.session_cases`, of windows; `chosen` are options of `windowed_jobs`."""
+    return draw(histories(draw(windowed_jobs(**chosen)), longest))

@@ -205,6 +205,10 @@ def takes_back_other_ids_only(patch: Patch) -> None:
     )
 
 
+def windows_stay_as_emitted(patch: Patch) -> None:
+    patch.setattr(WindowAggregation, "_emit_again", lambda *_: iter(()))
+
+
 def early_results_again(run: Kernel, step: StepSpec, work: StepWork) -> StepRun:
     """What has not changed since the last early results is emitted with these, too."""
     return run(step, replace(work, early=without_before(work.early)))
@@ -332,6 +336,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "an early result is not taken back": ("early sessions", other_changes(emitted=never)),
     "a window that has not changed is emitted early again": ("early windows", kernel(early_results_again)),
     "a window that changed is not emitted early": ("early windows", kernel(early_results_of_the_epoch)),
+    "a window that reopens is not emitted again": ("reopened windows", windows_stay_as_emitted),
     "a window that does not meet the condition is emitted": ("windows with having", every_row_passes(window_kind)),
     "a span is one millisecond too long": ("deduplication", another_duration(within=lambda ms: ms + 1)),
     "rows are decided one millisecond early": ("deduplication", other_horizons(one_later, LEFT)),
@@ -352,6 +357,7 @@ OF_ONE_INPUT = {
     "windows with having": partial(windowed_cases, having=True),
     "early sessions": partial(session_cases, early=True),
     "early windows": partial(windowed_cases, early=True),
+    "reopened windows": partial(windowed_cases, reopen=True),
 }
 
 # Seeds with which a mistake is found within a dozen examples; the others are with 1.

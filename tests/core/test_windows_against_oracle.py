@@ -40,6 +40,13 @@ def test_early_results_are_what_has_changed_so_far(case: Case) -> None:
     check_against_oracle(case, few_hashes(2))
 
 
+@settings(HISTORIES, max_examples=examples(100))
+@given(data=st.data())
+def test_windows_that_reopen_are_emitted_again_after_each_change(data: Any) -> None:
+    case = data.draw(windowed_cases(reopen=True, early=data.draw(st.booleans())))
+    check_against_oracle(case, few_hashes(2))
+
+
 @settings(HISTORIES, max_examples=examples(60))
 @given(case=windowed_cases())
 def test_colliding_hashes_change_nothing(case: Case) -> None:

@@ -111,6 +111,12 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     (aggregate(having="COUNT(*) > 1"), {}, "having", "'COUNT(*)' is an aggregate; add it to `aggregates`"),
     (aggregate(having="absolute(n) > 1"), {}, "having", "there is no function ABSOLUTE"),
     (aggregate(having="n > 1", lateData="reopen"), {}, "having", "(rule G7); write emitRetractions: true"),
+    (
+        aggregate(having="n > 1", lateData="reopen", window={"tumbling": {"size": "1h"}}),
+        {},
+        "having",
+        "(rule G7); keep one of having and reopen",
+    ),
     (aggregate(having="retracted", lateData="reopen", emitRetractions=True), {}, "having", "'retracted' is no column"),
     (aggregate(having="n > 1", emit={"every": "10s"}), {}, "having", "(rule G8); keep one of having and emit"),
     (

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from joinery_devkit.oracle.aggregates import Sketch, aggregate_rows, exact
-from joinery_devkit.oracle.horizons import UNKNOWN, EarlyHorizon, Time, as_time
+from joinery_devkit.oracle.horizons import UNKNOWN, EarlyHorizon, as_time
 from joinery_devkit.oracle.joins import LATE, EpochExpectation, SideBatches, Watermarks
 from joinery_devkit.oracle.model import FILTERED_ROWS
 from joinery_devkit.oracle.rows import END, Row, Values, comparable
@@ -73,6 +73,10 @@ class WindowShape:
         return {**group, "window_start": span[0], "window_end": span[1], **aggregates}
 
     @property
+    def reopens(self) -> bool:
+        return self._aggregation.late_data == "reopen"
+
+    @property
     def every(self) -> int | None:
         return self._aggregation.emit_every
 
@@ -95,6 +99,7 @@ class WindowOracle:
         (self._input,) = self.inputs = tuple(side.name for side in shape.job.inputs)
         self._shape, self._closed, self._arrived = shape, UNKNOWN, 0
         self._early, self._changed = EarlyHorizon(), set[tuple[Hashable, Span]]()
+        self._ended, self._final, self._taken = UNKNOWN, set[tuple[Hashable, Span]](), set[tuple[Hashable, Span]]()
         self._rows: dict[tuple[Hashable, Span], list[tuple[int, int, int, int, Values]]] = defaultdict(list)
 
     def edit(self, job: StreamJoin) -> None:
@@ -104,11 +109,15 @@ class WindowOracle:
     def epoch(self, watermarks: Watermarks, rows: SideBatches) -> EpochExpectation:
         """Replays one epoch, like `Oracle.epoch`."""
         self._arrived += 1
-        self._closed = max(self._closed, as_time(watermarks[self._input]) - self._shape.lateness)
-        closed = list(self._close(self._closed))
+        watermark = as_time(watermarks[self._input])
+        self._closed = max(self._closed, watermark - self._shape.lateness)
+        self._ended = max(self._ended, watermark) if self._shape.reopens else self._closed
+        self._taken.clear()
+        closed = list(self._close())
         emitted = tuple(row for row in closed if self._shape.is_emitted(row))
         if self._early.passes(as_time(watermarks[self._input]), self._shape.every):
-            emitted += tuple(self._emit(cell) for cell in self._rows if cell in self._changed)
+            open_cells = (cell for cell in self._rows if cell[1][1] > self._ended)
+            emitted += tuple(self._emit(cell) for cell in open_cells if cell in self._changed)
             self._changed.clear()
         dropped: Counter[str] = Counter()
         if len(closed) > len(emitted):
@@ -118,6 +127,8 @@ class WindowOracle:
                 dropped[LATE] += not self._take(row)
             else:
                 dropped["filtered"] += 1
+        if self._shape.reopens:
+            emitted += tuple(self._emit(cell) for cell in self._taken if cell[1][1] <= self._ended)
         late = dropped.pop(LATE, 0)
         return EpochExpectation((), emitted, {self._input: late}, {self._input: dropped})
 
@@ -125,11 +136,14 @@ class WindowOracle:
         """Yields the epoch that ends the input (T7)."""
         yield self.epoch({self._input: END}, {})
 
-    def _close(self, horizon: Time) -> Iterator[dict[str, Any]]:
-        """Emits the windows whose end has been reached (G2)."""
-        for cell in [cell for cell in self._rows if cell[1][1] <= horizon]:
-            yield self._emit(cell)
-            del self._rows[cell]
+    def _close(self) -> Iterator[dict[str, Any]]:
+        """Emits the windows whose end has been reached (G2), and forgets those that take no row any more (G3)."""
+        for cell in [cell for cell in self._rows if cell[1][1] <= self._ended]:
+            if cell not in self._final:
+                yield self._emit(cell)
+                self._final.add(cell)
+            if cell[1][1] <= self._closed:
+                del self._rows[cell]
 
     def _emit(self, cell: tuple[Hashable, Span]) -> dict[str, Any]:
         ordered = sorted(self._rows[cell], key=lambda row: row[:4])
@@ -143,4 +157,7 @@ class WindowOracle:
         for span in open_spans:
             self._rows[key, span].append((row.ts, self._arrived, row.partition, row.offset, values))
             self._changed.add((key, span))
+            self._taken.add((key, span))
+            if span[1] <= self._ended:
+                self._final.add((key, span))
         return bool(open_spans)

@@ -61,13 +61,16 @@ class WindowedDescription(StepDescription[WindowAggregation]):
         return PaneCounts.of(PaneTimers(self.kind, self.step, epoch_times), rows.column(TS).to_numpy())
 
     def next_epoch_text(self, side: int, horizons: Horizons) -> str:
-        ends = f"emits windows that end at {format_time(horizons[self.step.sides[side].part].current)} or before"
-        early = horizons.get(self.step.sides[side].early, Horizon())
+        spec = self.step.sides[side]
+        ended = horizons[spec.complete if self.kind.reopens else spec.part].current
+        ends = f"emits windows that end at {format_time(ended)} or before"
+        early = horizons.get(spec.early, Horizon())
         return f"{ends}, and early results" if early.current != early.previous else ends
 
     def eviction_condition(self, row: AcceptedRow, epoch_times: EpochTimes) -> str:
         timers = PaneTimers(self.kind, self.step, epoch_times)
-        return f"{timers.at(self.deciding_time(row) or 0)}: then its last window is emitted"
+        leaves = "leaves" if self.kind.reopens else "is emitted"
+        return f"{timers.at(self.deciding_time(row) or 0)}: then its last window {leaves}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +82,20 @@ class PaneTimers:
     epoch_times: EpochTimes
 
     def at(self, end: int) -> str:
-        """Say when a window that ends at `end` (ms) is emitted: `the watermark of clicks (...) is at ... or above`."""
+        """Say when a window that ends at `end` (ms) leaves: `the watermark of clicks (...) is at ... or above`."""
         reached = format_time(end + self.kind.allowed_lateness)
         return f"{self.epoch_times.watermark_text(self.step)} is at {reached} or above"
+
+    @property
+    def emitted_after(self) -> int:
+        """How long after its end a window is emitted (ms)."""
+        return 0 if self.kind.reopens else self.kind.allowed_lateness
+
+    @property
+    def ended(self) -> str:
+        """The name of the horizon that emits windows."""
+        side = self.step.sides[0]
+        return side.complete if self.kind.reopens else side.part
 
     def is_kept(self, starts: np.ndarray) -> np.ndarray:
         """bool[n]: the panes (by start, int64[n]) that no committed epoch has evicted. Their rows may stay stored for
@@ -91,17 +105,18 @@ class PaneTimers:
             return np.ones(len(starts), dtype=bool)
         return np.asarray(starts >= self.kind.windows.open_from(horizon))
 
-    def next_ends(self, starts: np.ndarray) -> np.ndarray:
-        """int64[n]: for panes that are kept, the end of the first window that no committed epoch has emitted."""
+    def next_ends(self, starts: np.ndarray, horizon: str) -> np.ndarray:
+        """int64[n]: for panes that are kept, the end of the first window that no committed epoch has closed by the
+        horizon of this name."""
         first = self.kind.windows.numbers_of(starts)[0]
-        closed = self.epoch_times.horizons[self.step.sides[0].part].previous
+        closed = self.epoch_times.horizons[horizon].previous
         if closed is not None:
             first = np.maximum(first, clamp(self.kind.windows.last_closed(closed) + 1))
         return self.kind.windows.ends(first)
 
     def is_due(self, ends: np.ndarray) -> np.ndarray:
         """bool[n]: whether the next epoch emits windows with these ends (int64[n])."""
-        closed = self.epoch_times.horizon(self.step.sides[0].part)
+        closed = self.epoch_times.horizon(self.ended)
         return np.zeros(len(ends), dtype=bool) if closed is None else ends <= closed
 
 
@@ -119,9 +134,10 @@ class PaneView:
 
     @property
     def windows(self) -> list[tuple[int, int]]:
-        """The windows that hold the pane and have not been emitted, by start and end (ms)."""
+        """The windows that hold the pane and still take rows, by start and end (ms)."""
         windows, starts = self.timers.kind.windows, np.array([self.start])
-        first, last = int(self.timers.next_ends(starts)[0]), int(windows.numbers_of(starts)[1][0])
+        ends = self.timers.next_ends(starts, self.timers.step.sides[0].part)
+        first, last = int(ends[0]), int(windows.numbers_of(starts)[1][0])
         numbers = np.arange(int(windows.numbers_of(starts)[0][0]), last + 1)
         spans = zip(windows.starts(numbers).tolist(), windows.ends(numbers).tolist(), strict=True)
         return [span for span in spans if span[1] >= first]
@@ -147,11 +163,14 @@ class PaneView:
         windows = self.windows
         named = ", ".join(f"{format_time(start)} to {format_time(end)}" for start, end in windows[:_NAMED_WINDOWS])
         more = f" and {len(windows) - _NAMED_WINDOWS:,} more" if len(windows) > _NAMED_WINDOWS else ""
-        due = bool(self.timers.is_due(np.array([windows[0][1]]))[0])
-        when = "with the next epoch" if due else f"when {self.timers.at(windows[0][1])}"
         windows_text = f"in the windows {named}{more}" if len(windows) > 1 else f"in the window {named}"
         span = f"rows from {format_time(self.start)} to before {format_time(self.end)}"
-        return f"{span}: {values}{'; ' if values else ''}{windows_text}; the first one is emitted {when}"
+        due = bool(self.timers.is_due(np.array([windows[0][1]]))[0])
+        at = self.timers.at(windows[0][1])
+        coming = f"the first one is emitted {'with the next epoch' if due else f'when {at}'}"
+        if self.timers.kind.reopens:
+            coming = f"the first one takes rows until {at}"
+        return f"{span}: {values}{'; ' if values else ''}{windows_text}; {coming}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +187,12 @@ class PaneCounts:
     @classmethod
     def of(cls, timers: PaneTimers, starts: np.ndarray) -> PaneCounts:
         """Count the panes. `starts` (int64[n]) are those of all rows that no later one has replaced."""
-        ends = timers.next_ends(starts[timers.is_kept(starts)])
+        kept, windows = starts[timers.is_kept(starts)], timers.kind.windows
+        ends = timers.next_ends(kept, timers.ended)
+        ends = ends[ends <= windows.ends(windows.numbers_of(kept)[1])]  # others have been emitted, and are kept
         due = timers.is_due(ends)
-        until = int(ends[~due].min()) + timers.kind.allowed_lateness if (~due).any() else None
-        return cls(len(ends), int(due.sum()), timers.epoch_times.watermark_name(timers.step), until)
+        until = int(ends[~due].min()) + timers.emitted_after if (~due).any() else None
+        return cls(len(kept), int(due.sum()), timers.epoch_times.watermark_name(timers.step), until)
 
     def document(self) -> Mapping[str, Any]:
         return {"windows": asdict(self)}

@@ -140,9 +140,7 @@ def _late(draft: JobDraft) -> Iterator[Finding]:
     if late_data == "dlq" and draft.steps:
         todo = "write lateData: dlq in the steps, which read records"
         yield at, f"the rows that joins make are no records, so none can be a dead letter; write drop, and {todo}"
-    elif late_data == "reopen" and kind is not None and not kind.reopens:
-        yield at, f"reopen is for sessions, the {kind.field} windows that were emitted stay as they are; write drop"
-    if dig(draft.data, *_AT, "emitRetractions") is True and kind is not None and not kind.reopens:
+    if dig(draft.data, *_AT, "emitRetractions") is True and kind is not None and not kind.renames:
         facts = f"is for sessions, whose ids change: a {kind.field} window keeps its key, so no row is taken back"
         yield (*_AT, "emitRetractions"), f"{facts}; leave it out"
 

@@ -189,8 +189,8 @@ class WindowKind(ABC):
     """The columns that its rows have beside groups and aggregates, in the order of the output."""
     identity: ClassVar[tuple[str, ...]]
     """Those of `columns` that tell the rows of a group apart, whatever becomes of the window."""
-    reopens: ClassVar[bool] = False
-    """Whether rows that were emitted can change (`lateData: reopen`)."""
+    renames: ClassVar[bool] = False
+    """Whether the key of a row can change while its window takes rows."""
     needs_groups: ClassVar[bool] = False
     """Whether all rows together would be in a window that may never end."""
     rows: ClassVar[str]

@@ -26,8 +26,17 @@ from joinery_runtime.core.pipeline.operators import EVENT_TIME_MAX, EVENT_TIME_M
 from joinery_runtime.core.pipeline.retention import Retention
 from joinery_runtime.core.pipeline.sides import Intake
 from joinery_runtime.core.pipeline.spec import StepSpec
-from joinery_runtime.core.pipeline.step import CLOSING, ORDER_COLUMNS, Horizon, Horizons, StepResult, StepRun, StepWork
-from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Watermark, earlier, passed_multiple
+from joinery_runtime.core.pipeline.step import (
+    ARRIVAL,
+    CLOSING,
+    ORDER_COLUMNS,
+    Horizon,
+    Horizons,
+    StepResult,
+    StepRun,
+    StepWork,
+)
+from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Watermark, clamp, earlier, passed_multiple
 from joinery_runtime.core.table.columns import EARLY, HASH, OFFSET, PARTITION, TS
 from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.job.kinds.aggregate.aligned import (
@@ -56,6 +65,7 @@ class WindowAggregation(Aggregating):
     allowed_lateness: int = 0
     late_to_dead_letters: bool = False
     emit_every: int | None = None
+    reopens: bool = False
     retention: tuple[Retention, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -73,8 +83,14 @@ class WindowAggregation(Aggregating):
                 windows = Windows(window.size, window.step, window.offset, cumulative=True)
             case _:
                 windows = Windows(window.size, window.size, window.offset)
-        to_dead_letters = aggregation.late_data == "dlq"
-        return cls(windows, aggregates, aggregation.allowed_lateness, to_dead_letters, aggregation.emit_every)
+        return cls(
+            windows,
+            aggregates,
+            allowed_lateness=aggregation.allowed_lateness,
+            late_to_dead_letters=aggregation.late_data == "dlq",
+            emit_every=aggregation.emit_every,
+            reopens=aggregation.late_data == "reopen",
+        )
 
     def state_schema(self, intake: Intake) -> pa.Schema:
         return pane_schema(intake, self.aggregates, emits_early=self.emit_every is not None)
@@ -88,19 +104,22 @@ class WindowAggregation(Aggregating):
         stored = ReplaceableRows(state_runs, since, side.segment_schema())
         panes = Panes(self.windows, self.aggregates, side, work.written_at)
         output = _WindowOutput(self, step, panes, ordered=work.ordered)
-        closing = self.windows.closing(horizon)
+        ended = work.complete if self.reopens else horizon
+        closing = self._closing(ended, horizon)
         if closing is not None:
             yield from output.emit(stored.where(partial(self._has_one_of, closing)), closing)
         if horizon.current is not None:
             stored.forget(self.windows.open_from(horizon.current))
         if work.early.current != work.early.previous:
-            yield from self._emit_early(output, stored, horizon, work.early)
+            yield from self._emit_early(output, stored, ended, work.early)
         added, late, accepted = None, 0, 0
         if horizon.current is not None and rows is not None:
             on_time = rows.filter(pa.array(rows.column(TS).to_numpy() >= self.windows.open_from(horizon.current)))
             late, rows = rows.num_rows - on_time.num_rows, on_time
         if rows is not None and rows.num_rows:
             accepted, added = rows.num_rows, Run.sort(panes.add(rows, stored))
+            if self.reopens:
+                yield from self._emit_again(output, stored, added.batch, ended, horizon)
         return StepResult(
             added=(added,),
             flags=(stored.flags(),),
@@ -125,11 +144,13 @@ class WindowAggregation(Aggregating):
         """See G2 and G8."""
         (side,) = step.sides
         low = lows[side.time]  # of an input, less the allowedLateness already
-        closed = earlier(low, self.allowed_lateness) if side.intake.chained else low
-        if self.emit_every is None:
-            return {side.part: closed}
         watermark = low if side.intake.chained else times[side.time].watermark
-        return {side.part: closed, side.early: passed_multiple(watermark, self.emit_every)}
+        horizons = {side.part: earlier(low, self.allowed_lateness) if side.intake.chained else low}
+        if self.reopens:
+            horizons[side.complete] = watermark
+        if self.emit_every is not None:
+            horizons[side.early] = passed_multiple(watermark, self.emit_every)
+        return horizons
 
     def late_below(
         self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark], horizons: Horizons
@@ -156,15 +177,41 @@ class WindowAggregation(Aggregating):
         first, last = within(self.windows.numbers_of(rows.column(TS).to_numpy()), windows)
         return np.asarray(first <= last)
 
+    def _closing(self, ended: Horizon, closed: Horizon) -> Numbers | None:
+        """The windows that end in this epoch, without those that were closed before the job reopened windows."""
+        windows = self.windows.closing(ended)
+        if windows is None or closed.previous is None:
+            return windows
+        first = max(windows[0], self.windows.open(closed.previous)[0])
+        return (first, windows[1]) if first <= windows[1] else None
+
+    def _emit_again(
+        self, output: _WindowOutput, stored: ReplaceableRows, added: pa.RecordBatch, ended: Horizon, closed: Horizon
+    ) -> Iterator[pa.RecordBatch]:
+        """Emits the windows that have ended, are still kept, and have taken some of the `added` panes (G3)."""
+        if ended.current is None:
+            return
+        windows = self.windows.open(closed.current)[0], clamp(self.windows.last_closed(ended.current))
+        hashes = np.unique(added.column(HASH).to_numpy())
+
+        def may_change(rows: pa.RecordBatch) -> np.ndarray:
+            return np.asarray(np.isin(rows.column(HASH).to_numpy(), hashes) & self._has_one_of(windows, rows))
+
+        def is_added(rows: pa.RecordBatch) -> np.ndarray:
+            return np.full(rows.num_rows, rows is added)
+
+        members = [*stored.where(may_change), (added, self._has_one_of(windows, added))]
+        yield from output.emit(members, windows, is_added, ARRIVAL)
+
     def _emit_early(
-        self, output: _WindowOutput, stored: ReplaceableRows, horizon: Horizon, early: Horizon
+        self, output: _WindowOutput, stored: ReplaceableRows, ended: Horizon, early: Horizon
     ) -> Iterator[pa.RecordBatch]:
         """Emits the open windows that have changed since the last early results, as they are so far (G8)."""
 
         def is_changed(rows: pa.RecordBatch) -> np.ndarray:
             return early.passes(rows.column(EARLY).to_numpy())
 
-        windows = self.windows.open(horizon.current)
+        windows = self.windows.open(ended.current)
         changed = [rows.column(HASH).to_numpy()[chosen] for rows, chosen in stored.where(is_changed)]
         hashes = np.unique(np.concatenate([np.empty(0, dtype=np.uint64), *changed]))
 
@@ -185,22 +232,25 @@ class _WindowOutput:
         self,
         stored: Iterable[tuple[pa.RecordBatch, np.ndarray]],
         windows: Numbers,
-        chosen: Callable[[pa.RecordBatch], np.ndarray] | None = None,
+        changed: Callable[[pa.RecordBatch], np.ndarray] | None = None,
+        phase: int = CLOSING,
     ) -> Iterator[pa.RecordBatch]:
-        """Emits the `chosen` ones (None: all) of these windows, merged from the stored panes that bool[n] chooses. The
-        windows of one group come in the order of their ends."""
-        selections = [Selection(rows, np.flatnonzero(mask)) for rows, mask in stored]
+        """Emits these windows, merged from the stored panes that bool[n] chooses: those with a `changed` pane (None:
+        all of them). The windows of one group come in the order of their ends."""
+        batches = list(stored)
+        selections = [Selection(rows, np.flatnonzero(mask)) for rows, mask in batches]
+        marks = [np.ones(rows.num_rows, dtype=bool) if changed is None else changed(rows) for rows, _ in batches]
         for piece, _ in cut_by_hash((selections, [])):
             rows = concat_selections(self._step.sides[0], piece)
             bounds = within(self._kind.windows.numbers_of(rows.column(TS).to_numpy()), windows)
+            of_piece = [mark[selection.index] for mark, selection in zip(marks, piece, strict=True)]
+            marked = np.concatenate([np.empty(0, dtype=bool), *of_piece])
             for numbers in cut_by_window([bounds]):
-                merged = self._panes.merge_windows(rows, within(bounds, numbers))
-                if chosen is not None:
-                    merged = merged.filter(pa.array(chosen(merged)))
+                merged = self._panes.merge_windows(rows, within(bounds, numbers), marked)
                 if merged.num_rows:
-                    yield self._rows(merged)
+                    yield self._rows(merged, phase)
 
-    def _rows(self, merged: pa.RecordBatch) -> pa.RecordBatch:
+    def _rows(self, merged: pa.RecordBatch, phase: int) -> pa.RecordBatch:
         """The output rows of windows, which are rows of the state with a window's number as event time."""
         schema, numbers, windows = self._step.output_schema(), merged.column(TS).to_numpy(), self._kind.windows
         times, calls = (windows.starts(numbers), windows.ends(numbers)), self._kind.aggregates
@@ -212,7 +262,7 @@ class _WindowOutput:
         names = [column.step_column or "" for column in self._step.output]
         columns = [values[name].cast(kind) for name, kind in zip(names, schema.types, strict=True)]
         rows = pa.record_batch(columns, schema=schema)
-        rows = _add_order_columns(rows, merged, times) if self._ordered else rows
+        rows = _add_order_columns(rows, merged, times, phase) if self._ordered else rows
         passes = having_mask(self._step, values, rows.num_rows, self.failures)
         return rows if passes.all() else rows.filter(pa.array(passes))
 
@@ -223,11 +273,11 @@ def _in_years(times: np.ndarray) -> pa.Array:
 
 
 def _add_order_columns(
-    rows: pa.RecordBatch, windows: pa.RecordBatch, times: tuple[np.ndarray, np.ndarray]
+    rows: pa.RecordBatch, windows: pa.RecordBatch, times: tuple[np.ndarray, np.ndarray], phase: int
 ) -> pa.RecordBatch:
     """Adds ORDER_COLUMNS: by (start, place of the group's first record), and the last time that the window holds."""
     zero = np.zeros(rows.num_rows, dtype=np.int64)
     partition, offset = (windows.column(name).to_numpy() for name in (PARTITION, OFFSET))
-    order = [zero + CLOSING, times[0], zero, partition, offset, zero + 1, zero, times[1] - 1]
+    order = [zero + phase, times[0], zero, partition, offset, zero + 1, zero, times[1] - 1]
     names = [*rows.schema.names, *ORDER_COLUMNS]
     return pa.RecordBatch.from_arrays([*rows.columns, *map(pa.array, order)], names=names)

@@ -75,12 +75,17 @@ class Panes:
         stored.remove(before, replaced)
         return merged
 
-    def merge_windows(self, rows: pa.RecordBatch, bounds: Bounds) -> pa.RecordBatch:
-        """Merges n panes to the windows that hold them, by number from `bounds[0]` to `bounds[1]` (int64[n] each).
-        Returns rows of the state with the number of the window as TS."""
+    def merge_windows(self, rows: pa.RecordBatch, bounds: Bounds, changed: np.ndarray) -> pa.RecordBatch:
+        """Merges n panes to the windows that hold them, by number from `bounds[0]` to `bounds[1]` (int64[n] each), and
+        that hold a `changed` one (bool[n]). Returns rows of the state with the number of the window as TS."""
         position, numbers = expand_ranges(bounds[0], bounds[1] + 1)
         members = rows.take(pa.array(position))
         order, begins = self._order(members, numbers, numbers, members.column(TS).to_numpy())
+        starts = np.flatnonzero(begins)
+        chosen = np.repeat(np.logical_or.reduceat(changed[position[order]], starts), np.diff(starts, append=len(order)))
+        order, begins = order[chosen], begins[chosen]
+        if not len(order):
+            return rows.slice(0, 0)
         groups = Groups(np.flatnonzero(begins), len(order))
         with self._naming(members, self._windows.starts(numbers), order[groups.starts], _STUCK):
             return self._merge(members, numbers, order, groups)

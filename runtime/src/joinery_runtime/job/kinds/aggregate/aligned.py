@@ -30,7 +30,7 @@ def _too_many(size: int, every: int, at: Loc) -> Iterator[Finding]:
 
 
 class AlignedWindow(Model, WindowKind):
-    """What windows that are aligned to the epoch share. All of them are emitted once."""
+    """What windows that are aligned to the epoch share."""
 
     columns: ClassVar[tuple[str, ...]] = WINDOW_COLUMNS
     identity: ClassVar[tuple[str, ...]] = WINDOW_COLUMNS

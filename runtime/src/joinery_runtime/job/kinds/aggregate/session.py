@@ -21,7 +21,7 @@ class SessionOfGroup(Model, WindowKind):
     field: ClassVar[str] = "session"
     columns: ClassVar[tuple[str, ...]] = SESSION_COLUMNS
     identity: ClassVar[tuple[str, ...]] = (SESSION_ID,)
-    reopens: ClassVar[bool] = True
+    renames: ClassVar[bool] = True
     needs_groups: ClassVar[bool] = True
     rows: ClassVar[str] = "sessions"
     shorter: ClassVar[str] = "shorten the gap, or count distinct values with method: hll"

@@ -115,14 +115,15 @@ def _emitted(aggregation: Aggregation, aggregated: Aggregated) -> str:
     repetition = "again, whole, after each epoch that changes it"
     if aggregation.emit_retractions:
         repetition += "; an id that this replaces is emitted before with retracted: true"
-    return f"each session when {aggregated.watermark} > {window.end_text}, and {repetition}"
+    what = window.rows.removesuffix("s")
+    return f"each {what} when {aggregated.watermark} {window.reaches} {window.end_text}, and {repetition}"
 
 
 def _late(aggregation: Aggregation, aggregated: Aggregated) -> str:
     """What happens to late rows, in words (rules S4, S5, S8 and G3)."""
     late = f"{format_duration(aggregation.allowed_lateness)} [allowedLateness]"
     none = "none, unless a step has lateData: reopen; such rows are " if aggregated.from_steps else ""
-    if aggregation.late_data != "reopen":
+    if aggregation.late_data != "reopen" or not aggregation.form.renames:
         handling = "written to the dead letters" if aggregation.late_data == "dlq" else "dropped"
         return f"{none}{handling} and counted when {aggregation.form.late_text(aggregated.watermark, late)}"
     reach = f"{aggregated.watermark} > ts + {format_duration(aggregation.form.closes_after)} [gap] + {late}"
@@ -161,7 +162,7 @@ def aggregate_warnings(job: Job, aggregation: Aggregation) -> Iterator[str]:
         ("table", [output.postgres for output in job.outputs]),
     )
     where = next((word for word, targets_of_kind in targets if any(targets_of_kind)), None)
-    renames = aggregation.changelog_key is not None and aggregation.form.reopens and not aggregation.emit_retractions
+    renames = aggregation.changelog_key is not None and aggregation.form.renames and not aggregation.emit_retractions
     if where is not None and renames:
         cause = "lateData is reopen" if aggregation.late_data == "reopen" else "emit is set"
         yield (

@@ -214,7 +214,8 @@ def _having(draft: GroupedDraft) -> Iterator[Finding]:
         return
     if dig(draft.data, *draft.at, "lateData") == "reopen" and dig(draft.data, *draft.at, "emitRetractions") is not True:
         facts = f"lateData is reopen, so {draft.row_words} that were emitted may stop meeting the condition"
-        yield at, f"{facts}, and nothing takes them back (rule G7); write emitRetractions: true"
+        todo = "write emitRetractions: true" if SESSION_ID in draft.identity else "keep one of having and reopen"
+        yield at, f"{facts}, and nothing takes them back (rule G7); {todo}"
     if dig(draft.data, *draft.at, "emit") is not None:
         facts = f"{draft.row_words} that were emitted early may stop meeting the condition, and what they were is not"
         yield at, f"{facts} stored (rule G8); keep one of having and emit"

@@ -164,8 +164,10 @@ def aggregate_warnings(old: Signed, new: Signed) -> Iterator[str]:
         yield f"allowedLateness went from {_times(old, new, 'allowedLateness')}: {rest}"
     if old["lateData"] == "reopen" != new["lateData"]:
         went = f"lateData went from reopen to {new['lateData']}"
-        yield f"{went}: what was emitted is emitted again only with a row that is not late"
-
+        rest = "what was emitted is emitted again only with a row that is not late"
+        if "gap" not in new:
+            rest = "windows that were emitted and are kept are emitted once more, as final"
+        yield f"{went}: {rest}"
     if "emitEvery" in old and "emitEvery" not in new:
         rest = "their final rows replace them, but a session id that only they had is not taken back"
         yield f"early results are emitted no more: those that were emitted stay until {rest}"
