@@ -41,7 +41,7 @@ COVERED = (
     *(f"G{n}" for n in range(1, 10)),
     *(f"P{n}" for n in range(1, 4)),
     *(f"D{n}" for n in range(1, 5)),
-    *("V1", "V2", "V3", "V4"),
+    *("V1", "V2", "V3", "V4", "W5", "W6"),
 )  # fmt: skip
 LEAST_TRACES = 450
 LEAST_SESSIONS = 150
