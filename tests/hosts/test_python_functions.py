@@ -172,6 +172,21 @@ class TestStart:
         job = job_from(document(function, expression="mine(l.n)", keys={"mine(l.n)": "r.n"}))
         assert [str(field.type) for field in compile_job(job).output_schema()] == ["string", "int32"]
 
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("null timestamp exists window end show session", "is a word of SQL already"),
+            ("if cast match tumble hop cumulate session_window row_number", "is a function of SQL already"),
+        ],
+    )
+    def test_words_of_sql_are_no_names(self, text: str, message: str) -> None:
+        words = text.split()
+        with pytest.raises(JobError) as raised:
+            job_from(document(*(declared("double", call=word) for word in words)))
+        assert [(problem.path, problem.message) for problem in raised.value.problems] == [
+            (f"spec.functions[{i}].name", f"{word!r} {message}; choose another name") for i, word in enumerate(words)
+        ]
+
     def test_a_call_reads_a_column(self) -> None:
         with pytest.raises(JobError, match="no argument reads a column"):
             compile_job(job_from(document(declared("double"), expression="mine(1)")))

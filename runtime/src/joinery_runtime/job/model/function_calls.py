@@ -12,6 +12,7 @@ from typing import ClassVar
 import sqlglot.parser
 from sqlglot import exp
 from sqlglot.dialects.dialect import Dialect
+from sqlglot.errors import SqlglotError
 from sqlglot.tokenizer_core import TokenType
 
 from joinery_runtime.job.model.function_signatures import SIGNATURES
@@ -101,7 +102,11 @@ _OTHERWISE = {
 }
 
 
-_WINDOW_FUNCTIONS = ("TUMBLE", "HOP", "CUMULATE", "SESSION", "SLIDE")
+# Names of calls that mean something in SQL, and that sqlglot has no syntax for.
+_CALLS_OF_SQL = {
+    *("TUMBLE", "HOP", "CUMULATE", "SESSION_WINDOW", "SLIDE", "ROW_NUMBER"),
+    *("EVERY", "COLLECT_LIST", "LISTAGG", "APPROX_PERCENTILE", "PERCENTILE_APPROX"),
+}
 
 
 def call_of(node: exp.Expr) -> tuple[str, list[exp.Expr]] | None:
@@ -134,11 +139,16 @@ def cannot_declare(name: str) -> str:
     """Say why a job cannot declare a function of this name; empty if it can."""
     if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is None:
         return f"{name!r} is no name of a function: write letters, digits and _"
-    tree = sqlglot.parse_one(f"{name}(1)", dialect=JoinerySql)
-    is_free = isinstance(tree, exp.Anonymous) and tree.name.upper() == name.upper()
-    upper = name.upper()
-    if not is_free or upper in {*_BY_NAME, *_NOT_REPEATABLE, *_OTHERWISE, *_WINDOW_FUNCTIONS}:
+    if name.upper() in {*_BY_NAME, *_NOT_REPEATABLE, *_OTHERWISE}:
         return f"{name!r} is a function of SQL already (docs/functions.md); choose another name"
+    if sqlglot.tokenize(name, dialect=JoinerySql)[0].token_type != TokenType.VAR:
+        return f"{name!r} is a word of SQL already; choose another name"
+    try:
+        is_free = isinstance(sqlglot.parse_one(f"{name}(1)", dialect=JoinerySql), exp.Anonymous)
+    except SqlglotError:  # a syntax of its own, as in CAST(1 AS VARCHAR)
+        is_free = False
+    if not is_free or name.upper() in _CALLS_OF_SQL:
+        return f"{name!r} is a function of SQL already; choose another name"
     return ""
 
 
