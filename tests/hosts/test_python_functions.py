@@ -78,6 +78,15 @@ def document(*functions: Mapping[str, str], expression: str = "1", keys: Any = N
     }
 
 
+def chain(key: str) -> dict[str, Any]:
+    """A job whose first step pads `r`, and whose second one has this key of `r`."""
+    job = document({"name": "mine", "python": "of_the_test:in_list", "returns": "double"}, expression="x.n")
+    spec = job["spec"]
+    spec["inputs"].append({**spec["inputs"][0], "name": "x"})
+    spec["joins"].append({**spec["joins"][0], "right": "x", "type": "inner", "keys": {key: "x.amount"}})
+    return job
+
+
 def declared(name: str, returns: str = "double", call: str = "mine") -> dict[str, str]:
     return {"name": call, "python": f"of_the_test:{name}", "returns": returns}
 
@@ -146,6 +155,26 @@ class TestResults:
         left, right = ({"k": "a", "n": n, "amount": amount, "ts": 1000} for n, amount in ((1, 4.0), (2, 5.0)))
         results = trace(job, [{"input": "l", "rows": [left]}, {"input": "r", "rows": [right]}])
         assert [row for step in results for row in step["output"]] == [{"k": "a", "x": 2}]
+
+    @pytest.mark.parametrize("key", ["mine(r.amount)", "COALESCE(mine(r.amount), 0e0)", "-mine(r.amount)"])
+    def test_no_key_over_a_padded_input(self, key: str) -> None:
+        """The function may give a value for NULLs, and `validate` does not import it."""
+        with pytest.raises(JobError) as raised:
+            compile_job(job_from(chain(key)))
+        (problem,) = raised.value.problems
+        assert problem.path == f'spec.joins[1].keys["{key}"]'
+        assert "may give a value where r.amount is NULL: a step before pads r with nulls" in problem.message
+        assert "CASE WHEN r.amount IS NOT NULL THEN " in problem.message
+
+    def test_a_key_that_is_null_where_padded_may_call_it(self) -> None:
+        job = chain("CASE WHEN r.amount IS NOT NULL THEN mine(r.amount) END")
+        rows = {
+            "l": [{"k": "a", "ts": 1000}, {"k": "padded", "ts": 1000}],
+            "r": [{"k": "a", "amount": 4.0, "ts": 1000}],
+            "x": [{"n": 2, "amount": 5.0, "ts": 1000}, {"n": 3, "ts": 1000}],
+        }
+        emitted = [row for step in trace(job, [{"rows": rows}, {"end": True}]) for row in step["output"]]
+        assert emitted == [{"k": "a", "x": 2}]
 
 
 @pytest.mark.usefixtures("module")

@@ -45,7 +45,7 @@ def _read_columns(pipeline: Pipeline, name: str, column: str, *, grouped: bool) 
     if column not in computed:
         return frozenset({column})
     expression = computed[column]
-    if not grouped and (expression.calls_declared or not expression.is_null_of_nulls(intake.schema)):
+    if not grouped and not expression.is_null_of_nulls(intake.schema):
         return frozenset()
     return frozenset(ref.column for ref in computed[column].columns)
 

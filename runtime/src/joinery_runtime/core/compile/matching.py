@@ -64,11 +64,13 @@ class KeyCompiler:
     def _compile_key(self, key: ComputedKey, *, padded: bool) -> None:
         expression = parse_expression(key.text)
         kind = column_type(expression, self._declared)
-        if padded and not expression.calls_declared and not expression.is_null_of_nulls(self._declared[key.input]):
+        if padded and not expression.is_null_of_nulls(self._declared[key.input]):
+            gives = "may give" if expression.calls_declared else "gives"
+            has_value = " OR ".join(f"{column} IS NOT NULL" for column in key.reads)
             raise ExpressionError(
-                f"{key.text!r} gives a value where {listed(map(str, key.reads))} is NULL",
+                f"{key.text!r} {gives} a value where {listed(map(str, key.reads))} is NULL",
                 facts=f"a step before pads {key.input} with nulls, and a key is computed as its record is read",
-                todo="Write an expression that is NULL there",
+                todo=f"Write an expression that is NULL there: CASE WHEN {has_value} THEN {key.text} END",
             )
         ref = ColumnRef(key.input, key.column)
         self.expressions[ref], self._types[ref] = expression, kind

@@ -15,7 +15,7 @@ failures):
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from joinery_runtime.core.pipeline.evaluation import evaluate, first_line, is_known, may_fail, unguarded_parts
-from joinery_runtime.core.pipeline.functions import called, is_declared
+from joinery_runtime.core.pipeline.functions import called, is_declared, with_unknown_results
 from joinery_runtime.core.pipeline.operators import Value, boolean, type_text
 from joinery_runtime.core.table.columns import type_name
 from joinery_runtime.errors import ExpressionError
@@ -87,9 +87,12 @@ class Expression:
         return any(is_declared(node) for node in self.node.walk())
 
     def is_null_of_nulls(self, schema: pa.Schema) -> bool:
-        """Whether the expression, which reads one input of this schema, is NULL for a row of NULLs."""
-        of_nulls = self.evaluate(lambda ref: pa.nulls(1, schema.field(ref.column).type), 1)
-        return not of_nulls.values[0].is_valid
+        """Whether the expression, which reads one input of this schema, is NULL for a row of NULLs, whatever the
+        functions that the job declares give for it."""
+        known = replace(self, node=with_unknown_results(self.node))
+        of_nulls = known.evaluate(lambda ref: pa.nulls(1, schema.field(ref.column).type), 1)
+        needs_declared = self.calls_declared and bool(of_nulls.failed)
+        return not needs_declared and not of_nulls.values[0].is_valid
 
     @property
     def may_fail(self) -> bool:

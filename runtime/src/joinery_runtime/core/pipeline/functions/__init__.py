@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
+import pyarrow as pa
 from sqlglot import exp
 
 from joinery_runtime.core.pipeline.functions.base import Family, Function
@@ -12,6 +16,7 @@ from joinery_runtime.core.pipeline.functions.numbers import BITS, NUMBERS
 from joinery_runtime.core.pipeline.functions.patterns import JSON, PATTERNS
 from joinery_runtime.core.pipeline.functions.text import TEXT
 from joinery_runtime.core.pipeline.functions.times import TIMES
+from joinery_runtime.core.pipeline.operators import Value
 from joinery_runtime.errors import ExpressionError
 from joinery_runtime.job.model.function_calls import call_of, cannot_call
 
@@ -30,6 +35,25 @@ _BOUND = "declared function"
 def is_declared(node: exp.Expr) -> bool:
     """Whether a node calls a function that the job declares."""
     return _BOUND in node.meta
+
+
+def with_unknown_results(node: exp.Expr) -> exp.Expr:
+    """Return a copy of an expression in which the functions that the job declares fail for every row."""
+    copy = node.copy()
+    for part in copy.walk():
+        bound = part.meta.get(_BOUND)
+        if isinstance(bound, Function):
+            part.meta[_BOUND] = replace(bound, kernel=_unknown(bound.kernel))
+    return copy
+
+
+def _unknown(kernel: Callable[..., Value]) -> Callable[..., Value]:
+    def compute(*values: Value) -> Value:
+        if any(len(value) for value in values if not isinstance(value, pa.Scalar)):
+            raise pa.ArrowInvalid("only a worker may be able to compute it")
+        return kernel(*values)
+
+    return compute
 
 
 def called(node: exp.Expr) -> tuple[Function, list[exp.Expr]]:
