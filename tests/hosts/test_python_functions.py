@@ -22,6 +22,8 @@ from joinery_runtime.hosts.python_functions import py_files, source_change_warni
 from joinery_runtime.job import Job, compare, definition, job_from, signature, under_definition
 
 MODULE = """
+import sys
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -38,6 +40,11 @@ def picky(amount):
     if pc.any(pc.equal(amount, 3.0)).as_py():
         raise ValueError("three is\\nno number")
     return amount
+def ends(amount):
+    if pc.any(pc.equal(amount, 3.0)).as_py():
+        sys.exit(7)
+    return amount
+def ends_later(amount): return (sys.exit(7) for _ in amount)
 def shorter(amount): return amount[1:]
 def always_one(amount): return pa.array([1.0])
 def integers(amount): return pc.cast(amount, pa.int64())
@@ -49,6 +56,7 @@ def nonsense(amount): return object()
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The name of a module that can be imported."""
     (tmp_path / "of_the_test.py").write_text(MODULE)
+    (tmp_path / "that_ends.py").write_text("raise SystemExit(7)")
     monkeypatch.syspath_prepend(str(tmp_path))
     yield "of_the_test"
     sys.modules.pop("of_the_test", None)
@@ -123,13 +131,14 @@ class TestResults:
             "int32, decimal128(9, 2), timestamp[ms, tz=UTC], date32[day], decimal128(1, 1), string, null, duration[ms]"
         )
 
-    def test_only_rows_for_which_it_raises_are_dead_letters(self) -> None:
+    @pytest.mark.parametrize(
+        ("name", "facts"), [("picky", "ValueError: three is no number"), ("ends", "SystemExit: 7")]
+    )
+    def test_only_rows_for_which_it_raises_are_dead_letters(self, name: str, facts: str) -> None:
         amounts = [float(n) for n in range(40)]
-        emitted, reasons = run(document(declared("picky"), expression="mine(l.amount)"), *amounts)
+        emitted, reasons = run(document(declared(name), expression="mine(l.amount)"), *amounts)
         assert emitted == {str(n): amount for n, amount in enumerate(amounts) if amount != 3.0}
-        assert reasons == [
-            "cannot evaluate 'mine(l.amount)': mine (of_the_test:picky) raised ValueError: three is no number"
-        ]
+        assert reasons == [f"cannot evaluate 'mine(l.amount)': mine (of_the_test:{name}) raised {facts}"]
 
     def test_conditions_shield_it(self) -> None:
         expression = "CASE WHEN l.amount = 3 THEN 0e0 ELSE mine(l.amount) END"
@@ -142,6 +151,7 @@ class TestResults:
             ("always_one", "returned 1 values for 2 rows"),
             ("integers", "returned int64, and the job says returns: double"),
             ("nonsense", "returned object, which is no array of double"),
+            ("ends_later", "returned generator, which is no array of double: 7"),
         ],
     )
     def test_a_wrong_result_fails_its_whole_batch(self, name: str, facts: str) -> None:
@@ -183,6 +193,7 @@ class TestStart:
         ("python", "call", "words"),
         [
             ("nowhere.at_all:f", "mine(l.n)", "ModuleNotFoundError: No module named 'nowhere'. Put it into the image"),
+            ("that_ends:f", "mine(l.n)", "'that_ends:f' cannot be imported: SystemExit: 7. Correct the module"),
             ("of_the_test:nothing", "mine(l.n)", "module of_the_test has no 'nothing'"),
             ("of_the_test:not_a_function", "mine(l.n)", "is int and cannot be called"),
             ("of_the_test:two", "mine(l.n)", "the job calls mine with 1 argument, and it takes (a, b)"),

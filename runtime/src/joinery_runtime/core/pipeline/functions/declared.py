@@ -23,6 +23,7 @@ from joinery_runtime.core.pipeline.operators import Value, type_text
 from joinery_runtime.errors import ExpressionError
 
 _SHOWN = 200  # characters of an exception's text
+_RAISED = (Exception, SystemExit)  # a function that calls sys.exit() fails like others, and does not end its process
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class DeclaredFunction:
             result = function(*columns)
         except MemoryError:
             raise
-        except Exception as error:
+        except _RAISED as error:
             text = " ".join(f"{type(error).__name__}: {error}".split())[:_SHOWN]
             raise pa.ArrowInvalid(f"{self.name} ({self.python}) raised {text}") from error
         return self._checked(result, count)
@@ -55,9 +56,11 @@ class DeclaredFunction:
             try:
                 # A NaN stays one, also of pandas: only None is NULL.
                 column = pa.array(column, self.returns, from_pandas=False)
-            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            except MemoryError:
+                raise
+            except _RAISED as error:  # also whatever a generator does
                 facts = f"returned {type(result).__name__}, which is no array of {type_text(self.returns)}"
-                raise self._failed(f"{facts}: {str(error).splitlines()[0][:_SHOWN]}") from error
+                raise self._failed(f"{facts}: {' '.join(str(error).split())[:_SHOWN]}") from error
         if column.type != self.returns:
             facts = f"returned {type_text(column.type)}, and the job says returns: {type_text(self.returns)}"
             raise self._failed(facts)
@@ -79,7 +82,7 @@ def imported(python: str) -> Callable[..., Any]:
     module_name, _, name = python.partition(":")
     try:
         module = import_module(module_name)
-    except Exception as error:  # whatever the module does while it is imported
+    except _RAISED as error:  # whatever the module does while it is imported
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:_SHOWN]
         missing = isinstance(error, ModuleNotFoundError)
         todo = "Put it into the image, or name its file with --py-files" if missing else "Correct the module"
