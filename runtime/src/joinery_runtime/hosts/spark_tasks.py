@@ -35,7 +35,6 @@ from joinery_runtime.engine.tasks import (
 )
 from joinery_runtime.engine.worker import Sent
 from joinery_runtime.errors import JoineryError, Superseded
-from joinery_runtime.hosts.garbage import collect_rarely
 
 WorkerFactory = Callable[[Path], TaskWorker]
 Carried = tuple[int, Parcel | LocalParcel | Sent | TaskFailure]  # the receiving peer, and what it gets
@@ -205,7 +204,7 @@ def process_for(setup: WorkerSetup, threads: int) -> _Process:
         worker = setup.build(_local_directory() / f"joinery-{setup.digest}")
         # A call of the Kafka client returns thousands of records, an object each, which die together. Collecting
         # garbage as often as by default doubled its cost.
-        collect_rarely()
+        gc.set_threshold(200_000)
         # PySpark collects garbage after every task, which would take 50 ms for everything that was imported.
         gc.freeze()
         process = _Process(worker, Threads(threads))
