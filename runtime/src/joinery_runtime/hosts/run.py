@@ -217,8 +217,8 @@ class _JobRun:
         stack.callback(sink.close)
         recreated, record = sink.prepare(schema), self.store.record(job.name)
         defined = None if record is None or not record.committed else record.definition
-        known = defined is not None and (part == "output" or part in defined)
-        if recreated is not None and record is not None and defined is not None and known:
+        is_named = defined is not None and (part == "output" or part in defined)
+        if recreated is not None and record is not None and defined is not None and is_named:
             before = under_definition(job, defined)
             earlier, now = (
                 version.outputs if part == "output" else version.spec.dead_letter for version in (before, job)

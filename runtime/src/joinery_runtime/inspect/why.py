@@ -204,8 +204,8 @@ def explain_records(
         record = _record_at(Gathering(job, pipeline, inputs, {}, at, record_only=True), plans, at)
         texts = _key_texts(job, record)
         # If the record's input joins on time only, all other records may meet it.
-        alone = pipeline.last.kind.stateless or (bool(record.key) and not _is_regrouped(job))
-        record_only = not texts and (record.columns is None or alone)
+        needs_no_others = pipeline.last.kind.stateless or (bool(record.key) and not _is_regrouped(job))
+        record_only = not texts and (record.columns is None or needs_no_others)
     steps = _steps_of(job, pipeline, texts, stored_co_partitions(course.record)) if texts else []
     names = [side.name for side in job.inputs]
     gathered = Gathering(job, pipeline, inputs, keys_by_input(pipeline, steps, names), at, record_only=record_only)

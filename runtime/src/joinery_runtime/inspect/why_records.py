@@ -227,5 +227,5 @@ def keys_by_input(pipeline: Pipeline, keys: Collection[StepKey], inputs: Collect
 def _is_read(pipeline: Pipeline, owner: str, column: str, side: SideSpec) -> bool:
     """Whether a key column is one of the input, or one that is computed of its records. What is computed of joined rows
     is neither, whatever its name."""
-    known = {spec.name for spec in pipeline.inputs}
-    return not side.intake.chained or (owner in known and column in pipeline.intake(owner).schema.names)
+    input_names = {spec.name for spec in pipeline.inputs}
+    return not side.intake.chained or (owner in input_names and column in pipeline.intake(owner).schema.names)

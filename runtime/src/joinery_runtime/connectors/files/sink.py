@@ -417,7 +417,7 @@ def _sync_folder(directory: Path) -> None:
 
 
 def _sink_error(path: Path, error: OSError) -> SinkError:
-    what, facts = f"The output file {path} cannot be written", error.strerror or str(error)
+    summary, facts = f"The output file {path} cannot be written", error.strerror or str(error)
     if is_full(error):
-        return OutputUnavailable(what, facts=facts, todo=MAKE_ROOM)
-    return SinkError(what, facts=facts, todo="Check output.file.path and that this user may write there")
+        return OutputUnavailable(summary, facts=facts, todo=MAKE_ROOM)
+    return SinkError(summary, facts=facts, todo="Check output.file.path and that this user may write there")

@@ -193,10 +193,10 @@ class PartWrite:
             time.sleep(min(remaining, _POLL_SECONDS))
         return False
 
-    def _superseded_error(self, why: str) -> Superseded:
+    def _superseded_error(self, reason: str) -> Superseded:
         return Superseded(
             f"{self.target.TITLE} {self.target.topic}: another attempt took {self.name} over",
-            facts=f"nothing was written by this one: {why}",
+            facts=f"nothing was written by this one: {reason}",
             todo="The task is tried again",
         )
 

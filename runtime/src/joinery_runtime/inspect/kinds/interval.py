@@ -28,8 +28,8 @@ class IntervalDescription(JoinDescription[IntervalJoin]):
     def next_epoch_text(self, side: int, horizons: Horizons) -> str:
         padded = ""
         if self.step.sides[side].preserved:
-            alone = "alone" if self.step.emits == "unmatched" else "with nulls for the other side"
-            padded = f", unmatched rows older than that are emitted {alone}"
+            emission_text = "alone" if self.step.emits == "unmatched" else "with nulls for the other side"
+            padded = f", unmatched rows older than that are emitted {emission_text}"
         return f"keeps rows from {format_time(horizons[self.step.sides[side].part].current)}{padded}"
 
     @property
