@@ -183,8 +183,8 @@ QUERIES: Mapping[str, NexmarkQuery] = {
         ("bid",),
         """SELECT auction, bidder, price, channel, SPLIT_INDEX(url, '/', 3), SPLIT_INDEX(url, '/', 4),
            SPLIT_INDEX(url, '/', 5) FROM bid""",
-        """SELECT auction, bidder, price, channel, split(url, '/')[3] AS dir1, split(url, '/')[4] AS dir2,
-           split(url, '/')[5] AS dir3 FROM bid""",
+        """SELECT auction, bidder, price, channel, get(split(url, '/'), 3) AS dir1, get(split(url, '/'), 4) AS dir2,
+           get(split(url, '/'), 5) AS dir3 FROM bid""",
     ),
 }
 _OF_EVERY_BID = ("q0", "q1", "q22")  # also of the last one of each partition
