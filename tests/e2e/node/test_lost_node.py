@@ -81,7 +81,9 @@ def test_the_next_driver_starts_in_time(make_job: MakeJob, cluster: KubernetesCl
                 assert time.monotonic() - lost_at < GOAL_SECONDS, job.status
                 time.sleep(0.5)
         finally:
-            os.kill(pid, signal.SIGCONT)
+            # nsenter, which started it, has stopped itself along with its child.
+            for stopped in (pid, int(Path(f"/proc/{pid}/stat").read_text().split()[3])):
+                os.kill(stopped, signal.SIGCONT)
         job.wait(
             "the next driver runs", lambda: [pod["metadata"]["uid"] for pod in job.running("driver")] not in ([], [old])
         )
