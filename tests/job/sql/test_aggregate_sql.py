@@ -139,6 +139,14 @@ def grouped(select: str, by: str, join: str = JOIN, end: str = CAP) -> str:
 
 REJECTED: list[tuple[str, str]] = [
     (
+        grouped(
+            "o.currency, COUNT(*) AS n",
+            "o.currency, TUMBLE(o.ts, INTERVAL '1' HOUR)",
+            end="WITH ('aggregate.emit_every' = '0s')",
+        ),
+        "must be more than 0",
+    ),
+    (
         grouped("o.currency, COUNT(*) AS n", f"o.currency, {SESSION}", end=""),
         "write WITH ('aggregate.max_duration' = '12h')",
     ),

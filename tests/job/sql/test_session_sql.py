@@ -188,6 +188,7 @@ REFUSED = [
     (counted("user_id, SESSION(tz, INTERVAL '1' SECOND)"), "no input has a column 'tz'"),
     (counted("user_id, SESSION(ts, INTERVAL '1' MONTH)"), "the unit is MILLISECOND, SECOND, MINUTE, HOUR or DAY"),
     (counted("user_id, SESSION(ts, INTERVAL '0' SECOND)"), "must be whole milliseconds, more than none"),
+    (counted("user_id, SESSION(ts, INTERVAL '99999999999999' DAY)"), "the gap must be at most 292 years"),
     (counted(f"user_id, {SESSION}, {SESSION}"), "the gap is said twice; keep one SESSION"),
     (counted(f"user_id, {SESSION}", rest="WINDOW SESSION(INTERVAL '1' SECOND)"), "the gap is said twice"),
     (counted("user_id", rest="WINDOW TUMBLING(INTERVAL '1' HOUR)"), "`TUMBLING`: a session has no width; write WINDOW"),

@@ -49,6 +49,8 @@ AT = [
      "GAP", "the length of a window is an INTERVAL", "WINDOW SESSION("),
     (SEED_001, f"{SHIPPED} WINDOW TUMBLING(INTERVAL '0' DAY)",
      "INTERVAL", "more than none", "WINDOW TUMBLING(INTERVAL"),
+    (SEED_001, f"{SHIPPED} WINDOW TUMBLING(INTERVAL '99999999999999' DAY)",
+     "INTERVAL", "at most 292 years", "WINDOW TUMBLING(INTERVAL"),
     (SEED_001, f"{SHIPPED} WINDOW TUMBLING(INTERVAL '1' YEAR)", "INTERVAL", "the unit is", "WINDOW TUMBLING(INTERVAL"),
     (SEED_001, f"{SHIPPED} WINDOW TUMBLING(GAP INTERVAL '1' DAY)", "GAP", "is not expected here", "WINDOW TUMBLING("),
     (SEED_001, f"{SHIPPED} WINDOW SESSION(INTERVAL '1' DAY) WINDOW SESSION(INTERVAL '1' DAY)",
@@ -111,6 +113,7 @@ AT = [
     (SEED_001, SHIPPED.replace("o.order_id FROM", "o.* EXCEPT (amount) FROM") + f" AND {DAY}",
      "o.*", "a star with more", "a.*"),
     # as of
+    (RATES, f"{RATED} {HISTORY.replace('1h', '0s')}", "'0s'", "must be more than 0", "0"),
     (RATES, RATED, "rates", "does not say how long old versions are kept", "WITH ('join.history_retention' = '1h')"),
     (RATES, f"{RATED.replace('o.ts', 'o.id')} {HISTORY}", "rates", "the event time of the other input", "AS OF o.ts"),
     (RATES, f"{RATED.replace('JOIN', 'RIGHT JOIN')} {HISTORY}",

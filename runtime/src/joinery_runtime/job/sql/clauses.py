@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Literal
 
 from sqlglot import exp
@@ -16,7 +17,7 @@ from sqlglot.dialects.dialect import Dialect
 from sqlglot.errors import ParseError
 from sqlglot.tokenizer_core import Token, TokenType
 
-from joinery_runtime.job.model.duration import parse_duration
+from joinery_runtime.job.model.duration import MAX_MS, parse_duration
 from joinery_runtime.job.model.expression_tree import NotALengthError, interval_ms
 from joinery_runtime.job.model.wording import listed, suggestion
 from joinery_runtime.job.sql.report import Form, Report, TextPosition, token_position
@@ -182,9 +183,16 @@ def _length(tokens: list[Token]) -> int:
     if len(nodes) != 1 or not isinstance(nodes[0], exp.Interval):
         raise _BadLengthError("the length of a window is an INTERVAL")
     ms = interval_ms(nodes[0])
-    if ms <= 0 or ms.denominator != 1:
-        raise _BadLengthError("the length of a window must be whole milliseconds, more than none")
+    if problem := length_problem(ms):
+        raise _BadLengthError(f"the length of a window {problem}")
     return int(ms)
+
+
+def length_problem(ms: Fraction) -> str:
+    """Say why this is no length of a window; empty if it is one."""
+    if ms.denominator != 1 or ms <= 0:
+        return "must be whole milliseconds, more than none"
+    return "" if ms <= MAX_MS else "must be at most 292 years"
 
 
 # --- WITH: the options of a join ----------------------------------------------------------------------------------
@@ -200,7 +208,7 @@ AGGREGATE_LATE_DATA, RETRACTIONS = "aggregate.late_data", "aggregate.emit_retrac
 EMIT_EVERY, VALUES_LIMIT = "aggregate.emit_every", "aggregate.limit"
 _OF_AGGREGATE = (MAX_DURATION, AGGREGATE_LATENESS, AGGREGATE_LATE_DATA, RETRACTIONS, EMIT_EVERY, VALUES_LIMIT)
 
-_MAY_BE_NEGATIVE = {LOWER, UPPER}
+_MAY_BE_NEGATIVE, _MORE_THAN_NONE = {LOWER, UPPER}, {HISTORY, MAX_DURATION, EMIT_EVERY}
 _INTERVAL = (TYPE, LOWER, UPPER, RETENTION, LATENESS, LATE_DATA, BROADCAST)
 _WINDOW = (TYPE, LATENESS, LATE_DATA)
 _OF_KIND: Mapping[JoinKind, tuple[str, ...]] = {
@@ -295,6 +303,8 @@ def _take(name: str, text: str, kinds: Sequence[JoinKind], options: Options) -> 
         options.ms[name] = parse_duration(text)
         if options.ms[name] < 0 and name not in _MAY_BE_NEGATIVE:
             raise ValueError("is a length of time, it must not be negative")
+        if options.ms[name] == 0 and name in _MORE_THAN_NONE:
+            raise ValueError("must be more than 0")
 
 
 def _check_type(text: str, kinds: Sequence[JoinKind]) -> None:

@@ -14,6 +14,7 @@ from sqlglot import exp
 
 from joinery_runtime.job.model.expression_tree import NotALengthError, interval_ms
 from joinery_runtime.job.model.function_calls import wrong_calls
+from joinery_runtime.job.sql.clauses import length_problem
 from joinery_runtime.job.sql.query import Query
 from joinery_runtime.job.sql.report import Report, node_position
 from joinery_runtime.job.sql.scope import Scope, SqlInput
@@ -218,8 +219,9 @@ def _window_of_call(node: exp.Expr, table: SqlInput, scope: Scope) -> GroupWindo
         except NotALengthError as error:
             scope.report.add(at, str(error))
             continue
-        if ms.denominator != 1 or (ms <= 0 and length != "offset"):
-            scope.report.add(at, f"the {length} must be whole milliseconds, more than none")
+        whole = "" if ms.denominator == 1 else "must be whole milliseconds"
+        if problem := whole if length == "offset" else length_problem(ms):
+            scope.report.add(at, f"the {length} {problem}")
         else:
             window.lengths[length] = int(ms)
     every = window.lengths.get("slide") or window.lengths.get("size")  # how often a window begins
