@@ -129,11 +129,13 @@ def test_the_answer_as_text(tmp_path: Path) -> None:
 
 
 def test_a_row_that_having_leaves_out_is_explained(tmp_path: Path) -> None:
-    lines = list(_answer("sessions/g7-having", tmp_path, (), "c:0=0").lines())
+    left_out = _answer("sessions/g7-having", tmp_path, (), "c:0=0")
     having = "`having` is not true for its group's row (docs/semantics.md#g7)"
-    assert f"  taken; no row was emitted because of it; {having}" in lines
-    emitted = list(_answer("sessions/g7-having", tmp_path, (), "c:0=1").lines())
-    assert not [line for line in emitted if "`having`" in line]
+    assert f"  taken; no row was emitted because of it; {having}" in list(left_out.lines())
+    assert [record["having"] for record in left_out.document()["records"]] == ["docs/semantics.md#g7"]
+    emitted = _answer("sessions/g7-having", tmp_path, (), "c:0=1")
+    assert not [line for line in emitted.lines() if "`having`" in line]
+    assert [record["having"] for record in emitted.document()["records"]] == [None]
 
 
 LEFT_WITH_ITS_MATCH = "  left the state in epoch 2: it has matched, which is all that counts (docs/semantics.md#e1)"

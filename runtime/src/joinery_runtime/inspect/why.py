@@ -84,6 +84,20 @@ class Explained:
         padded = all(row in self.padded.get(epoch, {}) for epoch, row in produced)
         return padded and not self.prevented and not self.part_of
 
+    @property
+    def has_no_row(self) -> bool:
+        """Whether the record was taken, and no row was emitted or left out because of it."""
+        return self.reason is None and not self.produced and not self.prevented and not self.part_of
+
+    @property
+    def is_kept(self) -> bool:
+        return bool(self.waiting) or (self.outcome is not None and self.outcome.retention.evicted_in is None)
+
+    @property
+    def fails_having(self) -> bool:
+        """Whether its group's row was not emitted because it does not meet `having`."""
+        return self.has_having and self.has_no_row and not self.is_kept
+
     def _padding_rule(self, epoch: int, row: Any) -> str | None:
         return self.padded.get(epoch, {}).get(json.dumps(row))
 
@@ -112,6 +126,7 @@ class Explained:
             "state": None if self.outcome is None else self.outcome.retention.document(),
             "waiting": [waiting_rows.document() for waiting_rows in self.waiting],
             "nearest": None if nearest is None else nearest.document(),
+            "having": rule_of("g7") if self.fails_having else None,
         }
 
     def _produced_document(self, epoch: int, row: Any) -> dict[str, Any]:
@@ -138,10 +153,9 @@ class Explained:
             yield f"  part of what epoch {epoch} put out, which is the same without it: {json.dumps(row)}"
         for epoch, row in _list_rows(self.prevented):
             yield f"  without it, epoch {epoch} would have put out: {json.dumps(row)}"
-        if self.reason is None and not self.produced and not self.prevented and not self.part_of:
-            is_kept = bool(self.waiting) or (self.outcome is not None and self.outcome.retention.evicted_in is None)
-            having = f"; `having` is not true for its group's row ({rule_of('g7')})" if self.has_having else ""
-            yield f"  taken; no row was emitted because of it{' so far' if is_kept else having}"
+        if self.has_no_row:
+            having = f"; `having` is not true for its group's row ({rule_of('g7')})" if self.fails_having else ""
+            yield f"  taken; no row was emitted because of it{' so far' if self.is_kept else having}"
         if self.outcome is not None:
             yield from (f"  {line}" for line in self.outcome.lines(record.epoch, unmatched=self.unmatched))
         yield from (f"  {waiting_rows.line()}" for waiting_rows in self.waiting)
