@@ -129,6 +129,12 @@ def test_numbers_are_times_as_in_json_and_formats_say_otherwise(tmp_path: Path) 
     assert values_of(one(tmp_path, pa.array(["2026-07-01T12:00:00Z"]), "timestamp", format="iso"))[0].hour == 12
 
 
+def _unchecked_text(*values: bytes) -> pa.Array:
+    """A text column of these bytes, as writers of other encodings leave it."""
+    binary = pa.array(values)
+    return pa.StringArray.from_buffers(len(binary), binary.buffers()[1], binary.buffers()[2])
+
+
 @pytest.mark.parametrize(
     ("written", "kind", "reason"),
     [
@@ -137,6 +143,10 @@ def test_numbers_are_times_as_in_json_and_formats_say_otherwise(tmp_path: Path) 
         (pa.array([1e300, 1.0]), "float", "is not a valid float"),
         (pa.array([Decimal("1.005"), Decimal("1.000")]), "decimal(4,2)", "is not a valid decimal(4,2)"),
         (pa.array([b"\xff", b"1"]), "string", "not UTF-8"),
+        (_unchecked_text(b"\xff", b"1"), "string", "not UTF-8"),
+        (_unchecked_text(b"\xff", b"1").cast(pa.large_string()), "string", "not UTF-8"),
+        (pa.StructArray.from_arrays([_unchecked_text(b"\xff", b"1")], ["s"]), "string", "not UTF-8"),
+        (pa.ListArray.from_arrays([0, 1, 2], _unchecked_text(b"\xff", b"1")), "string", "not UTF-8"),
         (pa.array([253_402_300_800_000_000, 1], pa.timestamp("us", "UTC")), "timestamp", "is not a valid timestamp"),
         (pa.array([2**63, 1], pa.uint64()), "timestamp", "is not a valid timestamp"),
         (pa.array([2_932_897, -719_162], pa.date32()), "date", "is not a valid date"),

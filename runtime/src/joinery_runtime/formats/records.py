@@ -134,9 +134,13 @@ def records_of(raw: RawBatch, positions: Sequence[int]) -> pa.BinaryArray:
     return pa.array([json_text(row).encode("utf-8", "surrogatepass") for row in objects], pa.binary())
 
 
+class GarbledText(bytes):
+    """A text that is not UTF-8."""
+
+
 def python_values(values: pa.Array) -> list[Any]:
-    """Converts an array to Python values. Values that Python cannot hold (nanoseconds, the year 10000) become text,
-    inside of structs and lists too."""
+    """Converts an array to Python values. Values that Python cannot hold (nanoseconds, the year 10000) become text, and
+    text that is not UTF-8 becomes bytes, inside of structs and lists too."""
     try:
         converted: list[Any] = values.to_pylist()
     except (ValueError, OverflowError, pa.ArrowException):
@@ -156,6 +160,8 @@ def _python_value(scalar: pa.Scalar) -> Any:
         return [_python_value(inner) for inner in scalar.values]
     try:
         return scalar.as_py()
+    except UnicodeDecodeError:
+        return GarbledText(scalar.as_buffer().to_pybytes())
     except (ValueError, OverflowError):
         zone = kind.tz if pa.types.is_timestamp(kind) else None
         return (scalar.cast(pa.timestamp(kind.unit)) if zone else scalar).cast(pa.string()).as_py() + (

@@ -16,13 +16,14 @@ column's type.
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
 from joinery_runtime.formats.convert import checked, convert, in_range, in_years, narrow
-from joinery_runtime.formats.records import Fault, json_text, not_utf8, python_values
+from joinery_runtime.formats.records import Fault, GarbledText, json_text, not_utf8, python_values
 from joinery_runtime.job.model.paths import Path
 
 _PER_MS = {"us": 1_000, "ns": 1_000_000}
@@ -85,10 +86,10 @@ def read_as(column: str, values: pa.Array, target: pa.DataType) -> tuple[pa.Arra
         return _convert_times(column, values, target)
     if kinds.is_date(target):
         return _convert_dates(column, values, target)
-    if file_type == target:
-        return values, []
     if kinds.is_string(target):
         return _convert_texts(column, values)
+    if file_type == target:
+        return values, []
     if kinds.is_decimal(target) or (kinds.is_decimal(file_type) and file_type.bit_width > 128):
         return convert(column, _plain_text(values), target)
     series = pl.Series(values)
@@ -122,15 +123,35 @@ def _convert_dates(column: str, values: pa.Array, target: pa.DataType) -> tuple[
 
 def _convert_texts(column: str, values: pa.Array) -> tuple[pa.Array, list[Fault]]:
     file_type = values.type
-    if _is_bytes(file_type):
+    if _is_bytes(file_type) or _is_text(file_type):  # Arrow reads a text column's bytes unchecked
         values = values.cast(pa.binary())
         garbled = not_utf8(values).to_numpy(zero_copy_only=False)
         text = pc.if_else(pa.array(garbled), pa.scalar(None, pa.binary()), values).cast(pa.string())
-        return text, [(garbled, [f"column {column}: not UTF-8"] * int(garbled.sum()))] if garbled.any() else []
+        return text, _not_utf8_faults(column, garbled)
     if kinds.is_nested(file_type):
-        texts = [None if value is None else json_text(value) for value in python_values(values)]
-        return pa.array(texts, pa.string()), []
+        return _convert_nested(column, values)
     return _plain_text(values).to_arrow().cast(pa.string()), []
+
+
+def _convert_nested(column: str, values: pa.Array) -> tuple[pa.Array, list[Fault]]:
+    converted, garbled = python_values(values), np.zeros(len(values), dtype=np.bool_)
+    try:
+        values.validate(full=True)
+    except pa.ArrowInvalid:
+        garbled[:] = [_holds_garbled_text(value) for value in converted]
+    pairs = zip(converted, garbled, strict=True)
+    texts = [None if value is None or is_garbled else json_text(value) for value, is_garbled in pairs]
+    return pa.array(texts, pa.string()), _not_utf8_faults(column, garbled)
+
+
+def _holds_garbled_text(value: object) -> bool:
+    if isinstance(value, dict):
+        return any(map(_holds_garbled_text, value.values()))
+    return any(map(_holds_garbled_text, value)) if isinstance(value, list) else isinstance(value, GarbledText)
+
+
+def _not_utf8_faults(column: str, garbled: np.ndarray) -> list[Fault]:
+    return [(garbled, [f"column {column}: not UTF-8"] * int(garbled.sum()))] if garbled.any() else []
 
 
 def _plain_text(values: pa.Array) -> pl.Series:
@@ -154,6 +175,10 @@ def _plain_text(values: pa.Array) -> pl.Series:
     if kinds.is_temporal(file_type):
         return pl.Series([None if value is None else str(value) for value in python_values(values)], dtype=pl.String)
     return pl.Series(values).cast(pl.String)
+
+
+def _is_text(file_type: pa.DataType) -> bool:
+    return bool(kinds.is_string(file_type) or kinds.is_large_string(file_type) or kinds.is_string_view(file_type))
 
 
 def _is_bytes(file_type: pa.DataType) -> bool:
