@@ -15,6 +15,8 @@ KEY = "o.order_id = p.order_id"
 HOUR = "p.ts BETWEEN o.ts AND o.ts + INTERVAL '1' HOUR"
 JOIN = f"FROM orders o JOIN payments p ON {KEY} AND {HOUR}"
 PER_HOUR = "TUMBLE(ts, INTERVAL '1' HOUR)"
+PAID = "(SELECT order_id, ts, COALESCE(method, '-') AS m FROM payments)"
+CASE = "CASE WHEN NOT p.ts IS NULL THEN"
 LARGE = "SELECT * FROM orders WHERE amount > 5"
 COUNTED = f"SELECT country AS c, COUNT(*) AS n, window_end FROM orders GROUP BY country, {PER_HOUR}"
 
@@ -62,6 +64,26 @@ SAME = [
      "HAVING COUNT(*) > 5 AND country <> 'x'", ONE),
     (f"WITH g AS ({COUNTED} HAVING SUM(amount) > 1) SELECT n FROM g WHERE n > 5",
      f"SELECT COUNT(*) AS n FROM orders GROUP BY country, {PER_HOUR} HAVING SUM(amount) > 1 AND COUNT(*) > 5", ONE),
+    # computed columns, which are NULL in padded rows
+    (f"SELECT p.m, p.one, p.later FROM orders o LEFT JOIN (SELECT order_id, ts, COALESCE(method, '-') AS m, 1 AS one, "
+     f"ts + INTERVAL '1' DAY AS later FROM payments) p ON {KEY} AND {HOUR} AND p.one = 1 WHERE p.m IS NULL",
+     f"SELECT {CASE} COALESCE(p.method, '-') END AS m, {CASE} 1 END AS one, p.ts + INTERVAL '1' DAY AS later "
+     f"{JOIN.replace('JOIN', 'LEFT JOIN')} AND 1 = 1 WHERE ({CASE} COALESCE(p.method, '-') END) IS NULL", TWO),
+    (f"SELECT p.*, n {JOIN.replace('JOIN', 'LEFT JOIN').replace('payments', PAID)} JOIN items i ON p.m = i.order_id "
+     "AND i.ts BETWEEN p.ts AND p.ts + INTERVAL '1' DAY",
+     f"SELECT p.order_id, p.ts, {CASE} COALESCE(p.method, '-') END AS m, i.n "
+     f"{JOIN.replace('JOIN', 'LEFT JOIN')} JOIN items i ON ({CASE} COALESCE(p.method, '-') END) = i.order_id "
+     "AND i.ts BETWEEN p.ts AND p.ts + INTERVAL '1' DAY", THREE),
+    (f"SELECT one, n FROM (SELECT 1 AS one, o.order_id, o.ts {JOIN.replace('JOIN', 'FULL JOIN')}) j RIGHT JOIN items i "
+     "ON j.order_id = i.order_id AND i.ts BETWEEN j.ts AND j.ts + INTERVAL '1' DAY",
+     "SELECT CASE WHEN NOT o.ts IS NULL OR NOT p.ts IS NULL THEN 1 END AS one, i.n "
+     f"{JOIN.replace('JOIN', 'FULL JOIN')} RIGHT JOIN items i ON o.order_id = i.order_id "
+     "AND i.ts BETWEEN o.ts AND o.ts + INTERVAL '1' DAY", THREE),
+    (f"SELECT m, COUNT(m) AS n {JOIN.replace('JOIN', 'LEFT JOIN').replace('payments', PAID)} "
+     "GROUP BY m, TUMBLE(o.ts, INTERVAL '1' HOUR)",
+     f"SELECT {CASE} COALESCE(p.method, '-') END AS m, COUNT({CASE} COALESCE(p.method, '-') END) AS n "
+     f"{JOIN.replace('JOIN', 'LEFT JOIN')} GROUP BY {CASE} COALESCE(p.method, '-') END, "
+     "TUMBLE(o.ts, INTERVAL '1' HOUR)", TWO),
     # USING
     (f"SELECT order_id, method FROM orders o JOIN payments p USING (order_id) WHERE {HOUR}",
      f"SELECT o.order_id, p.method {JOIN}", TWO),

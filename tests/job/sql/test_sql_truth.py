@@ -15,6 +15,8 @@ SELECT = "SELECT a.id AS a, b.id AS b, c.id AS c"
 ROWID = "/* rowid */ "  # SQLite's, which a sub-query has only if it names it
 KEYS = ("{0}.id = {1}.id", "{0}.id = {1}.id", "{1}.id % 2 = {0}.id % 2", "{0}.id = {1}.id + 1", "ABS({0}.x) = {1}.id")
 MIRRORED = {"LEFT": "RIGHT", "RIGHT": "LEFT"}
+COMPUTED = "COALESCE(x, 0) AS y, 1 AS one, CASE WHEN x = 1 THEN 2 ELSE 0 END AS v, x + 1 AS s"
+"""Columns of a sub-query, of which only the last one is NULL for NULLs."""
 
 row = st.tuples(st.integers(0, 2), st.one_of(st.none(), st.integers(0, 1)), st.integers(0, 5))
 rows = st.fixed_dictionaries({name: st.lists(row, max_size=5) for name in INPUTS})
@@ -31,41 +33,58 @@ def bounds(draw, right, earlier):
 
 
 @st.composite
-def condition(draw, known):
+def condition(draw, known, computed=()):
+    """A condition on inputs, or on a column that one of the sub-queries `computed` computes."""
     one, other = draw(st.sampled_from(known)), draw(st.sampled_from(known))
+    named = [name for name in known if name in computed]
+    if named and draw(st.booleans()):
+        texts = ["{0}.y = 0", "{0}.one IS NULL", "{0}.one = 1", "{0}.v = {1}.x", "{0}.v <> 2", "{0}.s IS NULL"]
+        return draw(st.sampled_from(texts)).format(draw(st.sampled_from(named)), other)
     texts = ["{0}.x = 1", "{0}.x IS NULL", "{0}.x = {1}.id", "{0}.x <> {1}.x", "COALESCE({0}.x, {1}.x) = 1"]
     texts += ["{0}.time <= {1}.time", "{0}.time < 4"]
     return draw(st.sampled_from(texts)).format(one, other)
 
 
 @st.composite
-def queries(draw):
+def key(draw, right, earlier, computed):
+    """An equality of the right input and an earlier one, on a computed column where there is one."""
+    other = draw(st.sampled_from(earlier))
+    if other in computed and draw(st.booleans()):
+        return f"{other}.{draw(st.sampled_from(['y', 'one', 'v', 's']))} = {right}.id"
+    if right in computed and draw(st.booleans()):
+        return f"{right}.{draw(st.sampled_from(['y', 'one', 'v', 's']))} = {other}.id"
+    return draw(st.sampled_from(KEYS)).format(right, other)
+
+
+@st.composite
+def queries(draw, computed=()):
     first, second = draw(st.permutations(["a", "b"]))
     on, where = [], []
     for i, right in enumerate((second, "c")):
         earlier = [first, second][: i + 1]
-        key = draw(st.sampled_from(KEYS)).format(right, draw(st.sampled_from(earlier)))
-        parts = [key, *draw(bounds(right, earlier))]
-        parts += draw(st.lists(condition([*earlier, right]), max_size=2))
+        parts = [draw(key(right, earlier, computed)), *draw(bounds(right, earlier))]
+        parts += draw(st.lists(condition([*earlier, right], computed), max_size=2))
         on.append(draw(st.permutations(parts)))
-    where += draw(st.lists(condition(list(INPUTS)), max_size=1))
+    where += draw(st.lists(condition(list(INPUTS), computed), max_size=1))
     joins = [draw(st.sampled_from(["JOIN", "JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN"])) for _ in on]
     for i in range(len(on)):
         if joins[i:] == ["JOIN"] * len(joins[i:]) and draw(st.booleans()):
             moved = draw(st.integers(0, len(on[i])))
             where, on[i] = where + on[i][moved:], on[i][:moved]
     text = " ".join(f"{joins[i]} {name} ON {' AND '.join(on[i]) or 'TRUE'}" for i, name in enumerate((second, "c")))
-    return f"{SELECT} FROM {first} {text}{' WHERE ' if where else ''}{' AND '.join(where)}"
+    columns = [f"{name}.{column} AS {name}_{column}" for name in computed for column in ("y", "one", "v", "s")]
+    return f"{', '.join([SELECT, *columns])} FROM {first} {text}{' WHERE ' if where else ''}{' AND '.join(where)}"
 
 
 @st.composite
 def nested_queries(draw):
-    """A SELECT whose inputs may be sub-queries or queries of WITH, each with conditions of its own."""
-    text, named = draw(queries()), []
-    for name in INPUTS:
-        way = draw(st.sampled_from(["input", "sub-query", "WITH"]))
+    """A SELECT whose inputs may be sub-queries or queries of WITH, each with conditions and computed columns of its
+    own."""
+    ways = {name: draw(st.sampled_from(["input", "sub-query", "WITH"])) for name in INPUTS}
+    text, named = draw(queries([name for name, way in ways.items() if way != "input"])), []
+    for name, way in ways.items():
         parts = [part.replace(f"{name}.", "") for part in draw(st.lists(condition([name]), min_size=1, max_size=2))]
-        query = f"SELECT {ROWID}* FROM {name} WHERE {' AND '.join(parts)}"
+        query = f"SELECT {ROWID}*, {COMPUTED} FROM {name} WHERE {' AND '.join(parts)}"
         if way == "sub-query":
             text = re.sub(rf"(FROM|JOIN) {name}\b", rf"\1 ({query}) {name}", text, count=1)
         elif way == "WITH":
@@ -76,12 +95,14 @@ def nested_queries(draw):
 
 def as_sql(translation):
     """The steps as they read: everything a step says is its condition of a match, except the filter behind the last
-    step; a filter of the translation is about an input."""
+    step; a filter of the translation is about an input. The select list begins with the columns
+    of `SELECT`."""
     filters = translation.filters.items()
-    sources = {name: name for name in INPUTS} | {
+    sources = {name: name for name in (*INPUTS, "d")} | {
         name: f"(SELECT rowid, * FROM {name} WHERE {text}) {name}" for name, text in filters
     }
-    text = f"{SELECT} FROM {sources[INPUTS[0]]}"
+    columns = [item.get("column") or item["expression"] for item in translation.select[len(INPUTS) :]]
+    text = f"{', '.join([SELECT, *columns])} FROM {sources[INPUTS[0]]}"
     for step in translation.steps:
         right, interval = step["right"], step["interval"]
         distance = f"{right}.time - {interval['of']}.time"
@@ -170,6 +191,23 @@ def test_sub_queries_give_the_rows_of_the_sql(sql, data):
     assume(not translation.problems)
     database = filled(data)
     assert result(database, as_sql(translation)) == result(database, sql)
+
+
+@pytest.mark.skipif(sqlite3.sqlite_version_info < (3, 39), reason="this SQLite has no RIGHT and FULL JOIN")
+@given(nested_queries(), st.sampled_from(["RIGHT JOIN", "FULL JOIN", "LEFT JOIN", "JOIN"]), rows)
+def test_a_joined_sub_query_gives_the_rows_of_the_sql(inner, join, data):
+    """Columns that a sub-query computes of a join are NULL where a join behind it finds no row of the sub-query."""
+    data = {**data, "d": data["a"]}
+    columns = "a.time AS t, COALESCE(b.time, a.time, c.time) AS u, 1 AS one, COALESCE(a.x, b.x, 0) AS y"
+    inner = inner.replace(SELECT, f"{SELECT}, {columns}", 1)
+    outer = f"FROM ({inner}) j {join} d ON d.id = j.a AND d.time BETWEEN j.t AND j.t + 2 AND j.one = 1"
+    names = ["j.a", "j.b", "j.c", "j.u", "j.one", "j.y", "d.id AS d"]
+    sql = f"SELECT {', '.join(names)} {outer}"
+    translation = translate(sql, (*TABLES, SqlInput("d", ("id", "x", "time"), "time", integer_time=True)))
+    event("translated" if not translation.problems else "refused")
+    assume(not translation.problems)
+    database = filled(data)
+    assert sorted(database.execute(as_sql(translation)), key=str) == sorted(database.execute(sql), key=str)
 
 
 @given(st.sampled_from(["JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN"]), rows)

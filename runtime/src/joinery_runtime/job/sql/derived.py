@@ -3,7 +3,8 @@
 A sub-query is one of three kinds. Columns and conditions of one input: its conditions become that input's own (a filter
 before all joins). A join: its sources and conditions become the first ones of the outer SELECT. Groups: the outer
 SELECT names their columns, and its WHERE becomes HAVING. Names of the outer SELECT are replaced by what the sub-query
-says of them; nodes keep their positions in the text. What cannot be one pipeline is reported.
+says of them, which is NULL in the rows that an outer join pads; nodes keep their positions in the text. What cannot be
+one pipeline is reported.
 """
 
 from __future__ import annotations
@@ -20,14 +21,18 @@ from joinery_runtime.job.sql.report import Form, Report, TextPosition, node_posi
 
 Columns = Mapping[str, Collection[str]]
 """The columns of the job's inputs, by input; of an input that is missing, any name may be a column."""
+EventTimes = Mapping[str, str]
+"""The event time columns of the job's inputs, by input; no record is without a value there."""
 BY_STAR, CONDITION, REJECTED = "joinery.star", "joinery.condition", "joinery.rejected"
 """Marks of nodes: a column that a star stands for; the condition of an input that a sub-query filters; a source or a
 column that was reported."""
+_EXISTENCE = {"SEMI", "ANTI"}
+"""Kinds of JOIN whose right side has no columns in the rows that they make, and that pad none."""
 
 
-def merge_derived(select: exp.Select, columns: Columns, report: Report, form: Form) -> None:
+def merge_derived(select: exp.Select, columns: Columns, event_times: EventTimes, report: Report, form: Form) -> None:
     """Merge everything that the SELECT reads, in clause. USING becomes ON."""
-    merging = _Merging(columns, report, form)
+    merging = _Merging(columns, event_times, report, form)
     merging.merge(select, {})
     for name, at in merging.unread.items():
         report.add(at, f"nothing reads {name!r}; leave it out, or name it in FROM or JOIN")
@@ -36,18 +41,29 @@ def merge_derived(select: exp.Select, columns: Columns, report: Report, form: Fo
 @dataclass(slots=True)
 class _Source:
     """What a name in FROM stands for. `outputs` are the expressions of a sub-query's columns by their names. `star`: it
-    has further columns, those of the input `table` (None: not known), under the alias."""
+    has further columns, those of the input `table` (None: not known), under the alias. A row of the sub-query has a
+    value in one of the columns `present`; in a padded row all are NULL."""
 
     alias: str
     table: str | None = None
     outputs: dict[str, exp.Expr] = field(default_factory=dict)
     star: bool = True
     derived: bool = False
+    present: Sequence[exp.Column] = ()
+
+    def output(self, name: str, *, padded: bool) -> exp.Expr | None:
+        """Return the expression of a column of the sub-query; None for a further column. `padded`: some of the rows
+        where the name stands are without a row of the sub-query, and there the column is NULL."""
+        value = self.outputs.get(name)
+        if value is None or not padded or not self.present or _is_null_of_nulls(value):
+            return value
+        tests = [exp.Not(this=exp.Is(this=column.copy(), expression=exp.Null())) for column in self.present]
+        return exp.Case(ifs=[exp.If(this=exp.or_(*tests, copy=False), true=value.copy())])
 
 
 class _Merging:
-    def __init__(self, columns: Columns, report: Report, form: Form) -> None:
-        self._columns, self._report, self._form = columns, report, form
+    def __init__(self, columns: Columns, event_times: EventTimes, report: Report, form: Form) -> None:
+        self._columns, self._event_times, self._report, self._form = columns, event_times, report, form
         self._hidden: set[str] = set()  # aliases inside of joined sub-queries
         self.unread: dict[str, TextPosition] = {}
         """The queries of WITH that nothing has read so far."""
@@ -67,7 +83,7 @@ class _Merging:
         sources = [source for source, _ in read]
         if any(source.derived for source in sources) or any(join.args.get("using") for join in joins):
             shared, conditions = self._read_using(sources, joins)
-            self._replace_names(select, sources, shared, written)
+            self._replace_names(select, joins, sources, shared, written)
             for join, parts in zip(joins, conditions, strict=True):
                 if parts:
                     join.set("using", None)
@@ -201,7 +217,8 @@ class _Merging:
 
     def _read(self, inner: exp.Select, alias: str) -> _Source:
         """Read what the sub-query calls its columns."""
-        tables = [clause.this for clause in (inner.args["from_"], *(inner.args.get("joins") or []))]
+        joins = inner.args.get("joins") or []
+        tables = [clause.this for clause in (inner.args["from_"], *joins)]
         outputs, star = dict[str, exp.Expr](), False
         for item in inner.expressions:
             value = item.unalias().unnest()
@@ -221,7 +238,18 @@ class _Merging:
                     node_position(item), "a column of a sub-query needs a name; write <expression> AS <name>"
                 )
         single = tables[0].name if len(tables) == 1 else None
-        return _Source(alias, single, outputs, star, derived=True)
+        return _Source(alias, single, outputs, star, derived=True, present=self._present(tables, joins, alias))
+
+    def _present(self, tables: Sequence[exp.Expr], joins: Sequence[exp.Expr], alias: str) -> Sequence[exp.Column]:
+        """Return columns of which one has a value in each row of the sub-query: the event time of an input that none of
+        the joins pads, or else those of all inputs. An only input has the sub-query's alias."""
+        times = {
+            number: exp.column(self._event_times[table.name], table=table.alias_or_name if joins else alias)
+            for number, table in enumerate(tables)
+            if table.name in self._event_times and not (number and joins[number - 1].args.get("kind") in _EXISTENCE)
+        }
+        always = next((number for number in times if not _is_padded(number, joins)), None)
+        return [*times.values()] if always is None else [times[always]]
 
     def _check(self, column: exp.Column, table: exp.Expr) -> None:
         names = self._columns.get(table.name)
@@ -234,53 +262,52 @@ class _Merging:
 
     def _read_using(
         self, sources: Sequence[_Source], joins: Sequence[exp.Expr]
-    ) -> tuple[Mapping[str, exp.Expr], Sequence[Sequence[exp.Expr]]]:
-        """Return what each name of USING means, and the conditions of each join that it stands for."""
-        shared, conditions = dict[str, exp.Expr](), list[Sequence[exp.Expr]]()
+    ) -> tuple[Mapping[str, Sequence[int]], Sequence[Sequence[exp.Expr]]]:
+        """Return the numbers of the sources from which each name of USING takes the first value that is not NULL, and
+        the conditions of each join that the names stand for."""
+        shared, conditions = dict[str, Sequence[int]](), list[Sequence[exp.Expr]]()
         for number, join in enumerate(joins, start=1):
             parts = []
             for identifier in join.args.get("using") or []:
                 name = identifier.name
-                owner = next((source for source in sources[:number] if self._has(source, name)), sources[number - 1])
-                left, right = (
-                    shared.get(name, _column(name, owner, identifier)),
-                    _column(name, sources[number], identifier),
-                )
-                parts.append(exp.EQ(this=left.copy(), expression=right.copy()))
-                shared[name] = left
-                if join.args.get("side") == "RIGHT":
-                    shared[name] = right
-                elif join.args.get("side") == "FULL":
-                    shared[name] = exp.Coalesce(this=left.copy(), expressions=[right.copy()])
+                owner = next((i for i in range(number) if self._has(sources[i], name)), number - 1)
+                left = shared.get(name, [owner])
+                before = joins[: number - 1]
+                sides = (_value(name, numbers, sources, before, identifier) for numbers in (left, [number]))
+                parts.append(exp.EQ(this=next(sides), expression=next(sides)))
+                by_side = {"RIGHT": [number], "FULL": [*left, number]}
+                shared[name] = by_side.get(join.args.get("side") or "", left)
             conditions.append(parts)
         return shared, conditions
 
     def _replace_names(
         self,
         select: exp.Select,
+        joins: Sequence[exp.Expr],
         sources: Sequence[_Source],
-        shared: Mapping[str, exp.Expr],
+        shared: Mapping[str, Sequence[int]],
         written: Sequence[exp.Column],
     ) -> None:
         """Replace the names of the SELECT, of which `written` are the columns, by what they stand for."""
         own = {*SESSION_COLUMNS, *(item.alias for item in select.expressions)}
         for column in written:
-            meant = self._meant(column, sources, shared, own, nested=_is_nested(column, select))
+            meant = self._meant(column, sources, _joins_before(column, joins), shared, own, _is_nested(column, select))
             if meant is not None:
                 _put(meant, column)
-        items = [part for item in select.expressions for part in self._without_star(item, sources, shared)]
+        items = [part for item in select.expressions for part in self._without_star(item, sources, joins, shared)]
         select.set("expressions", items)
 
     def _meant(
         self,
         column: exp.Column,
         sources: Sequence[_Source],
-        shared: Mapping[str, exp.Expr],
+        before: Sequence[exp.Expr],
+        shared: Mapping[str, Sequence[int]],
         own: Collection[str],
-        *,
         nested: bool,
     ) -> exp.Expr | None:
-        """Return what a name stands for; None: it stays as it is. `own` are names that the SELECT gives itself."""
+        """Return what a name stands for; None: it stays as it is. `before` are the joins that made the rows where the
+        name stands, `own` names that the SELECT gives itself. `nested`: it stands in a sub-query of WHERE."""
         name = column.name
         if column.table:
             owner = next((source for source in sources if source.alias == column.table), None)
@@ -292,11 +319,11 @@ class _Merging:
             if name not in owner.outputs and not owner.star:
                 facts = f"{owner.alias!r} has no column {name!r}{suggestion(name, owner.outputs)}"
                 self._reject(column, f"{facts}; its columns are {listed(owner.outputs)}")
-            return owner.outputs.get(name)
+            return owner.output(name, padded=_is_padded(sources.index(owner), before))
         if nested:
             return None
         if name in shared:
-            return shared[name]
+            return _value(name, shared[name], sources, before, column.this)
         owners = [source for source in sources if self._has(source, name)]
         derived = [source for source in owners if source.derived]
         if len(owners) > 1 and derived:
@@ -306,7 +333,7 @@ class _Merging:
             names = [output for source in sources for output in source.outputs]
             facts = f"the sub-query has no column {name!r}{suggestion(name, names)}"
             self._reject(column, f"{facts}; its columns are {listed(names)}")
-        return derived[0].outputs.get(name) if derived else None
+        return derived[0].output(name, padded=_is_padded(sources.index(derived[0]), before)) if derived else None
 
     def _reject(self, column: exp.Column, message: str) -> None:
         self._report.add(node_position(column), message)
@@ -317,7 +344,11 @@ class _Merging:
         return name in source.outputs or (source.star and name in known)
 
     def _without_star(
-        self, item: exp.Expr, sources: Sequence[_Source], shared: Mapping[str, exp.Expr]
+        self,
+        item: exp.Expr,
+        sources: Sequence[_Source],
+        joins: Sequence[exp.Expr],
+        shared: Mapping[str, Sequence[int]],
     ) -> Iterator[exp.Expr]:
         """Yield the columns that a star stands for, where all are known; anything else as it is."""
         value = item.unalias().unnest()
@@ -330,14 +361,14 @@ class _Merging:
         if not chosen or any(source.star and source.table not in self._columns for source in chosen):
             yield item
             return
-        for name, meant in shared.items() if not qualifier else ():
-            yield exp.alias_(meant.copy(), name)
+        for name, numbers in shared.items() if not qualifier else ():
+            yield exp.alias_(_value(name, numbers, sources, joins, star), name)
         for source in chosen:
             names = dict.fromkeys([*source.outputs, *(self._columns[source.table or ""] if source.star else ())])
             for name in names:
                 if name in shared and not qualifier:
                     continue
-                column = source.outputs.get(name)
+                column = source.output(name, padded=_is_padded(sources.index(source), joins))
                 if isinstance(column, exp.Column) or column is None:
                     plain = column.copy() if column is not None else exp.column(name, table=source.alias)
                     plain.meta.update({**star.meta, BY_STAR: True})
@@ -360,12 +391,47 @@ def _placeholder(alias: str, meta: Mapping[str, bool]) -> exp.Table:
     return table
 
 
-def _column(name: str, source: _Source, identifier: exp.Expr) -> exp.Expr:
-    if name in source.outputs:
-        return source.outputs[name]
-    column = exp.column(name, table=source.alias)
-    column.this.meta.update(identifier.meta)
-    return column
+# --- padded rows ------------------------------------------------------------------------------------------------------
+
+
+def _is_padded(number: int, joins: Sequence[exp.Expr]) -> bool:
+    """Say whether one of the joins, which are the first ones of a SELECT, pads rows without one of the source."""
+    sides = ["" if join.args.get("kind") in _EXISTENCE else join.args.get("side") for join in joins]
+    own = sides[number - 1] if 0 < number <= len(sides) else ""
+    return own in {"LEFT", "FULL"} or any(side in {"RIGHT", "FULL"} for side in sides[number:])
+
+
+def _joins_before(column: exp.Column, joins: Sequence[exp.Expr]) -> Sequence[exp.Expr]:
+    """Return the joins that made the rows of which a condition in ON, or anything behind the joins, reads the
+    column."""
+    number = next((i for i, join in enumerate(joins) if column.find_ancestor(exp.Join) is join), len(joins))
+    return joins[:number]
+
+
+def _is_null_of_nulls(value: exp.Expr) -> bool:
+    """Say whether an expression is NULL where all columns are, as sums are, so that one of a time stays a bound."""
+    if isinstance(value, exp.Paren | exp.Neg | exp.Cast):
+        return _is_null_of_nulls(value.this)
+    if isinstance(value, exp.Add | exp.Sub | exp.Mul | exp.Div | exp.Mod):
+        return _is_null_of_nulls(value.left) or _is_null_of_nulls(value.right)
+    return isinstance(value, exp.Column)
+
+
+def _value(
+    name: str, numbers: Sequence[int], sources: Sequence[_Source], before: Sequence[exp.Expr], identifier: exp.Expr
+) -> exp.Expr:
+    """Return the value of a name of USING behind some joins; `identifier` is its place in the text."""
+    values = []
+    for number in numbers:
+        value = sources[number].output(name, padded=_is_padded(number, before))
+        if value is None:
+            value = exp.column(name, table=sources[number].alias)
+            value.this.meta.update(identifier.meta)
+        values.append(value.copy())
+    return values[0] if len(values) == 1 else exp.Coalesce(this=values[0], expressions=values[1:])
+
+
+# --- the tree ---------------------------------------------------------------------------------------------------------
 
 
 def _own_columns(select: exp.Select) -> Sequence[exp.Column]:

@@ -97,7 +97,8 @@ def _translate(sql: str, tables: Sequence[SqlInput]) -> Translation:
 
 
 def _read_query_and_options(sql: str, tables: Sequence[SqlInput], report: Report) -> tuple[Query, Options] | None:
-    query = read_query(sql, report, JOINS, {table.name: table.columns for table in tables})
+    columns = {table.name: table.columns for table in tables}
+    query = read_query(sql, report, JOINS, columns, {table.name: table.event_time for table in tables})
     if query is None:
         return None
     _check_parts(query, report)

@@ -12,7 +12,7 @@ from sqlglot.tokenizer_core import Token, TokenType
 from joinery_runtime.job.model.expression_tree import TOO_DEEP, too_deep
 from joinery_runtime.job.model.function_calls import JoinerySql
 from joinery_runtime.job.sql.clauses import Clauses, keyword, split_clauses
-from joinery_runtime.job.sql.derived import Columns, merge_derived
+from joinery_runtime.job.sql.derived import Columns, EventTimes, merge_derived
 from joinery_runtime.job.sql.report import JOINS, Form, Report, TextPosition, token_position
 from joinery_runtime.job.sql.window_functions import readable_tokens, rewrite_windows
 
@@ -31,9 +31,15 @@ class Parsed:
         return TextPosition(token.start, word)
 
 
-def parse_select(sql: str, report: Report, form: Form = JOINS, columns: Columns | None = None) -> Parsed | None:
+def parse_select(
+    sql: str,
+    report: Report,
+    form: Form = JOINS,
+    columns: Columns | None = None,
+    event_times: EventTimes | None = None,
+) -> Parsed | None:
     """Parse a SELECT, with its sub-queries in FROM merged; None if the text is not one, and the report says why.
-    `columns` are those of the job's inputs, as far as they are known."""
+    `columns` and `event_times` are those of the job's inputs, as far as they are known."""
     try:
         tokens = sqlglot.tokenize(sql)
     except TokenError as error:
@@ -55,7 +61,7 @@ def parse_select(sql: str, report: Report, form: Form = JOINS, columns: Columns 
     tree = _tree(clauses.body, sql, report)
     if isinstance(tree, exp.Select):
         rewrite_windows(tree, report)
-        merge_derived(tree, columns or {}, report, form)
+        merge_derived(tree, columns or {}, event_times or {}, report, form)
         return Parsed(tree, clauses)
     if tree is not None:
         facts = f"the SQL of a job is one SELECT, this is {tree.key.upper()}"

@@ -6,7 +6,7 @@ parts. A part that the job's form does not read is reported.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from sqlglot import exp
@@ -14,7 +14,7 @@ from sqlglot.tokenizer_core import Token
 
 from joinery_runtime.job.model.references import JoinType
 from joinery_runtime.job.sql.clauses import JoinKind, WindowClause
-from joinery_runtime.job.sql.derived import CONDITION, REJECTED
+from joinery_runtime.job.sql.derived import CONDITION, REJECTED, Columns, EventTimes
 from joinery_runtime.job.sql.parse import Parsed, parse_select
 from joinery_runtime.job.sql.report import Form, Report, TextPosition, node_position
 
@@ -96,10 +96,12 @@ class Query:
         return "interval"
 
 
-def read_query(sql: str, report: Report, form: Form, tables: Mapping[str, Collection[str]]) -> Query | None:
-    """Read the text; None if it is not one SELECT, and the report says why. `tables` are the columns of the job's
-    inputs; an input that is missing is not known."""
-    parsed = parse_select(sql, report, form, tables)
+def read_query(
+    sql: str, report: Report, form: Form, columns: Columns, event_times: EventTimes | None = None
+) -> Query | None:
+    """Read the text; None if it is not one SELECT, and the report says why. `columns` and `event_times` are those of
+    the job's inputs; an input that is missing is not known. A form without joins needs no times."""
+    parsed = parse_select(sql, report, form, columns, event_times)
     if parsed is None:
         return None
     select = parsed.select
