@@ -35,6 +35,8 @@ SAME = [
     ("WITH orders AS (SELECT * FROM orders WHERE amount > 3), b AS (SELECT order_id AS id FROM orders) "
      "SELECT b.id FROM b WHERE id <> 'q'",
      "SELECT order_id AS id FROM orders WHERE amount > 3 AND order_id <> 'q'", ONE),
+    ("WITH unread AS (SELECT country FROM orders WHERE amount > 3) SELECT amount FROM orders",
+     "SELECT amount FROM orders", ONE),
     ("SELECT * FROM (SELECT o.country, o.amount * 2 AS amount FROM orders AS o) AS o",
      "SELECT country, amount * 2 AS amount FROM orders", ONE),
     ("WITH o AS (SELECT order_id AS id, ts AS at FROM orders) SELECT id, p.method FROM o JOIN payments p "
@@ -133,6 +135,8 @@ REFUSED = [
     (f"SELECT o.country FROM (SELECT o.country {JOIN}) j", (1, 8), "'o' is not an alias here; aliases are j"),
     (f"SELECT ts {JOIN.replace('orders o', f'({LARGE}) o')}", (1, 8), "is ambiguous"),
     ("SELECT order_id FROM (SELECT DISTINCT order_id FROM orders LIMIT 3) o", (1, 39), "DISTINCT and LIMIT"),
+    ("SELECT amount FROM (SELECT amount, ROW_NUMBER() OVER (PARTITION BY country ORDER BY ts) AS rn FROM orders) o "
+     "WHERE rn = 1", None, "write QUALIFY ROW_NUMBER() OVER (PARTITION BY country ORDER BY ts) = 1"),
     ("SELECT n FROM (SELECT COUNT(*) AS n FROM orders) o", None, "write GROUP BY with a window"),
     (f"SELECT n + 1 AS m FROM ({COUNTED}) g", None, "the SELECT around groups names their columns"),
     (f"SELECT SUM(n) AS m FROM ({COUNTED}) g GROUP BY c", None, "let a second job read this one's output"),
@@ -153,7 +157,6 @@ REFUSED = [
      "several inputs of the sub-query have order_id and ts"),
     ("SELECT x FROM (SELECT amount + 1 FROM orders) o", None, "a column of a sub-query needs a name"),
     ("WITH RECURSIVE o AS (SELECT * FROM orders) SELECT amount FROM o", None, "leave RECURSIVE out"),
-    ("WITH o AS (SELECT amount FROM orders) SELECT amount FROM orders", (1, 6), "nothing reads 'o'"),
     ("WITH o (x) AS (SELECT amount FROM orders) SELECT amount FROM o", None, "name the columns with AS"),
     ("WITH o AS (SELECT amount FROM orders UNION ALL SELECT 1 AS a) SELECT amount FROM o", None, "write one SELECT"),
     ("SELECT * FROM orders NATURAL JOIN payments", (1, 35), "name the columns: JOIN ... USING (<columns>)"),

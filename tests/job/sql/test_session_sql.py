@@ -203,7 +203,6 @@ REFUSED = [
     (f"SELECT user_id FROM clicks {GROUPED} ORDER BY user_id", "`ORDER BY`: is not supported: sessions are emitted"),
     (f"SELECT user_id FROM clicks {GROUPED} LIMIT 5", "`LIMIT`: is not supported"),
     (f"SELECT DISTINCT user_id FROM clicks {GROUPED}", "`DISTINCT`: is not supported: sessions differ in any case"),
-    (f"WITH a AS (SELECT 1) SELECT user_id FROM clicks {GROUPED}", "nothing reads 'a'; leave it out"),
     (f"SELECT user_id FROM clicks c JOIN clicks d ON c.ts = d.ts {GROUPED}", "sessions are of one input; join in a"),
     (f"SELECT user_id FROM klicks {GROUPED}", "'klicks' is not an input of the job (did you mean 'clicks'?)"),
     (f"SELECT user_id FROM (SELECT 1) {GROUPED}", "a sub-query without FROM is not supported"),

@@ -17,7 +17,7 @@ from sqlglot import exp
 
 from joinery_runtime.job.model.references import SESSION_COLUMNS
 from joinery_runtime.job.model.wording import listed, suggestion
-from joinery_runtime.job.sql.report import Form, Report, TextPosition, node_position
+from joinery_runtime.job.sql.report import Form, Report, node_position
 
 Columns = Mapping[str, Collection[str]]
 """The columns of the job's inputs, by input; of an input that is missing, any name may be a column."""
@@ -32,10 +32,7 @@ _EXISTENCE = {"SEMI", "ANTI"}
 
 def merge_derived(select: exp.Select, columns: Columns, event_times: EventTimes, report: Report, form: Form) -> None:
     """Merge everything that the SELECT reads, in clause. USING becomes ON."""
-    merging = _Merging(columns, event_times, report, form)
-    merging.merge(select, {})
-    for name, at in merging.unread.items():
-        report.add(at, f"nothing reads {name!r}; leave it out, or name it in FROM or JOIN")
+    _Merging(columns, event_times, report, form).merge(select, {})
 
 
 @dataclass(slots=True)
@@ -65,8 +62,6 @@ class _Merging:
     def __init__(self, columns: Columns, event_times: EventTimes, report: Report, form: Form) -> None:
         self._columns, self._event_times, self._report, self._form = columns, event_times, report, form
         self._hidden: set[str] = set()  # aliases inside of joined sub-queries
-        self.unread: dict[str, TextPosition] = {}
-        """The queries of WITH that nothing has read so far."""
 
     def merge(self, select: exp.Select, outer: Mapping[str, exp.Expr]) -> None:
         """Merge the sub-queries of a SELECT. `outer` are those of WITH around it."""
@@ -136,14 +131,12 @@ class _Merging:
                 facts = f"{query.alias!r} is no SELECT, but {query.this.key.upper()}"
                 self._report.add(node_position(query), f"{facts}; write one SELECT")
             queries[query.alias] = query.this
-            self.unread[query.alias] = node_position(query)
         return queries
 
     def _query_of(self, source: exp.Expr, named: Mapping[str, exp.Expr]) -> exp.Expr | None:
         """Return the sub-query that a source is, or names; None: it is an input, or something that is reported."""
         if isinstance(source, exp.Table) and isinstance(source.this, exp.Identifier):
             inner = named.get(source.name)
-            self.unread.pop(source.name, None)
             has_version = source.args.get("version") is not None
             return _derived(inner, source) if isinstance(inner, exp.Select) and not has_version else None
         is_select = isinstance(source, exp.Subquery) and isinstance(source.this, exp.Select)
@@ -162,6 +155,15 @@ class _Merging:
         if inner.args.get("from_") is None:
             return "a sub-query without FROM is not supported; name an input of the job"
         joins, grouped = select.args.get("joins") or [], inner.args.get("group") is not None
+        ranks = [
+            window
+            for item in inner.expressions
+            for window in item.find_all(exp.Window)
+            if window.this.name.upper() == "ROW_NUMBER"
+        ]
+        if ranks and "qualify" in self._form.parts:
+            todo = f"write QUALIFY {ranks[0].sql(comments=False)} = 1 behind one SELECT over the inputs"
+            return f"a sub-query with ROW_NUMBER() is not supported; {todo}, and deduplicate beside sql"
         if not grouped and any(item.find(exp.AggFunc, exp.Window) for item in inner.expressions):
             return "a sub-query computes over many rows and has no GROUP BY; write GROUP BY with a window"
         alone = not joins and not any(select.args.get(part) for part in ("group", "having"))
