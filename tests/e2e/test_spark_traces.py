@@ -61,6 +61,8 @@ def kind(trace: Trace) -> str:
     parsed = parse_job(json.dumps(trace.job), f"{trace.name}.yaml", plain_numbers=True)
     if not isinstance(parsed, StreamJoin):
         return "sessions"
+    if not parsed.joins:
+        return "deduplicate" if parsed.ranking is not None else "projection" if parsed.aggregation is None else "windows"
     steps = parsed.joins
     if len(steps) > 1 or steps[0].broadcast:
         return "chain" if len(steps) > 1 else "broadcast"
@@ -71,7 +73,8 @@ ONE_OF_EACH = {kind(trace): trace for trace in reversed(SAMPLE)}
 
 
 def test_the_sample_has_every_kind() -> None:
-    assert ONE_OF_EACH.keys() == {"interval", "broadcast", "chain", "window", "session", "asOf", "sessions"}
+    joins = {"interval", "broadcast", "chain", "window", "session", "asOf"}
+    assert ONE_OF_EACH.keys() == {*joins, "sessions", "windows", "deduplicate", "projection"}
     types = {step["type"] for trace in SAMPLE for step in trace.job["spec"].get("joins", ()) if "type" in step}
     assert types >= {"left", "full"}
 
