@@ -62,7 +62,9 @@ def kind(trace: Trace) -> str:
     if not isinstance(parsed, StreamJoin):
         return "sessions"
     if not parsed.joins:
-        return "deduplicate" if parsed.ranking is not None else "projection" if parsed.aggregation is None else "windows"
+        if parsed.ranking is not None:
+            return "deduplicate"
+        return "projection" if parsed.aggregation is None else "windows"
     steps = parsed.joins
     if len(steps) > 1 or steps[0].broadcast:
         return "chain" if len(steps) > 1 else "broadcast"

@@ -120,7 +120,7 @@ class _Merging:
         if clause.args.get("recursive"):
             facts = "a recursive query has no end on a stream"
             self._report.add(node_position(clause), f"WITH RECURSIVE is not supported: {facts}; leave RECURSIVE out")
-        queries = dict(outer)
+        queries, own_names = dict(outer), set[str]()
         for query in clause.expressions:
             if query.args["alias"].args.get("columns"):
                 todo = "name the columns with AS in its SELECT"
@@ -130,6 +130,10 @@ class _Merging:
             else:
                 facts = f"{query.alias!r} is no SELECT, but {query.this.key.upper()}"
                 self._report.add(node_position(query), f"{facts}; write one SELECT")
+            if query.alias in own_names:
+                facts = f"two queries of WITH are named {query.alias!r}"
+                self._report.add(node_position(query), f"{facts}; give one another name")
+            own_names.add(query.alias)
             queries[query.alias] = query.this
         return queries
 
@@ -222,6 +226,7 @@ class _Merging:
         joins = inner.args.get("joins") or []
         tables = [clause.this for clause in (inner.args["from_"], *joins)]
         outputs, star = dict[str, exp.Expr](), False
+        names = set[str]()
         for item in inner.expressions:
             value = item.unalias().unnest()
             if value.is_star:
@@ -233,12 +238,20 @@ class _Merging:
                     facts = f"several inputs of the sub-query have {listed(shared)}"
                     self._report.add(node_position(item), f"{facts}; name its columns one by one, with AS")
                 outputs |= {name: exp.column(name, table=t.alias_or_name) for name, t in every if len(tables) > 1}
+                own_names: Collection[str] = counts
             elif item.alias_or_name:
                 outputs[item.alias_or_name] = value
+                own_names = [item.alias_or_name]
             else:
                 self._report.add(
                     node_position(item), "a column of a sub-query needs a name; write <expression> AS <name>"
                 )
+                own_names = []
+            for name in own_names:
+                if name in names:
+                    facts = f"two columns of the sub-query are named {name!r}"
+                    self._report.add(node_position(item), f"{facts}; name one with AS")
+                names.add(name)
         single = tables[0].name if len(tables) == 1 else None
         return _Source(alias, single, outputs, star, derived=True, present=self._present(tables, joins, alias))
 
