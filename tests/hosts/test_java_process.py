@@ -69,6 +69,24 @@ def test_a_start_that_is_given_up_ends_its_process(launching: Any) -> None:
     assert [str(error) for error in raised] == ["JAVA_GATEWAY_EXITED"]
 
 
+def test_the_child_runs_no_python_and_ignores_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python in a forked child destroys what other threads hold, of which the child may die."""
+    began = list[subprocess.Popen[bytes]]()
+
+    def launch_gateway() -> None:
+        ready = "import signal; print(signal.getsignal(signal.SIGINT) == signal.SIG_IGN, flush=True)"
+        command = [sys.executable, "-c", ready]
+        began.append(
+            java_gateway.Popen(command, env=dict(os.environ), stdout=subprocess.PIPE, preexec_fn=lambda: os._exit(7))
+        )
+
+    monkeypatch.setattr(java_gateway, "launch_gateway", launch_gateway)
+    with JavaStart().capture_launch():
+        java_gateway.launch_gateway()
+    output, _ = began[0].communicate(timeout=60)
+    assert (began[0].returncode, output) == (0, b"True\n")
+
+
 def test_who_ends_at_once_ends_what_is_being_started(launching: Any) -> None:
     """As a second signal does: the first one is still waiting for the process to end."""
 

@@ -53,6 +53,12 @@ _EXEC = """() {
 }"""
 
 
+# PySpark has Python run in the forked child, to ignore Ctrl-C there. The child first destroys what belongs to the other
+# threads, and may die of it: of a client of Kafka, say. Bash, which Spark's scripts need anyway, ignores Ctrl-C as
+# well, and then becomes the script.
+_IGNORE_INTERRUPTS = ("bash", "-c", """trap '' INT; builtin exec "$0" "$@"; """)
+
+
 def kill_starts() -> None:
     """Kills the Java processes that are being started. To be called when this process ends, and before an exception
     cuts a start short: PySpark then removes the folder to which Java writes its address, and a Java that cannot write
@@ -153,11 +159,12 @@ class JavaStart:
 
     def _start_process(self, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
         options["env"] |= {"BASH_FUNC_exec%%": _EXEC}
+        options.pop("preexec_fn", None)
 
         def launch() -> subprocess.Popen[bytes]:
             with self._lock:
                 self._refuse_if_given_up()
-                self._process = subprocess.Popen(command, **options)
+                self._process = subprocess.Popen([*_IGNORE_INTERRUPTS, *command], **options)
                 _under_way.add(self._process)
                 return self._process
 
