@@ -25,8 +25,9 @@ SAMPLE = [trace for trace in load_traces() if trace.spark]
 SHARDS = 3
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def context() -> Iterator[SparkContext]:
+    """Executors that serve many jobs keep connections of each to Postgres: a class of tests has its own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARK_HOME", str(spark_home()))
         context = start_context("traces", TASK_CONF, "local-cluster[2,1,1024]")
@@ -81,21 +82,35 @@ def test_the_sample_has_every_kind() -> None:
     assert types >= {"left", "full"}
 
 
-@pytest.mark.parametrize("trace", SAMPLE, ids=lambda trace: trace.name)
-def test_a_trace(trace: Trace, environment: SparkTrace, store: PostgresStore) -> None:
+class TestFirstHalf:
+    @pytest.mark.parametrize("trace", SAMPLE[::2], ids=lambda trace: trace.name)
+    def test_a_trace(self, trace: Trace, environment: SparkTrace, store: PostgresStore) -> None:
+        run_straight(trace, environment, store)
+
+
+class TestSecondHalf:
+    @pytest.mark.parametrize("trace", SAMPLE[1::2], ids=lambda trace: trace.name)
+    def test_a_trace(self, trace: Trace, environment: SparkTrace, store: PostgresStore) -> None:
+        run_straight(trace, environment, store)
+
+
+class TestRestarts:
+    @pytest.mark.parametrize("trace", ONE_OF_EACH.values(), ids=ONE_OF_EACH)
+    def test_a_trace_with_restarts_and_rescaling(
+        self, trace: Trace, environment: SparkTrace, store: PostgresStore
+    ) -> None:
+        """After each step but the last: nothing comes of it."""
+        between: list[Mapping[str, Any]] = [{"restart": True}, {"rescale": 5}]
+        steps = [part for step in trace.steps for part in (step.given, *between)][: -len(between)]
+        lines = list(traced(job(trace, "restarts"), steps, environment, store))
+        check(trace, lines[::3])
+        assert not [line for line in lines if line["step"] % 3 != 1 and line["output"]]
+
+
+def run_straight(trace: Trace, environment: SparkTrace, store: PostgresStore) -> None:
     lines = list(traced(job(trace, "spark"), [step.given for step in trace.steps], environment, store))
     assert len(lines) == len(trace.steps)
     check(trace, lines)
-
-
-@pytest.mark.parametrize("trace", ONE_OF_EACH.values(), ids=ONE_OF_EACH)
-def test_a_trace_with_restarts_and_rescaling(trace: Trace, environment: SparkTrace, store: PostgresStore) -> None:
-    """After each step but the last: nothing comes of it."""
-    between: list[Mapping[str, Any]] = [{"restart": True}, {"rescale": 5}]
-    steps = [part for step in trace.steps for part in (step.given, *between)][: -len(between)]
-    lines = list(traced(job(trace, "restarts"), steps, environment, store))
-    check(trace, lines[::3])
-    assert not [line for line in lines if line["step"] % 3 != 1 and line["output"]]
 
 
 def traced(
