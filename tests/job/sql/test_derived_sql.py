@@ -123,6 +123,15 @@ def test_a_condition_of_a_joined_sub_query_filters_its_input_and_not_the_join() 
     assert "where" not in translation.steps[0]
 
 
+def test_a_condition_stays_with_its_input_when_aliases_are_names_of_other_inputs() -> None:
+    translation = translated(
+        "SELECT payments.country FROM (SELECT * FROM orders WHERE amount > 5) AS payments JOIN payments AS orders "
+        "ON payments.order_id = orders.order_id AND orders.ts BETWEEN payments.ts AND payments.ts + INTERVAL '1' HOUR",
+        TWO,
+    )
+    assert translation.filters == {"orders": "orders.amount > 5"}
+
+
 def test_stars_name_shared_columns_as_those_of_inputs() -> None:
     nested = f"SELECT * FROM ({LARGE}) o JOIN (SELECT * FROM payments) p ON {KEY} AND {HOUR}"
     assert translated(nested, TWO).select == translated(f"SELECT * {JOIN}", TWO).select

@@ -137,7 +137,7 @@ def _link_query(
     where = read_predicates(query.where, scope)
     if query.first is None or not scope.is_complete:
         return [], {}
-    used = dict.fromkeys(relation.table.name for relation in scope.relations.values())
+    used = {relation.table.name for relation in scope.relations.values()}
     unused = [table.name for table in tables if table.name not in used]
     has_rejected_test = query.where is not None and query.where.find(exp.Query) is not None
     if unused and not has_rejected_test:
@@ -150,16 +150,17 @@ def _link_query(
     joined, where = find_anti_joins(query.joined, on, where, scope, selected)
     links = link_joins(joined, scope, tables[0].name)
     moved = place_conditions(links, on, where, scope.report, filters_inputs="session" not in query.kinds)
-    filters = {name: [*_own_conditions(scope, name), *moved.get(name, ())] for name in used}
+    filters = {
+        relation.table.name: [*_own_conditions(relation, scope), *moved.get(relation.table.name, ())]
+        for relation in scope.relations.values()
+    }
     return links, {name: exp.and_(*parts, copy=False).sql(comments=False) for name, parts in filters.items() if parts}
 
 
-def _own_conditions(scope: Scope, name: str) -> Iterator[exp.Expr]:
+def _own_conditions(relation: Relation, scope: Scope) -> Iterator[exp.Expr]:
     """Yield the conditions of the sub-query in FROM that reads the input."""
-    relation = scope.by_input(name)
-    if relation is not None:
-        own = read_predicates(relation.source.condition, scope, relation.source if relation.source.hidden else None)
-        yield from (predicate.node for predicate in own.good)
+    own = read_predicates(relation.source.condition, scope, relation.source if relation.source.hidden else None)
+    yield from (predicate.node for predicate in own.good)
 
 
 # --- steps --------------------------------------------------------------------------------------------------------
