@@ -23,9 +23,9 @@ def expression_problems(job: Job) -> list[Problem]:
     columns = {source.name: tuple(column.name for column in source.columns) for source in job.inputs}
     with declaring(job.function_names):
         return [
-            Problem(place.path, message)
-            for place in job.unread_expressions
-            for message in _problems(place.text, {name: columns[name] for name in place.inputs}, place.own)
+            Problem(unread.path, message)
+            for unread in job.unread_expressions
+            for message in _problems(unread.text, {name: columns[name] for name in unread.inputs}, unread.own)
         ]
 
 

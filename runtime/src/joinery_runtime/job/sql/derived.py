@@ -355,8 +355,8 @@ class _Merging:
         column.meta[REJECTED] = True
 
     def _has(self, source: _Source, name: str) -> bool:
-        known = self._columns.get(source.table or "", ())
-        return name in source.outputs or (source.star and name in known)
+        further = self._columns.get(source.table or "", ()) if source.star else ()
+        return name in source.outputs or name in further
 
     def _without_star(
         self,
@@ -466,13 +466,13 @@ def _is_nested(column: exp.Expr, select: exp.Select) -> bool:
 def _put(meant: exp.Expr, column: exp.Column) -> None:
     """Replace a name by what it means. A column of the select list keeps its name."""
     value = meant.copy()
-    whole = column.parent
-    if isinstance(whole, exp.Select) and column.arg_key == "expressions":
+    parent = column.parent
+    if isinstance(parent, exp.Select) and column.arg_key == "expressions":
         keeps_name = isinstance(value, exp.Column) and value.name == column.name
         column.replace(value if keeps_name else exp.alias_(value, column.name, copy=False))
         return
     wrapped = isinstance(value, exp.Binary | exp.Connector | exp.Not | exp.Between | exp.Case)
-    column.replace(exp.paren(value, copy=False) if wrapped and isinstance(whole, exp.Expression) else value)
+    column.replace(exp.paren(value, copy=False) if wrapped and isinstance(parent, exp.Expression) else value)
 
 
 def _add_condition(select: exp.Expr | None, condition: exp.Expr) -> None:

@@ -219,8 +219,8 @@ def _window_of_call(node: exp.Expr, table: SqlInput, scope: Scope) -> GroupWindo
         except NotALengthError as error:
             scope.report.add(at, str(error))
             continue
-        whole = "" if ms.denominator == 1 else "must be whole milliseconds"
-        if problem := whole if length == "offset" else length_problem(ms):
+        offset_problem = "" if ms.denominator == 1 else "must be whole milliseconds"
+        if problem := offset_problem if length == "offset" else length_problem(ms):
             scope.report.add(at, f"the {length} {problem}")
         else:
             window.lengths[length] = int(ms)

@@ -63,9 +63,8 @@ def _rewrite_spark(query: exp.Select) -> None:
             lengths = [*lengths[:1], *lengths[2:]]
         call.set("expressions", [*times, *lengths])
     if calls:
-        names = {_SPARK[name] for name in _SPARK}
         for column in [*query.find_all(exp.Column)]:
-            if column.table.lower() in names and column.name in _PARTS:
+            if column.table.lower() in _SPARK.values() and column.name in _PARTS:
                 _name_column(column, _PARTS[column.name])
 
 

@@ -235,8 +235,8 @@ def _having(draft: GroupedDraft) -> Iterator[Finding]:
     for node in tree.find_all(exp.Column):
         name = f"{node.table}.{node.name}" if node.table else node.name
         if name not in columns and not (own is not None and node.table == own and node.name in columns):
-            known = f"columns are {listed(columns)}"
-            yield at, f"{name!r} is no column of these {draft.row_words}{suggestion(name, columns)}; {known}"
+            facts = f"{name!r} is no column of these {draft.row_words}{suggestion(name, columns)}"
+            yield at, f"{facts}; columns are {listed(columns)}"
 
 
 def _conditions_of_outputs(draft: GroupedDraft) -> Iterator[Finding]:
