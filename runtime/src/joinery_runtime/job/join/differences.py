@@ -109,10 +109,7 @@ def _ranking(old: Signed, new: Signed) -> Iterator[str]:
         for field, words in kind.fixed.items():
             if was[field] != now[field]:
                 yield f"{words} was {was[field]}, it is now {now[field]}"
-        for column, type_ in now["stored"].items():
-            before = was["stored"].get(column)
-            if before not in {None, type_}:
-                yield f"column {column} is stored as {before}, the job now declares {type_}"
+        yield from _changed_types(was["stored"], now["stored"], "")
 
 
 def _of_ranking(was: Signed, now: Signed) -> Iterator[str]:
@@ -121,9 +118,7 @@ def _of_ranking(was: Signed, now: Signed) -> Iterator[str]:
         if now.get(field, 0) > was.get(field, 0):
             went = f"{field} went from {format_duration(was[field])} to {format_duration(now[field])}"
             yield f"{went}: rows that left the state before stay gone, so repeats of them may be emitted"
-    added = [column for column in now["stored"] if column not in was["stored"]]
-    if added:
-        yield f"{_some(added)} {agreeing(len(added), 'are')} null in rows that were stored before"
+    yield from _null_before([column for column in now["stored"] if column not in was["stored"]])
 
 
 def _times_and_tables(old: Signed, new: Signed) -> Iterator[str]:
@@ -189,10 +184,14 @@ def _sides(now: Signed, new: Signed, number: int) -> Mapping[str, str]:
 
 def _columns(was: Signed, now: Signed, new: Signed, number: int) -> Iterator[str]:
     for side, prefix in _sides(now, new, number).items():
-        for column, kind in now["stored"][side].items():
-            before = was["stored"][side].get(column)
-            if before not in {None, kind}:
-                yield f"column {prefix}{column} is stored as {before}, the job now declares {kind}"
+        yield from _changed_types(was["stored"][side], now["stored"][side], prefix)
+
+
+def _changed_types(was: Mapping[str, str], now: Mapping[str, str], prefix: str) -> Iterator[str]:
+    for column, kind in now.items():
+        before = was.get(column)
+        if before not in {None, kind}:
+            yield f"column {prefix}{column} is stored as {before}, the job now declares {kind}"
 
 
 def _new_columns(was: Signed, now: Signed, new: Signed, number: int) -> Iterator[str]:
@@ -200,15 +199,14 @@ def _new_columns(was: Signed, now: Signed, new: Signed, number: int) -> Iterator
     times = {f"{side['name']}.{side['eventTime']}" for side in new["inputs"] if side["name"] == now.get("of")}
     for side, prefix in _sides(now, new, number).items():
         fresh = [f"{prefix}{column}" for column in now["stored"][side] if column not in was["stored"][side]]
-        added = [column for column in fresh if column not in times]
-        if added:
-            yield f"{_some(added)} {agreeing(len(added), 'are')} null in rows that were stored before"
+        yield from _null_before([column for column in fresh if column not in times])
 
 
-def _some(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
-    more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
-    return listed([*names[:_NAMED], *more])
+def _null_before(added: Sequence[str]) -> Iterator[str]:
+    if added:
+        more = [f"{len(added) - _NAMED} more"] if len(added) > _NAMED else []
+        verb = agreeing(len(added), "are")
+        yield f"{listed([*added[:_NAMED], *more])} {verb} null in rows that were stored before"
 
 
 _WIDENS = {
