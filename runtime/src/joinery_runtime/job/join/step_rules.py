@@ -24,8 +24,7 @@ from joinery_runtime.job.model.draft import (
 )
 from joinery_runtime.job.model.function_calls import wrong_calls
 from joinery_runtime.job.model.output_rules import late_without_dead_letters
-from joinery_runtime.job.model.references import EXISTENCE, Reference, computed_key, inputs_of, read_key
-from joinery_runtime.job.model.types import ColumnType
+from joinery_runtime.job.model.references import EXISTENCE, Columns, Reference, computed_key, inputs_of, read_key
 from joinery_runtime.job.model.wording import either, listed, suggestion
 
 _PARTITIONED_BY = ("string", "binary", "int32", "int64")
@@ -93,7 +92,7 @@ def _keys(draft: JobDraft) -> Iterator[Finding]:
 def _key(at: Loc, texts: tuple[Any, Any], step: StepDraft) -> Iterator[Finding]:
     if step.right is None or not step.left:
         return
-    columns = {source.name or "": source.types or {} for source in (*step.left, step.right)}
+    columns = _columns_of(step)
     sides = [read_key(text, columns) if isinstance(text, str) else None for text in texts]
     expressions = {text: side for text, side in zip(texts, sides, strict=True) if isinstance(side, exp.Expr)}
     problems = [problem for text, tree in expressions.items() for problem in _expression_problems(text, tree, step)]
@@ -124,13 +123,13 @@ def _expression_problems(text: str, tree: exp.Expr, step: StepDraft) -> Iterator
     elif len(inputs) > 1:
         facts = f"{text!r} reads columns of {listed(inputs)}, and a side of a key is computed of one input (rule J12)"
         yield f"{facts}; write the equality into `where`, beside a key of one input on each side"
-    elif (key := computed_key(tree)).column in _types_of(step, key.input):
+    elif (key := computed_key(tree)).column in _columns_of(step).get(key.input, ()):
         yield f"{text!r} is also the name of a column of {key.input!r}; rename the column"
 
 
-def _types_of(step: StepDraft, name: str) -> Mapping[str, ColumnType | None]:
-    source = step.side_of(name)
-    return source.types or {} if source is not None else {}
+def _columns_of(step: StepDraft) -> Columns:
+    """The columns that the step's keys can name."""
+    return {source.name or "": source.types or {} for source in (*step.left, step.right) if source is not None}
 
 
 def _side_problems(at: Loc, ref: Reference, side: tuple[InputDraft, ...], step: StepDraft) -> Iterator[Finding]:
@@ -237,8 +236,7 @@ def _pairs(keys: object) -> Iterable[tuple[Any, Any]]:
 
 
 def _is_column(text: object, step: StepDraft) -> bool:
-    columns = {source.name or "": source.types or {} for source in (*step.left, step.right) if source is not None}
-    return not isinstance(text, str) or not isinstance(read_key(text, columns), exp.Expr)
+    return not isinstance(text, str) or not isinstance(read_key(text, _columns_of(step)), exp.Expr)
 
 
 # --- how a step matches rows in time ----------------------------------------------------------------------------------
