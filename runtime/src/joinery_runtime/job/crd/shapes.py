@@ -16,9 +16,10 @@ from joinery_runtime.job.kinds.ranking import RANKING_KINDS
 from joinery_runtime.job.kinds.session.resource import SessionWindowSpec
 from joinery_runtime.job.kinds.session.sessions import Aggregate, ComputedColumn
 from joinery_runtime.job.model.base import Limits
+from joinery_runtime.job.model.function_calls import NAME
 from joinery_runtime.job.model.inputs import AtOffsets, AtTimestamp, Column, History, Input, KafkaInput, Watermark
 from joinery_runtime.job.model.outputs import FileOutput
-from joinery_runtime.job.model.resource import PythonFunction, Trigger
+from joinery_runtime.job.model.resource import PYTHON_FUNCTION, PythonFunction, Trigger
 from joinery_runtime.job.model.secrets import SecretKeyRef, SecretRef
 from joinery_runtime.job.model.types import SIMPLE_TYPES
 
@@ -94,11 +95,8 @@ FIELDS: Mapping[Place, Schema] = {
     (Aggregate, "separator"): {"maxLength": 1024},
     (Aggregate, "where"): {"maxLength": _LONG_TEXT},
     (Aggregate, "as"): {"maxLength": 1024},
-    (PythonFunction, "name"): {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$", "maxLength": 253},
-    (PythonFunction, "python"): {
-        "pattern": r"^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$",
-        "maxLength": 253,
-    },
+    (PythonFunction, "name"): {"pattern": f"^{NAME}$", "maxLength": 253},
+    (PythonFunction, "python"): {"pattern": f"^{PYTHON_FUNCTION}$", "maxLength": 253},
     (PythonFunction, "returns"): {"pattern": f"^({'|'.join(SIMPLE_TYPES)}|{_DECIMAL})$", "maxLength": 64},
     (StreamJoinSpec, "functions"): {**list_map("name"), "maxItems": 64},
     (SessionWindowSpec, "functions"): {**list_map("name"), "maxItems": 64},

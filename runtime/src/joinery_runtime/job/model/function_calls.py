@@ -117,6 +117,8 @@ def call_of(node: exp.Expr) -> tuple[str, list[exp.Expr]] | None:
     return spoken(node) if spoken is not None else None
 
 
+NAME = "[A-Za-z_][A-Za-z0-9_]*"
+"""The pattern of names of functions and modules, and of columns that need no quotes."""
 _DECLARED: ContextVar[frozenset[str]] = ContextVar("declared functions", default=frozenset())
 
 
@@ -137,7 +139,7 @@ def declared_names() -> tuple[str, ...]:
 
 def cannot_declare(name: str) -> str:
     """Say why a job cannot declare a function of this name; empty if it can."""
-    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is None:
+    if re.fullmatch(NAME, name) is None:
         return f"{name!r} is no name of a function: write letters, digits and _"
     if name.upper() in {*_BY_NAME, *_NOT_REPEATABLE, *_OTHERWISE}:
         return f"{name!r} is a function of SQL already (docs/functions.md); choose another name"

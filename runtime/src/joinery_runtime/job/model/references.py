@@ -13,6 +13,7 @@ from sqlglot.errors import SqlglotError
 from sqlglot.tokenizer_core import TokenType
 
 from joinery_runtime.job.model.expression_tree import parse_tree
+from joinery_runtime.job.model.function_calls import NAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ def computed_key(tree: exp.Expr) -> ComputedKey:
 
 def _is_plain(name: str) -> bool:
     """Whether a name needs no quotes: it is a word, and none of SQL's."""
-    return re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is not None and tokenize(name)[0].token_type is TokenType.VAR
+    return re.fullmatch(NAME, name) is not None and tokenize(name)[0].token_type is TokenType.VAR
 
 
 def key_pairs(keys: Mapping[str, str], columns: Columns) -> tuple[KeyPair, ...]:

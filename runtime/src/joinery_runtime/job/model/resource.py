@@ -33,7 +33,7 @@ from joinery_runtime.job.model.base import (
     TypeField,
 )
 from joinery_runtime.job.model.draft import Finding, Loc, no_key, path_text
-from joinery_runtime.job.model.function_calls import cannot_declare, declaring
+from joinery_runtime.job.model.function_calls import NAME, cannot_declare, declaring
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.outputs import DeadLetter, DeadLetterKafka, NamedOutput, Output, StoreSpec
 from joinery_runtime.job.model.owner import REPLACES_OWNER
@@ -43,8 +43,8 @@ from joinery_runtime.job.model.types import ColumnType
 
 API_VERSION: Literal["joinery.dev/v1alpha1"] = "joinery.dev/v1alpha1"
 MOST_SHARDS = 4096
-_NAME = "[A-Za-z_][A-Za-z0-9_]*"
-_PYTHON = re.compile(rf"{_NAME}([.]{_NAME})*:{_NAME}")
+PYTHON_FUNCTION = f"{NAME}([.]{NAME})*:{NAME}"
+"""The pattern of `package.module:function`."""
 RULES_BROKEN = "rules_broken"  # type of the one pydantic error that carries all cross-field findings
 
 Name = Annotated[
@@ -351,7 +351,7 @@ class Job(Model):
             elif upper in columns:
                 yield (*at, "name"), f"{function.name!r} is a column of {columns[upper]!r} already; choose another name"
             names.add(upper)
-            if _PYTHON.fullmatch(function.python) is None:
+            if re.fullmatch(PYTHON_FUNCTION, function.python) is None:
                 yield (*at, "python"), f"{function.python!r} names no function; write package.module:function"
             if function.returns.name == "json":
                 yield (*at, "returns"), "json is a type of columns that are read; write string"
