@@ -10,7 +10,17 @@ from joinery_runtime.job.kinds.aggregate.model import WINDOW_KINDS, AggregateWin
 from joinery_runtime.job.kinds.base import WindowKind
 from joinery_runtime.job.kinds.ranking import RANKING_KINDS, RankingKind
 from joinery_runtime.job.kinds.session.rules import AGGREGATE_RULES, GroupedDraft
-from joinery_runtime.job.model.draft import Finding, JobDraft, Loc, dig, exactly_one, items, no_key, repeats
+from joinery_runtime.job.model.draft import (
+    Finding,
+    JobDraft,
+    Loc,
+    dig,
+    exactly_one,
+    items,
+    no_key,
+    padded_inputs,
+    repeats,
+)
 from joinery_runtime.job.model.output_rules import late_without_dead_letters
 from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import either, listed, suggestion
@@ -90,7 +100,7 @@ def _counted_time(draft: JobDraft, at: Loc, words: tuple[str, str]) -> Iterator[
             f"{absent.reason}; write of: {either([other for other in draft.by_name if other not in draft.absent])}",
         )
         return
-    padded = _padded_inputs(draft)
+    padded = padded_inputs(draft.steps)
     counted = name if isinstance(name, str) else first
     timed = [other for other, source in draft.by_name.items() if source.data.get("table") is None]
     unpadded = [other for other in timed if other not in padded]
@@ -101,19 +111,6 @@ def _counted_time(draft: JobDraft, at: Loc, words: tuple[str, str]) -> Iterator[
     elif counted in padded:
         facts = f"rows of {counted!r} may be missing, because {padded[counted]}, and a row without an event time is in"
         yield at, f"{facts} {words[1]}; {todo}"
-
-
-def _padded_inputs(draft: JobDraft) -> dict[str, str]:
-    """The inputs that are null in some of the joined rows, each with the reason."""
-    padded: dict[str, str] = {}
-    for step in draft.steps:
-        kind, right = step.data.get("type", "inner"), step.right.name if step.right is not None else None
-        reason = f"step {step.number + 1} is a {kind} join"
-        if kind in {"left", "full"} and right is not None:
-            padded.setdefault(right, reason)
-        if kind in {"right", "full"}:
-            padded |= {name: reason for name in step.left_names if name not in padded}
-    return padded
 
 
 def _kinds_of_steps(draft: JobDraft) -> Iterator[Finding]:

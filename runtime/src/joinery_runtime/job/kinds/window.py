@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from pydantic import Field, PrivateAttr
@@ -11,7 +11,7 @@ from pydantic import Field, PrivateAttr
 from joinery_runtime.job.kinds.base import Chain, StepKind, StepWords, milliseconds
 from joinery_runtime.job.model.base import Length, Model, Text
 from joinery_runtime.job.model.cel import Rule, exactly_one, positive, time
-from joinery_runtime.job.model.draft import Finding, JobDraft, StepDraft, dig
+from joinery_runtime.job.model.draft import Finding, JobDraft, StepDraft, dig, padded_inputs
 from joinery_runtime.job.model.draft import exactly_one as one_of
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.wording import either
@@ -36,7 +36,7 @@ def _one_window(draft: JobDraft) -> Iterator[Finding]:
         window, at = step.data.get("window"), (*step.at, "window")
         if window is None:
             continue
-        padded = _padded(draft.steps[: step.number])
+        padded = padded_inputs(draft.steps[: step.number])
         if first is None:
             origin = dig(window, "of")
             counted = origin if isinstance(origin, str) else next(iter(step.left_names), None)
@@ -69,18 +69,6 @@ def _lengths(window: Any) -> tuple[Any, ...]:
     size, slide = (milliseconds(dig(window, "hopping", name)) for name in ("size", "slide"))
     gap = milliseconds(dig(window, "session", "gap"))
     return (tumbling, tumbling, None) if tumbling is not None else (size, slide, gap)
-
-
-def _padded(steps: Sequence[StepDraft]) -> dict[str, str]:
-    """The inputs that are null in some rows behind these steps, each with the reason."""
-    padded: dict[str, str] = {}
-    for step in steps:
-        kind, reason = step.data.get("type", "inner"), f"step {step.number + 1} is a {step.data.get('type')} join"
-        if kind in {"left", "full"} and step.right is not None:
-            padded.setdefault(step.right.name or "", reason)
-        if kind in {"right", "full"}:
-            padded |= {name: reason for name in step.left_names if name not in padded}
-    return padded
 
 
 class _Window(StepKind):

@@ -150,6 +150,19 @@ def _step_parts(inputs: tuple[InputDraft, ...], steps: Sequence[object]) -> Iter
             left = (*left, step.right) if left and step.right is not None else ()
 
 
+def padded_inputs(steps: Sequence[StepDraft]) -> dict[str, str]:
+    """The inputs that are null in some rows behind these steps, each with the reason."""
+    padded: dict[str, str] = {}
+    for step in steps:
+        kind, right = step.data.get("type"), step.right.name if step.right is not None else None
+        reason = f"step {step.number + 1} is a {kind} join"
+        if kind in {"left", "full"} and right is not None:
+            padded.setdefault(right, reason)
+        if kind in {"right", "full"}:
+            padded |= {name: reason for name in step.left_names if name not in padded}
+    return padded
+
+
 def _absent_after(step: StepDraft) -> AbsentInput | None:
     kind = step.data.get("type")
     return AbsentInput(step.right, step.number, kind) if step.right is not None and kind in EXISTENCE else None
