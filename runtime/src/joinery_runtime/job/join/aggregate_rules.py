@@ -133,13 +133,18 @@ def _steps_before(draft: JobDraft, step: str, *, in_windows: bool = True) -> Ite
 
 
 def _late(draft: JobDraft) -> Iterator[Finding]:
-    at, late_data, kind = (*_AT, "lateData"), dig(draft.data, *_AT, "lateData"), _kind(draft)
-    if late_data == "dlq" and draft.steps:
-        todo = "write lateData: dlq in the steps, which read records"
-        yield at, f"the rows that joins make are no records, so none can be a dead letter; write drop, and {todo}"
+    kind = _kind(draft)
+    yield from _joined_rows_as_dead_letters(draft, (*_AT, "lateData"))
     if dig(draft.data, *_AT, "emitRetractions") is True and kind is not None and not kind.renames:
         facts = f"is for sessions, whose ids change: a {kind.field} window keeps its key, so no row is taken back"
         yield (*_AT, "emitRetractions"), f"{facts}; leave it out"
+
+
+def _joined_rows_as_dead_letters(draft: JobDraft, at: Loc) -> Iterator[Finding]:
+    """Reject `lateData: dlq` behind joins; `at` is the path of the `lateData`."""
+    if dig(draft.data, *at) == "dlq" and draft.steps:
+        todo = "write lateData: dlq in the steps, which read records"
+        yield at, f"the rows that joins make are no records, so none can be a dead letter; write drop, and {todo}"
 
 
 # --- what is emitted ----------------------------------------------------------------------------------------------
@@ -177,10 +182,7 @@ def _broken_ranking(kind: type[RankingKind], draft: JobDraft) -> Iterator[Findin
     yield from _ranked_keys(draft, (*at, "by"))
     yield from _counted_time(draft, (*at, "of"), ("rows would wait for ever", "no order"))
     yield from _steps_before(draft, kind.field, in_windows=False)
-    if dig(draft.data, *at, "lateData") == "dlq" and draft.steps:
-        todo = "write lateData: dlq in the steps, which read records"
-        facts = "the rows that joins make are no records, so none can be a dead letter"
-        yield (*at, "lateData"), f"{facts}; write drop, and {todo}"
+    yield from _joined_rows_as_dead_letters(draft, (*at, "lateData"))
     yield from late_without_dead_letters(draft, (*at, "lateData"))
     yield from _ranked_tables(draft, kind.field)
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from joinery_runtime.job.model.base import Length, Limits, Model, PositiveDuration, Text
-from joinery_runtime.job.model.cel import Rule, positive
+from joinery_runtime.job.model.cel import Rule, dead_letter_rules, positive
 from joinery_runtime.job.model.duration import format_duration
 
 
@@ -125,17 +125,7 @@ def _rules_of(field: str) -> Iterator[Rule]:
         "is missing: it says which rows are of one key; name at least one column",
         f".{field}.by",
     )
-    yield Rule(
-        f"!{named} || self.{field}.lateData != 'dlq' || !has(self.joins) || size(self.joins) == 0",
-        "the rows that joins make are no records, so none can be a dead letter; write drop, and lateData: dlq in the "
-        "steps, which read records",
-        f".{field}.lateData",
-    )
-    yield Rule(
-        f"!{named} || self.{field}.lateData != 'dlq' || has(self.deadLetter)",
-        "dlq writes late records to the dead letters, and the job has none; name `deadLetter`, or write drop",
-        f".{field}.lateData",
-    )
+    yield from dead_letter_rules(field)
 
 
 RANKING_RULES: tuple[Rule, ...] = tuple(rule for kind in RANKING_KINDS for rule in _rules_of(kind.field))

@@ -54,6 +54,24 @@ def positive() -> tuple[Rule, ...]:
     return (Rule("type(self) == int || string(self).matches('[1-9]')", "must be more than 0"),)
 
 
+def dead_letter_rules(field: str) -> tuple[Rule, ...]:
+    """Rules over all of `spec` for the `lateData: dlq` of a field behind the joins."""
+    no_dead_letters = f"!has(self.{field}) || self.{field}.lateData != 'dlq'"
+    return (
+        Rule(
+            f"{no_dead_letters} || !has(self.joins) || size(self.joins) == 0",
+            "the rows that joins make are no records, so none can be a dead letter; write drop, and lateData: dlq in "
+            "the steps, which read records",
+            f".{field}.lateData",
+        ),
+        Rule(
+            f"{no_dead_letters} || has(self.deadLetter)",
+            "dlq writes late records to the dead letters, and the job has none; name `deadLetter`, or write drop",
+            f".{field}.lateData",
+        ),
+    )
+
+
 def any_output(kind: str) -> str:
     """Whether an output of this kind is named."""
     several = f"(has(self.outputs) && self.outputs.exists(output, has(output.{kind})))"

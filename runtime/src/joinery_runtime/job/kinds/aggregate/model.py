@@ -17,7 +17,7 @@ from joinery_runtime.job.kinds.aggregate.session import SessionOfGroup
 from joinery_runtime.job.kinds.base import WindowKind
 from joinery_runtime.job.kinds.session.sessions import Aggregate, ComputedColumn
 from joinery_runtime.job.model.base import Bool, Length, Limits, Model, PositiveDuration, Text
-from joinery_runtime.job.model.cel import Rule, exactly_one, positive
+from joinery_runtime.job.model.cel import Rule, dead_letter_rules, exactly_one, positive
 from joinery_runtime.job.model.changelog import lake_rules
 
 AGGREGATE = "aggregate"
@@ -135,17 +135,7 @@ AGGREGATE_RULES: tuple[Rule, ...] = (
         "column",
         ".aggregate.groupBy",
     ),
-    Rule(
-        "!has(self.aggregate) || self.aggregate.lateData != 'dlq' || !has(self.joins) || size(self.joins) == 0",
-        "the rows that joins make are no records, so none can be a dead letter; write drop, and lateData: dlq in the "
-        "steps, which read records",
-        ".aggregate.lateData",
-    ),
-    Rule(
-        "!has(self.aggregate) || self.aggregate.lateData != 'dlq' || has(self.deadLetter)",
-        "dlq writes late records to the dead letters, and the job has none; name `deadLetter`, or write drop",
-        ".aggregate.lateData",
-    ),
+    *dead_letter_rules("aggregate"),
     Rule(
         "!has(self.aggregate) || !has(self.aggregate.having) || self.aggregate.lateData != 'reopen' || "
         "(has(self.aggregate.emitRetractions) && self.aggregate.emitRetractions)",
