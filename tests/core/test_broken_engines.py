@@ -239,13 +239,9 @@ def drops_what_was_kept(patch: Patch) -> None:
     patch.setattr(session_change._StateRows, "_kept_states", none_of)
 
 
-def one_key_per_hash(patch: Patch) -> None:
-    patch.setattr(session_form, "distinguish_keys", lambda hashes, _: np.zeros(len(hashes), dtype=np.int64))
-
-
 def emitted_is_forgotten(patch: Patch) -> None:
-    real = session_kind._bools
-    patch.setattr(session_kind, "_bools", lambda rows, name: real(rows, name) & (name == FORCED))
+    real = session_kind.bool_column
+    patch.setattr(session_kind, "bool_column", lambda rows, name: real(rows, name) & (name == FORCED))
 
 
 # --- windows of aggregates --------------------------------------------------------------------------------------------
@@ -315,7 +311,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "a session that no longer meets the condition stays": ("sessions with having", takes_back_other_ids_only),
     "a session stays beside what it has become": ("sessions", kernel(forget_flags)),
     "a session forgets its rows when it grows": ("sessions", drops_what_was_kept),
-    "one group takes the rows of another": ("sessions", one_key_per_hash),
+    "one group takes the rows of another": ("sessions", one_group_per_hash),
     "compaction drops a session too early": ("sessions", greedy_compaction),
     "compaction keeps what a session was before": ("sessions", compaction_before_the_epoch),
     "complete sessions wait for the next row": ("sessions", no_following_epochs),

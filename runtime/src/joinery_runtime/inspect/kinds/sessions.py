@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from joinery_runtime.core.kinds.folding import Folding
-from joinery_runtime.core.kinds.session.form import SessionParameters
+from joinery_runtime.core.kinds.session.form import SessionParameters, bool_column
 from joinery_runtime.core.kinds.session.kind import SessionAggregation
 from joinery_runtime.core.pipeline.retention import AcceptedRow
 from joinery_runtime.core.pipeline.spec import StepSpec
@@ -176,7 +176,7 @@ class SessionView:
 
 
 def _session_views(timers: SessionTimers, rows: pa.RecordBatch, to_json: ToJson) -> Iterator[SessionView]:
-    last, forced, emitted = rows.column(TS).to_numpy(), _bool_column(rows, FORCED), _bool_column(rows, EMITTED)
+    last, forced, emitted = rows.column(TS).to_numpy(), bool_column(rows, FORCED), bool_column(rows, EMITTED)
     groups = [rows.column(name) for name in timers.step.sides[0].intake.keys]
     columns = {
         "start": rows.column(START).to_pylist(),
@@ -204,10 +204,6 @@ def _aggregate_results(
         for number, text in zip(numbers.tolist(), to_json(results), strict=True):
             results_by_session[number] = json.loads(text)
     return results_by_session
-
-
-def _bool_column(rows: pa.RecordBatch, name: str) -> np.ndarray:
-    return np.asarray(rows.column(name).to_numpy(zero_copy_only=False))
 
 
 # --- of all -----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,14 @@ import pyarrow as pa
 
 from joinery_runtime.core.aggregates import GroupError
 from joinery_runtime.core.kinds.folding import Folding, groups_of
-from joinery_runtime.core.kinds.session.form import AcceptedArrivals, Formed, SessionParameters, concat_column, form
+from joinery_runtime.core.kinds.session.form import (
+    AcceptedArrivals,
+    Formed,
+    SessionParameters,
+    bool_column,
+    concat_column,
+    form,
+)
 from joinery_runtime.core.pipeline.sides import Intake, SideSpec
 from joinery_runtime.core.table.columns import (
     EARLY,
@@ -77,13 +84,13 @@ def change(
 ) -> Changed:
     """Applies the accepted arrivals. `complete` is the horizon before which sessions have been emitted, `written_at`
     that of the work. Raises AggregateError."""
-    elements, emitted = arrived.elements, _bools(arrived.state_rows, EMITTED)
+    elements, emitted = arrived.elements, bool_column(arrived.state_rows, EMITTED)
     if complete is not None:
         emitted = emitted | (arrived.state_rows.column(TS).to_numpy() < complete)
     shown = emitted
     if parameters.emit_every is not None:
         early = arrived.state_rows.column(EARLY).to_numpy() < written_at
-        shown = emitted | early | _bools(arrived.state_rows, SHOWN)
+        shown = emitted | early | bool_column(arrived.state_rows, SHOWN)
     sessions = _form(parameters, arrived, emitted, shown)
     changed, to_emit = sessions.changed, sessions.to_emit(complete)
     rows = _StateRows(side, parameters, arrived, sessions).rows(to_emit, written_at)
@@ -97,15 +104,11 @@ def change(
     return Changed(rows, to_emit[changed], replaced, shown & replaced, renamed, successor)
 
 
-def _bools(rows: pa.RecordBatch, name: str) -> np.ndarray:
-    return np.asarray(rows.column(name).to_numpy(zero_copy_only=False))
-
-
 def rows_to_add(parameters: SessionParameters, rows: pa.RecordBatch) -> Run:
     """The changed sessions as rows of the state. One that reached the cap stays, without accumulators, so that later
     rows inside it are recognised."""
     index = np.arange(rows.num_rows)
-    unless_forced = pa.array(index, mask=rows.column(FORCED).to_numpy(zero_copy_only=False))
+    unless_forced = pa.array(index, mask=bool_column(rows, FORCED))
     accumulated = {field.name for field in Folding(parameters.aggregates).fields}
     columns = [
         column.take(unless_forced) if name in accumulated else column

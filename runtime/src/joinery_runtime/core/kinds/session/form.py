@@ -14,12 +14,11 @@ import polars as pl
 import pyarrow as pa
 
 from joinery_runtime.core.aggregates import AggregateCall
-from joinery_runtime.core.kinds.grouping import changes, distinguish_keys, has_hash_collisions, reachable_positions
+from joinery_runtime.core.kinds.grouping import changes, order_by_key, reachable_positions
 from joinery_runtime.core.pipeline.sides import SideSpec
 from joinery_runtime.core.pipeline.step import StepWork
 from joinery_runtime.core.pipeline.watermark import earlier
 from joinery_runtime.core.table.columns import FORCED, HASH, OFFSET, PARTITION, START, TS
-from joinery_runtime.core.table.sort import by_hash_and_time, sort_order
 
 _LARGEST = 2**62
 
@@ -252,17 +251,11 @@ def _drop_late(
 def _sorted_elements(side: SideSpec, state_rows: pa.RecordBatch, rows: pa.RecordBatch) -> SortedElements:
     hashes, keys = concat_column(state_rows, rows, HASH), _keys(side, state_rows, rows)
     start, end = concat_column(state_rows, rows, START, TS), concat_column(state_rows, rows, TS)
-    forced = state_rows.column(FORCED).to_numpy(zero_copy_only=False)
-    kind = np.concatenate([np.where(forced, _CAPPED, _SESSION), np.full(rows.num_rows, _ROW)])
+    kind = np.concatenate([np.where(bool_column(state_rows, FORCED), _CAPPED, _SESSION), np.full(rows.num_rows, _ROW)])
     arrival_order = [concat_column(state_rows, rows, name) for name in (PARTITION, OFFSET)]
     if side.intake.chained:  # rows that one record has made share its place; they are in a defined order already
         arrival_order.append(np.arange(len(hashes)))
-    order = by_hash_and_time(hashes, start, kind, *arrival_order)
-    first = changes(hashes[order])
-    if has_hash_collisions(hashes, keys, order):
-        key = distinguish_keys(hashes, keys)
-        order = sort_order(hashes, key, start, kind, *arrival_order)
-        first = changes(hashes[order]) | changes(key[order])
+    order, first = order_by_key(hashes, keys, start, kind, *arrival_order)
     return SortedElements(order, kind[order], first, start[order], end[order])
 
 
@@ -305,6 +298,10 @@ def _inside_capped(elements: SortedElements) -> np.ndarray:
 def concat_column(state_rows: pa.RecordBatch, rows: pa.RecordBatch, name: str, of_rows: str = "") -> np.ndarray:
     """A numeric engine column of all elements, by number. `of_rows` is its name in `rows`, if that differs."""
     return np.concatenate([state_rows.column(name).to_numpy(), rows.column(of_rows or name).to_numpy()])
+
+
+def bool_column(rows: pa.RecordBatch, name: str) -> np.ndarray:
+    return np.asarray(rows.column(name).to_numpy(zero_copy_only=False))
 
 
 def _keys(side: SideSpec, state_rows: pa.RecordBatch, rows: pa.RecordBatch) -> list[pa.Array]:

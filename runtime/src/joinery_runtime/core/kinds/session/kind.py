@@ -20,7 +20,7 @@ from joinery_runtime.core.kinds.folding import Folding, in_defined_order
 from joinery_runtime.core.kinds.replaceable import ReplaceableRows
 from joinery_runtime.core.kinds.rows import PairFailures, having_mask, rows_at_once
 from joinery_runtime.core.kinds.session.change import Changed, change, rows_to_add, state_schema
-from joinery_runtime.core.kinds.session.form import SessionParameters, accept_arrivals
+from joinery_runtime.core.kinds.session.form import SessionParameters, accept_arrivals, bool_column
 from joinery_runtime.core.pipeline.retention import EventTime, Retention
 from joinery_runtime.core.pipeline.sides import Intake
 from joinery_runtime.core.pipeline.spec import StepOperator, StepSpec
@@ -130,7 +130,7 @@ class SessionAggregation(SessionParameters, Aggregating):
             return live_run
         batch = live_run.run.batch
         at = batch.schema.get_field_index(EMITTED)
-        out = pa.array(_bools(batch, EMITTED) | (live_run.run.ts < complete), pa.bool_())
+        out = pa.array(bool_column(batch, EMITTED) | (live_run.run.ts < complete), pa.bool_())
         return replace(live_run, run=Run.view(batch.set_column(at, batch.schema.field(at), out)))
 
 
@@ -174,7 +174,7 @@ class _SessionEpoch:
 
     def _completes(self, rows: pa.RecordBatch) -> np.ndarray:
         complete = self._complete.passes(rows.column(TS).to_numpy())
-        return np.asarray(complete & ~_bools(rows, EMITTED) & ~_bools(rows, FORCED))
+        return np.asarray(complete & ~bool_column(rows, EMITTED) & ~bool_column(rows, FORCED))
 
     def emit_early(self) -> Iterator[pa.RecordBatch]:
         """Emits the open sessions that have changed since the last early results, as they are so far (G8)."""
@@ -186,7 +186,7 @@ class _SessionEpoch:
         changed = self._work.early.passes(rows.column(EARLY).to_numpy())
         if self._complete.current is not None:
             changed = changed & (rows.column(TS).to_numpy() >= self._complete.current)
-        return np.asarray(changed & ~_bools(rows, EMITTED) & ~_bools(rows, FORCED))
+        return np.asarray(changed & ~bool_column(rows, EMITTED) & ~bool_column(rows, FORCED))
 
     def arrive(self) -> Iterator[pa.RecordBatch]:
         if self._rows is None:
@@ -219,10 +219,6 @@ class _SessionEpoch:
         taken_back = np.asarray(changed.emitted & ends)
         taken_back[taken_back] = self._out.passes(kept.filter(pa.array(taken_back)))
         return taken_back
-
-
-def _bools(rows: pa.RecordBatch, name: str) -> np.ndarray:
-    return np.asarray(rows.column(name).to_numpy(zero_copy_only=False))
 
 
 # --- what is emitted --------------------------------------------------------------------------------------------------
