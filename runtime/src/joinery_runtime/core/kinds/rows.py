@@ -5,7 +5,7 @@ A `Selection` is some rows of a batch. Two of the same length are pairs; one and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 
@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.pipeline.expression import ColumnRef
+from joinery_runtime.core.pipeline.expression import ColumnRef, Expression
 from joinery_runtime.core.pipeline.operators import EVENT_TIME_MAX, EVENT_TIME_MIN
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, OutputColumn, SideSpec
 from joinery_runtime.core.pipeline.spec import StepSpec
@@ -199,11 +199,7 @@ def apply_filter(step: StepSpec, pairs: Pairs, failures: PairFailures) -> Pairs:
     """The pairs and padded rows for which the step's filter is true (J11)."""
     if step.filter is None:
         return pairs
-    mask = step.filter.mask(lambda ref: resolve(step, pairs, ref), len(pairs))
-    passes = np.array(mask.values.to_numpy(zero_copy_only=False))
-    failures.count += len(mask.failed)
-    failures.filtered += len(pairs) - int(passes.sum()) - len(mask.failed)
-    return pairs.where(passes)
+    return pairs.where(_filter_mask(step.filter, lambda ref: resolve(step, pairs, ref), len(pairs), failures))
 
 
 def having_mask(
@@ -213,7 +209,13 @@ def having_mask(
     `failures` counts the other rows (None: they are not emitted in any case)."""
     if step.filter is None:
         return np.ones(count, dtype=bool)
-    mask = step.filter.mask(lambda ref: values[ref.column], count)
+    return _filter_mask(step.filter, lambda ref: values[ref.column], count, failures)
+
+
+def _filter_mask(
+    condition: Expression, columns: Callable[[ColumnRef], pa.Array], count: int, failures: PairFailures | None
+) -> np.ndarray:
+    mask = condition.mask(columns, count)
     passes = np.array(mask.values.to_numpy(zero_copy_only=False))
     if failures is not None:
         failures.count += len(mask.failed)
