@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from joinery_runtime.core import kinds
 from joinery_runtime.core.aggregates import AggregateCall
-from joinery_runtime.core.pipeline.sides import LEFT, WINDOW_END, Intake
+from joinery_runtime.core.pipeline.sides import LEFT, WINDOW_END, Intake, SideSpec
 from joinery_runtime.core.pipeline.spec import Distance, Emits, StepOperator, StepSpec
 from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Watermark, earlier
 from joinery_runtime.job import JoinStep
@@ -92,6 +92,13 @@ def find_kinds(base: type[_Kind]) -> tuple[type[_Kind], ...]:
         if isinstance(value, type) and issubclass(value, base) and value.__module__ == module.__name__
         if value is not base
     )
+
+
+def less_allowed_lateness(side: SideSpec, lows: OutputWatermarks, allowed_lateness: int) -> Watermark:
+    """The horizon of a step with one side: what the step before hands on (N3), or the input's own, less the allowed
+    lateness (ms)."""
+    low = lows[side.time]  # of an input, less the allowed lateness already
+    return earlier(low, allowed_lateness) if side.intake.chained else low
 
 
 def lower_of_both(step: StepSpec, lows: OutputWatermarks) -> Mapping[str, int | None]:

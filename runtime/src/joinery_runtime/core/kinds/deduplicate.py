@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.kinds.base import Ranking
+from joinery_runtime.core.kinds.base import Ranking, less_allowed_lateness
 from joinery_runtime.core.kinds.cells import cut_by_hash
 from joinery_runtime.core.kinds.grouping import order_by_key, reachable_positions
 from joinery_runtime.core.kinds.replaceable import ReplaceableRows
@@ -31,7 +31,6 @@ from joinery_runtime.core.pipeline.watermark import (
     Times,
     Watermark,
     clamp,
-    earlier,
 )
 from joinery_runtime.core.table.columns import HASH, OFFSET, PARTITION, TS
 from joinery_runtime.core.table.segment import SegmentMeta
@@ -108,8 +107,7 @@ class Deduplicate(Ranking):
     def horizons(self, step: StepSpec, times: Times, lows: OutputWatermarks) -> Mapping[str, int | None]:
         """See D2."""
         (side,) = step.sides
-        low = lows[side.time]  # of an input, less the allowedLateness already
-        return {side.part: earlier(low, self.allowed_lateness) if side.intake.chained else low}
+        return {side.part: less_allowed_lateness(side, lows, self.allowed_lateness)}
 
     def late_below(
         self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark], horizons: Horizons

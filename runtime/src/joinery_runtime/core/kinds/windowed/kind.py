@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.core.aggregates import AggregateCall
-from joinery_runtime.core.kinds.base import Aggregating
+from joinery_runtime.core.kinds.base import Aggregating, less_allowed_lateness
 from joinery_runtime.core.kinds.cells import Numbers, concat_selections, cut_by_hash, cut_by_window, within
 from joinery_runtime.core.kinds.replaceable import ReplaceableRows
 from joinery_runtime.core.kinds.rows import PairFailures, Selection, having_mask
@@ -36,7 +36,7 @@ from joinery_runtime.core.pipeline.step import (
     StepRun,
     StepWork,
 )
-from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Watermark, clamp, earlier, passed_multiple
+from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Watermark, clamp, passed_multiple
 from joinery_runtime.core.table.columns import EARLY, HASH, OFFSET, PARTITION, TS
 from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.job.kinds.aggregate.aligned import (
@@ -143,9 +143,8 @@ class WindowAggregation(Aggregating):
     def horizons(self, step: StepSpec, times: Times, lows: OutputWatermarks) -> Mapping[str, int | None]:
         """See G2 and G8."""
         (side,) = step.sides
-        low = lows[side.time]  # of an input, less the allowedLateness already
-        watermark = low if side.intake.chained else times[side.time].watermark
-        horizons = {side.part: earlier(low, self.allowed_lateness) if side.intake.chained else low}
+        watermark = lows[side.time] if side.intake.chained else times[side.time].watermark
+        horizons = {side.part: less_allowed_lateness(side, lows, self.allowed_lateness)}
         if self.reopens:
             horizons[side.complete] = watermark
         if self.emit_every is not None:
