@@ -176,6 +176,10 @@ class WindowAggregation(Aggregating):
         first, last = within(self.windows.numbers_of(rows.column(TS).to_numpy()), windows)
         return np.asarray(first <= last)
 
+    def _may_change(self, hashes: np.ndarray, windows: Numbers, rows: pa.RecordBatch) -> np.ndarray:
+        """bool[n]: the panes of groups with these hashes that are in one of the windows."""
+        return np.asarray(np.isin(rows.column(HASH).to_numpy(), hashes) & self._has_one_of(windows, rows))
+
     def _closing(self, ended: Horizon, closed: Horizon) -> Numbers | None:
         """The windows that end in this epoch, without those that were closed before the job reopened windows."""
         windows = self.windows.closing(ended)
@@ -193,13 +197,10 @@ class WindowAggregation(Aggregating):
         windows = self.windows.open(closed.current)[0], clamp(self.windows.last_closed(ended.current))
         hashes = np.unique(added.column(HASH).to_numpy())
 
-        def may_change(rows: pa.RecordBatch) -> np.ndarray:
-            return np.asarray(np.isin(rows.column(HASH).to_numpy(), hashes) & self._has_one_of(windows, rows))
-
         def is_added(rows: pa.RecordBatch) -> np.ndarray:
             return np.full(rows.num_rows, rows is added)
 
-        members = [*stored.where(may_change), (added, self._has_one_of(windows, added))]
+        members = [*stored.where(partial(self._may_change, hashes, windows)), (added, self._has_one_of(windows, added))]
         yield from output.emit(members, windows, is_added, ARRIVAL)
 
     def _emit_early(
@@ -213,11 +214,7 @@ class WindowAggregation(Aggregating):
         windows = self.windows.open(ended.current)
         changed = [rows.column(HASH).to_numpy()[chosen] for rows, chosen in stored.where(is_changed)]
         hashes = np.unique(np.concatenate([np.empty(0, dtype=np.uint64), *changed]))
-
-        def may_change(rows: pa.RecordBatch) -> np.ndarray:
-            return np.asarray(np.isin(rows.column(HASH).to_numpy(), hashes) & self._has_one_of(windows, rows))
-
-        yield from output.emit(stored.where(may_change), windows, is_changed)
+        yield from output.emit(stored.where(partial(self._may_change, hashes, windows)), windows, is_changed)
 
 
 class _WindowOutput:
