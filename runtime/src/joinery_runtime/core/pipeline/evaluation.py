@@ -23,7 +23,16 @@ from sqlglot import exp
 from joinery_runtime.core.pipeline import operators
 from joinery_runtime.core.pipeline.functions import called
 from joinery_runtime.core.pipeline.functions.base import BatchFailed, RowsFailed
-from joinery_runtime.core.pipeline.operators import DURATION, TIMESTAMP, Value, as_column, boolean, text, to_common_type
+from joinery_runtime.core.pipeline.operators import (
+    DURATION,
+    TIMESTAMP,
+    Value,
+    as_column,
+    boolean,
+    row_count,
+    text,
+    to_common_type,
+)
 from joinery_runtime.errors import ExpressionError
 from joinery_runtime.job.model.function_calls import call_of
 
@@ -143,17 +152,13 @@ def _apply(rows: EvaluatedRows, function: Callable[..., Value], *values: Value, 
             rows.fail(row, first_line(error))
         return _apply(rows, function, *_nulled(values, error.failed), null=null)
     except BatchFailed as error:
-        count = _row_count(values)
+        count = row_count(values)
         for row in () if null else range(count):
             rows.fail(row, first_line(error))
         return pa.nulls(count, error.kind)
     except pa.ArrowInvalid:
-        count = _row_count(values)
+        count = row_count(values)
         return pa.concat_arrays(_pieces(rows, function, values, 0, count, null=null))
-
-
-def _row_count(values: tuple[Value, ...]) -> int:
-    return next(len(value) for value in values if not isinstance(value, pa.Scalar))
 
 
 def _nulled(values: tuple[Value, ...], failed: pa.BooleanArray) -> Iterator[Value]:

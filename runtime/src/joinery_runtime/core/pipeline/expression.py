@@ -25,7 +25,7 @@ from sqlglot.errors import SqlglotError
 
 from joinery_runtime.core.pipeline.evaluation import evaluate, first_line, is_known, may_fail, unguarded_parts
 from joinery_runtime.core.pipeline.functions import called, is_declared, with_unknown_results
-from joinery_runtime.core.pipeline.operators import Value, boolean, type_text
+from joinery_runtime.core.pipeline.operators import Value, boolean, to_array, type_text
 from joinery_runtime.core.table.columns import type_name
 from joinery_runtime.errors import ExpressionError
 from joinery_runtime.job.model.expression_tree import parse_tree, shown
@@ -69,7 +69,7 @@ class Expression:
             value, failed = evaluate(self.node, lambda name, column: resolve(ColumnRef(name, column)), rows)
         except pa.ArrowException as error:
             raise ExpressionError(self._cannot, facts=first_line(error)) from error
-        values = pa.repeat(value, rows) if isinstance(value, pa.Scalar) else _one_array(value)
+        values = to_array(value, rows)
         if failed:
             fine = np.ones(rows, dtype=bool)
             fine[list(failed)] = False
@@ -208,10 +208,6 @@ def _check_column(ref: ColumnRef, schemas: dict[str, pa.Schema], text: str) -> N
     if ref.column not in schemas[ref.input].names:
         columns = ", ".join(schemas[ref.input].names)
         raise ExpressionError(f"{text!r} uses unknown column {str(ref)!r}", facts=f"{ref.input} has {columns}")
-
-
-def _one_array(value: Value) -> pa.Array:
-    return value.combine_chunks() if isinstance(value, pa.ChunkedArray) else value
 
 
 # --- what is supported ------------------------------------------------------------------------------------------------

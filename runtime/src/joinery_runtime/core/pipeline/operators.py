@@ -7,7 +7,7 @@ does not accept, and ArrowInvalid for such a value.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any, TypeAlias
 
@@ -36,6 +36,18 @@ def to_common_type(*values: Value) -> list[Value]:
     midnight UTC; with binary, a string becomes its UTF-8 bytes."""
     kind = reduce(_common_type, (value.type for value in values))
     return [convert(value, kind) for value in values]
+
+
+def row_count(values: Sequence[Value]) -> int:
+    """The length of the columns among these values, of which there is at least one."""
+    return next(len(value) for value in values if not isinstance(value, pa.Scalar))
+
+
+def to_array(value: Value, count: int) -> pa.Array:
+    """A value as one array of so many rows."""
+    if isinstance(value, pa.Scalar):
+        return pa.repeat(value, count)
+    return value.combine_chunks() if isinstance(value, pa.ChunkedArray) else value
 
 
 def as_column(value: Value) -> Value:

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from joinery_runtime.core.pipeline.functions.base import BatchFailed, Function, Parameter
-from joinery_runtime.core.pipeline.operators import Value, type_text
+from joinery_runtime.core.pipeline.operators import Value, row_count, to_array, type_text
 from joinery_runtime.errors import ExpressionError
 
 _SHOWN = 200  # characters of an exception's text
@@ -36,10 +36,10 @@ class DeclaredFunction:
 
     def __call__(self, *values: Value) -> pa.Array:
         """Compute a batch. Raises ArrowInvalid if the function raises, and BatchFailed for a wrong result."""
-        count = next(len(value) for value in values if not isinstance(value, pa.Scalar))
+        count = row_count(values)
         if not count:
             return pa.array([], self.returns)
-        columns = [pa.repeat(value, count) if isinstance(value, pa.Scalar) else _one_array(value) for value in values]
+        columns = [to_array(value, count) for value in values]
         function = imported(self.python)
         try:
             result = function(*columns)
@@ -70,10 +70,6 @@ class DeclaredFunction:
 
     def _failed(self, facts: str) -> BatchFailed:
         return BatchFailed(f"{self.name} ({self.python}) {facts}", self.returns)
-
-
-def _one_array(value: Value) -> pa.Array:
-    return value.combine_chunks() if isinstance(value, pa.ChunkedArray) else value
 
 
 @cache

@@ -20,7 +20,7 @@ from joinery_runtime.core.pipeline.functions.base import (
     optional,
     require,
 )
-from joinery_runtime.core.pipeline.operators import PRECISION, Value, absolute, as_column
+from joinery_runtime.core.pipeline.operators import PRECISION, Value, absolute, as_column, row_count, to_array
 
 NUMBERS = Family("Numbers")
 BITS = Family("Bits")
@@ -235,8 +235,8 @@ def _width_bucket(x: Value, low: Value, high: Value, count: Value) -> Value:
 
 def _as_numpy(*values: Value) -> list[Any]:
     """Numbers as NumPy arrays of one length, with 1 for a NULL."""
-    length = next(len(value) for value in values if not isinstance(value, pa.Scalar))
-    arrays = [pa.repeat(value, length) if isinstance(value, pa.Scalar) else value for value in values]
+    length = row_count(values)
+    arrays = [to_array(value, length) for value in values]
     return [pc.fill_null(array, 1).to_numpy(zero_copy_only=False) for array in arrays]
 
 

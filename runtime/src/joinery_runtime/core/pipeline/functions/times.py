@@ -21,7 +21,14 @@ from joinery_runtime.core.pipeline.functions.base import (
     require,
     string,
 )
-from joinery_runtime.core.pipeline.operators import EVENT_TIME_MAX, EVENT_TIME_MIN, TIMESTAMP, Value
+from joinery_runtime.core.pipeline.operators import (
+    EVENT_TIME_MAX,
+    EVENT_TIME_MIN,
+    TIMESTAMP,
+    Value,
+    row_count,
+    to_array,
+)
 from joinery_runtime.core.table.zones import utc_to_zone, zone_to_utc
 from joinery_runtime.job.model.times import checked_zone
 
@@ -48,8 +55,8 @@ def _unit_of(unit: str, units: dict[str, Any]) -> str:
 
 def _ms_of(*values: Value) -> list[Any]:
     """Times and integers as NumPy's int64 of one length, with 0 for a NULL."""
-    length = next(len(value) for value in values if not isinstance(value, pa.Scalar))
-    arrays = [pa.repeat(value, length) if isinstance(value, pa.Scalar) else value for value in values]
+    length = row_count(values)
+    arrays = [to_array(value, length) for value in values]
     return [pc.fill_null(array.cast(pa.int64()), 0).to_numpy(zero_copy_only=False) for array in arrays]
 
 
