@@ -11,13 +11,12 @@ import pyarrow as pa
 from joinery_runtime.core.aggregates import condition_column
 from joinery_runtime.core.compile.aggregates import AggregateCompiler, AggregatedRows
 from joinery_runtime.core.compile.matching import KeyCompiler, deciding_side, move_conditions
-from joinery_runtime.core.compile.only_input import SQL_PATH, error_of_aggregate, input_filter
+from joinery_runtime.core.compile.only_input import computed_column, error_at, error_of_aggregate, input_filter
 from joinery_runtime.core.kinds.base import Join, Ranking, find_kinds
 from joinery_runtime.core.pipeline.expression import (
     ColumnRef,
     Expression,
     check_predicate,
-    column_type,
     conjunction,
     conjuncts,
     parse_expression,
@@ -26,7 +25,7 @@ from joinery_runtime.core.pipeline.expression import (
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, Intake, OutputColumn, Placement, SideSpec, part_name
 from joinery_runtime.core.pipeline.spec import Emits, InputSpec, Pipeline, StepSpec
 from joinery_runtime.core.table.columns import arrow_schema, arrow_type
-from joinery_runtime.errors import ExpressionError, JobError, Problem
+from joinery_runtime.errors import ExpressionError
 from joinery_runtime.job import JoinStep, Reference, StreamJoin
 from joinery_runtime.job.kinds.aggregate.model import Aggregation, aggregate_part
 from joinery_runtime.job.kinds.ranking import RankingKind, ranking_part
@@ -352,7 +351,8 @@ class JoinCompiler:
         columns = dict.fromkeys([ColumnRef(time, self._job.input(time).event_time), *map(_ref, refs)])
         outputs = [_Output(str(ref), self._type(ref), ref) for ref in columns]
         for number, (name, text) in enumerate(computed.items()):
-            expression, kind = self._computed_column(f"spec.aggregate.compute[{number}].expression", text)
+            path = f"spec.aggregate.compute[{number}].expression"
+            expression, kind = computed_column(self._job, path, text, self._declared)
             outputs.append(_Output(name, kind, expression=expression))
         conditions: dict[str, _Output] = {}
         for number, call in enumerate(aggregation.aggregates):
@@ -381,17 +381,9 @@ class JoinCompiler:
                 )
             else:
                 path = f"spec.select[{number}].expression"
-                expression, kind = self._computed_column(path, column.expression or "")
+                expression, kind = computed_column(self._job, path, column.expression or "", self._declared)
                 outputs.append(_Output(column.name, kind, expression=expression))
         return outputs
-
-    def _computed_column(self, path: str, text: str) -> tuple[Expression, pa.DataType]:
-        try:
-            expression = parse_expression(text)
-            kind = column_type(expression, self._declared)
-        except ExpressionError as error:
-            raise self._error(path, error) from error
-        return expression, kind
 
     def _written_conditions(self, number: int, step: JoinStep) -> list[Expression]:
         if step.where is None:
@@ -410,11 +402,8 @@ class JoinCompiler:
             expression = parse_expression(text)
             check_predicate(expression, {name: self._declared[name] for name in inputs})
         except ExpressionError as error:
-            raise self._error(path, error) from error
+            raise error_at(self._job, path, str(error)) from error
         return expression
-
-    def _error(self, path: str, error: ExpressionError) -> JobError:
-        return JobError(self._job.name, [Problem(path if self._job.spec.sql is None else SQL_PATH, str(error))])
 
 
 def _ref(reference: Reference) -> ColumnRef:

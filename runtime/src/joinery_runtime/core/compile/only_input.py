@@ -36,12 +36,24 @@ def compile_only_input(job: StreamJoin) -> Pipeline:
 
 def error_of_aggregate(job: StreamJoin) -> ToError:
     """Makes errors about fields of the job's aggregate."""
+    return lambda path, message: error_at(job, f"spec.aggregate.{path}", message)
 
-    def error(path: str, message: str) -> JobError:
-        place = SQL_PATH if job.spec.sql is not None else f"spec.aggregate.{path}"
-        return JobError(job.name, [Problem(place, message)])
 
-    return error
+def error_at(job: StreamJoin, path: str, message: str) -> JobError:
+    """Makes the error of a field, or of the SQL that stands for it."""
+    return JobError(job.name, [Problem(path if job.spec.sql is None else SQL_PATH, message)])
+
+
+def computed_column(
+    job: StreamJoin, path: str, text: str, schemas: dict[str, pa.Schema]
+) -> tuple[Expression, pa.DataType]:
+    """An expression over the columns of inputs, with its type. Raises JobError naming the field at `path`, or the
+    SQL."""
+    try:
+        expression = parse_expression(text)
+        return expression, column_type(expression, schemas)
+    except ExpressionError as error:
+        raise error_at(job, path, str(error)) from error
 
 
 def input_filter(job: StreamJoin, name: str) -> Expression | None:
@@ -73,7 +85,8 @@ def _projection(job: StreamJoin, condition: Expression | None) -> StepSpec:
             kind = declared.field(column.source.column).type
             output.append(OutputColumn(column.name, kind, column=column.source.column))
             continue
-        expression, kind = _computed_column(job, number, column.expression or "", declared)
+        path = f"spec.select[{number}].expression"
+        expression, kind = computed_column(job, path, column.expression or "", {side.name: declared})
         name = f"$select.{number}"  # no column of a user begins with $
         computed.append((name, expression))
         fields.append(pa.field(name, kind))
@@ -92,13 +105,3 @@ def _projection(job: StreamJoin, condition: Expression | None) -> StepSpec:
     return StepSpec(
         0, (SideSpec(_PROJECTED, (side.name,), side.name, intake),), RecordProjection(), None, tuple(output)
     )
-
-
-def _computed_column(job: StreamJoin, number: int, text: str, schema: pa.Schema) -> tuple[Expression, pa.DataType]:
-    (side,) = job.inputs
-    try:
-        expression = parse_expression(text)
-        return expression, column_type(expression, {side.name: schema})
-    except ExpressionError as error:
-        path = f"spec.select[{number}].expression" if job.spec.sql is None else SQL_PATH
-        raise JobError(job.name, [Problem(path, str(error))]) from error
