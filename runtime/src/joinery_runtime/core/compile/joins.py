@@ -183,7 +183,7 @@ class JoinCompiler:
     def _intake(self, split: _SplitStep, side: int, inputs: tuple[str, ...], time: str, *, preserved: bool) -> Intake:
         chained = split.number > 0 and side == LEFT
         table = split.kind.right_is_table and side == RIGHT
-        event_time = ColumnRef(time, self._job.input(time).event_time)
+        event_time = self._event_time(time)
         read = split.confirmed | split.filtered_by | self._needed_after(split.number)
         read_columns = {ref for ref in read if ref.input in inputs}
         if not chained:
@@ -274,14 +274,11 @@ class JoinCompiler:
         if (ranking := self._job.ranking) is not None:
             needed |= {*_refs(ranking.keys), self._event_time(self._job.ranked_time)}
         for later in self._steps[number + 1 :]:
-            needed |= (
-                later.confirmed | later.filtered_by | ({self._left_time(later)} if not later.one_window else set())
-            )
+            needed |= later.confirmed | later.filtered_by
+            if not later.one_window:
+                needed.add(self._event_time(later.left_time))
             needed |= set(later.predicates[LEFT].columns) if later.predicates[LEFT] is not None else set()
         return needed
-
-    def _left_time(self, split: _SplitStep) -> ColumnRef:
-        return ColumnRef(split.left_time, self._job.input(split.left_time).event_time)
 
     def _forwarded_refs(self, number: int) -> list[ColumnRef]:
         inputs = (*self._steps[number].left, self._steps[number].step.right)
@@ -336,7 +333,7 @@ class JoinCompiler:
             columns=self._job.aggregated_types,
             inputs=self._job.joined,
             time=time,
-            event_time=str(ColumnRef(time, self._job.input(time).event_time)),
+            event_time=str(self._event_time(time)),
             chained=True,
         )
         error = error_of_aggregate(self._job)
@@ -348,7 +345,7 @@ class JoinCompiler:
         time, computed = self._job.aggregated_time, {column.as_: column.expression for column in aggregation.compute}
         named = [*aggregation.group_by, *(name for call in aggregation.aggregates for name in call.columns)]
         refs = [ref for name in named if name not in computed and (ref := parse_reference(name)) is not None]
-        columns = dict.fromkeys([ColumnRef(time, self._job.input(time).event_time), *map(_ref, refs)])
+        columns = dict.fromkeys([self._event_time(time), *map(_ref, refs)])
         outputs = [_Output(str(ref), self._type(ref), ref) for ref in columns]
         for number, (name, text) in enumerate(computed.items()):
             path = f"spec.aggregate.compute[{number}].expression"
