@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from joinery_runtime.core.pipeline import times
 from joinery_runtime.core.pipeline.retention import AcceptedRow
+from joinery_runtime.core.pipeline.sides import SideSpec
 from joinery_runtime.core.pipeline.spec import Pipeline, StepOperator, StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons
 from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, OutputWatermarks, Times, Watermark
@@ -272,15 +273,16 @@ class JoinDescription(StepDescription[Operator]):
 
     def slower_watermark(self, epoch_times: EpochTimes | None = None) -> str:
         """Name the watermark that closes windows of both sides. With these epoch times, include its present values."""
-        names = []
-        for side in self.step.sides:
-            name = f"{side.time} after step {self.step.number}" if side.intake.chained else side.time
-            watermarks = None if epoch_times is None or side.one_window else epoch_times.watermarks
-            if watermarks is not None and epoch_times is not None and side.intake.chained:
-                watermarks = epoch_times.handed_on[self.step.number]
-            names.append(name if watermarks is None else f"{name} ({format_time(watermarks[side.time])})")
+        names = " and ".join(self._watermark_of_side(side, epoch_times) for side in self.step.sides)
         late = f" - {self.kind.allowed_lateness} ms" if self.kind.allowed_lateness else ""
-        return f"the lower watermark of {' and '.join(names)}{late}"
+        return f"the lower watermark of {names}{late}"
+
+    def _watermark_of_side(self, side: SideSpec, epoch_times: EpochTimes | None) -> str:
+        name = f"{side.time} after step {self.step.number}" if side.intake.chained else side.time
+        if epoch_times is None or side.one_window:
+            return name
+        watermarks = epoch_times.handed_on[self.step.number] if side.intake.chained else epoch_times.watermarks
+        return f"{name} ({format_time(watermarks[side.time])})"
 
 
 def description_of(step: StepSpec) -> StepDescription[Any]:
