@@ -258,8 +258,9 @@ def explain_records(
 
 def _is_regrouped(job: Job) -> bool:
     """Whether a step behind the joins groups their rows by a key of its own."""
-    behind = isinstance(job, StreamJoin) and (job.aggregation or job.ranking)
-    return isinstance(job, StreamJoin) and bool(job.joins) and behind is not None
+    if not isinstance(job, StreamJoin) or not job.joins:
+        return False
+    return job.aggregation is not None or job.ranking is not None
 
 
 def _steps_of(job: Job, pipeline: Pipeline, texts: Sequence[str], co_partitions: int) -> list[StepKey]:
