@@ -86,7 +86,7 @@ def rows_of_input(aggregation: Aggregation, side: Input, columns: Collection[str
         predicate = _predicate(f"aggregates[{number}].where", aggregate.where, side, error)
         if condition is not None and predicate is not None:
             name = condition_column(condition)
-            if all(name != known for known, *_ in computed):
+            if all(name != computed_name for computed_name, *_ in computed):
                 computed.append((name, predicate, pa.bool_()))
     own = {name: name for name in (*declared.names, *(name for name, *_ in computed))}
     return AggregatedRows(

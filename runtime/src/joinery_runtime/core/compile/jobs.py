@@ -32,8 +32,11 @@ def compile_job(job: Job) -> Pipeline:
 
 def compile_with_functions(job: Job) -> tuple[Pipeline, DeclaredFunctions]:
     """Like `compile_job`. Also returns the functions that the job declares, with their calls."""
-    declared = (DeclaredFunction(one.name, one.python, arrow_type(one.returns)) for one in job.spec.functions)
-    functions = DeclaredFunctions({function.name.upper(): function for function in declared})
+    declared = {
+        function.name.upper(): DeclaredFunction(function.name, function.python, arrow_type(function.returns))
+        for function in job.spec.functions
+    }
+    functions = DeclaredFunctions(declared)
     with calling(functions):
         match job:
             case StreamJoin():

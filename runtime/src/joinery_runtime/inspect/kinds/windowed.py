@@ -187,12 +187,12 @@ class PaneCounts:
     @classmethod
     def of(cls, timers: PaneTimers, starts: np.ndarray) -> PaneCounts:
         """Count the panes. `starts` (int64[n]) are those of all rows that no later one has replaced."""
-        kept, windows = starts[timers.is_kept(starts)], timers.kind.windows
-        ends = timers.next_ends(kept, timers.ended)
-        ends = ends[ends <= windows.ends(windows.numbers_of(kept)[1])]  # others have been emitted, and are kept
+        stored, windows = starts[timers.is_kept(starts)], timers.kind.windows
+        ends = timers.next_ends(stored, timers.ended)
+        ends = ends[ends <= windows.ends(windows.numbers_of(stored)[1])]  # others have been emitted, and are kept
         due = timers.is_due(ends)
         until = int(ends[~due].min()) + timers.emitted_after if (~due).any() else None
-        return cls(len(kept), int(due.sum()), timers.epoch_times.watermark_name(timers.step), until)
+        return cls(len(stored), int(due.sum()), timers.epoch_times.watermark_name(timers.step), until)
 
     def document(self) -> Mapping[str, Any]:
         return {"windows": asdict(self)}

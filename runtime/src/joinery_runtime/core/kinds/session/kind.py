@@ -211,13 +211,13 @@ class _SessionEpoch:
         self._stored.remove(key_sessions, changed.replaced)
         self._added = rows_to_add(self._kind, changed.rows)
 
-    def _taken_back(self, kept: pa.RecordBatch, changed: Changed) -> np.ndarray:
-        """bool[k]: the kept rows that were emitted and that no row with their id replaces (S6, G7)."""
+    def _taken_back(self, key_sessions: pa.RecordBatch, changed: Changed) -> np.ndarray:
+        """bool[k]: the sessions of the state that were emitted and that no row with their id replaces (S6, G7)."""
         if not changed.emitted.any():
             return changed.emitted
         ends = changed.renamed | ~self._out.passes(changed.rows)[changed.successor]
         taken_back = np.asarray(changed.emitted & ends)
-        taken_back[taken_back] = self._out.passes(kept.filter(pa.array(taken_back)))
+        taken_back[taken_back] = self._out.passes(key_sessions.filter(pa.array(taken_back)))
         return taken_back
 
 
