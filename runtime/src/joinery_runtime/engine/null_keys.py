@@ -47,7 +47,7 @@ def _read_columns(pipeline: Pipeline, name: str, column: str, *, grouped: bool) 
     expression = computed[column]
     if not grouped and not expression.is_null_of_nulls(intake.schema):
         return frozenset()
-    return frozenset(ref.column for ref in computed[column].columns)
+    return frozenset(ref.column for ref in expression.columns)
 
 
 def missing_part(parts: KeyParts, empty: frozenset[str] | None) -> frozenset[str] | None:
