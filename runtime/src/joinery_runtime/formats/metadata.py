@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from joinery_runtime.formats.batch import RawBatch
 from joinery_runtime.formats.convert import convert
 from joinery_runtime.formats.json.decoder import JsonDecoder
-from joinery_runtime.formats.records import ByValue, Decoded, Decoder, Fault, IntArray, drop_rows, not_utf8, with_bad
+from joinery_runtime.formats.records import ByValue, Decoded, Decoder, Fault, IntArray, drop_rows, read_utf8, with_bad
 from joinery_runtime.job.model.inputs import Column, header_of
 
 if TYPE_CHECKING:
@@ -111,9 +111,6 @@ def _read_text(field: pa.Field, values: pa.BinaryArray) -> tuple[pa.Array, list[
     """Returns the bytes unchanged for a binary column, else read as text by `convert`."""
     if pa.types.is_binary(field.type):
         return values, []
-    garbled = not_utf8(values).to_numpy(zero_copy_only=False)
-    text = pc.if_else(pa.array(garbled), pa.scalar(None, pa.binary()), values).cast(pa.string())
+    text, garbled_faults = read_utf8(field.name, values)
     column, faults = convert(field.name, pl.Series(text, dtype=pl.String), field.type)
-    if garbled.any():
-        faults.append((garbled, [f"column {field.name}: not UTF-8"] * int(garbled.sum())))
-    return column, faults
+    return column, [*faults, *garbled_faults]

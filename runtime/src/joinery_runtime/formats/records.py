@@ -289,6 +289,17 @@ def not_utf8(values: pa.BinaryArray) -> pa.BooleanArray:
     return pa.array(np.zeros(len(values), dtype=np.bool_))
 
 
+def read_utf8(column: str, values: pa.BinaryArray) -> tuple[pa.StringArray, list[Fault]]:
+    """Reads bytes as text. Returns the text, and at most one fault: the rows that are not UTF-8, where it is null."""
+    garbled = not_utf8(values).to_numpy(zero_copy_only=False)
+    text = pc.if_else(pa.array(garbled), pa.scalar(None, pa.binary()), values).cast(pa.string())
+    return text, not_utf8_faults(column, garbled)
+
+
+def not_utf8_faults(column: str, garbled: BoolArray) -> list[Fault]:
+    return [(garbled, [f"column {column}: not UTF-8"] * int(garbled.sum()))] if garbled.any() else []
+
+
 def _is_utf8(value: bytes) -> bool:
     try:
         value.decode()

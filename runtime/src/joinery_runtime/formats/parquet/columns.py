@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.types as kinds
 
 from joinery_runtime.formats.convert import checked, convert, in_range, in_years, narrow
-from joinery_runtime.formats.records import Fault, GarbledText, json_text, not_utf8, python_values
+from joinery_runtime.formats.records import Fault, GarbledText, json_text, not_utf8_faults, python_values, read_utf8
 from joinery_runtime.job.model.paths import Path
 
 _PER_MS = {"us": 1_000, "ns": 1_000_000}
@@ -124,10 +124,7 @@ def _convert_dates(column: str, values: pa.Array, target: pa.DataType) -> tuple[
 def _convert_texts(column: str, values: pa.Array) -> tuple[pa.Array, list[Fault]]:
     file_type = values.type
     if _is_bytes(file_type) or _is_text(file_type):  # Arrow reads a text column's bytes unchecked
-        values = values.cast(pa.binary())
-        garbled = not_utf8(values).to_numpy(zero_copy_only=False)
-        text = pc.if_else(pa.array(garbled), pa.scalar(None, pa.binary()), values).cast(pa.string())
-        return text, _not_utf8_faults(column, garbled)
+        return read_utf8(column, values.cast(pa.binary()))
     if kinds.is_nested(file_type):
         return _convert_nested(column, values)
     return _plain_text(values).to_arrow().cast(pa.string()), []
@@ -141,17 +138,13 @@ def _convert_nested(column: str, values: pa.Array) -> tuple[pa.Array, list[Fault
         garbled[:] = [_holds_garbled_text(value) for value in converted]
     pairs = zip(converted, garbled, strict=True)
     texts = [None if value is None or is_garbled else json_text(value) for value, is_garbled in pairs]
-    return pa.array(texts, pa.string()), _not_utf8_faults(column, garbled)
+    return pa.array(texts, pa.string()), not_utf8_faults(column, garbled)
 
 
 def _holds_garbled_text(value: object) -> bool:
     if isinstance(value, dict):
         return any(map(_holds_garbled_text, value.values()))
     return any(map(_holds_garbled_text, value)) if isinstance(value, list) else isinstance(value, GarbledText)
-
-
-def _not_utf8_faults(column: str, garbled: np.ndarray) -> list[Fault]:
-    return [(garbled, [f"column {column}: not UTF-8"] * int(garbled.sum()))] if garbled.any() else []
 
 
 def _plain_text(values: pa.Array) -> pl.Series:
