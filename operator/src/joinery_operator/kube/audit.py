@@ -144,10 +144,11 @@ class EndingNamespaces:
         """Asks about each namespace in which a resource has a finalizer of the operator's, or that was ending."""
         owners: defaultdict[str, list[ObjectKey]] = defaultdict(list)
         with_finalizer = set()
-        for key in (key for kind in OWNERS for key in self._cache.keys(kind.kind)):
-            owners[key.namespace].append(key)
-            if (resource := self._cache.get(key)) is not None and has_our_finalizer(resource):
-                with_finalizer.add(key.namespace)
+        for kind in OWNERS:
+            for key in self._cache.keys(kind.kind):
+                owners[key.namespace].append(key)
+                if (resource := self._cache.get(key)) is not None and has_our_finalizer(resource):
+                    with_finalizer.add(key.namespace)
         for namespace in self._namespaces:
             if namespace not in with_finalizer | self._ending or (ends := await self._ends(namespace)) is None:
                 continue

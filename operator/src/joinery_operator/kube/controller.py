@@ -97,11 +97,10 @@ class Controller:
             self._tasks = [
                 self._start("polls of drivers", self._run_every(seconds, seconds, poll)),
                 self._start("audits", self._run_every(FIRST_AUDIT_SECONDS, AUDIT_SECONDS, self.auditor.round)),
-                self._start(
-                    "the ends of namespaces",
-                    self._run_every(NAMESPACE_SECONDS, NAMESPACE_SECONDS, self._ending_namespaces.round),
-                ),
             ]
+            if self._settings.namespaces:  # a ClusterRole stays when a namespace ends
+                ends = self._run_every(NAMESPACE_SECONDS, NAMESPACE_SECONDS, self._ending_namespaces.round)
+                self._tasks.append(self._start("the ends of namespaces", ends))
             self._stack = stack.pop_all()
         return self
 
