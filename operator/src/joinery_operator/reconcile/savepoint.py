@@ -329,10 +329,9 @@ def _finalizers(observed: ObservedSavepoint) -> tuple[str, ...]:
 
 def _set_finalizer(observed: ObservedSavepoint) -> Iterator[Action]:
     """For a resource that lives: what `cleanup` says may change at any time."""
-    needs_finalizer = _cleanup(observed.resource) == "delete"
-    other_finalizers = [finalizer for finalizer in _finalizers(observed) if finalizer != FINALIZER]
-    if needs_finalizer != (FINALIZER in _finalizers(observed)):
-        yield SetFinalizers((*other_finalizers, FINALIZER) if needs_finalizer else tuple(other_finalizers))
+    needs_finalizer, finalizers = _cleanup(observed.resource) == "delete", _finalizers(observed)
+    if needs_finalizer != (FINALIZER in finalizers):
+        yield SetFinalizers((*finalizers, FINALIZER)) if needs_finalizer else _remove_finalizer(observed)
 
 
 def _delete(pod: PodObservation, grace_seconds: int | None = None) -> Delete:
