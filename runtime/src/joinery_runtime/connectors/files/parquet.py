@@ -54,17 +54,7 @@ class ParquetPlanner(ListedFiles):
         stamp = stamp_of(ref.topic)
         if stamp not in self._rows:
             with opened_parquet(ref.topic) as file:
-                file_types = {field.name: type_at(file.schema_arrow, self._paths[field.name]) for field in self._schema}
-                if file_types[self._event_time] is None:
-                    raise _unfit_file(
-                        ref.topic, f"column {self._event_time}, the event time, is not there", "Correct eventTime"
-                    )
-                for field in self._schema:
-                    file_type = file_types[field.name]
-                    if file_type is not None and not can_be(file_type, field.type):
-                        facts = f"column {field.name} is {file_type} there, and {field.type} in the job"
-                        raise _unfit_file(ref.topic, facts, "Write another type, or `string` for the value as text")
-                self._missing = [name for name in self._missing if file_types[name] is None]
+                self._check_types(ref.topic, file.schema_arrow)
                 self._rows[stamp] = _count_rows(ref.topic, file.metadata)
         start, rows = position or 0, self._rows[stamp]
         if start > rows:
@@ -74,6 +64,18 @@ class ParquetPlanner(ListedFiles):
                 todo="Put the old file back, or start the job with new state",
             )
         return Bounds(ref, start, rows, final=True)
+
+    def _check_types(self, path: str, schema: pa.Schema) -> None:
+        """Check the types of a file's columns, and note which columns it has. Raises SourceError."""
+        file_types = {field.name: type_at(schema, self._paths[field.name]) for field in self._schema}
+        if file_types[self._event_time] is None:
+            raise _unfit_file(path, f"column {self._event_time}, the event time, is not there", "Correct eventTime")
+        for field in self._schema:
+            file_type = file_types[field.name]
+            if file_type is not None and not can_be(file_type, field.type):
+                facts = f"column {field.name} is {file_type} there, and {field.type} in the job"
+                raise _unfit_file(path, facts, "Write another type, or `string` for the value as text")
+        self._missing = [name for name in self._missing if file_types[name] is None]
 
     def cut(self, bounds: Bounds, max_records: int) -> Range:
         end = min(bounds.start + max(1, max_records), bounds.end_exclusive)
