@@ -59,9 +59,8 @@ class StoreDatabase(Protocol):
 @dataclass(frozen=True, slots=True)
 class OutputTarget:
     """Where one output of the job named `job` writes, and how. `selection` says which of the job's rows and columns it
-    has, and `schema` is that of its rows. A table holds one row per
-    `upsert_key`; `retracted` is the column that says whether a row takes one back. `dead_letters`: rows that do not fit
-    have dead letters to go to."""
+    has, and `schema` is that of its rows. A table holds one row per `upsert_key`; `retracted` is the column that says
+    whether a row takes one back. `dead_letters`: rows that do not fit have dead letters to go to."""
 
     job: str
     output: NamedOutput
@@ -264,8 +263,7 @@ class Outputs:
 
     def topic_row_limits(self) -> Mapping[str, int]:
         """Ask how large a row the topic of each output takes now, by output (`OutputTarget.topic_row_limit`)."""
-        limits = {target.name: target.topic_row_limit() for target in self.targets}
-        return {name: limit for name, limit in limits.items() if limit is not None}
+        return {target.name: limit for target in self.targets if (limit := target.topic_row_limit()) is not None}
 
     # --- what is in them --------------------------------------------------------------------------------------------
 
