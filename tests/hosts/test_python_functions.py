@@ -265,9 +265,9 @@ class TestEdits:
         assert stored != definition(after)
         earlier = under_definition(after, stored)
         assert definition(earlier) == stored
-        (warning,) = source_change_warnings(earlier.function_sources, after)
+        (warning,) = source_change_warnings(earlier, after)
         assert warning.startswith("The source of mine has changed: a planned epoch is run with the new source")
-        assert not list(source_change_warnings(earlier.function_sources, before))
+        assert not list(source_change_warnings(earlier, before))
         assert signed(before) == signed(after)
 
     def test_what_a_function_in_a_key_returns_is_part_of_the_signature(self) -> None:

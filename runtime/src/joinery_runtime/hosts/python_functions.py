@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -68,9 +68,10 @@ def _source_hash(python: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def source_change_warnings(before: Mapping[str, str], job: Job) -> Iterator[str]:
+def source_change_warnings(before: Job, now: Job) -> Iterator[str]:
     """Warn of functions whose modules have another source than under the job's stored definition (rule M2)."""
-    changed = [name for name, source in job.function_sources.items() if before.get(name, source) != source]
+    sources_before = before.function_sources
+    changed = [name for name, source in now.function_sources.items() if sources_before.get(name, source) != source]
     if changed:
         yield (
             f"The source of {listed(changed)} has changed: a planned epoch is run with the new source, and what the "

@@ -158,8 +158,7 @@ class _JobRun:
             before = under_definition(job, record.definition)
             earlier = EarlierDefinition(before, record, self.store, self._address, self._caller.warn)
             if not earlier.drop_first_plan():
-                sources = before.function_sources
-                for words in (*input_change_warnings(before, job), *source_change_warnings(sources, job)):
+                for words in (*input_change_warnings(before, job), *source_change_warnings(before, job)):
                     self._caller.warn(words)
                 self.settle(earlier)
         if self._caller.board is not None:
