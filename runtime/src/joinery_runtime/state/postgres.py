@@ -125,7 +125,7 @@ class PostgresStore:
                 stored = decisions.require_job(self._stored(connection, job), job)
             if candidate is not None and (owner := decisions.next_owner(stored, candidate)) != stored.owner:
                 self._sql.run(connection, statements.SET_OWNER, job, owner=owner)
-            return self._record_of_row(connection, job)
+            return self._locked_record(connection, job)
 
     def record(self, job: str) -> JobRecord | None:
         with self._connection.session() as connection:
@@ -267,7 +267,7 @@ class PostgresStore:
             stored = decisions.require_job(self._lock(connection, job), job)
             self._pin(connection, job, name)
             self._restore(connection, stored, name)
-            return self._record_of_row(connection, job)
+            return self._locked_record(connection, job)
 
     def start_from(self, job: str, other: str, name: str) -> JobRecord:
         with self._connection.transaction() as connection:
@@ -275,13 +275,13 @@ class PostgresStore:
             self._pin(connection, other, name)
             if not self._sql.run(connection, statements.ACQUIRE, job).rowcount:
                 decisions.require_job(self._stored(connection, job), job)
-            if not decisions.is_new(self._record_of_row(connection, job)):
+            if not decisions.is_new(self._locked_record(connection, job)):
                 raise decisions.state_exists_error(job)
             for statement in (statements.COPY_SEGMENTS, statements.COPY_JOB, statements.COPY_EPOCH):
                 self._sql.run(connection, statement, job, other=other, name=name)
             version = CURRENT_STATE_VERSION
             self._sql.run(connection, statements.COPY_OFFSETS, job, other=other, name=name, version=version)
-            return self._record_of_row(connection, job)
+            return self._locked_record(connection, job)
 
     def roll_back(self, job: str, name: str, *, generation: int | None = None) -> JobRecord:
         with self._connection.transaction() as connection:
@@ -292,7 +292,7 @@ class PostgresStore:
                 self._sql.run(connection, statements.RESTORE_SEGMENTS, job, name=name)
                 self._sql.run(connection, statements.FENCE, job)
             self._sql.run(connection, statements.SET_ROLLED_BACK, job, name=name)
-            return self._record_of_row(connection, job)
+            return self._locked_record(connection, job)
 
     def start_anew(self, job: str, name: str, *, generation: int | None = None) -> JobRecord:
         with self._connection.transaction() as connection:
@@ -303,7 +303,7 @@ class PostgresStore:
                     self._sql.run(connection, statements.DELETE_OFFSETS, job)
                     self._sql.run(connection, statements.RESET, job, epoch=decisions.epoch_after_reset(stored))
                     self._sql.run(connection, statements.FORGET_JOB, job)
-            return self._record_of_row(connection, job)
+            return self._locked_record(connection, job)
 
     def reset_offsets(
         self,
@@ -322,7 +322,7 @@ class PostgresStore:
             with connection.pipeline():
                 self._set_offsets(connection, job, offsets)
                 self._sql.run(connection, statements.RESET, job, epoch=decisions.epoch_after_reset(stored))
-            return self._record_of_row(connection, job)
+            return self._locked_record(connection, job)
 
     def delete_savepoint(self, job: str, name: str) -> None:
         with self._connection.transaction() as connection:
@@ -379,7 +379,7 @@ class PostgresStore:
             raise decisions.moved_error(stored)
         return None if row is None else _record_of_row(job, row)
 
-    def _record_of_row(self, connection: Connection, job: str) -> JobRecord:
+    def _locked_record(self, connection: Connection, job: str) -> JobRecord:
         record = self._read_record(connection, job)
         assert record is not None, "the caller holds the lock of the job that it created or found"
         return record

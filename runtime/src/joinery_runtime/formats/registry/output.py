@@ -74,7 +74,7 @@ class SchemaOutput(ABC):
             raise self.problem(f"{language} cannot have columns of these names", ", ".join(wrong), todo)
 
     def client(self) -> SchemaRegistryClient:
-        return self._make_registry.client(self.properties)
+        return self._output_registry.client(self.properties)
 
     def register(self, client: SchemaRegistryClient, text: str, kind: str) -> int:
         """Registers a schema, and returns its number. Also raises SchemaRejected."""
@@ -88,7 +88,7 @@ class SchemaOutput(ABC):
 
     def ask(self, ask: Callable[[], Answer]) -> Answer | None:
         """The registry's answer. None: it has no such thing."""
-        return self._make_registry.ask(ask, f"subject {self.subject}")
+        return self._output_registry.ask(ask, f"subject {self.subject}")
 
     def defaults(self) -> Mapping[str, Any]:
         """By column, what a null is read as, if some schema of the subject has no null for the column. Raises SinkError
@@ -150,7 +150,7 @@ class SchemaOutput(ABC):
         return SinkError(f"Output topic {self.topic}: {summary}", facts=facts, todo=todo)
 
     @property
-    def _make_registry(self) -> Registry:
+    def _output_registry(self) -> Registry:
         return Registry(self.url, f"Output topic {self.topic}", "output.schemaRegistry", SinkError, OutputUnavailable)
 
 
