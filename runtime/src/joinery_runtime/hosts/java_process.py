@@ -56,7 +56,7 @@ _EXEC = """() {
 # PySpark has Python run in the forked child, to ignore Ctrl-C there. The child first destroys what belongs to the other
 # threads, and may die of it: of a client of Kafka, say. Bash, which Spark's scripts need anyway, ignores Ctrl-C as
 # well, and then becomes the script.
-_IGNORE_INTERRUPTS = ("bash", "-c", """trap '' INT; builtin exec "$0" "$@"; """)
+_IGNORE_INTERRUPTS = ("bash", "-c", 'trap "" INT; builtin exec "$0" "$@"')
 
 
 def kill_starts() -> None:
