@@ -246,7 +246,7 @@ def _joinery(ground: Ground, slug: str, *, query: str) -> Peer:
     spec = yaml.safe_load((_JOBS / f"{query}.yaml").read_text())["spec"]
     for source in spec["inputs"]:
         del source["file"]
-        source |= {"kafka": {"bootstrapServers": ground.bootstrap, "topic": source["name"]}, "format": "json"}
+        source.update(joinery_jobs.to_topic(ground.bootstrap, source["name"]), format="json")
     del spec["stateStore"]
     return _named(joinery_jobs.compared("StreamJoin", "into Kafka exactly once", spec, ground, slug), query)
 
