@@ -199,7 +199,7 @@ def _plain(text: str | None, kind: str) -> Any:
 
 
 def _read_join(name: str, items: str, rest: str, sources: Mapping[str, SourceStream]) -> KsqlCase:
-    rest, _, where = _partition(rest, r"\s+WHERE\s+")
+    rest, where = _partition(rest, r"\s+WHERE\s+")
     first, *parts = _JOIN.split(rest)
     stream, *alias = re.sub(r"\s+AS\s+", " ", first.strip(), flags=re.I).split()
     inputs = {(alias[0] if alias else stream).upper(): stream.upper()}
@@ -246,7 +246,7 @@ def _selected(
 ) -> list[dict[str, str]]:
     selected: list[dict[str, str]] = []
     for item in _items(items):
-        text, _, alias = _partition(item, r"\s+(?:AS\s+)?(?=\w+$)")
+        text, alias = _partition(item, r"\s+(?:AS\s+)?(?=\w+$)")
         stars = [*inputs] if text == "*" else [text[:-2].upper()] if text.endswith(".*") else []
         for other in stars:
             names = sources[inputs[other]].columns
@@ -306,7 +306,7 @@ def _read_aggregate(name: str, items: str, rest: str, sources: Mapping[str, Sour
     columns: dict[str, dict[str, Any]] = {}
     selected = []
     for item in _items(items):
-        text, _, alias = _partition(item, r"\s+(?:AS\s+)?(?=\w+$)")
+        text, alias = _partition(item, r"\s+(?:AS\s+)?(?=\w+$)")
         call = _CALL.match(text)
         bound = {"WINDOWSTART": "window_start", "WINDOWEND": "window_end"}.get(text.upper())
         output_name = (alias or (f"KSQL_COL_{len(columns)}" if call else text.rpartition(".")[2])).upper()
@@ -413,9 +413,10 @@ def _items(text: str) -> list[str]:
     return [item.strip() for item in re.split(r",(?![^()]*\))", text)]
 
 
-def _partition(text: str, pattern: str) -> tuple[str, str, str]:
-    first, *others = re.split(pattern, text.strip(), maxsplit=1, flags=re.I)
-    return first.strip(), pattern if others else "", others[0].strip() if others else ""
+def _partition(text: str, pattern: str) -> tuple[str, str]:
+    """The text before the first match of the pattern, and what follows the match; without a match, nothing."""
+    before, *after = re.split(pattern, text.strip(), maxsplit=1, flags=re.I)
+    return before.strip(), after[0].strip() if after else ""
 
 
 def _ms(text: str) -> int:

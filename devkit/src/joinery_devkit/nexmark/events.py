@@ -243,12 +243,11 @@ class _Texts:
         bits = np.unpackbits(numbers[:, None].view(np.uint8), axis=1, bitorder="little")
         reversed_bits = np.packbits(bits, axis=1, bitorder="big").view(">u4")[:, 0].astype(np.int64)
         ids = np.abs(np.where(reversed_bits >= 1 << 31, reversed_bits - (1 << 32), reversed_bits))
-        with_id = pc.binary_join_element_wise(
-            base[len(_HOT_CHANNELS) :], pa.array(ids).cast(pa.string()), "&channel_id="
-        )
-        others = pc.if_else(pa.array(self._chance.random(_CHANNELS) < 0.9), with_id, base[len(_HOT_CHANNELS) :])
+        hot, cold = base[: len(_HOT_CHANNELS)], base[len(_HOT_CHANNELS) :]
+        with_id = pc.binary_join_element_wise(cold, pa.array(ids).cast(pa.string()), "&channel_id=")
+        cold = pc.if_else(pa.array(self._chance.random(_CHANNELS) < 0.9), with_id, cold)
         names = [*_HOT_CHANNELS, *(f"channel-{number}" for number in range(_CHANNELS))]
-        return pa.array(names), pa.concat_arrays([base[: len(_HOT_CHANNELS)], others])
+        return pa.array(names), pa.concat_arrays([hot, cold])
 
 
 def _slices(text: np.ndarray, chance: np.random.Generator, sizes: np.ndarray) -> pa.Array:

@@ -75,8 +75,8 @@ class DeduplicationOracle:
         for rows in self._rows.values():
             for span in self._spans(rows):
                 chosen = span[-1] if last else span[0]
-                known = span[0].ts + self._shape.rule.within <= self._closed if last else chosen.ts < self._closed
-                if known and (chosen.partition, chosen.offset) not in self._emitted:
+                is_decided = span[0].ts + self._shape.rule.within <= self._closed if last else chosen.ts < self._closed
+                if is_decided and (chosen.partition, chosen.offset) not in self._emitted:
                     self._emitted.add((chosen.partition, chosen.offset))
                     yield chosen
 
