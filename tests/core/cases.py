@@ -71,6 +71,11 @@ class Case:
     partitions: Mapping[str, tuple[int, ...]]
     epochs: tuple[Epoch, ...] = ()
 
+    def edited(self, at: int, job: Subject) -> Case:
+        """The case whose epoch `at` begins with an edit to this job."""
+        edited = replace(self.epochs[at], job=job)
+        return replace(self, epochs=(*self.epochs[:at], edited, *self.epochs[at + 1 :]))
+
 
 @st.composite
 def rows(draw: Any, job: Job, name: str, place: tuple[int, int], ts: int) -> Row:
@@ -121,10 +126,8 @@ def cases(draw: Any, kind: str, longest: int = 6, wanted: Callable[[Job], bool] 
     case = draw(unedited_cases(jobs(kind).filter(wanted), longest))
     if draw(st.integers(0, 2)):
         return case
-    epochs = list(case.epochs)
-    at = draw(st.integers(1, len(epochs) - 1))
-    epochs[at] = replace(epochs[at], job=draw(edited_jobs(case.job)))
-    return replace(case, epochs=tuple(epochs))
+    at = draw(st.integers(1, len(case.epochs) - 1))
+    return case.edited(at, draw(edited_jobs(case.job)))
 
 
 @st.composite

@@ -4,7 +4,7 @@ inputs, crashes, restarts, rescales, edits."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import given, settings
@@ -68,10 +68,7 @@ def projected_cases(draw: Any) -> Case:
     """A history, of which one epoch may begin with an edit of the condition and the columns."""
     case = draw(histories(draw(projecting_jobs()), 6))
     at = draw(st.integers(1, len(case.epochs)))
-    if at == len(case.epochs):
-        return case
-    edited = replace(case.epochs[at], job=draw(projecting_jobs(like=case.job)))
-    return replace(case, epochs=(*case.epochs[:at], edited, *case.epochs[at + 1 :]))
+    return case if at == len(case.epochs) else case.edited(at, draw(projecting_jobs(like=case.job)))
 
 
 @settings(HISTORIES, max_examples=examples(150))
