@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from core.cases import Case
-from core.random_jobs import FUTURES, KEY_TYPES, ms
-from core.random_sessions import CONDITIONS, INPUT, histories
+from core.random_jobs import KEY_TYPES, ms
+from core.random_sessions import CONDITIONS, INPUT, histories, input_of, watermark_of
 from joinery_devkit.oracle import DeduplicationOracle, DeduplicationShape
 from joinery_runtime.job import StreamJoin
 
@@ -58,18 +58,7 @@ def deduplicated_jobs(draw: Any) -> DeduplicatedJob:
         "lateData": late_data,
         "allowedLateness": ms(draw(st.sampled_from([0, 0, 1, 5, 25]))),
     }
-    source = {
-        "name": INPUT,
-        "file": {"path": "c.jsonl"},
-        "format": "json",
-        "schema": [{"name": name, "type": kind} for name, kind in {**types, "ts": "timestamp"}.items()],
-        "eventTime": "ts",
-        "watermark": {
-            "delay": ms(draw(st.sampled_from([0, 0, 3, 8]))),
-            "maxFuture": ms(draw(st.sampled_from(FUTURES))),
-        },
-        **({"where": where[0]} if where else {}),
-    }
+    source = {**input_of(types), "watermark": watermark_of(draw), **({"where": where[0]} if where else {})}
     written = {"file": {"path": "out.jsonl"}, "format": "json"}
     dead = {"deadLetter": {"file": {"path": "dead.jsonl"}}}
     spec = {"inputs": [source], "deduplicate": deduplicate, "output": written, **(dead if late_data == "dlq" else {})}

@@ -153,6 +153,16 @@ def aggregates(draw: Any, kind: str) -> list[dict[str, Any]]:
     return [{**each, "as": f"a{number}"} for number, each in enumerate(chosen)]
 
 
+def input_of(types: Mapping[str, str]) -> dict[str, Any]:
+    """The only input of a job, with columns of these types and an event time."""
+    schema = [{"name": name, "type": kind} for name, kind in {**types, "ts": "timestamp"}.items()]
+    return {"name": INPUT, "file": {"path": "c.jsonl"}, "format": "json", "schema": schema, "eventTime": "ts"}
+
+
+def watermark_of(draw: Any, futures: Sequence[int] = FUTURES) -> dict[str, str]:
+    return {"delay": ms(draw(st.sampled_from([0, 0, 3, 8]))), "maxFuture": ms(draw(st.sampled_from(futures)))}
+
+
 @st.composite
 def session_jobs(
     draw: Any, *, capped: bool = True, futures: Sequence[int] = FUTURES, having: bool = False, early: bool = False
@@ -162,17 +172,7 @@ def session_jobs(
     types = {"k": KEY_TYPES[kinds["k"]][0][0], "n": "int32", "v": "int64", "w": kinds["w"]}
     where = None if busy else draw(st.sampled_from([None, None, None, *CONDITIONS]))
     spec = {
-        "input": {
-            "name": INPUT,
-            "file": {"path": "c.jsonl"},
-            "format": "json",
-            "schema": [{"name": name, "type": kind} for name, kind in {**types, "ts": "timestamp"}.items()],
-            "eventTime": "ts",
-            "watermark": {
-                "delay": ms(draw(st.sampled_from([0, 0, 3, 8]))),
-                "maxFuture": ms(draw(st.sampled_from(futures))),
-            },
-        },
+        "input": {**input_of(types), "watermark": watermark_of(draw, futures)},
         "groupBy": draw(st.sampled_from(GROUPS)),
         "gap": ms(draw(st.sampled_from([1, 2, 3, 4, 5]))),
         "maxDuration": ms(draw(st.sampled_from([*range(2, 13), *[NO_CAP] * 5])) if capped else NO_CAP),

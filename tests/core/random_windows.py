@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from core.cases import Case
-from core.random_jobs import FUTURES, KEY_TYPES, ms
+from core.random_jobs import KEY_TYPES, ms
 from core.random_sessions import (
     COMPUTED,
     CONDITIONS,
@@ -21,7 +21,9 @@ from core.random_sessions import (
     aggregates,
     estimate,
     histories,
+    input_of,
     plus_one,
+    watermark_of,
 )
 from joinery_devkit.oracle.windowed import WindowOracle, WindowShape
 from joinery_runtime.job import StreamJoin
@@ -102,18 +104,7 @@ def windowed_jobs(draw: Any, *, having: bool = False, early: bool = False, reope
         late_data = aggregate["lateData"] = "reopen"
     if early:
         aggregate["emit"] = {"every": ms(draw(st.sampled_from(EVERY)))}
-    source = {
-        "name": INPUT,
-        "file": {"path": "c.jsonl"},
-        "format": "json",
-        "schema": [{"name": name, "type": kind} for name, kind in {**types, "ts": "timestamp"}.items()],
-        "eventTime": "ts",
-        "watermark": {
-            "delay": ms(draw(st.sampled_from([0, 0, 3, 8]))),
-            "maxFuture": ms(draw(st.sampled_from(FUTURES))),
-        },
-        **({"where": where[0]} if where else {}),
-    }
+    source = {**input_of(types), "watermark": watermark_of(draw), **({"where": where[0]} if where else {})}
     written = {"file": {"path": "out.jsonl"}, "format": "json"}
     dead = {"deadLetter": {"file": {"path": "dead.jsonl"}}}
     spec = {"inputs": [source], "aggregate": aggregate, "output": written, **(dead if late_data == "dlq" else {})}

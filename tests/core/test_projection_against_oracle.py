@@ -14,7 +14,7 @@ from budget import examples
 from core.cases import HISTORIES, Case
 from core.harness import check_against_oracle, run
 from core.random_jobs import FUTURES, KEY_TYPES, ms
-from core.random_sessions import CONDITIONS, INPUT, VALUES, histories, plus_one
+from core.random_sessions import CONDITIONS, INPUT, VALUES, histories, input_of, plus_one
 from joinery_devkit.oracle import ProjectionOracle
 from joinery_runtime.job import StreamJoin
 
@@ -50,11 +50,7 @@ def projecting_jobs(draw: Any, like: ProjectingJob | None = None) -> ProjectingJ
     chosen = draw(st.lists(st.sampled_from([*COLUMNS, PLUS_ONE]), unique_by=str, max_size=4))
     rules = {"delay": ms(draw(st.sampled_from([0, 3, 8]))), "maxFuture": ms(draw(st.sampled_from(FUTURES)))}
     source = {
-        "name": INPUT,
-        "file": {"path": "c.jsonl"},
-        "format": "json",
-        "schema": [{"name": name, "type": kind} for name, kind in {**types, "ts": "timestamp"}.items()],
-        "eventTime": "ts",
+        **input_of(types),
         "watermark": rules if like is None else like.job.inputs[0].watermark.model_dump(mode="json", by_alias=True),
         **({"where": where[0]} if where else {}),
     }

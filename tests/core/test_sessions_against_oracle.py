@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from budget import examples
 from core.cases import HISTORIES, Case, Epoch
 from core.harness import Result, check_against_oracle, few_hashes, merge_early, run
-from core.random_sessions import EVERY, INPUT, NO_CAP, SessionJob, punctual_sessions, session_cases, session_cuts
+from core.random_sessions import (
+    EVERY,
+    INPUT,
+    NO_CAP,
+    SessionJob,
+    input_of,
+    punctual_sessions,
+    session_cases,
+    session_cuts,
+)
 from core.session_table import UpsertTable
 from joinery_devkit.oracle import Row, multiset
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash
@@ -129,11 +138,9 @@ def test_early_results_begin_with_all_open_sessions_of_the_state(data: Any, case
 def one_group(**spec: Any) -> SessionJob:
     """Rows of one group, counted as `rows`."""
     types = {"k": "int64", "n": "int32", "v": "int64", "w": "int64"}
-    columns = [{"name": name, "type": kind} for name, kind in {**types, "ts": "timestamp"}.items()]
-    stream = {"name": INPUT, "file": {"path": "c.jsonl"}, "format": "json", "schema": columns, "eventTime": "ts"}
     counted = {"groupBy": ["k"], "aggregates": [{"function": "count", "as": "rows"}]}
     written = {"output": {"file": {"path": "out.jsonl"}, "format": "json"}}
-    document = {"metadata": {"name": "one-group"}, "spec": {"input": stream, **counted, **written, **spec}}
+    document = {"metadata": {"name": "one-group"}, "spec": {"input": input_of(types), **counted, **written, **spec}}
     return SessionJob(SessionWindow.model_validate(document), types)
 
 
