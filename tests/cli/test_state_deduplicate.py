@@ -9,41 +9,22 @@ from typing import Any
 import pytest
 
 from cli.commands import Joinery
+from cli.one_input_jobs import ZERO, after, resource, row
 from joinery_runtime.inspect.state_show import show
 from joinery_runtime.inspect.state_stats import stats
-from joinery_runtime.inspect.trace import run_trace
 from joinery_runtime.job import StreamJoin, parse_job
 from joinery_runtime.state.memory import MemoryStore
 
-COLUMNS = [{"name": "k", "type": "string"}, {"name": "v", "type": "int32"}, {"name": "ts", "type": "timestamp"}]
-ZERO = "1970-01-01T00:00:00"
-
 
 def document(**fields: Any) -> dict[str, Any]:
-    source = {"name": "c", "file": {"path": "c.jsonl"}, "format": "json", "schema": COLUMNS, "eventTime": "ts"}
-    spec = {
-        "inputs": [{**source, "watermark": {"delay": 0}}],
-        "deduplicate": {"by": ["c.k"], "within": "10ms", **fields},
-        "output": {"file": {"path": "out.jsonl"}, "format": "json"},
-        "stateStore": {"memory": {}},
-    }
-    return {"apiVersion": "joinery.dev/v1alpha1", "kind": "StreamJoin", "metadata": {"name": "d"}, "spec": spec}
+    deduplicate = {"by": ["c.k"], "within": "10ms", **fields}
+    return resource("d", deduplicate=deduplicate, stateStore={"memory": {}})
 
 
 def job_of(**fields: Any) -> StreamJoin:
     job = parse_job(json.dumps(document(**fields)), "job.json")
     assert isinstance(job, StreamJoin)
     return job
-
-
-def row(ts: int, v: int = 1, k: str = "x") -> dict[str, Any]:
-    return {"k": k, "v": v, "ts": ts}
-
-
-def after(job: StreamJoin, *epochs: list[dict[str, Any]]) -> MemoryStore:
-    store = MemoryStore()
-    list(run_trace(job, [{"input": "c", "rows": rows} for rows in epochs], store))
-    return store
 
 
 def lines_of(job: StreamJoin, store: MemoryStore) -> list[str]:

@@ -8,37 +8,19 @@ from typing import Any
 
 import pytest
 
+from cli.one_input_jobs import ZERO, after, resource, row
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.inspect.state_show import show
 from joinery_runtime.inspect.state_stats import stats
-from joinery_runtime.inspect.trace import run_trace
 from joinery_runtime.job import StreamJoin, explain, parse_job
 from joinery_runtime.state.memory import MemoryStore
 
-COLUMNS = [{"name": "k", "type": "string"}, {"name": "v", "type": "int32"}, {"name": "ts", "type": "timestamp"}]
 AGGREGATES = [{"function": "count", "as": "events"}, {"function": "sum", "column": "c.v", "as": "total"}]
-ZERO = "1970-01-01T00:00:00"
 
 
 def job_of(window: Mapping[str, Any], **fields: Any) -> StreamJoin:
-    source = {"name": "c", "file": {"path": "c.jsonl"}, "format": "json", "schema": COLUMNS, "eventTime": "ts"}
-    spec = {
-        "inputs": [{**source, "watermark": {"delay": 0}}],
-        "aggregate": {"groupBy": ["c.k"], "window": window, "aggregates": AGGREGATES, **fields},
-        "output": {"file": {"path": "out.jsonl"}, "format": "json"},
-    }
-    resource = {"apiVersion": "joinery.dev/v1alpha1", "kind": "StreamJoin", "metadata": {"name": "w"}, "spec": spec}
-    return parse_job(json.dumps(resource), "job.json")
-
-
-def row(ts: int, v: int = 1, k: str = "x") -> dict[str, Any]:
-    return {"k": k, "v": v, "ts": ts}
-
-
-def after(job: StreamJoin, *epochs: list[dict[str, Any]]) -> MemoryStore:
-    store = MemoryStore()
-    list(run_trace(job, [{"input": "c", "rows": rows} for rows in epochs], store))
-    return store
+    aggregate = {"groupBy": ["c.k"], "window": window, "aggregates": AGGREGATES, **fields}
+    return parse_job(json.dumps(resource("w", aggregate=aggregate)), "job.json")
 
 
 def shown(job: StreamJoin, store: MemoryStore, key: str = "k=x") -> list[dict[str, Any]]:
