@@ -52,10 +52,11 @@ KINDS = (
 _INTRODUCTION = """\
 # Kinds by example
 
-Each kind of join, and sessions, with its picture, its YAML, the rows that go in and the rows that come out. The rows
-are those of the golden traces in [tests/traces/kinds/](../tests/traces/kinds/), which every build runs, also with
-restarts and with other numbers of shards between the steps. [Joins](joins.md) and [Sessions](sessions.md) describe
-each kind; [Semantics](semantics.md) has the rules.
+Each kind of join, sessions, aggregates, projection and deduplication, with its picture, its YAML, the rows that go in
+and the rows that come out. The rows are those of the golden traces in
+[tests/traces/kinds/](../tests/traces/kinds/), which every build runs, also with restarts and with other numbers of
+shards between the steps. [Joins](joins.md), [Sessions](sessions.md), [Aggregates](aggregates.md) and
+[Deduplication](deduplication.md) describe each kind; [Semantics](semantics.md) has the rules.
 
 Times are milliseconds. In the pictures, a line connects the rows that make one row of the output, and a dotted line
 leads to a match that the output does not name. A ring marks a row that is emitted with null for the other side.
