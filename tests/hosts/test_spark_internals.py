@@ -165,7 +165,7 @@ def test_keep_environment_in_java(context: SparkContext) -> None:
 
 
 def test_list_executors(context: SparkContext) -> None:
-    # Java keeps the address that it takes at its start: another test may have started it, with SPARK_LOCAL_IP or without.
+    # Java keeps the address of its start: a test before this one may have started it, with or without SPARK_LOCAL_IP.
     local = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
     executors = dict(internals.list_executors(context))
     assert sorted(executors) == ["0", "1"]
