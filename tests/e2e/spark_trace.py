@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -132,11 +133,13 @@ class BuildWorker:
     output: SinkWriter
     dead_letters: SinkWriter | None
 
-    def __call__(self, cache: Path) -> Worker:
+    @contextmanager
+    def __call__(self, cache: Path) -> Iterator[Worker]:
         pipeline, inputs = compile_job(self.job), _Inputs(self.job, self.records)
-        store = self.store.connect()
-        parts = WorkerParts(self.job.name, pipeline, inputs, store, self.output, self.dead_letters, cache, ordered=True)
-        return Worker(parts)
+        with closing(self.store.connect()) as store:
+            yield Worker(
+                WorkerParts(self.job.name, pipeline, inputs, store, self.output, self.dead_letters, cache, ordered=True)
+            )
 
 
 class _Inputs:

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,8 @@ class FailingWorker:
     error: Exception
     steps: int = 2
 
-    def __call__(self, cache: Path) -> FailingWorker:
-        return self
+    def __call__(self, cache: Path) -> AbstractContextManager[FailingWorker]:
+        return nullcontext(self)
 
     def _reach(self, step: str) -> None:
         if step == self.at:
@@ -69,11 +70,11 @@ class NotesItsPlace(FailingWorker):
 
     directory: Path
 
-    def __call__(self, cache: Path) -> FailingWorker:
+    def __call__(self, cache: Path) -> AbstractContextManager[FailingWorker]:
         task = TaskContext.get()
         job = task.getLocalProperty("spark.job.description") if task else "no task"
         (self.directory / f"built@{os.getpid()}").write_text(job or "")
-        return self
+        return nullcontext(self)
 
     def step(
         self, work: EpochWork, number: int, shard: int, blocks: Iterable[Block], attempt: str

@@ -5,6 +5,7 @@ import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -522,7 +523,7 @@ def test_a_host_whose_java_is_gone_has_the_cores_that_it_had() -> None:
             return int(self.cores)
 
     context: Any = Gone()
-    host = SparkHost(context, WorkerSetup("d", lambda _: context, 1), "job")
+    host = SparkHost(context, WorkerSetup("d", lambda _: nullcontext(context), 1), "job")
     assert host.cores == 3
     for error in (ConnectionRefusedError(), Py4JNetworkError()):
         context.cores = error

@@ -3,8 +3,11 @@ one of them only."""
 
 from __future__ import annotations
 
+import gc
 import pickle
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,7 @@ from joinery_runtime.engine.worker import RowBlock
 from joinery_runtime.errors import SourceError
 from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.hosts import spark_tasks
-from joinery_runtime.hosts.spark_tasks import PeerTask, WorkerSetup
+from joinery_runtime.hosts.spark_tasks import PeerTask, WorkerSetup, process_for
 
 SHARE = [Range(PartitionRef("l", "t", 0), 0, 5)]
 AWAY = SourceError("the broker is away")
@@ -39,10 +42,10 @@ class Unreadable:
 @pytest.fixture
 def task(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PeerTask:
     worker: Any = Unreadable()
-    monkeypatch.setattr(spark_tasks, "_processes", {"d": spark_tasks._Process(worker, Threads())})
+    monkeypatch.setattr(spark_tasks, "_processes", {"d": spark_tasks._Process(worker, Threads(), ExitStack())})
     work = EpochWork(1, EpochPlan(epoch=1, shards=3, ranges=tuple(SHARE), watermarks={}), ())
     monkeypatch.setattr(spark_tasks, "_local_directory", lambda: tmp_path)
-    return PeerTask(WorkerSetup("d", lambda _: worker, 1), work, WorkerProcesses(3))
+    return PeerTask(WorkerSetup("d", lambda _: nullcontext(worker), 1), work, WorkerProcesses(3))
 
 
 def test_every_peer_hears_of_it(task: PeerTask) -> None:
@@ -99,9 +102,9 @@ SUMS = {0: 0 + 10, 1: 1 + 11, 2: 2 + 12, 3: 3 + 13}
 
 def exchanged(worker: Any, patch: pytest.MonkeyPatch, readers: list[Path], steppers: list[Path]) -> dict[int, int]:
     """An epoch of two peers, each of which reads and steps in these executors' folders. Returns the sums by shard."""
-    patch.setattr(spark_tasks, "_processes", {"d": spark_tasks._Process(worker, Threads())})
+    patch.setattr(spark_tasks, "_processes", {"d": spark_tasks._Process(worker, Threads(), ExitStack())})
     work = EpochWork(1, EpochPlan(epoch=1, shards=4, ranges=TWO, watermarks={}), ())
-    task = PeerTask(WorkerSetup("d", lambda _: worker, 1), work, WorkerProcesses(2))
+    task = PeerTask(WorkerSetup("d", lambda _: nullcontext(worker), 1), work, WorkerProcesses(2))
     sent = list[Any]()
     for peer, ranges in enumerate(deal_ranges(TWO, 2)):
         patch.setattr(spark_tasks, "_local_directory", lambda at=readers[peer]: at)
@@ -128,3 +131,33 @@ def test_a_step_in_another_executor_reads_the_rows_again(monkeypatch: pytest.Mon
     worker = Reads()
     assert exchanged(worker, monkeypatch, [tmp_path / "a", tmp_path / "b"], [tmp_path / "b"]) == SUMS
     assert sorted(worker.reads) == [0, 0, 1], "those of the executor that is gone, and no others"
+
+
+# --- one process, several jobs ----------------------------------------------------------------------------------------
+
+
+def test_a_process_closes_the_worker_of_another_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """First the threads end, with the clients that they have opened."""
+    log: list[str] = []
+    monkeypatch.setattr(spark_tasks, "_processes", {})
+    monkeypatch.setattr(spark_tasks, "_local_directory", lambda: tmp_path)
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    monkeypatch.setattr(gc, "set_threshold", lambda _: None)
+
+    def setup_of(job: str) -> WorkerSetup:
+        @contextmanager
+        def build(cache: Path) -> Iterator[Any]:
+            log.append(f"{job} opens {cache.name}")
+            yield Reads()
+            threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("joinery_")]
+            log.append(f"{job} closes, threads {threads}")
+
+        return WorkerSetup(job, build, 1)
+
+    first = process_for(setup_of("first"), 2)
+    list(first.threads.merge([iter("a"), iter("b")]))
+    assert process_for(setup_of("first"), 2) is first
+    wider = process_for(setup_of("first"), 3)
+    assert (wider.worker, wider.threads.count) == (first.worker, 3)
+    process_for(setup_of("second"), 1)
+    assert log == ["first opens joinery-first", "first closes, threads []", "second opens joinery-second"]

@@ -54,10 +54,11 @@ def test_installed_packages_come_before_the_archives_that_spark_puts_first() -> 
 
 WORKER = """
 import gc
+from contextlib import nullcontext
 from pyspark import SparkFiles
 from joinery_runtime.hosts.spark_tasks import WorkerSetup, process_for
 SparkFiles._is_running_on_worker, SparkFiles._root_directory = True, "."
-process_for(WorkerSetup("any", lambda folder: folder, 1), 2)
+process_for(WorkerSetup("any", nullcontext, 1), 2)
 assert gc.get_freeze_count() > 50_000, "every task's end would go over all that was imported"
 assert gc.get_threshold()[0] > 100_000, "a call of the Kafka client gives thousands of objects that die together"
 """

@@ -13,12 +13,13 @@ from joinery_runtime.connectors.console import ConsoleSink
 from joinery_runtime.connectors.files.rolling import Rolling, held_names, held_parts
 from joinery_runtime.connectors.files.sink import FileSink
 from joinery_runtime.connectors.kafka.dead_letter_topic import DeadLetterTarget
-from joinery_runtime.connectors.kafka.sink import KafkaSink
+from joinery_runtime.connectors.kafka.producers import PRODUCERS
+from joinery_runtime.connectors.kafka.sink import CLIENTS, KafkaSink
 from joinery_runtime.connectors.kafka.target import KafkaTarget, RecordLimit
 from joinery_runtime.connectors.kafka.transactions import KafkaTransactionsSink, PartNames
 from joinery_runtime.connectors.lake.sink import LakeSink, LakeTable
 from joinery_runtime.connectors.postgres.external import ExternalPostgresSink, drop_marks, published_epoch
-from joinery_runtime.connectors.postgres.sink import PostgresSink, Staging, drop_staging, staging_apart
+from joinery_runtime.connectors.postgres.sink import PostgresSink, Staging, connections, drop_staging, staging_apart
 from joinery_runtime.connectors.postgres.table import TargetTable
 from joinery_runtime.connectors.several_outputs import OutputPart, SeveralLimits, SeveralOutputs
 from joinery_runtime.connectors.sink import RowLimit, Sink, life_of
@@ -272,6 +273,14 @@ class Outputs:
         from joinery_runtime.connectors.content import DeadLetterContent  # noqa: PLC0415
 
         return None if self.dead_letter_kafka is None else DeadLetterContent(self._dead_letter_topic(), committed())
+
+
+def close_idle_clients() -> None:
+    """Close what writers keep open from one write to the next: the transactional producers of this process, and the
+    other producers and the connections to Postgres of this thread. Those of another thread end with that thread."""
+    PRODUCERS.close_idle()
+    CLIENTS.close_all()
+    connections.close_all()
 
 
 def lake_table(output: Output) -> LakeTable:

@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from threading import Event
 from typing import TYPE_CHECKING
 
-from joinery_runtime.connectors.kafka.producers import PRODUCERS
 from joinery_runtime.engine.driver import Host
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork
 from joinery_runtime.errors import JoineryError, Superseded, Unavailable
@@ -120,7 +119,6 @@ def local_host(
     """Yields a host in this process. Without an `address`, `store` is the driver's
     own, in memory."""
     with ExitStack() as stack:
-        stack.callback(PRODUCERS.close_idle)
         if address is not None:
             store = address.connect()
             stack.callback(store.close)

@@ -13,7 +13,8 @@ import os
 import uuid
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pyspark import SparkFiles, TaskContext
@@ -36,7 +37,7 @@ from joinery_runtime.engine.tasks import (
 from joinery_runtime.engine.worker import Sent
 from joinery_runtime.errors import JoineryError, Superseded
 
-WorkerFactory = Callable[[Path], TaskWorker]
+WorkerFactory = Callable[[Path], AbstractContextManager[TaskWorker]]
 Carried = tuple[int, Parcel | LocalParcel | Sent | TaskFailure]  # the receiving peer, and what it gets
 Result = ShardSummary | ReadSummary
 
@@ -47,9 +48,10 @@ class LettersAfterSteps(JoineryError):
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """How an executor process builds its worker. `digest` tells setups apart; `build` takes the cache directory.
-    `steps` is the number of joins in a row. `finds_late_records`: one of them finds dead letters, which are collected
-    from all peers after the last step. Must pickle."""
+    """How an executor process builds its worker. `digest` tells setups apart. `build` takes the cache directory, and
+    the end of its context closes what the worker has opened. `steps` is the number of joins in a row.
+    `finds_late_records`: one of them finds dead letters, which are collected from all peers after the last step. Must
+    pickle."""
 
     digest: str
     build: WorkerFactory
@@ -191,26 +193,35 @@ class _Process:
 
     worker: TaskWorker
     threads: Threads
+    stack: ExitStack  # closes what the worker has opened
+
+    def close(self) -> None:
+        """End the threads, then close what the worker has opened. No task may be running."""
+        self.threads.close()
+        self.stack.close()
 
 
 _processes: dict[str, _Process] = {}
 
 
 def process_for(setup: WorkerSetup, threads: int) -> _Process:
-    """This process, with the setup's worker and this number of threads."""
+    """This process, with the setup's worker and this number of threads. Closes the worker of another setup first, of
+    which no task is running: Spark gives a process one task at a time."""
     process = _processes.get(setup.digest)
     if process is None:
-        _processes.clear()
-        worker = setup.build(_local_directory() / f"joinery-{setup.digest}")
+        while _processes:
+            _processes.popitem()[1].close()
+        stack = ExitStack()
+        worker = stack.enter_context(setup.build(_local_directory() / f"joinery-{setup.digest}"))
         # A call of the Kafka client returns thousands of records, an object each, which die together. Collecting
         # garbage as often as by default doubled its cost.
         gc.set_threshold(200_000)
         # PySpark collects garbage after every task, which would take 50 ms for everything that was imported.
         gc.freeze()
-        process = _Process(worker, Threads(threads))
+        process = _Process(worker, Threads(threads), stack)
     elif process.threads.count != threads:
         process.threads.close()
-        process = _Process(process.worker, Threads(threads))
+        process = replace(process, threads=Threads(threads))
     _processes[setup.digest] = process
     return process
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from joinery_runtime.connectors.inputs import decoder_for, guarded, reader_for
-from joinery_runtime.connectors.outputs import Outputs
+from joinery_runtime.connectors.outputs import Outputs, close_idle_clients
 from joinery_runtime.connectors.source import SourceReader
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.spec import Pipeline
@@ -68,27 +68,37 @@ class WorkerBuilder:
         columns = [column.name for column in self.job.output_columns]  # whose names may be those of stored state
         return hashlib.sha256(f"{self.job.model_dump_json()}\n{columns}\n{self.memory}".encode()).hexdigest()[:12]
 
-    def __call__(self, cache: Path) -> Worker:
-        """Builds the worker. Raises EnvironmentProblem if a secret cannot be read."""
+    @contextmanager
+    def __call__(self, cache: Path) -> Iterator[Worker]:
+        """Builds the worker, and closes at the end what it has opened. Raises EnvironmentProblem if a secret cannot be
+        read."""
         job = with_secrets(self.job if self.job_file is None else with_own_secrets(self.job, self.job_file))
         with_functions(job)  # before the first epoch, so that a module that is missing here ends the start
         load_kernels(job.inputs)  # here, which the first epoch on Spark does not wait for if another one runs meanwhile
         if self.memory is not None:
-            return worker_of(TaskWiring.of(job), self.memory.connect(), None, cache)
+            with local_worker(TaskWiring.of(job), self.memory.connect(), None, cache) as worker:
+                yield worker
+            return
         address = store_address(job)
-        return worker_of(TaskWiring.of(job), address.connect(), address, cache)
+        with (
+            closing(address.connect()) as store,
+            local_worker(TaskWiring.of(job), store, address, cache) as worker,
+        ):
+            yield worker
 
 
 @contextmanager
 def local_worker(
     tasks: TaskWiring, store: TaskStore, tables: PostgresStoreAddress | None, cache: Path
 ) -> Iterator[Worker]:
-    """Yields a worker as `worker_of` makes it, and closes its readers at the end."""
+    """Yields a worker as `worker_of` makes it. At the end closes its readers, and the clients with which it has written
+    in this thread."""
     inputs = JobInputs(tasks.inputs)
-    try:
-        yield worker_of(tasks, store, tables, cache, inputs)
-    finally:
-        inputs.close()
+    with closing(inputs):
+        try:
+            yield worker_of(tasks, store, tables, cache, inputs)
+        finally:
+            close_idle_clients()
 
 
 def worker_of(

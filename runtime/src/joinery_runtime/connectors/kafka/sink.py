@@ -42,8 +42,12 @@ class _Clients(threading.local):
     def drop(self, target: KafkaTarget) -> None:
         self._open.pop(_client_key(target), None)
 
+    def close_all(self) -> None:
+        """Ends the threads and connections of this thread's clients."""
+        self._open.clear()
 
-_clients = _Clients()
+
+CLIENTS = _Clients()
 
 
 def _client_key(target: KafkaTarget) -> str:
@@ -63,9 +67,9 @@ class KafkaWriter:
     def write_once(self, rows: AttemptRows) -> int:
         """Writes the rows to this very target. Returns the row count."""
         try:
-            return self._send_rows(_clients.get(self.target), rows)
+            return self._send_rows(CLIENTS.get(self.target), rows)
         except SinkError:
-            _clients.drop(self.target)  # an idempotent producer that lost rows may reject all others
+            CLIENTS.drop(self.target)  # an idempotent producer that lost rows may reject all others
             raise
 
     def _send_rows(self, client: _Client, rows: AttemptRows) -> int:

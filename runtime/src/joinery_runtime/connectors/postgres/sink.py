@@ -280,6 +280,10 @@ class _Connections(threading.local):
         if connection is not None:
             connection.close()
 
+    def close_all(self) -> None:
+        while self._open:
+            self.drop(next(iter(self._open)))
+
 
 connections = _Connections()
 
