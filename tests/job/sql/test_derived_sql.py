@@ -186,6 +186,13 @@ def test_rejected_with_the_place_and_what_to_do(sql: str, place: tuple[int, int]
         assert any(problem.startswith(f"line {place[0]}, column {place[1]}, ") for problem in problems), problems
 
 
+def test_a_test_for_a_match_knows_a_column_of_the_sub_query_without_its_alias() -> None:
+    tested = "SELECT 1 FROM payments p WHERE {} = p.order_id AND p.ts BETWEEN {} AND {} + INTERVAL '1' HOUR"
+    nested = f"WITH o AS (SELECT order_id AS i, ts AS t FROM orders) SELECT i FROM o WHERE EXISTS ({tested})"
+    flat = f"SELECT o.order_id AS i FROM orders o WHERE EXISTS ({tested})"
+    assert translated(nested.format("i", "t", "o.t"), TWO) == translated(flat.format("o.order_id", *2 * ["o.ts"]), TWO)
+
+
 def test_all_problems_are_told_at_once() -> None:
     sql = f"SELECT o.nope, p.method FROM (SELECT amont AS a, ts FROM orders) o JOIN payments p ON o.a = p.x AND {HOUR}"
     problems = "\n".join(translate(sql, TWO).problems)

@@ -127,6 +127,28 @@ SEED_001_FORMS = {
         "{column: shipments.shipment_id}, {column: shipments.order_id}, {column: shipments.carrier}, "
         "{column: shipments.event_time}, {column: orders.amount, as: a}",
     ),
+    "WITHIN": (
+        f"{SELECT} FROM orders o JOIN shipments s WITHIN 2 HOURS ON o.order_id = s.order_id EMIT CHANGES;",
+        one("interval: {of: orders, lower: -2h, upper: 2h}"),
+        OUT,
+    ),
+    "WITHIN before and after, with grace": (
+        f"{SELECT} FROM orders o LEFT JOIN shipments s WITHIN (0 SECONDS, 1 DAY) GRACE PERIOD 5 MINUTES "
+        "ON o.order_id = s.order_id EMIT CHANGES",
+        one(f"type: left, {DAY}", "allowedLateness: 5m"),
+        OUT,
+    ),
+    "WITHIN from the other side, of a sub-query": (
+        f"{SELECT} FROM shipments s JOIN (SELECT * FROM orders) o WITHIN (INTERVAL '24' HOUR, 0 HOURS) "
+        "ON o.order_id = s.order_id",
+        one(DAY),
+        OUT,
+    ),
+    "a window behind FROM, with grace": (
+        f"{BARE} WINDOW HOPPING (SIZE 1 HOUR, ADVANCE BY 10 MINUTES, GRACE PERIOD 5 MINUTES) WHERE o.amount > 3",
+        one("window: {hopping: {size: 1h, slide: 10m}}", "where: orders.amount > 3, allowedLateness: 5m"),
+        OUT,
+    ),
     "star and more": (
         f"SELECT o.*, s.shipment_id, s.event_time AS shipped_at FROM orders o JOIN shipments s {ON}",
         one(DAY),
@@ -190,6 +212,17 @@ SEED_004_FORMS = {
     "the tightest": (
         chain(f"{D} AND d.time > o.time - 1", f"{R} AND r.time <= d.time + 2 AND r.time < d.time + 9"),
         steps("interval: {of: orders, lower: 0, upper: 3ms}", "interval: {of: deliveries, lower: -1ms, upper: 2ms}"),
+        IDS,
+    ),
+    "WITHIN counts from the latest row before": (
+        "SELECT o.id AS o, r.id AS r FROM orders o JOIN deliveries d WITHIN (1 MILLISECOND, 3 MILLISECONDS) "
+        "ON d.order_id = o.id LEFT JOIN returns r WITHIN (2 MILLISECONDS, 4 MILLISECONDS) GRACE PERIOD 1 SECOND "
+        "ON r.delivery_id = d.id",
+        steps(
+            D_STEP,
+            "type: left, interval: {of: orders, lower: -2ms, upper: 7ms}, allowedLateness: 1s, where: \"returns.time "
+            "BETWEEN GREATEST(orders.time, deliveries.time) - 2 AND GREATEST(orders.time, deliveries.time) + 4\"",
+        ),
         IDS,
     ),
     "a bound from the first input": (

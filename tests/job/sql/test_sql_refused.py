@@ -65,6 +65,12 @@ REFUSED = [
         "NOT IN emits nothing while the sub-query has a NULL",
         "add `p.order_id IS NOT NULL` to the sub-query",
     ),
+    (
+        f"{PAID} AND order_id NOT IN (SELECT order_id FROM payments WHERE payments.ts BETWEEN o.ts AND o.ts)",
+        None,
+        "NOT IN emits nothing while the sub-query has a NULL",
+        "write NOT EXISTS (SELECT 1 FROM payments WHERE payments.order_id = order_id",
+    ),
     (f"{GOOD} AND o.amount IN (SELECT 1)", None, "a sub-query is not supported", "into the WHERE of the job"),
     (f"SELECT (SELECT 1) AS x {FROM} {KEY} AND {HOUR}", None, "a sub-query is not supported", "columns of the inputs"),
     (f"{GOOD} ORDER BY o.order_id", (1, BEHIND), "`ORDER BY`: is not supported", "leave it out"),

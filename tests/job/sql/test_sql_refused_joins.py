@@ -12,6 +12,7 @@ CHAIN = (
 )
 SHIPPED = "SELECT o.order_id FROM orders o JOIN shipments s ON o.order_id = s.order_id"
 DAY = "s.event_time = o.event_time"
+WITHIN = "SELECT o.order_id FROM orders o JOIN shipments s WITHIN {} ON o.order_id = s.order_id"
 SESSION = "WINDOW SESSION(INTERVAL '1' HOUR)"
 RATED = "SELECT o.id FROM orders o JOIN rates FOR SYSTEM_TIME AS OF o.ts AS r ON o.currency = r.currency"
 ORDERS_AS_OF = "orders FOR SYSTEM_TIME AS OF r.ts AS o"
@@ -21,11 +22,20 @@ HISTORY = "WITH ('join.history_retention' = '1h')"
 # Inputs, SQL, what stands at the place that is named (for the last time in the SQL), the reason, what to do.
 AT = [
     # clauses of other systems
-    (SEED_001, "SELECT o.order_id FROM orders o JOIN shipments s WITHIN 2 HOURS ON o.order_id = s.order_id",
-     "WITHIN", "a bound is a condition on both event times", "- INTERVAL '2' HOUR AND"),
-    (SEED_001, "SELECT o.order_id FROM orders o JOIN shipments s WITHIN (0 SECONDS, 1 DAY) GRACE PERIOD 1 HOUR "
-     "ON o.order_id = s.order_id EMIT CHANGES",
-     "WITHIN", "a bound is a condition", "- INTERVAL '0' SECOND AND <left>.<event time> + INTERVAL '1' DAY"),
+    (SEED_001, WITHIN.format("2 FURLONGS"), "WITHIN", "the unit is MILLISECOND", "JOIN b WITHIN 1 HOUR ON"),
+    (SEED_001, WITHIN.format("(1 HOUR, 1 HOUR, 1 HOUR)"), "WITHIN", "more than two lengths", "(1 HOUR, 2 HOURS)"),
+    (SEED_001, WITHIN.format("(1 HOUR, soon)"), "WITHIN", "no INTERVAL and no number with a unit", "WITHIN (1 HOUR,"),
+    (SEED_001, f"{WITHIN.format('1 HOUR')} WINDOW TUMBLING (SIZE 1 HOUR)", "WITHIN", "rows of one window", "leave it"),
+    (SEED_001, f"{WITHIN.format('1 HOUR GRACE PERIOD 1 HOUR')} WITH ('join.allowed_lateness' = '1h')", "GRACE",
+     "'join.allowed_lateness' says the same", "keep one of the two"),
+    (SEED_001, f"{WITHIN.format('1 HOUR')} PARTITION BY o.order_id EMIT CHANGES", "PARTITION BY",
+     "does not say the key of the output's records", "output.kafka.key"),
+    (SEED_001, f"{SHIPPED} WINDOW TUMBLING (SIZE 1 HOUR, RETENTION 7 DAYS)", "RETENTION", "pull queries", "leave it"),
+    (SEED_001, f"{SHIPPED} WINDOW TUMBLING (SIZE 1 HOUR, GRACE PERIOD 5 HOURS) "
+     "WITH ('join.allowed_lateness' = '1h')", "GRACE", "says the same as GRACE PERIOD", "keep one"),
+    (SEED_004, "SELECT o.id FROM orders o RIGHT JOIN deliveries d WITHIN 1 HOUR ON d.order_id = o.id "
+     "JOIN returns r WITHIN 2 HOURS ON r.delivery_id = d.id", "WITHIN", "the latest row that is joined before",
+     "r.time BETWEEN o.time - INTERVAL"),
     (SEED_001, "SELECT o.order_id FROM TABLE(TUMBLE(TABLE orders, DESCRIPTOR(event_time), INTERVAL '1' HOUR)) o "
      "JOIN shipments s ON o.order_id = s.order_id",
      "orders, DESCRIPTOR", "of one side of a join is not supported", "WINDOW TUMBLING(INTERVAL '1' HOUR)"),
@@ -44,9 +54,9 @@ AT = [
     (SEED_001, f"{SHIPPED} WINDOW SLIDING(INTERVAL '1' HOUR)", "SLIDING", "needs SIZE and SLIDE", "SLIDE INTERVAL"),
     (SEED_001, f"{SHIPPED} WINDOW SLIDING(SIZE INTERVAL '1' HOUR, SLIDE INTERVAL '1' DAY)",
      "SLIDING", "longer", "SLIDE"),
-    (SEED_001, f"{SHIPPED} WINDOW SESSION(5)", "5", "the length of a window is an INTERVAL", "WINDOW SESSION(INTERVAL"),
+    (SEED_001, f"{SHIPPED} WINDOW SESSION(5)", "5", "the length is no INTERVAL and no number", "WINDOW SESSION("),
     (SEED_001, f"{SHIPPED} WINDOW SESSION(GAP 1)",
-     "GAP", "the length of a window is an INTERVAL", "WINDOW SESSION("),
+     "GAP", "the length is no INTERVAL and no number", "WINDOW SESSION("),
     (SEED_001, f"{SHIPPED} WINDOW TUMBLING(INTERVAL '0' DAY)",
      "INTERVAL", "more than none", "WINDOW TUMBLING(INTERVAL"),
     (SEED_001, f"{SHIPPED} WINDOW TUMBLING(INTERVAL '99999999999999' DAY)",

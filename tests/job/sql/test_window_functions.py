@@ -63,6 +63,7 @@ SAME = [
     [
         (f"TUMBLING({HOUR})", f"TUMBLE(ts, {HOUR})"),
         (f"HOPPING(SIZE {HOUR}, SLIDE {QUARTER})", f"HOP(ts, {QUARTER}, {HOUR})"),
+        ("HOPPING (SIZE 1 HOUR, ADVANCE BY 15 MINUTES)", f"HOP(ts, {QUARTER}, {HOUR})"),
         (f"SESSION({HOUR})", f"SESSION(ts, {HOUR})"),
     ],
 )
@@ -72,6 +73,27 @@ def test_a_window_clause_without_a_join_is_that_of_group_by(clause: str, functio
     same = translated(counted("orders", f"country, {function}", more)).aggregate or {}
     window = {name: value for name, value in same["window"].items() if name != "of"}
     assert translation.aggregate == {**same, "window": window}
+
+
+@pytest.mark.parametrize("emit", ["CHANGES", "FINAL"])
+def test_ksqldbs_order_of_clauses(emit: str) -> None:
+    ksql = (
+        "SELECT country, WINDOWSTART AS starts, COUNT(*) AS n FROM orders "
+        "WINDOW TUMBLING (SIZE 1 HOUR, GRACE PERIOD 5 MINUTES) WHERE amount > 3 GROUP BY country HAVING COUNT(*) > 1 "
+        f"EMIT {emit};"
+    )
+    ours = (
+        "SELECT country, window_start AS starts, COUNT(*) AS n FROM orders WHERE amount > 3 GROUP BY country "
+        "HAVING COUNT(*) > 1 WINDOW TUMBLING(INTERVAL '1' HOUR) WITH ('aggregate.allowed_lateness' = '5m')"
+    )
+    assert translated(ksql) == translated(ours)
+
+
+@pytest.mark.parametrize("option", ["'aggregate.emit_every' = '10s'", "'aggregate.late_data' = 'reopen'"])
+def test_final_groups_are_not_emitted_again(option: str) -> None:
+    sql = counted("orders WINDOW TUMBLING (SIZE 1 HOUR)", "country", f"EMIT FINAL WITH ({option})")
+    (problem,) = translate(sql, INPUTS).problems
+    assert "each group is emitted once, and the options say that it is emitted again; leave one out" in problem
 
 
 @pytest.mark.parametrize(("sql", "function"), SAME)

@@ -1,8 +1,10 @@
-"""The clauses of streaming SQL after the SELECT, which sqlglot does not know.
+"""The clauses of streaming SQL, which sqlglot does not know.
 
-* `WINDOW TUMBLING(...)`, `SLIDING(...)`, `HOPPING(...)` or `SESSION(...)`;
+* `WINDOW TUMBLING(...)`, `SLIDING(...)`, `HOPPING(...)` or `SESSION(...)`, there or behind FROM, as in ksqlDB;
+* `WITHIN 1 HOUR GRACE PERIOD 5 MINUTES` behind the source of a JOIN, as in ksqlDB;
 * `WITH ('join.lower_bound' = '0s', ...)`: the options of a join;
-* `EMIT CHANGES`, which says nothing that a job does not do anyway.
+* `EMIT CHANGES`, which says nothing that a job does not do anyway, and `EMIT FINAL`, which is for groups;
+* `PARTITION BY`, which is ksqlDB's for the key of the output's records, and is rejected.
 """
 
 from __future__ import annotations
@@ -25,18 +27,21 @@ from joinery_runtime.job.sql.report import Form, Report, TextPosition, token_pos
 
 @dataclass(slots=True)
 class Clauses:
-    """`body` are the tokens of the SELECT itself, `options` those inside WITH ( ... )."""
+    """`body` are the tokens of the SELECT itself, `options` those inside WITH ( ... ). `changes` and `final` are the
+    places of EMIT CHANGES and EMIT FINAL."""
 
     body: list[Token]
     options: list[Token] = field(default_factory=list)
     window: WindowClause | None = None
+    changes: TextPosition | None = None
+    final: TextPosition | None = None
 
 
 def split_clauses(tokens: list[Token], report: Report, form: Form) -> Clauses:
     """Split the tokens at the first streaming clause, and read the clauses."""
     starts = [i for i in _outside_brackets(tokens) if _is_clause(tokens, i)]
     window = next((i for i in starts if keyword(tokens, i) == "WINDOW"), None)
-    if form.window_inside and window is not None:  # to the end, where clauses belong
+    if window is not None:  # to the end, where clauses belong
         end = _clause_end(tokens, window)
         tokens = [*tokens[:window], *tokens[end:], *tokens[window:end]]
     first = next((i for i in _outside_brackets(tokens) if _is_clause(tokens, i)), len(tokens))
@@ -48,12 +53,12 @@ def split_clauses(tokens: list[Token], report: Report, form: Form) -> Clauses:
             report.add(token_position(tokens[i]), text)
             break
         end = _clause_end(tokens, i)
-        _read_clause(tokens[i:end], clauses, report, form)
+        _read_clause(tokens[i:end], clauses, report)
         i = end
     return clauses
 
 
-def _read_clause(clause: list[Token], clauses: Clauses, report: Report, form: Form) -> None:
+def _read_clause(clause: list[Token], clauses: Clauses, report: Report) -> None:
     word, following = keyword(clause, 0), keyword(clause, 1)
     if word == "WITH":
         clauses.options += clause[2:-1]
@@ -63,15 +68,22 @@ def _read_clause(clause: list[Token], clauses: Clauses, report: Report, form: Fo
         clauses.window = window = WindowClause(WINDOW_KINDS[following], token_position(clause[1]))
         if problem := _read_lengths(window, clause[2:], report):
             report.add(window.at, f"{problem}; {_EXAMPLES[window.kind]}")
+    elif word == "PARTITION BY":
+        facts = "PARTITION BY does not say the key of the output's records"
+        report.add(token_position(clause[0]), f"{facts}; leave it out, and write output.kafka.key: [<columns>]")
     elif following == "FINAL":
-        text = f"EMIT {following} is not supported: {form.final}; write EMIT CHANGES"
-        report.add(token_position(clause[0]), text)
+        clauses.final = token_position(clause[0])
+    else:
+        clauses.changes = token_position(clause[0])
 
 
 def _clause_end(tokens: list[Token], i: int) -> int:
-    """Return the position after the clause that starts at `i`: two words, or words followed by a bracket."""
+    """Return the position after the clause that starts at `i`: two words, words followed by a bracket, or PARTITION BY
+    with all up to the next clause."""
     if keyword(tokens, i) == "EMIT":
         return i + 2
+    if keyword(tokens, i) == "PARTITION BY":
+        return next((at for at in range(i + 1, len(tokens)) if _is_clause(tokens, at)), len(tokens))
     depth = 0
     for at in range(i, len(tokens)):
         depth += {"(": 1, ")": -1}.get(tokens[at].text, 0) if tokens[at].token_type != TokenType.STRING else 0
@@ -95,6 +107,7 @@ def _is_clause(tokens: list[Token], i: int) -> bool:
     return (
         (word == "EMIT" and following in {"CHANGES", "FINAL"})
         or (word == "WITH" and following == "(")
+        or word == "PARTITION BY"
         or (word == "WINDOW" and following in WINDOW_KINDS)
     )
 
@@ -116,6 +129,10 @@ WINDOW_KINDS: dict[str, WindowKind] = {
     "SESSION": "session",
 }
 _LENGTHS: dict[WindowKind, tuple[str, ...]] = {"tumbling": ("SIZE",), "hopping": ("SIZE", "SLIDE"), "session": ("GAP",)}
+_NAMES = {
+    **{name: name for name in ("SIZE", "SLIDE", "GAP", "RETENTION")},
+    **{"ADVANCE BY": "SLIDE", "GRACE PERIOD": "GRACE"},  # ksqlDB's
+}
 _EXAMPLES: dict[WindowKind, str] = {
     "tumbling": "write WINDOW TUMBLING(INTERVAL '1' HOUR)",
     "hopping": "write WINDOW SLIDING(SIZE INTERVAL '1' HOUR, SLIDE INTERVAL '10' MINUTE)",
@@ -129,11 +146,14 @@ class _BadLengthError(ValueError):
 
 @dataclass(slots=True)
 class WindowClause:
-    """The clause. `lengths` are milliseconds by SIZE, SLIDE or GAP."""
+    """The clause. `lengths` are milliseconds by SIZE, SLIDE or GAP; `grace` is how long late rows count, in
+    milliseconds, and `grace_at` its place (None: it is not said)."""
 
     kind: WindowKind
     at: TextPosition
     lengths: dict[str, int] = field(default_factory=dict)
+    grace: int = 0
+    grace_at: TextPosition | None = None
 
 
 def _read_lengths(window: WindowClause, brackets: Sequence[Token], report: Report) -> str:
@@ -165,15 +185,20 @@ def _arguments(brackets: Sequence[Token]) -> Iterator[list[Token]]:
 
 def _read(argument: list[Token], position: int, window: WindowClause) -> None:
     names = _LENGTHS[window.kind]
-    word = argument[0].text.upper()
-    named = word in {"SIZE", "SLIDE", "GAP"}
-    name = word if named else names[position] if position < len(names) else ""
+    words = [name for name in _NAMES if [keyword(argument, i) for i in range(name.count(" ") + 1)] == name.split()]
+    written, name = (words[0], _NAMES[words[0]]) if words else ("", names[position] if position < len(names) else "")
+    length = argument[len(written.split()) :]
+    if name == "RETENTION":
+        raise _BadLengthError("keeps windows for ksqlDB's pull queries, which a job does not have; leave it out")
+    if name == "GRACE" and window.grace_at is None:
+        window.grace, window.grace_at = _length(length, least=0), token_position(argument[0])
+        return
     if name not in names or name in window.lengths:
         raise _BadLengthError("is not expected here")
-    window.lengths[name] = _length(argument[named:])
+    window.lengths[name] = _length(length)
 
 
-def _length(tokens: list[Token]) -> int:
+def _length(tokens: list[Token], least: int = 1) -> int:
     if len(tokens) == 2 and tokens[0].token_type == TokenType.NUMBER:  # as in ksqlDB: 30 SECONDS
         tokens = [Token(TokenType.INTERVAL, "INTERVAL"), *tokens]
     try:
@@ -181,18 +206,75 @@ def _length(tokens: list[Token]) -> int:
     except ParseError:
         nodes = []
     if len(nodes) != 1 or not isinstance(nodes[0], exp.Interval):
-        raise _BadLengthError("the length of a window is an INTERVAL")
+        raise _BadLengthError("the length is no INTERVAL and no number with a unit")
     ms = interval_ms(nodes[0])
-    if problem := length_problem(ms):
-        raise _BadLengthError(f"the length of a window {problem}")
+    if problem := length_problem(ms, least):
+        raise _BadLengthError(f"the length {problem}")
     return int(ms)
 
 
-def length_problem(ms: Fraction) -> str:
-    """Say why this is no length of a window; empty if it is one."""
-    if ms.denominator != 1 or ms <= 0:
-        return "must be whole milliseconds, more than none"
+def length_problem(ms: Fraction, least: int = 1) -> str:
+    """Say why this is no length of a window, of at least as many milliseconds; empty if it is one."""
+    if ms.denominator != 1 or ms < least:
+        return "must be whole milliseconds, more than none" if least else "must be whole milliseconds, none or more"
     return "" if ms <= MAX_MS else "must be at most 292 years"
+
+
+# --- WITHIN, ksqlDB's bound of a join -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """`WITHIN (<before>, <after>) GRACE PERIOD <grace>`, in milliseconds: the right row comes at most `before` earlier
+    and `after` later than the left one. `grace_at` is the place of the grace (None: it is not said)."""
+
+    at: TextPosition
+    before: int
+    after: int
+    grace: int = 0
+    grace_at: TextPosition | None = None
+
+
+_BEHIND_WITHIN = {"ON", "USING"}
+
+
+def take_withins(tokens: Sequence[Token], report: Report) -> tuple[list[Token], list[Within]]:
+    """Take the clauses WITHIN off the joins, and read them."""
+    rest: list[Token] = []
+    withins: list[Within] = []
+    i = 0
+    while i < len(tokens):
+        following = keyword(tokens, i + 1)
+        bound = following in {"(", "INTERVAL"} or following[:1].isdigit()
+        if not bound or keyword(tokens, i) != "WITHIN" or (i and tokens[i - 1].text == "."):
+            rest.append(tokens[i])
+            i += 1
+            continue
+        end = next((at for at in range(i, len(tokens)) if keyword(tokens, at) in _BEHIND_WITHIN), len(tokens))
+        withins.append(_read_within(tokens[i:end], report))
+        i = end
+    return rest, withins
+
+
+def _read_within(clause: Sequence[Token], report: Report) -> Within:
+    """Read the words up to ON; lengths that the report rejects are 0."""
+    grace = next((i for i in range(len(clause)) if keyword(clause, i) == "GRACE"), len(clause))
+    sizes, of_grace = [*clause[1:grace]], [*clause[grace + 2 :]]
+    at = token_position(clause[0])
+    try:
+        if sizes[0].token_type == TokenType.L_PAREN:
+            lengths = [_length(size, least=0) for size in _arguments(sizes)]
+        else:
+            lengths = [_length(sizes, least=0)]
+        if len(lengths) > 2:
+            raise _BadLengthError("there are more than two lengths, before and after")
+        grace_ms = _length(of_grace, least=0) if grace < len(clause) else 0
+    except (_BadLengthError, NotALengthError) as error:
+        todo = "write JOIN b WITHIN 1 HOUR ON ..., WITHIN (1 HOUR, 2 HOURS), or either with GRACE PERIOD 5 MINUTES"
+        report.add(at, f"{error}; {todo}")
+        return Within(at, 0, 0)
+    grace_at = token_position(clause[grace]) if grace < len(clause) else None
+    return Within(at, lengths[0], lengths[-1], grace_ms, grace_at)
 
 
 # --- WITH: the options of a join ----------------------------------------------------------------------------------

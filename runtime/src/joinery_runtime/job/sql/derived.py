@@ -335,7 +335,7 @@ class _Merging:
                 facts = f"{owner.alias!r} has no column {name!r}{suggestion(name, owner.outputs)}"
                 self._reject(column, f"{facts}; its columns are {listed(owner.outputs)}")
             return owner.output(name, padded=_is_padded(sources.index(owner), before))
-        if nested:
+        if nested and self._may_be_own(column):
             return None
         if name in shared:
             return _value(name, shared[name], sources, before, column.this)
@@ -349,6 +349,14 @@ class _Merging:
             facts = f"the sub-query has no column {name!r}{suggestion(name, names)}"
             self._reject(column, f"{facts}; its columns are {listed(names)}")
         return derived[0].output(name, padded=_is_padded(sources.index(derived[0]), before)) if derived else None
+
+    def _may_be_own(self, column: exp.Column) -> bool:
+        """Say whether a column without an alias in a sub-query of WHERE may be one of the sub-query's own inputs."""
+        query = column.parent_select
+        start = query.args.get("from_") if query is not None else None
+        joins = query.args.get("joins") or [] if query is not None else []
+        inputs = [clause.this.name for clause in (start, *joins) if clause is not None]
+        return any(column.name in self._columns.get(name, (column.name,)) for name in inputs)
 
     def _reject(self, column: exp.Column, message: str) -> None:
         self._report.add(node_position(column), message)

@@ -111,6 +111,9 @@ def read_qualify(query: Query, scope: Scope) -> dict[str, Any] | None:
         facts = "of QUALIFY, a job knows that a row is the first or the last one of its key"
         report.add(node_position(condition), f"{facts}; write {_EXAMPLE}")
         return None
+    if window.this.expressions:
+        report.add(node_position(condition), f"ROW_NUMBER counts rows and takes no argument; write {_EXAMPLE}")
+        return None
     if query.grouped:
         facts = "rows of GROUP BY are one for each group and window already"
         report.add(node_position(condition), f"{facts}; leave QUALIFY out")

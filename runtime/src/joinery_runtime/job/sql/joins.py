@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any
 
 from sqlglot import exp
@@ -15,7 +16,9 @@ from joinery_runtime.job.model.function_calls import declaring
 from joinery_runtime.job.model.references import EXISTENCE, side_prefixes
 from joinery_runtime.job.model.wording import either, listed
 from joinery_runtime.job.sql.clauses import (
+    AGGREGATE_LATENESS,
     BROADCAST,
+    EMIT_EVERY,
     GRACE,
     HISTORY,
     LATENESS,
@@ -23,6 +26,7 @@ from joinery_runtime.job.sql.clauses import (
     RETENTION,
     UPPER,
     Options,
+    Within,
     read_options,
 )
 from joinery_runtime.job.sql.conditions import Link, find_anti_joins, link_joins, place_conditions, read_predicates
@@ -37,7 +41,7 @@ from joinery_runtime.job.sql.matching import (
     read_matching,
 )
 from joinery_runtime.job.sql.query import Query, read_query
-from joinery_runtime.job.sql.report import JOINS, Report, problems_of
+from joinery_runtime.job.sql.report import JOINS, Report, TextPosition, problems_of
 from joinery_runtime.job.sql.scope import Relation, Scope, SqlInput
 from joinery_runtime.job.sql.select_list import read_columns
 from joinery_runtime.job.sql.sessions import inputs_aggregated, read_aggregate
@@ -102,7 +106,21 @@ def _read_query_and_options(sql: str, tables: Sequence[SqlInput], report: Report
     if query is None:
         return None
     _check_parts(query, report)
-    return query, read_options(query.options, query.kinds, report, grouped=query.grouped)
+    options = read_options(query.options, query.kinds, report, grouped=query.grouped)
+    if query.window is not None and query.window.grace_at is not None:
+        name = LATENESS if query.joined else AGGREGATE_LATENESS
+        _check_grace(query.window.grace_at, (name,), options, report)
+        options.ms[name] = query.window.grace
+    if query.final is not None and (EMIT_EVERY in options.ms or options.aggregate_late_data == "reopen"):
+        facts = "EMIT FINAL says that each group is emitted once, and the options say that it is emitted again"
+        report.add(query.final, f"{facts}; leave one out")
+    return query, options
+
+
+def _check_grace(at: TextPosition, others: Sequence[str], options: Options, report: Report) -> None:
+    for name in others:
+        if name in options.at:
+            report.add(at, f"{name!r} says the same as GRACE PERIOD in another way; keep one of the two")
 
 
 def _check_parts(query: Query, report: Report) -> None:
@@ -113,9 +131,15 @@ def _check_parts(query: Query, report: Report) -> None:
     elif query.window is not None and not (query.joined or query.grouped):
         facts = "a window is of a JOIN or of GROUP BY, and there is none"
         report.add(query.window.at, f"{facts}; leave it out, or write GROUP BY")
+    if query.final is not None and not query.grouped:
+        report.add(query.final, f"EMIT FINAL is not supported: {JOINS.final}; write EMIT CHANGES")
     for join in query.joined:
         for text in join.unsupported:
             report.add(join.source.at, text)
+        kind = query.kind_of(join)
+        if join.within is not None and kind != "interval":
+            joined = "a table is joined at a time" if kind == "asof" else "the rows of one window match"
+            report.add(join.within.at, f"WITHIN is the bound of a join of streams, and {joined}; leave it out")
     if query.first is not None and query.first.as_of is not None:
         facts = "FOR SYSTEM_TIME belongs to the table, which is joined"
         report.add(query.first.at, f"{facts}; write FROM <stream> JOIN <table> ...")
@@ -171,6 +195,7 @@ class _Context:
     query: Query
     options: Options
     scope: Scope
+    links: Sequence[Link]
 
     @property
     def report(self) -> Report:
@@ -179,7 +204,7 @@ class _Context:
 
 def _translate_links(links: Sequence[Link], query: Query, options: Options, scope: Scope) -> tuple[Step, ...]:
     """Return one step per link. If the report has problems, the steps must not be used."""
-    context = _Context(query, options, scope)
+    context = _Context(query, options, scope, links)
     for name in (LOWER, UPPER):
         if len(links) > 1 and name in options.ms:
             todo = "write a bound on time into each ON"
@@ -274,12 +299,14 @@ def _broadcast(link: Link, matching: Matching, sent: set[str], context: _Context
 def _take_interval(step: Step, link: Link, matching: Matching, distances: Distances, context: _Context) -> str | None:
     """Add the step's bounds on time, and returns the input from which they count."""
     matching.limits += _option_limits(link, context)
+    if link.joined.within is not None:
+        _add_within(link.joined.within, matching, link, distances, context)
     interval = interval_of(matching, link, distances, context.report)
     if interval is None:
         return None
     distances.add(link, interval)
     step["interval"] = {"of": interval.from_input, "lower": interval.lower, "upper": interval.upper}
-    lateness = _lateness(interval, context)
+    lateness = _lateness(interval, link, context)
     step |= {"allowedLateness": lateness} if lateness else {}
     return interval.from_input
 
@@ -295,8 +322,57 @@ def _option_limits(link: Link, context: _Context) -> Iterator[TimeBound]:
         yield TimeBound(from_input, Bound("upper", ms[UPPER]) if from_first else Bound("lower", -ms[UPPER]))
 
 
-def _lateness(interval: IntervalBounds, context: _Context) -> int:
-    options = context.options
+def _add_within(within: Within, matching: Matching, link: Link, distances: Distances, context: _Context) -> None:
+    """Add the bounds of WITHIN. In a chain they count from the latest row that is joined before, as in ksqlDB, where a
+    joined row has this time: a condition says so, and the limits from the first input hold whichever row is latest."""
+    first, right = link.earlier[0].table, link.right.table
+    ends = within.before, within.after
+    if len(link.earlier) == 1:
+        lower, upper = ends if context.query.sources[0].name == first.name else ends[::-1]
+        matching.limits += [TimeBound(first.name, Bound("lower", -lower)), TimeBound(first.name, Bound("upper", upper))]
+        return
+    ranges = [distances.between(relation.table.name, first.name) for relation in link.earlier]
+    reaches = [reach for reach in ranges if reach is not None]
+    before = takewhile(lambda other: other is not link, context.links)
+    may_lack_first = any(other.type in {"right", "full"} for other in before)
+    times = [exp.column(relation.table.event_time, table=relation.table.name) for relation in link.earlier]
+    if (
+        may_lack_first
+        or len(reaches) < len(ranges)
+        or len({relation.table.integer_time for relation in (*link.earlier, link.right)}) > 1
+    ):
+        facts = "WITHIN counts from the latest row that is joined before, and that is not known here"
+        alias, earlier = link.right.source.alias, link.earlier[0].source.alias
+        bound = f"{alias}.{right.event_time} BETWEEN {earlier}.{first.event_time} - INTERVAL ..."
+        context.report.add(within.at, f"{facts}; write ON ... AND {bound}")
+        matching.broken = True
+        return
+    latest = exp.Greatest(this=times[0], expressions=times[1:], ignore_nulls=True)
+    before_ms, after_ms = (
+        exp.Literal.number(ms)
+        if right.integer_time
+        else exp.Interval(this=exp.Literal.string(str(ms)), unit=exp.Var(this="MILLISECOND"))
+        for ms in ends
+    )
+    matching.conditions.append(
+        exp.Between(
+            this=exp.column(right.event_time, table=right.name),
+            low=exp.Sub(this=latest, expression=before_ms),
+            high=exp.Add(this=latest.copy(), expression=after_ms),
+        )
+    )
+    widest = max(high for _, high in reaches)  # the first row is among those of which the latest counts
+    matching.limits += [
+        TimeBound(first.name, Bound("lower", -within.before)),
+        TimeBound(first.name, Bound("upper", widest + within.after)),
+    ]
+
+
+def _lateness(interval: IntervalBounds, link: Link, context: _Context) -> int:
+    options, within = context.options, link.joined.within
+    if within is not None and within.grace_at is not None:
+        _check_grace(within.grace_at, (RETENTION, LATENESS), options, context.report)
+        return within.grace
     if RETENTION not in options.ms:
         return options.ms.get(LATENESS, 0)
     retention = options.ms[RETENTION]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import sqlglot
@@ -11,10 +12,13 @@ from sqlglot.tokenizer_core import Token, TokenType
 
 from joinery_runtime.job.model.expression_tree import TOO_DEEP, too_deep
 from joinery_runtime.job.model.function_calls import JoinerySql
-from joinery_runtime.job.sql.clauses import Clauses, keyword, split_clauses
+from joinery_runtime.job.sql.clauses import Clauses, Within, split_clauses, take_withins
 from joinery_runtime.job.sql.derived import Columns, EventTimes, merge_derived
 from joinery_runtime.job.sql.report import JOINS, Form, Report, TextPosition, token_position
 from joinery_runtime.job.sql.window_functions import readable_tokens, rewrite_windows
+
+WITHIN = "joinery.within"
+"""Marks a JOIN with its bound in ksqlDB's words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +58,11 @@ def parse_select(
         at = token_position(tokens[0]) if tokens else TextPosition(0, sql.strip())
         report.add(at, f"the SQL of a job is one SELECT; {form.example}")
         return None
-    if (foreign := _foreign_clause(tokens, form)) is not None:
-        report.add(*foreign)
-        return None
+    tokens, withins = take_withins(tokens, report)
     clauses = split_clauses(tokens, report, form)
     tree = _tree(clauses.body, sql, report)
     if isinstance(tree, exp.Select):
+        _attach(withins, tree)
         rewrite_windows(tree, report)
         merge_derived(tree, columns or {}, event_times or {}, report, form)
         return Parsed(tree, clauses)
@@ -69,29 +72,16 @@ def parse_select(
     return None
 
 
-def _foreign_clause(tokens: list[Token], form: Form) -> tuple[TextPosition, str] | None:
-    """Find a clause of ksqlDB's that is written in another way here, and say how."""
-    for i, token in enumerate(tokens):
-        word, following = keyword(tokens, i), keyword(tokens, i + 1)
-        before = keyword(tokens, i - 1) if i else ""
-        bound = following in {"(", "INTERVAL"} or following[:1].isdigit()
-        if word == "WITHIN" and bound and before != "." and not form.window_inside:
-            return token_position(token), _bound_in_on(tokens[i + 1 :])
-    return None
-
-
-def _bound_in_on(tokens: list[Token]) -> str:
-    """Say how the bound behind WITHIN is written: `1 HOUR`, or `(1 HOUR, 2 HOURS)` before and after."""
-    words = [token.text for token in tokens[:6] if token.text not in {"(", ")", ","}]
-    lengths = [
-        f"INTERVAL '{count}' {unit.upper().rstrip('S')}"
-        for count, unit in zip(words[::2], words[1::2], strict=False)
-        if count.isdigit() and unit.upper().rstrip("S") in {"MILLISECOND", "SECOND", "MINUTE", "HOUR", "DAY"}
-    ]
-    ends = (lengths[:2] if tokens and tokens[0].text == "(" else lengths[:1]) or ["INTERVAL '1' HOUR"]
-    time = "<left>.<event time>"
-    bound = f"<right>.<event time> BETWEEN {time} - {ends[0]} AND {time} + {ends[-1]}"
-    return f"WITHIN is not understood: a bound is a condition on both event times; write ON ... AND {bound}"
+def _attach(withins: Sequence[Within], select: exp.Select) -> None:
+    """Give each WITHIN to its join: the last one whose source is before it in the text."""
+    joins = {
+        max((part.meta["start"] for part in join.this.walk() if "start" in part.meta), default=0): join
+        for join in reversed([*select.find_all(exp.Join, bfs=True)])  # an outer join counts before one inside it
+    }
+    for within in withins:
+        start = max((start for start in joins if start < within.at.start), default=None)
+        if start is not None:
+            joins[start].meta[WITHIN] = within
 
 
 def _tree(tokens: list[Token], sql: str, report: Report) -> exp.Expr | None:

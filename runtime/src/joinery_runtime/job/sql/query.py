@@ -13,9 +13,9 @@ from sqlglot import exp
 from sqlglot.tokenizer_core import Token
 
 from joinery_runtime.job.model.references import JoinType
-from joinery_runtime.job.sql.clauses import JoinKind, WindowClause
+from joinery_runtime.job.sql.clauses import JoinKind, WindowClause, Within
 from joinery_runtime.job.sql.derived import CONDITION, REJECTED, Columns, EventTimes
-from joinery_runtime.job.sql.parse import Parsed, parse_select
+from joinery_runtime.job.sql.parse import WITHIN, Parsed, parse_select
 from joinery_runtime.job.sql.report import Form, Report, TextPosition, node_position
 
 _WORDS = {
@@ -52,19 +52,21 @@ class Source:
 @dataclass(frozen=True, slots=True)
 class JoinClause:
     """One JOIN, or a sub-query in WHERE that tests for a match. `unsupported` says what it has in place of a supported
-    type and ON."""
+    type and ON. `within` is its bound in ksqlDB's words."""
 
     source: Source
     type: JoinType
     on: exp.Expr | None
     unsupported: tuple[str, ...] = ()
+    within: Within | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
     """The parts of a SELECT. `first` is what FROM names (None: nothing), `joined` are the others, in text order, those
     of sub-queries in WHERE last; `where` is without these. `groups` are the entries of GROUP BY, `grouped` says whether
-    there is one. `start` and `group_at` are the positions of SELECT and GROUP BY."""
+    there is one. `start` and `group_at` are the positions of SELECT and GROUP BY, `changes` and `final` those of EMIT
+    CHANGES and EMIT FINAL (None: there is none)."""
 
     start: TextPosition
     first: Source | None
@@ -77,6 +79,8 @@ class Query:
     having: exp.Expr | None
     qualify: exp.Expr | None
     window: WindowClause | None
+    changes: TextPosition | None
+    final: TextPosition | None
     options: Sequence[Token]
 
     @property
@@ -127,6 +131,8 @@ def read_query(
         having=having.this if having is not None else None,
         qualify=qualify.this if (qualify := select.args.get("qualify")) is not None else None,
         window=parsed.clauses.window,
+        changes=parsed.clauses.changes,
+        final=parsed.clauses.final,
         options=parsed.clauses.options,
     )
 
@@ -171,7 +177,7 @@ def _read_groups(group: exp.Expr, parsed: Parsed, report: Report) -> tuple[exp.E
 def _read_join(join: exp.Join, report: Report) -> JoinClause:
     if not join.method and join.kind in _EXISTENCE_TYPES and join.side in {"", "LEFT"}:
         source = replace(_read_source(join.this, report), hidden=True)
-        return JoinClause(source, _EXISTENCE_TYPES[join.kind], join.args.get("on"))
+        return JoinClause(source, _EXISTENCE_TYPES[join.kind], join.args.get("on"), within=join.meta.get(WITHIN))
     is_supported = (
         not join.method and join.side in _TYPES and join.kind in ({"", "OUTER"} if join.side else {"", "INNER"})
     )
@@ -183,7 +189,8 @@ def _read_join(join: exp.Join, report: Report) -> JoinClause:
             todo = "name the columns: JOIN ... USING (<columns>)"
         unsupported.append(f"a {kind} join is not supported; {todo}")
     source = _read_source(join.this, report)
-    return JoinClause(source, _TYPES.get(join.side, "inner"), join.args.get("on"), tuple(unsupported))
+    on, within = join.args.get("on"), join.meta.get(WITHIN)
+    return JoinClause(source, _TYPES.get(join.side, "inner"), on, tuple(unsupported), within)
 
 
 # --- tests for a match ------------------------------------------------------------------------------------------------
@@ -266,9 +273,10 @@ def _excludes_null(value: exp.Expr, conditions: Sequence[exp.Expr]) -> bool:
 
 def _nulls_of_not_in(value: exp.Expr, column: exp.Column, source: Source) -> str:
     text, inner = value.sql(comments=False), f"{source.alias}.{column.name}"
+    named = source.name if source.alias == source.name else f"{source.name} {source.alias}"
     facts = f"NOT IN emits nothing while the sub-query has a NULL, and no row whose {text} is NULL (rule E3)"
     return (
-        f"{facts}; write NOT EXISTS (SELECT 1 FROM {source.name} {source.alias} WHERE {inner} = {text} AND ...), or "
+        f"{facts}; write NOT EXISTS (SELECT 1 FROM {named} WHERE {inner} = {text} AND ...), or "
         f"add `{inner} IS NOT NULL` to the sub-query and `{text} IS NOT NULL` to WHERE"
     )
 

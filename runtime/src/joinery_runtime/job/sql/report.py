@@ -65,10 +65,9 @@ def token_position(token: Token) -> TextPosition:
 @dataclass(frozen=True, slots=True)
 class Form:
     """What the SQL of one kind of job may have, and the words for it. `example` is its shape, `before` what the clauses
-    follow, `final` says why rows do not wait. `window_inside`: WINDOW may follow FROM, as in ksqlDB, or be at the end.
-    `parts` are the parts of a SELECT that are read, by sqlglot's names. `rejected` says why other parts are not, `rest`
-    why any part without a reason of its own is not. `tests_existence`: sub-queries in WHERE may be semi and anti
-    joins."""
+    follow, `final` says why EMIT FINAL has no meaning. `parts` are the parts of a SELECT that are read, by sqlglot's
+    names. `rejected` says why other parts are not, `rest` why any part without a reason of its own is not.
+    `tests_existence`: sub-queries in WHERE may be semi and anti joins."""
 
     example: str
     before: str
@@ -76,7 +75,6 @@ class Form:
     parts: frozenset[str]
     rest: str
     rejected: Mapping[str, str] = field(default_factory=dict)
-    window_inside: bool = False
     tests_existence: bool = False
 
 
@@ -103,5 +101,4 @@ SESSIONS = Form(
         "distinct": "sessions differ in any case; leave it out",
         "with_": "name an input of the job in FROM",
     },
-    window_inside=True,
 )

@@ -59,6 +59,11 @@ def _read_sessions(sql: str, columns: Mapping[str, Sequence[str]], report: Repor
     if query.options:
         todo = "write lateData, allowedLateness and maxDuration as fields of the resource"
         report.add(token_position(query.options[0]), f"options are of joins; {todo}")
+    if query.final is not None:
+        report.add(query.final, f"EMIT FINAL is not supported: {SESSIONS.final}; write EMIT CHANGES")
+    if query.window is not None and query.window.grace_at is not None:
+        facts = "how long late rows count is a field of the resource"
+        report.add(query.window.grace_at, f"{facts}; write allowedLateness, and leave GRACE PERIOD out")
     if query.first is None:
         report.add(query.start, f"no input is named; {SESSIONS.example}")
         return None
