@@ -206,7 +206,8 @@ def run(work: Path, events: int, slugs: Sequence[str] | None, runs: int) -> list
             read = generated if query not in _OF_EVERY_BID else replace(generated, bid=with_last_events(generated.bid))
             expected = pl.DataFrame(expected_rows(query, read))
             rows = sum(tables[name].num_rows + PARTITIONS for name in QUERIES[query].tables)
-            figures += run_all(Ground(broker, work, rows, dict(expected.schema), runs), candidates, expected)
+            ground = Ground(broker, work, rows, dict(expected.schema), runs)
+            figures += [replace(peer, query=query) for peer in run_all(ground, candidates, expected)]
     return figures
 
 
@@ -228,7 +229,7 @@ def with_last_events(table: pa.Table) -> pa.Table:
 def figures_by_query(figures: Sequence[Figures]) -> Iterator[tuple[str, list[Figures]]]:
     """Yield each query with the figures of its peers."""
     for query in QUERIES:
-        if of_query := [peer for peer in figures if peer.name.endswith(f", {query}")]:
+        if of_query := [peer for peer in figures if peer.query == query]:
             yield query, of_query
 
 

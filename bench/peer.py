@@ -58,7 +58,7 @@ class Peer:
 class Figures:
     """`rows` are input rows. Rates are in rows per second, CPU in microseconds per row of all processes, the broker's
     and the database's included; `warm_*` is None where too little was seen. `*_cpu_by_kind`: the same by kind of
-    process (`usage.KINDS`). `problem`: why the figures do not count."""
+    process (`usage.KINDS`). `problem`: why the figures do not count. `query` is Nexmark's, empty in other sections."""
 
     name: str
     settings: str
@@ -72,6 +72,7 @@ class Figures:
     problem: str | None = None
     cold_cpu_by_kind: Mapping[str, float] = field(default_factory=dict)
     warm_cpu_by_kind: Mapping[str, float] | None = None
+    query: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 from bench.__main__ import problems, write
 from bench.latency import Delays, summary
+from bench.nexmark import figures_by_query
 from bench.peer import Figures, Peer
 from bench.plot import svg
 from bench.table import delays, rates
@@ -28,6 +30,15 @@ def test_a_table_has_rates_ratios_cpu_memory_and_settings() -> None:
     assert lines[7].startswith("| Streams | was given up: 17 of 3,000 rows are visible | ")
     assert "- Flink <heap>: 4 slots." in lines
     assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
+
+
+def test_figures_of_nexmark_are_grouped_by_their_query_whatever_their_names_are() -> None:
+    peers = [replace(figures, query=query) for query in ("q11", "q1") for figures in (OURS, THEIRS)]
+    of_query_1, of_query_11 = peers[2:], peers[:2]
+    assert list(figures_by_query([*peers, replace(SMALL, name="Spark, q1")])) == [
+        ("q1", of_query_1),
+        ("q11", of_query_11),
+    ]
 
 
 def test_latencies_are_in_a_table_too() -> None:
