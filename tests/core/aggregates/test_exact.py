@@ -141,3 +141,20 @@ def test_values_beside_a_condition_and_a_second_column() -> None:
     both = {"value": "a", "by": 1}
     assert values(column="v", by="b") == [both, None, None, {"value": "d", "by": 4}, {"value": "e", "by": 5}]
     assert values(column="v", by="b", condition="x") == [both, None, None, None, None]
+
+
+@pytest.mark.parametrize("kind", [pa.int32(), pa.int64(), pa.date32(), pa.timestamp("ms", tz="UTC")], ids=str)
+@pytest.mark.parametrize("bits", [0, 20, 31, 59, 60, 61, 63, 64])
+def test_the_state_of_distinct_values_is_sorted_however_far_apart_they_are(kind: pa.DataType, bits: int) -> None:
+    """Numbers of a narrow span are sorted packed with their group, others are not (three groups take two bits)."""
+    width = kind.bit_width
+    least = -(1 << min(bits, width) - 1) if bits else 7
+    values = [least + (1 << min(bits, width)) - 1, least, least, least + (1 << min(bits, width)) - 1]
+    numbers = pa.array([*values, least, *values], pa.int32() if width == 32 else pa.int64()).view(kind)
+    of = aggregate("count_distinct", kind)
+    (state,) = fold(of, numbers, 0, 4, 5)
+    (merged_state,) = of.merge((state,), Groups(np.array([0, 2]), 3))
+    as_numbers = pa.list_(pa.int32() if width == 32 else pa.int64())
+    both = sorted(set(values))
+    assert state.cast(as_numbers).to_pylist() == [both, [least], both]
+    assert merged_state.cast(as_numbers).to_pylist() == [both, both]

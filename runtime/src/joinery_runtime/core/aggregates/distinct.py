@@ -16,6 +16,7 @@ _SORTED_AS = {
     pa.date32(): pa.int32(),
     pa.timestamp("ms", tz="UTC"): pa.int64(),
 }
+_PACKED_BITS = 62
 
 
 def distinct(values: pa.Array, group: np.ndarray, groups: int) -> tuple[np.ndarray, pa.Array]:
@@ -29,7 +30,7 @@ def distinct(values: pa.Array, group: np.ndarray, groups: int) -> tuple[np.ndarr
     count = max(1, len(order))
     rank = np.empty(len(order), dtype=np.int64)
     rank[order.to_numpy()] = np.arange(len(order))
-    pairs = np.sort(group * count + rank[encoded.indices.to_numpy()])
+    pairs = np.sort(group * count + rank[encoded.indices.to_numpy()], kind="stable")
     pairs = pairs[np.diff(pairs, prepend=-1) != 0]
     offsets = np.searchsorted(pairs, np.arange(groups + 1) * count)
     return offsets, encoded.dictionary.take(order.take(pa.array(pairs % count)))
@@ -37,12 +38,27 @@ def distinct(values: pa.Array, group: np.ndarray, groups: int) -> tuple[np.ndarr
 
 def _distinct_numbers(values: pa.Array, group: np.ndarray, groups: int) -> tuple[np.ndarray, pa.Array]:
     """`distinct` for numbers, which sorts them: that is faster than dictionary encoding."""
-    plain = pl.from_arrow(values.view(_SORTED_AS[values.type]))
-    rows = pl.DataFrame({"group": group, "value": plain}).sort("group", "value")
+    plain = values.view(_SORTED_AS[values.type])
+    if pa.types.is_signed_integer(plain.type) and len(plain):
+        numbers = plain.to_numpy().astype(np.int64, copy=False)
+        lowest, bits = int(numbers.min()), (int(numbers.max()) - int(numbers.min())).bit_length()
+        if bits + groups.bit_length() <= _PACKED_BITS:
+            offsets, distinct_numbers = _distinct_packed(numbers - lowest, bits, group, groups)
+            restored = (distinct_numbers + lowest).astype(plain.type.to_pandas_dtype(), copy=False)
+            return offsets, pa.array(restored).view(values.type)
+    rows = pl.DataFrame({"group": group, "value": pl.from_arrow(plain)}).sort("group", "value")
     number, sorted_values = rows["group"].to_numpy(), rows["value"].to_arrow().view(values.type)
-    bits = sorted_values.view(pa.int32() if values.type.bit_width == 32 else pa.int64()).to_numpy()
-    first = (np.diff(number, prepend=-1) != 0) | (np.diff(bits, prepend=0) != 0)
+    bits_of_values = sorted_values.view(pa.int32() if values.type.bit_width == 32 else pa.int64()).to_numpy()
+    first = (np.diff(number, prepend=-1) != 0) | (np.diff(bits_of_values, prepend=0) != 0)
     return np.searchsorted(number[first], np.arange(groups + 1)), sorted_values.filter(pa.array(first))
+
+
+def _distinct_packed(numbers: np.ndarray, bits: int, group: np.ndarray, groups: int) -> tuple[np.ndarray, np.ndarray]:
+    """The same for numbers from 0 (int64[n]) below 2^bits: group and number are sorted as one number. A group's states
+    are sorted lists, which NumPy's stable sort merges instead of sorting them again."""
+    pairs = np.sort(group << bits | numbers, kind="stable")
+    pairs = pairs[np.diff(pairs, prepend=-1) != 0]
+    return np.searchsorted(pairs, np.arange(groups + 1) << bits), pairs & ((1 << bits) - 1)
 
 
 @dataclass(frozen=True, slots=True)

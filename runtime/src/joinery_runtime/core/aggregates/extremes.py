@@ -112,6 +112,13 @@ class Truth(ValueAccumulator):
         return (present.scatter(pa.array(reduce.reduceat(booleans, present.groups.starts), pa.bool_())),)
 
 
+def _in_order(values: pa.Array) -> np.ndarray:
+    """int64[n]: numbers in the order of values without NULLs. Those of whole numbers and times need no sorting."""
+    if pa.types.is_floating(values.type) or pa.types.is_decimal(values.type) or pa.types.is_string(values.type):
+        return np.asarray(pc.rank(unify_zeros(values), tiebreaker="dense").to_numpy().astype(np.int64))
+    return np.asarray(values.view(pa.int32() if values.type.bit_width == 32 else pa.int64()).to_numpy())
+
+
 @dataclass(frozen=True, slots=True)
 class Companion:
     """The value, of type `type`, of the row whose other column, of type `by_type`, is least, or `greatest`. Of several
@@ -152,9 +159,12 @@ class Companion:
         """The states of the groups, from rows or states in order of arrival."""
         if not len(values):
             return tuple(present.scatter(pa.array([], field.type)) for field in self.fields)
-        rank = pc.rank(unify_zeros(by), tiebreaker="dense").to_numpy().astype(np.int64)
-        order = np.lexsort((times, -rank if self.greatest else rank, present.groups.number))
-        at = order[present.groups.starts]
+        numbers, starts, sizes = _in_order(by), present.groups.starts, present.groups.sizes
+        best = (np.maximum if self.greatest else np.minimum).reduceat(numbers, starts)
+        is_best = numbers == np.repeat(best, sizes)
+        earliest = np.minimum.reduceat(np.where(is_best, times, np.iinfo(np.int64).max), starts)
+        candidates = np.flatnonzero(is_best & (times == np.repeat(earliest, sizes)))
+        at = candidates[np.searchsorted(candidates, starts)]
         index = pa.array(at)
         return tuple(present.scatter(column) for column in (values.take(index), by.take(index), pa.array(times[at])))
 
