@@ -200,7 +200,7 @@ def test_lists_that_are_maps():
     of_joins, of_sessions = (
         {at for at, schema in walk(root(kind)) if schema.get("x-kubernetes-list-type") == "map"} for kind in KINDS
     )
-    status = {".status.conditions", ".status.inputs"}
+    status = {".status.conditions", ".status.inputs", ".status.outputs"}
     of_aggregate = {".spec.aggregate.compute", ".spec.aggregate.aggregates"}
     shared = {".spec.functions", *status}
     assert of_joins == {".spec.inputs", ".spec.inputs[].schema", *of_aggregate, *shared}

@@ -140,6 +140,7 @@ def test_a_job_runs_is_suspended_resumed_and_deleted(world, kind):
     world.said |= {"rows_per_second": 1200, "inputs": [{"name": "orders", "lag": 34}, {"name": "payments", "lag": 8}]}
     wait_until("figures", lambda: world.job["status"].get("lag") == 42)
     assert world.job["status"]["page"] == f"https://joinery.example.com/{world.namespace}/{JOB}/"
+    assert world.job["status"]["outputs"] == [{"name": "output", "kind": "postgres", "target": "out"}]
     ingress = world.cluster.get("Ingress", world.namespace, world.names.page)
     assert ingress["metadata"]["generation"] == 1, "what the API server fills in is not taken for somebody's edit"
     columns = world.kubectl("get", kind.short, JOB, "-n", world.namespace).splitlines()[1].split()

@@ -1,4 +1,5 @@
-"""Where a job keeps its state, in words: without passwords, so that another password is no other place."""
+"""Where a job keeps its state, in words: without passwords, so that another password is no other place. And where its
+rows go."""
 
 from __future__ import annotations
 
@@ -6,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from joinery_operator.reconcile.places import state_place_text
-from joinery_runtime.job.crd import KINDS
+from joinery_operator.reconcile.places import state_place_text, written_outputs
+from joinery_runtime.job.crd import KINDS, OutputStatus, Status
 from simulated_cluster.resources import resource_of
 
 
@@ -57,3 +58,39 @@ def test_two_long_places_are_two() -> None:
     first, second = map(place, hosts)
     assert first != second
     assert max(len(first), len(second)) < 600
+
+
+KAFKA = {"kafka": {"bootstrapServers": "kafka:9092", "topic": "joined"}}
+
+
+@pytest.mark.parametrize(
+    ("output", "kind", "target"),
+    [
+        (KAFKA, "kafka", "joined"),
+        ({"postgres": {"table": "shop.joined", "dsn": "postgresql://u:s3cret@db/shop"}}, "postgres", "shop.joined"),
+        ({"file": {"path": "/data/joined"}}, "file", "/data/joined"),
+        ({"iceberg": {"table": "shop.joined"}}, "iceberg", "shop.joined"),
+        ({"delta": {"path": "s3://lake/joined"}}, "delta", "s3://lake/joined"),
+        ({"console": {}}, "console", None),
+    ],
+)
+def test_an_output_is_told_by_its_kind_and_target(output: dict[str, Any], kind: str, target: str | None) -> None:
+    assert [(told.name, told.kind, told.target) for told in outputs(output=output)] == [("output", kind, target)]
+
+
+def test_outputs_are_told_by_name_as_many_as_a_status_has_room_for() -> None:
+    names = [f"out{number}" for number in range(100)]
+    told = outputs(output=None, outputs=[{"name": name, "kafka": {**KAFKA["kafka"], "topic": name}} for name in names])
+    assert [each.name for each in told] == names[:64]
+    assert Status(outputs=told).outputs == told
+
+
+def test_a_long_target_is_cut_to_what_a_status_takes() -> None:
+    (told,) = outputs(output={"file": {"path": "/data/" + "x" * 10_000}})
+    assert told.target is not None
+    assert (len(told.target), told.target[:6]) == (512, "/data/")
+
+
+def outputs(**spec: Any) -> tuple[OutputStatus, ...]:
+    resource = resource_of(KINDS[0], **spec)
+    return written_outputs(KINDS[0].model.model_validate(resource, by_alias=True, by_name=False))

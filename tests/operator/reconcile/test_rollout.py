@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from joinery_operator.names import digest_of
-from joinery_runtime.job.crd import DriverStatus, Waiting
+from joinery_runtime.job.crd import DriverStatus, OutputStatus, Waiting
 from simulated_cluster.simulation import SimulatedCluster, resource
 
 FATAL = {"outcome": "failed", "kind": "SourceError", "error": "no topic orders", "retry": False}
@@ -102,6 +102,36 @@ def test_the_old_driver_runs_until_the_check_has_passed(cluster: SimulatedCluste
     assert (stage(cluster), cluster.status.revision, cluster.status.phase) == (None, new, "Running")
     assert set(cluster.config_maps) == {f"orders-job-{old}", f"orders-job-{new}"}  # the history keeps the old one
     assert cluster.step().status is None
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_the_status_names_the_output_that_is_written(fits: bool) -> None:
+    """Whatever the spec says meanwhile: that of the old driver until the new one has committed."""
+    cluster = SimulatedCluster(resource())
+    name = cluster.started(1)
+    cluster.commit(name)
+    cluster.tell(name)
+    cluster.edit(output={"kafka": {"bootstrapServers": "kafka:9092", "topic": "green"}})
+    cluster.step()
+    old, new = OutputStatus(name="output", kind="postgres", target="out"), ("output", "kafka", "green")
+    assert (stage(cluster), cluster.status.outputs) == ("Checking", (old,))
+    cluster.run(check(cluster))
+    cluster.check_result(check(cluster), fits=fits)
+    cluster.step()
+    assert (stage(cluster), cluster.status.outputs) == ("Stopping" if fits else None, (old,))
+    if not fits:
+        return
+    cluster.stopped(OLD)
+    cluster.step()
+    cluster.run(NEW)
+    cluster.get_ready(NEW)
+    cluster.step()
+    assert (stage(cluster), cluster.status.outputs) == ("Starting", (old,))
+    cluster.commit(NEW)
+    cluster.tell(NEW)
+    cluster.step()
+    (output,) = cluster.status.outputs
+    assert (output.name, output.kind, output.target) == new
 
 
 def test_warnings_of_the_check_are_told(cluster: SimulatedCluster) -> None:

@@ -26,7 +26,7 @@ from joinery_operator.reconcile.context import FINALIZER, ReconcileContext, read
 from joinery_operator.reconcile.driver import next_attempt, observe_attempt, planned_driver, reset_failures
 from joinery_operator.reconcile.figures import due_status, next_report, with_figures
 from joinery_operator.reconcile.phase import JobPhase, deletion_phase, job_phase
-from joinery_operator.reconcile.places import state_place_text
+from joinery_operator.reconcile.places import state_place_text, written_outputs
 from joinery_operator.reconcile.reasons import INCOMPLETE, NOT_ALLOWED
 from joinery_operator.reconcile.rollout import (
     advance_rollout,
@@ -77,7 +77,8 @@ def _reconcile_live(ctx: ReconcileContext) -> Decision:
         page = None if ctx.page_owner else page_url(resource, ctx.settings)
         status = status.model_copy(update={"page": page, "selector": selector(labels(resource, "executor"))})
     if (current := ctx.revision(status.revision, status.image)) is not None:
-        status = status.model_copy(update={"state_place": state_place_text(current.job.spec)})
+        update = {"state_place": state_place_text(current.job.spec), "outputs": written_outputs(current.job)}
+        status = status.model_copy(update=update)
     stays = deletion_fault(children.actions, ctx.observed.delete_refused)
     phase = job_phase(ctx, status, plan, children.blocked, creates=children.creates, undeleted=stays)
     status = with_conditions(ctx, status, phase)

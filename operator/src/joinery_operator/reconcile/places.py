@@ -9,10 +9,12 @@ from urllib.parse import parse_qsl
 from joinery_operator.names import digest_of
 from joinery_operator.reconcile.reasons import cut
 from joinery_runtime.job import Job, JobSpec
+from joinery_runtime.job.crd import OutputStatus
 from joinery_runtime.job.model.inputs import KafkaInput
-from joinery_runtime.job.model.outputs import DeadLetterKafka, KafkaOutput
+from joinery_runtime.job.model.outputs import DeadLetterKafka, KafkaOutput, NamedOutput
 
 _LONGEST = 512
+_MOST_OUTPUTS = 64
 # As libpq reads them.
 _HOST = r"(?:\[[^\]]*\]|[^\[\]:,/?@]*)(?::\d*)?"
 _URL = re.compile(
@@ -59,6 +61,23 @@ def _identifying_fields(fields: Mapping[str, str], *, named: bool = False) -> It
     for name in ("service", "host", "hostaddr", "port", "dbname", "user"):
         if fields.get(name) and not (name == "user" and (named or "dbname" in fields)):
             yield f"{name}={fields[name]}"
+
+
+def written_outputs(job: Job) -> tuple[OutputStatus, ...]:
+    """The job's outputs for a status, as many as it has room for."""
+    return tuple(map(_output_status, job.outputs[:_MOST_OUTPUTS]))
+
+
+def _output_status(output: NamedOutput) -> OutputStatus:
+    kind = next(name for name in output.KINDS if getattr(output, name) is not None)
+    table, folder, target = output.postgres or output.iceberg, output.file or output.delta, None
+    if output.kafka is not None:
+        target = output.kafka.topic
+    elif table is not None:
+        target = table.table
+    elif folder is not None:
+        target = folder.path
+    return OutputStatus(name=output.name, kind=kind, target=None if target is None else cut(target, _LONGEST))
 
 
 def names_new_system(new: Job, old: Job, system: str) -> bool:

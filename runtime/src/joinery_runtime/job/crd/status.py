@@ -91,6 +91,17 @@ class InputStatus(Model):
     most likely count seconds. Missing where nothing does."""
 
 
+class OutputStatus(Model):
+    """An output that the current revision writes."""
+
+    name: Word = Field(examples=["output"])
+    """The output's name; `output` where the job has one."""
+    kind: Word = Field(examples=["kafka"])
+    """The kind of system, as in the spec: kafka, postgres, file, iceberg, delta or console."""
+    target: Words | None = Field(default=None, examples=["orders-paid"])
+    """The topic, the table or the folder; missing for the console."""
+
+
 class HotKey(Model):
     """A join key with many rows in the state."""
 
@@ -261,6 +272,9 @@ class Status(Model):
     """When the current revision was first ready; no rollout returns to others."""
     state_place: Words | None = Field(default=None, examples=["schema joinery of postgresql://state.db/joinery"])
     """Where the current revision keeps its state, without passwords: no deletion deletes state elsewhere."""
+    outputs: Annotated[tuple[OutputStatus, ...], Field(max_length=64, json_schema_extra=list_map("name"))] = ()
+    """Where the current revision writes, at most 64 outputs. While another one is rolled out or was rejected, that is
+    not where the spec says."""
     target_revision: Word | None = Field(default=None, examples=["8d01b7c4"])
     """The revision that the resource asks for."""
     history: Annotated[tuple[PastRevision, ...], Field(max_length=10)] = ()
