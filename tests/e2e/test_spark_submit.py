@@ -38,9 +38,10 @@ class Submission:
     python: Path
     runs: list[Run] = field(default_factory=list)
 
-    def run(self, job: Path, master: str, environment: Mapping[str, str]) -> Run:
+    def run(self, job: Path, master: str, environment: Mapping[str, str], *modules: Path) -> Run:
         options = ["--master", master, "--executor-memory", "512m", "--conf", "spark.driver.host=127.0.0.1"]
-        files = ["--py-files", str(self.folder / "joinery.zip"), str(self.folder / "submit.py")]
+        py_files = ",".join(map(str, (self.folder / "joinery.zip", *modules)))
+        files = ["--py-files", py_files, str(self.folder / "submit.py")]
         command = [str(spark_home() / "bin" / "spark-submit"), *options, *files, "run", str(job)]
         python = {"PYSPARK_PYTHON": str(self.python)}
         run = Run.of(command, {**environment, **python}, job.parent)
@@ -96,7 +97,7 @@ def python_of(run: Run) -> psutil.Process:
     return python
 
 
-def test_workers_without_joinery_run_a_job_from_the_zip(
+def test_workers_without_joinery_run_a_job_and_its_functions_from_files(
     submission: Submission, cluster: StandaloneCluster, postgres_dsn: str, tmp_path: Path
 ) -> None:
     imported = subprocess.run(
@@ -106,14 +107,20 @@ def test_workers_without_joinery_run_a_job_from_the_zip(
     shutil.copytree(PROJECT / "examples" / "data", tmp_path / "data")
     store = f"  stateStore: {{postgres: {{dsn: {json.dumps(postgres_dsn)}, schema: {fresh_name()}}}}}\n"
     job = tmp_path / "job.yaml"
-    job.write_text((PROJECT / "examples" / "orders-shipments-files.yaml").read_text() + store)
+    functions = "  functions: [{name: tag, python: 'only_here:tag', returns: string}]\n"
+    example = (PROJECT / "examples" / "orders-shipments-files.yaml").read_text()
+    example = example.replace("{column: shipments.carrier}", "{expression: tag(shipments.carrier), as: carrier}")
+    job.write_text(f"{example}{functions}{store}")
+    module = tmp_path / "modules" / "only_here.py"
+    module.parent.mkdir()
+    module.write_text("def tag(names): return [f'<{name}>' for name in names.to_pylist()]\n")
     environment = {name: value for name, value in cluster.environment.items() if name != "PYTHONPATH"}
 
-    run = submission.run(job, cluster.master_url, environment)
+    run = submission.run(job, cluster.master_url, environment, module)
 
     assert run.wait() == 0, run.last_words
     rows = json_rows(tmp_path / "orders-shipments-joined")
-    assert sorted(row["order_id"] for row in rows) == ["ORD-001", "ORD-002"]
+    assert sorted((row["order_id"], row["carrier"]) for row in rows) == [("ORD-001", "<UPS>"), ("ORD-002", "<FedEx>")]
 
 
 def test_spark_submit_ends_with_the_exit_code_of_the_job(

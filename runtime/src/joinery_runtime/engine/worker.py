@@ -12,6 +12,7 @@ import math
 import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,6 +35,7 @@ from joinery_runtime.core.table.segment import Run, SegmentMeta, concat, decode,
 from joinery_runtime.engine.cache import DEFAULT_MAX_BYTES, SegmentCache
 from joinery_runtime.engine.chunks import ReplayableBatches, in_chunks, sliced
 from joinery_runtime.engine.flags import FlagCache
+from joinery_runtime.engine.function_calls import FunctionCalls, records_text, step_text
 from joinery_runtime.engine.hot_keys import KeyCounter, KeyRows
 from joinery_runtime.engine.input_warnings import refuse_seconds
 from joinery_runtime.engine.messages import EpochWork, PartCounts, ReadSummary, ShardSummary
@@ -112,6 +114,7 @@ class Worker:
         self._parts, self._pipeline = parts, parts.pipeline
         self._cache = SegmentCache(parts.cache, parts.store, parts.job, parts.cache_bytes, parts.hasher)
         self._flag_cache = FlagCache(self._cache)
+        self._calls = FunctionCalls()
         self._counters = [KeyCounter(step) for step in parts.pipeline.steps]
         self._counted: set[tuple[int, int]] = set()  # steps and shards whose hot keys were counted
         self._compaction_pending: set[tuple[int, int]] = set()  # steps and shards with more to merge than one epoch did
@@ -122,6 +125,10 @@ class Worker:
     @property
     def steps(self) -> int:
         return len(self._pipeline.steps)
+
+    def close(self) -> None:
+        """End the processes that call functions."""
+        self._calls.close()
 
     # --- read -------------------------------------------------------------------------------------------------------
 
@@ -155,7 +162,8 @@ class Worker:
         def prepared() -> Generator[pa.RecordBatch, None, None]:
             for raw in reader.read(*ranges):
                 ref, counter = raw.partition, counters[raw.partition]
-                rows = self._prepare_batch(name, decoder, raw, plan.numbered(ref), counter, checks[ref])
+                with self._calls.within(work, partial(records_text, raw)):
+                    rows = self._prepare_batch(name, decoder, raw, plan.numbered(ref), counter, checks[ref])
                 if counter.bytes > work.allowed.get(ref, math.inf):
                     raise _too_large(work, counter)
                 if late is not None and not late.certain:
@@ -247,7 +255,8 @@ class Worker:
             """Makes the rows, and at the end of the first pass stages the segments. So they are staged once, and are
             durable before any output of the shard can be visible."""
             batches = task.run(arrivals, ordered=self._parts.ordered or not last)
-            done = yield from output_limit.within(batches)
+            text = partial(step_text, step, shard, work)
+            done = yield from output_limit.within(self._calls.during(work, text, batches))
             if done is None:
                 return None
             if not staged:
@@ -258,7 +267,7 @@ class Worker:
         rows = ReplayableBatches(make)
         written, handed = None, 0
         if not last:
-            handed = yield from self._hand_on(number + 1, rows, work.plan.shards)
+            handed = yield from self._hand_on(self._pipeline.steps[number + 1], rows, shard, work)
         elif rows.any():
             written = self._parts.output.write(self._attempt_of(work, attempt_id), rows)
         ended = rows.result()
@@ -360,15 +369,18 @@ class Worker:
             [(side, state_run) for side in range(len(step.sides)) for state_run in task.state_runs(side)]
         )
 
-    def _hand_on(self, number: int, joined: ReplayableBatches[Any], shards: int) -> Generator[Sent, None, int]:
-        """Yields blocks for the next step, and returns how many rows they hold."""
-        intake, handed = self._pipeline.steps[number].sides[LEFT].intake, 0
+    def _hand_on(
+        self, step: StepSpec, joined: ReplayableBatches[Any], shard: int, work: EpochWork
+    ) -> Generator[Sent, None, int]:
+        """Yields blocks for the step, and returns how many rows they hold. `shard` is the one that has made them."""
+        intake, handed = step.sides[LEFT].intake, 0
         for batch in joined.to_batches():
             partitions, offsets = (batch.column(name).to_numpy() for name in ("$order_partition", "$order_offset"))
             rows = batch.select(intake.schema.names)
-            prepared = prepare_joined(intake, rows, partitions, offsets, self._parts.hasher)
-            for shard, cut in cut_by_shard(prepared, shards):
-                yield shard, RowBlock(number, LEFT, cut, read=False)
+            with self._calls.within(work, partial(step_text, step, shard, work)):
+                prepared = prepare_joined(intake, rows, partitions, offsets, self._parts.hasher)
+            for receiver, cut in cut_by_shard(prepared, work.plan.shards):
+                yield receiver, RowBlock(step.number, LEFT, cut, read=False)
             handed += prepared.num_rows
         return handed
 

@@ -108,6 +108,8 @@ class RunSpark:
             from joinery_runtime.hosts.status.executors import SparkWatch, run_watch  # noqa: PLC0415
 
             conf = dict(wiring.spec.spark.conf)
+            if wiring.spec.functions:  # then the error about a process that a function ended names the function
+                conf.setdefault("spark.python.worker.faulthandler.enabled", "true")
             self.context = start_context(f"joinery {wiring.name}", conf, self._master, java, self._warn)
             self._stack.callback(stop_context, self.context)
             for path in self._py_files:

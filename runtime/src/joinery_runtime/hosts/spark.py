@@ -31,6 +31,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import RDD, SparkConf, SparkContext
 from pyspark.errors import PySparkException
 
+from joinery_runtime.engine.function_calls import ENDED_TODO, calls_in
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary, TaskFailure
 from joinery_runtime.engine.tasks import MAX_THREADS, WorkerProcesses, deal_ranges, outcome, ranges_by_peer
 from joinery_runtime.errors import EnvironmentProblem, JoineryError, is_full, no_room, says_full
@@ -180,6 +181,12 @@ class SparkHost:
         except (Py4JError, ConnectionError) as error:
             if interrupt := _interrupt_before(error):
                 raise interrupt from None
+            if (calls := calls_in(_java_message(error))) != "":
+                raise JoineryError(
+                    f"A function ended a Python process of Spark in epoch {work.plan.epoch}",
+                    facts=calls,
+                    todo=ENDED_TODO,
+                ) from error
             if says_full(cause(error)) or says_full(_java_message(error)):
                 raise no_room(_SPARKS_FILES, self._local_folder, cause(error)) from error
             raise JoineryError(

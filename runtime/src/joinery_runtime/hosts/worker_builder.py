@@ -91,12 +91,12 @@ class WorkerBuilder:
 def local_worker(
     tasks: TaskWiring, store: TaskStore, tables: PostgresStoreAddress | None, cache: Path
 ) -> Iterator[Worker]:
-    """Yields a worker as `worker_of` makes it. At the end closes its readers, and the clients with which it has written
-    in this thread."""
+    """Yields a worker as `worker_of` makes it. At the end closes it, its readers, and the clients with which it has
+    written in this thread."""
     inputs = JobInputs(tasks.inputs)
-    with closing(inputs):
+    with closing(inputs), closing(worker_of(tasks, store, tables, cache, inputs)) as worker:
         try:
-            yield worker_of(tasks, store, tables, cache, inputs)
+            yield worker
         finally:
             close_idle_clients()
 

@@ -40,7 +40,12 @@ class DeclaredFunction:
         if not count:
             return pa.array([], self.returns)
         columns = [to_array(value, count) for value in values]
-        function = imported(self.python)
+        caller = _CALLER.get()
+        return self.compute(columns) if caller is None else caller(self, columns)
+
+    def compute(self, columns: Sequence[pa.Array]) -> pa.Array:
+        """Call the function in this process, with at least one row. Raises as `__call__` does."""
+        count, function = len(columns[0]), imported(self.python)
         try:
             result = function(*columns)
         except MemoryError:
@@ -70,6 +75,20 @@ class DeclaredFunction:
 
     def _failed(self, facts: str) -> BatchFailed:
         return BatchFailed(f"{self.name} ({self.python}) {facts}", self.returns)
+
+
+FunctionCaller = Callable[[DeclaredFunction, Sequence[pa.Array]], pa.Array]
+_CALLER: ContextVar[FunctionCaller | None] = ContextVar("what calls the functions", default=None)
+
+
+@contextmanager
+def called_by(caller: FunctionCaller) -> Iterator[None]:
+    """Within the block, on this thread, functions are computed by `caller`, which raises as `compute` does."""
+    token = _CALLER.set(caller)
+    try:
+        yield
+    finally:
+        _CALLER.reset(token)
 
 
 @cache
