@@ -43,7 +43,7 @@ def of(*languages: str) -> pytest.MarkDecorator:
 # --- kinds ------------------------------------------------------------------------------------------------------------
 
 # `text` is for pictures, formulas and what programs print.
-LANGUAGES = {"yaml", "sql", "python", "json", "sh", "console", "cron", "text"}
+LANGUAGES = {"yaml", "sql", "python", "json", "sh", "console", "cron", "mermaid", "text"}
 
 
 def unclear(block: Block) -> str | None:
@@ -436,6 +436,11 @@ def check_command(words: list[str]) -> None:
 def check_line(line: str) -> None:
     for words in simple_commands(line):
         check_command(words)
+
+
+@of("mermaid")
+def test_a_flowchart_is_the_one_of_an_example(block: Block) -> None:
+    assert block.text in [chart.read_text() for chart in (ROOT / "tests/job/flowcharts").glob("*.mmd")]
 
 
 @of("sh", "console", "cron")

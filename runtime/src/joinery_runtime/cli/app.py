@@ -36,6 +36,7 @@ from joinery_runtime.errors import EnvironmentProblem, JobError, JoineryError, P
 from joinery_runtime.job import explain as explain_job
 from joinery_runtime.job import load_job
 from joinery_runtime.job.explain import delay_warnings, order_warnings, update_warnings
+from joinery_runtime.job.flowchart import flowchart
 from joinery_runtime.job.model.duration import parse_duration
 from joinery_runtime.state.embedded import embedded_directory, start_ahead
 
@@ -83,17 +84,19 @@ def validate(job_file: JobFile) -> None:
 
 
 @app.command
-def explain(job_file: JobFile, *, sample: Switch = False) -> None:
+def explain(job_file: JobFile, *, sample: Switch = False, mermaid: Switch = False) -> None:
     """Print the plan: inputs, keys, bounds, how long each side is kept, and the expected size of the state.
 
     Parameters
     ----------
+    mermaid
+        Print a flowchart of the job in Mermaid's language instead, which GitHub, GitLab and many editors draw.
     sample
         Also read some records of each input (the newest of a topic, the first of files), and propose a watermark.delay
         from how far they are out of order. Joins no consumer group.
     """
     job, stored = checked(job_file)
-    say(explain_job(job, stored).render())
+    say(flowchart(job) if mermaid else explain_job(job, stored).render())
     if sample:
         from joinery_runtime.hosts.secrets import with_secrets  # noqa: PLC0415
         from joinery_runtime.inspect.sample import sample as sample_inputs  # noqa: PLC0415

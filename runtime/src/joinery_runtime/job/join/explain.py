@@ -108,7 +108,7 @@ class _StepExplainer:
             for i, part in enumerate(part_names(self._number))
         ]
         title = f"{self._step.type} {self._kind.title} join"
-        return StepPlan(title, tuple(self._lines()), tuple(sides), self._kind.shorter)
+        return StepPlan(title, tuple(self._lines()), tuple(sides), self._kind.shorter, self._step.right)
 
     def _lines(self) -> Iterator[tuple[str, str]]:
         step = self._step

@@ -55,12 +55,13 @@ class SidePlan:
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step: `title` says what it is, `lines` are (name, text) in order, `shorter` is what makes its state
-    smaller."""
+    smaller. `right` is the input that a join reads beside what comes from before."""
 
     title: str
     lines: tuple[tuple[str, str], ...]
     sides: tuple[SidePlan, ...]
     shorter: str
+    right: str | None = None
 
 
 def limits_text(limits: Limits, subject: str) -> str:
