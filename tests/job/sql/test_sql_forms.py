@@ -206,6 +206,12 @@ SEED_004_FORMS = {
         BOTH,
         IDS,
     ),
+    "all in WHERE of cross joins": (
+        "SELECT o.id AS o, r.id AS r FROM orders o CROSS JOIN deliveries d CROSS JOIN returns r "
+        f"WHERE {R} AND d.order_id = o.id AND {D} AND r.delivery_id = d.id",
+        BOTH,
+        IDS,
+    ),
     "a bound stands at a later join": (
         f"SELECT o.id AS o, r.id AS r {O_D} JOIN returns r ON r.delivery_id = d.id AND {R} AND {D}", BOTH, IDS,
     ),

@@ -45,7 +45,8 @@ REFUSED = [
     (f"SELECT q.* {FROM} {KEY} AND {HOUR}", (1, 8), "'q' is not an alias here", "aliases are o and p"),
     (joined(f"o.id = p.order_id AND {HOUR}"), (1, ON), "'orders' has no column 'id'", "its columns are"),
     # never
-    (f"{CROSS} WHERE {KEY} AND {HOUR}", (1, START + 6), "a CROSS join", "write JOIN, LEFT JOIN"),
+    (f"{CROSS} WHERE {HOUR}", (1, START + 6), "no equality of columns", "write ON o.<column> = p.<column>"),
+    (f"{CROSS} WHERE {KEY}", (1, START + 6), "no bound on o.ts and p.ts", "write p.ts BETWEEN o.ts AND"),
     (GOOD.replace("JOIN", "RIGHT SEMI JOIN"), (1, START + 11), "a RIGHT SEMI join is not supported", "LEFT SEMI JOIN"),
     (f"{PAID} OR EXISTS (SELECT 1 FROM payments p)", None, "is not supported here", "with AND, into the WHERE"),
     (f"{PAID} AND EXISTS (SELECT 1 FROM payments p LIMIT 1)", None, "reads one input", "(SELECT 1 FROM <input>"),
@@ -109,12 +110,12 @@ def test_refused_once_with_place_reason_and_what_to_do(sql, place, why, todo):
 
 
 def test_all_problems_are_reported_at_once_with_those_of_the_rest():
-    sql = "SELECT o.x, COUNT(*)\nFROM orders o CROSS JOIN payments p ON q.a = o.order_id\nLIMIT 3 EMIT FINAL"
+    sql = "SELECT o.x, COUNT(*)\nFROM orders o RIGHT SEMI JOIN payments p ON q.a = o.order_id\nLIMIT 3 EMIT FINAL"
     found = problems(resource(sql).replace("postgres: {table: joined}", "kafka: {topic: a b}\n    mode: x"))
     places = [problem.message[:18] for problem in found if problem.path == "spec.sql"]
     assert places == [
-        *("line 1, column 8, ", "line 1, column 13,", "line 2, column 26,"),
-        *("line 2, column 40,", "line 3, column 1, ", "line 3, column 9, "),
+        *("line 1, column 8, ", "line 1, column 13,", "line 2, column 31,"),
+        *("line 2, column 45,", "line 3, column 1, ", "line 3, column 9, "),
     ]
     assert {problem.path for problem in found} > {"spec.sql", "spec.output.kafka.topic"}
 

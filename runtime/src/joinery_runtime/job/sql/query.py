@@ -178,9 +178,8 @@ def _read_join(join: exp.Join, report: Report) -> JoinClause:
     if not join.method and join.kind in _EXISTENCE_TYPES and join.side in {"", "LEFT"}:
         source = replace(_read_source(join.this, report), hidden=True)
         return JoinClause(source, _EXISTENCE_TYPES[join.kind], join.args.get("on"), within=join.meta.get(WITHIN))
-    is_supported = (
-        not join.method and join.side in _TYPES and join.kind in ({"", "OUTER"} if join.side else {"", "INNER"})
-    )
+    kinds = {"", "OUTER"} if join.side else {"", "INNER", "CROSS"}
+    is_supported = not join.method and join.side in _TYPES and join.kind in kinds
     unsupported = []
     if not is_supported:
         kind = " ".join(filter(None, (join.method, join.side, join.kind)))
