@@ -40,6 +40,7 @@ COVERED = (
     *(f"S{n}" for n in range(1, 9)),
     *(f"G{n}" for n in range(1, 10)),
     *(f"P{n}" for n in range(1, 4)),
+    *(f"U{n}" for n in range(1, 3)),
     *(f"D{n}" for n in range(1, 5)),
     *("V1", "V2", "V3", "V4", "W5", "W6"),
 )  # fmt: skip

@@ -40,13 +40,13 @@ from joinery_runtime.engine.alignment import Budget
 from joinery_runtime.engine.assembly import identity, input_clocks, plan_settings
 from joinery_runtime.engine.driver import Driver, DriverParts
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork
-from joinery_runtime.engine.plan import EpochPlan
+from joinery_runtime.engine.plan import EpochPlan, partition_id
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.read_report import LateRecords, ReadReport
 from joinery_runtime.engine.report import EpochReport
 from joinery_runtime.engine.tasks import Threads, WorkerProcesses, outcome, ranges_by_peer, run_epoch, run_share
 from joinery_runtime.engine.worker import Block, Worker, WorkerParts
-from joinery_runtime.formats.batch import RawBatch
+from joinery_runtime.formats.batch import PartitionRef, RawBatch
 from joinery_runtime.formats.records import Decoded, Decoder
 from joinery_runtime.hosts.local import LocalHost
 from joinery_runtime.inspect.trace_environment import LocalCapture
@@ -65,17 +65,28 @@ def merge_early(patch: pytest.MonkeyPatch) -> None:
 
 
 class RowLog(StepLog):
-    """One input's records: pickled rows, so that every value goes through, NaN too."""
+    """One input's records: pickled rows, so that every value goes through, NaN too. `topics`: each partition of the
+    history is a topic of its own (U1)."""
 
-    def __init__(self, side: Input, partitions: Iterable[int]) -> None:
+    def __init__(self, side: Input, partitions: Iterable[int], *, topics: bool = False) -> None:
         super().__init__(side)
-        self.partitions = {partition: [] for partition in partitions}
+        self._has_topics, self.topics = topics, ()
+        self.partitions = {self.numbered(partition): [] for partition in partitions}
         self.elsewhere: Collection[int] = ()
         self.rows: dict[tuple[int, int], Row] = {}
 
+    def numbered(self, partition: int) -> PartitionRef:
+        """The partition that has this number in the history."""
+        topic, own = (f"{self.name}-{partition}", 0) if self._has_topics else (self.name, partition)
+        return PartitionRef(self.name, topic, own)
+
+    def number(self, ref: PartitionRef) -> int:
+        """The partition's number in the history."""
+        return int(ref.topic.removeprefix(f"{self.name}-")) if self._has_topics else ref.partition
+
     def feed(self, rows: Iterable[Row]) -> None:
         for row in rows:
-            records = self.partitions[row.partition]
+            records = self.partitions[self.numbered(row.partition)]
             assert row.offset == len(records), "rows of a partition come in order"
             value = pickle.dumps((row.values, row.deleted))
             records.append(TraceRecord(value, row.values.get(STAMP, -1), None, {}))
@@ -83,7 +94,7 @@ class RowLog(StepLog):
 
     def bounds(self, stored: StoredOffsets) -> list[Bounds]:
         return [
-            replace(bound, is_assigned=bound.partition.partition not in self.elsewhere)
+            replace(bound, is_assigned=self.number(bound.partition) not in self.elsewhere)
             for bound in super().bounds(stored)
         ]
 
@@ -174,11 +185,13 @@ class PeersHost:
 class Engine:
     """A job between epochs: its store and its inputs outlive its drivers."""
 
-    def __init__(self, case: Case, cache: Path, hasher: KeyHash, threads: int = 1, peers: int = 1) -> None:
+    def __init__(
+        self, case: Case, cache: Path, hasher: KeyHash, threads: int = 1, peers: int = 1, *, topics: bool = False
+    ) -> None:
         self._job, self._hasher, self._cache, self._peers = case.job.job, hasher, cache, peers
         self._store, self._told, self._output = MemoryStore(), Told(), LocalCapture()
         self._dead = LocalCapture()
-        self.logs = {side.name: RowLog(side, case.partitions[side.name]) for side in self._job.inputs}
+        self.logs = {side.name: RowLog(side, case.partitions[side.name], topics=topics) for side in self._job.inputs}
         self._threads = threads
         self._shards, self._now_ms, self._last, self._crash = 1, 0, False, False
         self._wall_ms: int | None = None
@@ -195,7 +208,7 @@ class Engine:
         return [
             name
             for name, log in self.logs.items()
-            if log.final and all(positions[name].get(ref) == len(log.partitions[ref.partition]) for ref in log.refs())
+            if log.final and all(positions[name].get(ref) == len(log.partitions[ref]) for ref in log.refs())
         ]
 
     def start(self) -> None:
@@ -222,14 +235,15 @@ class Engine:
         """What the epoch's plan is to find. No partition that is elsewhere is idle (T4)."""
         for name, log in self.logs.items():
             log.elsewhere = epoch.elsewhere.get(name, ())
-            log.partitions |= {partition: [] for partition in epoch.added.get(name, ())}
+            log.partitions |= {log.numbered(partition): [] for partition in epoch.added.get(name, ())}
         for name, rows in epoch.rows.items():
             self.logs[name].feed(rows)
         for name in epoch.final:
             self.logs[name].final = True
         self._told.partitions = {
-            name: [f"{name}/{p}" for p in idle if p not in self.logs[name].elsewhere]
-            for name, idle in epoch.idle.items()
+            name: [partition_id(log.numbered(p)) for p in epoch.idle[name] if p not in log.elsewhere]
+            for name, log in self.logs.items()
+            if name in epoch.idle
         }
         self._wall_ms = epoch.clock
         self._shards, self._last, self._crash = epoch.shards, not epoch.followed, epoch.crash
@@ -253,10 +267,10 @@ class Engine:
             assert self.driver.plan() == plan, "a plan is replayed as it stands"
         report = self.driver.commit(plan, self.driver.run(plan), last=self._last)
         dead = _rows(self._dead)
-        letters = {(row["input"], row["partition"], row["offset"]) for row in dead}
+        letters = {(row["input"], row["topic"], row["partition"], row["offset"]) for row in dead}
         assert len(letters) == len(dead), "a record is two dead letters"
         assert all(row["reason"].startswith(("late: ", "future: ")) for row in dead)
-        return plan, report, _rows(self._output), Counter(name for name, _, _ in letters)
+        return plan, report, _rows(self._output), Counter(name for name, *_ in letters)
 
     def read_by(self, plan: EpochPlan) -> tuple[dict[str, list[Row]], Counter[str]]:
         """The rows that count, and how many are too far ahead (T11), by input."""
@@ -264,8 +278,8 @@ class Engine:
         future: Counter[str] = Counter()
         for planned in plan.ranges:
             name = planned.partition.input
-            at = [(planned.partition.partition, offset) for offset in range(planned.start, planned.end_exclusive)]
-            rows = [self.logs[name].rows[place] for place in at]
+            number = self.logs[name].number(planned.partition)
+            rows = [self.logs[name].rows[number, offset] for offset in range(planned.start, planned.end_exclusive)]
             stamps = [row.values.get(STAMP, -1) for row in rows]
             most = self._job.input(name).watermark.max_future
             ahead = too_far_ahead([row.ts for row in rows], stamps, most, plan.clock)
@@ -285,10 +299,10 @@ class Check:
         self._case, self._engine, self._job = case, engine, case.job
         self._oracle = case.job.oracle()
         delays = {side.name: side.watermark.delay for side in case.job.job.inputs}
-        known = {name: [f"{name}/{p}" for p in partitions] for name, partitions in case.partitions.items()}
+        known = {name: [self._id(name, p) for p in partitions] for name, partitions in case.partitions.items()}
         self._marks = WatermarkOracle(delays, known)
         self._tables = {side.name for side in case.job.job.inputs if side.table is not None}
-        self._ends: dict[tuple[str, int], int] = {}
+        self._ends: dict[PartitionRef, int] = {}
         self._tables_read: set[str] = set()
         self._behind: set[str] = set()
 
@@ -297,7 +311,7 @@ class Check:
             self._engine.prepare(epoch)
             for name, new in epoch.added.items():
                 for partition in new:
-                    self._marks.saw(name, f"{name}/{partition}", [])
+                    self._marks.saw(name, self._id(name, partition), [])
             if epoch.job is not None:
                 epoch.job.edit(self._oracle, self._job)
                 self._job = epoch.job
@@ -306,6 +320,9 @@ class Check:
             if epoch.followed:
                 yield from self._following()
                 self._check_nothing_waits()
+
+    def _id(self, name: str, partition: int) -> str:
+        return partition_id(self._engine.logs[name].numbered(partition))
 
     def _following(self) -> Iterator[Result]:
         for _ in range(MOST_FOLLOWING):
@@ -335,7 +352,7 @@ class Check:
     def _check_reached(self, plan: EpochPlan) -> None:
         """A4: up to which times inputs of a join with a table were read that are behind. Rows that wait may ask for
         versions from before the stream's (A2); what is known of the first of them is a time that is not later."""
-        read = {(r.partition.input, r.partition.partition): r.end_exclusive for r in plan.ranges}
+        read = {planned.partition: planned.end_exclusive for planned in plan.ranges}
         ends = {**self._ends, **read}
         wanted = self._reached(ends)
         for name in self._engine.logs if self._tables else ():
@@ -349,7 +366,7 @@ class Check:
         self._behind = {name for name in self._streams() if self._unread(name, ends)}
         self._ends, self._tables_read = ends, self._tables_read | {*plan.tables_read}
 
-    def _reached(self, ends: Mapping[tuple[str, int], int]) -> dict[str, int]:
+    def _reached(self, ends: Mapping[PartitionRef, int]) -> dict[str, int]:
         """In an epoch that reads on to these ends: a table by what it leaves, a stream by what the one before left."""
         unread = {name: self._unread(name, ends) for name in self._tables}
         unread |= {name: self._unread(name, self._ends) for name in self._behind}
@@ -360,15 +377,15 @@ class Check:
         """The streams of a table that was first read to its end."""
         return self._engine.logs.keys() - self._tables if self._tables and self._tables <= self._tables_read else ()
 
-    def _unread(self, name: str, ends: Mapping[tuple[str, int], int]) -> list[str]:
+    def _unread(self, name: str, ends: Mapping[PartitionRef, int]) -> list[str]:
         records = self._engine.logs[name].partitions
-        return [f"{name}/{p}" for p, listed in records.items() if ends.get((name, p), 0) < len(listed)]
+        return [partition_id(ref) for ref, listed in records.items() if ends.get(ref, 0) < len(listed)]
 
     def _check_watermarks(self, plan: EpochPlan, read: Mapping[str, Sequence[Row]]) -> None:
         assert dict(plan.watermarks) == self._marks.watermarks(plan.idle, plan.ended)
         for name, rows in read.items():
             for row in rows:
-                self._marks.saw(name, f"{name}/{row.partition}", [row.ts])
+                self._marks.saw(name, self._id(name, row.partition), [row.ts])
         self._marks.settle(plan.idle)
 
 
@@ -390,10 +407,12 @@ def run(case: Case, hasher: KeyHash = key_hash) -> list[Result]:
         return list(Check(case, engine).history())
 
 
-def check_against_oracle(case: Case, hasher: KeyHash = key_hash, threads: int = 1, peers: int = 1) -> list[Result]:
+def check_against_oracle(
+    case: Case, hasher: KeyHash = key_hash, threads: int = 1, peers: int = 1, *, topics: bool = False
+) -> list[Result]:
     """Every epoch: the watermarks, rows and drops that the oracle says; nothing is left for another epoch to emit."""
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as cache:
-        engine = Engine(case, Path(cache), hasher, threads, peers)
+        engine = Engine(case, Path(cache), hasher, threads, peers, topics=topics)
         results = []
         for result in Check(case, engine).history():
             _compare(result)

@@ -23,7 +23,7 @@ from joinery_runtime.core.compile import compile_job
 from joinery_runtime.engine.driver import Host
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork
 from joinery_runtime.engine.worker import Worker, WorkerParts
-from joinery_runtime.formats.batch import RawBatch
+from joinery_runtime.formats.batch import PartitionRef, RawBatch
 from joinery_runtime.formats.records import Decoder
 from joinery_runtime.hosts.spark import SparkHost
 from joinery_runtime.hosts.spark_tasks import WorkerSetup
@@ -75,14 +75,14 @@ class _WithRecords:
 
     def run(self, work: EpochWork) -> EpochOutcome:
         self.directory.mkdir(parents=True, exist_ok=True)
-        for name, log in self.logs.items():
-            for partition, records in log.partitions.items():
-                _file(self.directory, name, partition).write_bytes(b"".join(record.value + b"\n" for record in records))
+        for log in self.logs.values():
+            for ref, records in log.partitions.items():
+                _file(self.directory, ref).write_bytes(b"".join(record.value + b"\n" for record in records))
         return self.host.run(work)
 
 
-def _file(directory: Path, name: str, partition: int) -> Path:
-    return directory / f"{name}-{partition}.jsonl"
+def _file(directory: Path, ref: PartitionRef) -> Path:
+    return directory / f"{ref.input}-{ref.topic}-{ref.partition}.jsonl"
 
 
 class Files(NamesNoStore):
@@ -165,7 +165,7 @@ class _Reader:
 
     def _read(self, planned: Range) -> RawBatch:
         ref = planned.partition
-        file = _file(self.directory, ref.input, ref.partition)
+        file = _file(self.directory, ref)
         records = file.read_bytes().split(b"\n")[:-1] if file.exists() else []
         offsets = np.arange(planned.start, planned.end_exclusive, dtype=np.int64)
         return RawBatch(ref, offsets, pa.array(records[planned.start : planned.end_exclusive], pa.binary()))

@@ -27,7 +27,7 @@ from joinery_runtime.errors import (
     RecordError,
     SinkError,
 )
-from joinery_runtime.hosts.edits import EarlierDefinition
+from joinery_runtime.hosts.edits import EarlierDefinition, input_change_warnings
 from joinery_runtime.hosts.placement import EpochPlacement
 from joinery_runtime.hosts.run import _Caller, _JobRun
 from joinery_runtime.hosts.run_spark import RunSpark
@@ -150,6 +150,25 @@ def test_an_edit_of_what_is_read_is_said_to_count_from_now_on(old: str, new: str
     run.start(parse_job(JOB.replace(old, new), "visits.yaml"))
     assert went == [False]
     assert [says in text and "docs/data.md#read-again-after-a-mistake" in text for text in said] == [True] * bool(says)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words"),
+    [
+        ("topic: a", "topics: [c, a, b]", ["Input clicks also reads b and c from now on, from the earliest record"]),
+        ("topics: [a, b]", "topics: [b, a]", []),
+        ("topics: [a, b]", "topic: b", ["Input clicks reads topic b from now on, and read topics a and b before"]),
+        ("topicPattern: a", "topics: [a]", ["Input clicks reads topics a from now on, and read topics like 'a'"]),
+    ],
+)
+def test_an_edit_of_the_topics_of_an_input(before: str, now: str, words: list[str]) -> None:
+    """U1: what is added is read from its beginning, and the order of the names has no meaning."""
+    jobs = [
+        parse_job(JOB.replace("file: {path: clicks.jsonl}", f"kafka: {{bootstrapServers: unused, {topics}}}"), "job")
+        for topics in (before, now)
+    ]
+    warnings = list(input_change_warnings(*jobs))
+    assert [text[: len(start)] for text, start in zip(warnings, words, strict=True)] == words
 
 
 @pytest.mark.parametrize(

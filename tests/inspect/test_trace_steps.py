@@ -26,7 +26,8 @@ def side(name: str, **more: Any) -> Input:
 
 
 RATES = side("rates", table={"key": ["currency", "region"]})
-INPUTS = [side("orders"), RATES]
+SEVERAL = side("several", file=None, kafka={"bootstrapServers": "unused:9092", "topics": ["eu", "us"]})
+INPUTS = [side("orders"), RATES, SEVERAL]
 EUR = {"currency": "EUR", "region": 1, "ts": 5, "$delete": True}
 
 
@@ -82,3 +83,18 @@ def test_deletions_of_a_table_decode_with_their_own_event_time() -> None:
     ]
     assert decoded.deleted is not None
     assert decoded.deleted.tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("several", r"row 0 of 'several' has \$topic: asia, .*it reads eu and us"), ("orders", r"it reads orders")],
+)
+def test_a_row_of_a_topic_that_the_input_does_not_read(name: str, words: str) -> None:
+    with pytest.raises(JoineryError, match=words):
+        check_step(1, {"input": name, "rows": [{"ts": 1, "$topic": "asia"}]}, INPUTS)
+
+
+def test_a_partition_that_is_idle_has_a_number() -> None:
+    check_step(1, {"idle": ["several/eu/0", "several/1", "several"]}, INPUTS)
+    with pytest.raises(JoineryError, match="is not a step"):
+        check_step(1, {"idle": ["several/eu"]}, INPUTS)

@@ -72,9 +72,14 @@ OUTPUT = "    postgres: {table: joined}"
             lambda j: (
                 first(j).kafka.topic,
                 first(j).kafka.topic_pattern,
-                first(j).kafka.topics,
+                first(j).kafka.source_name,
             ),
             (None, "orders-(eu|us)", "topics like 'orders-(eu|us)'"),
+        ),
+        (
+            (TOPIC, "topics: [orders-eu, orders-us]\n        startFrom: latest\n"),
+            lambda j: (first(j).kafka.topic, first(j).kafka.named_topics, first(j).kafka.source_name),
+            (None, {"orders-eu", "orders-us"}, "topics orders-eu and orders-us"),
         ),
         (
             (TOPIC, TOPIC + '        startFrom: {offsets: {"0": 5, 1: 7}}\n'),

@@ -230,7 +230,7 @@ def _input(given: Mapping[str, Any], joins: Sequence[Mapping[str, Any]]) -> dict
     schema = given.get("schema", _SCHEMA)
     tables = [{"table": _table(step)} for step in joins if "asOf" in step and step["right"] == given["name"]]
     return {
-        "file": {"path": f"unused-{given['name']}.jsonl"},
+        **({} if "kafka" in given else {"file": {"path": f"unused-{given['name']}.jsonl"}}),
         "format": "json",
         "eventTime": "ts",
         **(tables[0] if tables else {}),

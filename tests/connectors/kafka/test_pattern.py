@@ -204,3 +204,36 @@ def test_errors_say_which_topics(prefix, monkeypatch) -> None:
         pytest.raises(SourceError, match=rf"does not answer: .*topics like '{prefix}\.\*', bootstrapServers"),
     ):
         planner.bounds(StoredOffsets())
+
+
+# --- topics by their names (U1) ---------------------------------------------------------------------------------------
+
+
+def test_each_named_topic_is_read_and_no_other(broker, prefix) -> None:
+    names = [f"{prefix}.{name}" for name in "abc"]
+    for name in names:
+        broker.create_topic(name)
+        send(broker.bootstrap, name, [b"x"] * 2)
+    with planning(kafka_input(broker.bootstrap, topics=[names[2], names[0]], properties=EAGER)) as planner:
+        bounds = [(bound.partition, bound.end_exclusive) for bound in joined(planner)]
+    assert sorted(bounds) == [(ref(names[0]), 2), (ref(names[2]), 2)]
+
+
+def test_a_named_topic_that_does_not_exist_is_an_error(broker, prefix) -> None:
+    broker.create_topic(f"{prefix}.a")
+    model = kafka_input(broker.bootstrap, topics=[f"{prefix}.a", f"{prefix}.b"], properties=EAGER)
+    words = rf"topic {prefix}\.b does not exist.*Create it, or correct the name"
+    with planning(model) as planner, pytest.raises(SourceError, match=words):
+        planner.bounds(StoredOffsets({ref(f"{prefix}.a"): 0}))
+
+
+def test_a_topic_that_is_added_is_read_from_its_earliest_record_and_one_taken_off_no_more(broker, prefix) -> None:
+    first, second, third = (f"{prefix}.{name}" for name in "abc")
+    for name in (first, second, third):
+        broker.create_topic(name)
+        send(broker.bootstrap, name, [b"x"] * 3)
+    known = StoredOffsets({ref(first): 3, ref(second): 2})
+    model = kafka_input(broker.bootstrap, topics=[first, third], startFrom="latest", properties=EAGER)
+    with planning(model) as planner:
+        starts = {bound.partition: bound.start for bound in joined(planner, known)}
+    assert starts == {ref(first): 3, ref(third): 0}

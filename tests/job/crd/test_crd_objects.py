@@ -140,6 +140,7 @@ ACCEPTED = [
     (kafka("properties: {a: text, b: 5, c: true, d: 0.5}"),),
     (kafka("propertiesSecretRef: {name: kafka-client}"),),
     ((TOPIC, "        topicPattern: orders-.*\n"),),
+    ((TOPIC, "        topics: [orders-eu, orders-us]\n"),),
     (("decimal(12,2)", "decimal( 38 , 0 )"),),
     (
         after(

@@ -22,8 +22,8 @@ from joinery_runtime.errors import (
 )
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.stores import PostgresStoreAddress
-from joinery_runtime.job import Job, under_definition
-from joinery_runtime.job.model.wording import counted
+from joinery_runtime.job import Input, Job, under_definition
+from joinery_runtime.job.model.wording import counted, listed
 from joinery_runtime.state.store import JobRecord, StateStore
 
 
@@ -105,7 +105,12 @@ def input_change_warnings(before: Job, now: Job) -> Iterator[str]:
     for side in now.inputs:
         if (was := inputs_before.get(side.name)) is None:
             continue
-        if side.source_name != was.source_name:
+        if added := _added_topics(was, side):
+            yield (
+                f"Input {side.name} also reads {listed(added)} from now on, from the earliest record: records "
+                "that are behind its watermark are late. See docs/kafka.md#several-topics-as-one-input"
+            )
+        elif side.source_name != was.source_name:
             yield (
                 f"Input {side.name} reads {side.source_name} from now on, and read {was.source_name} before the edit: "
                 "what was read there stays in the state and in the output. See docs/data.md#read-again-after-a-mistake"
@@ -118,6 +123,12 @@ def input_change_warnings(before: Job, now: Job) -> Iterator[str]:
                 f"{', '.join(changed)}. Records that were read before are not read again. "
                 "See docs/data.md#read-again-after-a-mistake"
             )
+
+
+def _added_topics(before: Input, now: Input) -> list[str]:
+    """The topics that the input names besides all those that it named before; none if it named none."""
+    earlier, topics = (side.kafka.named_topics if side.kafka is not None else frozenset() for side in (before, now))
+    return sorted(topics - earlier) if earlier and earlier < topics else []
 
 
 @contextmanager

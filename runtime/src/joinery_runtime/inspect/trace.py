@@ -31,7 +31,7 @@ from joinery_runtime.inspect.trace_steps import ScriptedIdleness, Step, StepLog,
 from joinery_runtime.job import Job
 from joinery_runtime.state.store import StateStore
 
-_OF_DEAD_LETTERS = ("input", "partition", "offset", "reason", "text")
+_OF_DEAD_LETTERS = ("input", "topic", "partition", "offset", "reason", "text")
 
 
 def run_trace(
@@ -88,10 +88,14 @@ class _Trace:
         line |= {"late": dict(late), "dead": dict(dead)} | ({"dropped": nonempty_drops} if nonempty_drops else {})
         line |= {"after_eviction": dict(after_eviction)} if after_eviction else {}
         letters = [row for table in self._environment.dead_letters.take() for row in table.to_pylist()]
-        letters.sort(key=lambda row: (row["input"], row["partition"], row["offset"]))
-        shown = [{name: row[name] for name in _OF_DEAD_LETTERS} for row in letters]
+        letters.sort(key=lambda row: (row["input"], row["topic"], row["partition"], row["offset"]))
+        shown = [self._dead_letter_document(row) for row in letters]
         line |= {"dead_letters": shown} if shown else {}
         return line | ({"warnings": warnings} if warnings else {})
+
+    def _dead_letter_document(self, letter: Mapping[str, Any]) -> dict[str, Any]:
+        has_topics = len(self._logs[letter["input"]].topics) > 1
+        return {name: letter[name] for name in _OF_DEAD_LETTERS if name != "topic" or has_topics}
 
     def _output_document(self) -> dict[str, Any]:
         """The rows of the last step as JSON, by output if the job has several."""

@@ -18,14 +18,17 @@ from joinery_runtime.formats.batch import PartitionRef, RawBatch
 from joinery_runtime.formats.table_decoder import DELETE
 from joinery_runtime.job import Input
 from joinery_runtime.job.model.inputs import Table
+from joinery_runtime.job.model.wording import listed
 
 Step = Mapping[str, Any]
 MAX_SHARDS = 4096
 PARTITION = "$partition"
+TOPIC = "$topic"  # of the Kafka record, for an input of several topics (U1)
 TIMESTAMP = "$timestamp"  # of the Kafka record
 KEY = "$key"  # of the Kafka record: text as it is, anything else as JSON
 HEADERS = "$headers"  # of the Kafka record: texts by name
 HISTORY = "$history"  # true: the row is from the files before the topic (T12)
+_OF_RECORD = {PARTITION, TOPIC, TIMESTAMP, KEY, HEADERS, HISTORY}
 _FILES = "/history"  # stands for these files
 
 
@@ -45,6 +48,12 @@ def check_step(number: int, step: Step, inputs: Sequence[Input]) -> None:
             raise JoineryError(f"step {number} names input {name!r}", facts=f"the job has {sorted(by_name)}")
     for name, rows in rows_by_input(step).items():
         for at, row in enumerate(rows):
+            topics = topics_of(by_name[name])
+            if row.get(TOPIC, topics[0]) not in topics:
+                summary = (
+                    f"step {number}: row {at} of {name!r} has {TOPIC}: {row[TOPIC]}, which the input does not read"
+                )
+                raise JoineryError(summary, facts=f"it reads {listed(topics)}", todo="Name one of these")
             if row.get(HISTORY) and by_name[name].history is None:
                 summary = f"step {number}: row {at} of {name!r} has {HISTORY}, and the input has no history"
                 todo = f"Give the input a history, or leave {HISTORY} out"
@@ -66,6 +75,11 @@ def _check_deletion(row_label: str, row: Mapping[str, Any], table: Table | None)
         raise JoineryError(f"{row_label} deletes without {', '.join(missing)}", facts=json.dumps(row), todo=todo)
 
 
+def topics_of(side: Input) -> tuple[str, ...]:
+    """The topics of a trace's input: those that it names if these are several, else one with the input's name."""
+    return (side.kafka.topics if side.kafka is not None else None) or (side.name,)
+
+
 def rows_by_input(step: Step) -> Mapping[str, Sequence[Mapping[str, Any]]]:
     rows: Mapping[str, Any] = {step["input"]: step["rows"]} if "input" in step else step.get("rows", {})
     return rows
@@ -79,6 +93,7 @@ def _has_valid_fields(row: Mapping[str, Any]) -> bool:
     headers = row.get(HEADERS, {})
     return (
         _is_count(row.get(PARTITION, 0))
+        and isinstance(row.get(TOPIC, ""), str)
         and _is_count(row.get(TIMESTAMP, 0), most=2**63 - 1)
         and isinstance(row.get(HISTORY, False), bool)
         and _is_mapping(headers, lambda value: isinstance(value, str))
@@ -94,11 +109,9 @@ def _is_mapping(value: object, inner: Callable[[object], bool]) -> bool:
 
 
 def _are_idle(value: object) -> bool:
-    """Whether the value lists inputs ("payments") or partitions ("payments/1")."""
+    """Whether the value lists inputs ("payments") or partitions ("payments/1", of a topic "payments/payments-eu/1")."""
     return isinstance(value, list) and all(
-        isinstance(name, str) and (not slash or partition.isdecimal())
-        for name in value
-        for _, slash, partition in [str(name).partition("/")]
+        isinstance(name, str) and ("/" not in name or name.rpartition("/")[2].isdecimal()) for name in value
     )
 
 
@@ -155,32 +168,40 @@ class TraceRecord:
 
 
 class StepLog(UnsharedSource):
-    """The records that the steps gave one input: the trace's Kafka topic, planner and reader in one. If the input has a
-    history, its files end when the topic's first record comes."""
+    """The records that the steps gave one input: the trace's Kafka topics, planner and reader in one. If the input has
+    a history, its files end when the topics' first record comes."""
 
     def __init__(self, side: Input) -> None:
         self.name, self._keyed, self._headers = side.name, side.keyed, side.headers
         self.final = False
-        self.partitions: dict[int, list[TraceRecord]] = {}
+        self.topics = topics_of(side)
+        self.partitions: dict[PartitionRef, list[TraceRecord]] = {}
         self._files: list[TraceRecord] | None = None if side.history is None else []
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
         for row in rows:
-            value = {key: v for key, v in row.items() if key not in (PARTITION, TIMESTAMP, KEY, HEADERS, HISTORY)}
+            value = {key: v for key, v in row.items() if key not in _OF_RECORD}
             key = row.get(KEY)
             written = key if key is None or isinstance(key, str) else json.dumps(key)
             record = TraceRecord(json.dumps(value).encode(), row.get(TIMESTAMP, -1), written, row.get(HEADERS, {}))
             if row.get(HISTORY) and self._files is not None:
                 self._files.append(record)
             else:
-                self.partitions.setdefault(row.get(PARTITION, 0), []).append(record)
+                self.partitions.setdefault(self.ref_of(row), []).append(record)
+
+    def ref_of(self, row: Mapping[str, Any]) -> PartitionRef:
+        """The partition of a row."""
+        return PartitionRef(self.name, row.get(TOPIC, self.topics[0]), row.get(PARTITION, 0))
 
     def refs(self) -> list[PartitionRef]:
-        return [PartitionRef(self.name, self.name, p) for p in sorted(self.partitions) or [0]]
+        """The partitions: those of the rows so far, and the first one of each topic that has had none."""
+        begun = {ref.topic for ref in self.partitions}
+        empty = [PartitionRef(self.name, topic, 0) for topic in self.topics if topic not in begun]
+        return sorted([*self.partitions, *empty])
 
     def bounds(self, stored: StoredOffsets) -> list[Bounds]:
         topic = [
-            Bounds(ref, stored.offsets.get(ref, 0), len(self.partitions.get(ref.partition, [])), final=self.final)
+            Bounds(ref, stored.offsets.get(ref, 0), len(self.partitions.get(ref, [])), final=self.final)
             for ref in self.refs()
         ]
         if self._files is None or READ in stored.topic_ids:
@@ -199,7 +220,7 @@ class StepLog(UnsharedSource):
         return map(self._read_range, planned)
 
     def _read_range(self, planned: Range) -> RawBatch:
-        topic = self.partitions.get(planned.partition.partition, [])
+        topic = self.partitions.get(planned.partition, [])
         records = (self._files or [] if of_files(planned.partition) else topic)[planned.start : planned.end_exclusive]
         offsets = np.arange(planned.start, planned.end_exclusive, dtype=np.int64)
         values = pa.array([record.value for record in records], pa.binary())
@@ -216,24 +237,25 @@ class StepLog(UnsharedSource):
 
 
 class ScriptedIdleness:
-    """Inputs ("payments") or partitions ("payments/1") that a step declared idle, until their next row. Steps describe
-    the outside world, so a restart does not forget them."""
+    """Inputs ("payments") or partitions ("payments/1", "payments/payments-eu/1") that a step declared idle, until their
+    next row. Steps describe the outside world, so a restart does not forget them."""
 
     def __init__(self, logs: Mapping[str, StepLog]) -> None:
         self._logs = logs
-        self._idle: dict[str, set[int] | None] = {}  # by input; None: all partitions
+        self._idle: dict[str, set[PartitionRef] | None] = {}  # by input; None: all partitions
 
     def set_idle(self, name: str, log: StepLog) -> None:
-        _, slash, partition = name.partition("/")
-        idle = self._idle.get(log.name, set()) if slash else None
-        self._idle[log.name] = None if idle is None else idle | {int(partition)}
+        _, *topics, partition = name.split("/") if "/" in name else (name, "")
+        idle = self._idle.get(log.name, set()) if partition else None
+        partitions = {PartitionRef(log.name, topic, int(partition)) for topic in topics or log.topics if partition}
+        self._idle[log.name] = None if idle is None else idle | partitions
 
     def set_active(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         idle = self._idle.get(name)
         if not rows or name not in self._idle:
             return
-        every = {ref.partition for ref in self._logs[name].refs()}
-        self._idle[name] = (every if idle is None else idle) - {row.get(PARTITION, 0) for row in rows}
+        log = self._logs[name]
+        self._idle[name] = ({*log.refs()} if idle is None else idle) - {log.ref_of(row) for row in rows}
 
     def observe(self, bounds: Iterable[Bounds], now_ms: int) -> None:
         """Does nothing: steps say what is idle, positions do not."""
@@ -241,9 +263,9 @@ class ScriptedIdleness:
     def idle(self) -> dict[str, Collection[str]]:
         return {name: self._partition_ids(name, partitions) for name, partitions in self._idle.items()}
 
-    def _partition_ids(self, name: str, partitions: set[int] | None) -> tuple[str, ...]:
+    def _partition_ids(self, name: str, partitions: set[PartitionRef] | None) -> tuple[str, ...]:
         refs = self._logs[name].refs()
-        return tuple(partition_id(ref) for ref in refs if partitions is None or ref.partition in partitions)
+        return tuple(partition_id(ref) for ref in refs if partitions is None or ref in partitions)
 
     def idle_for_ms(self, all_idle: bool, now_ms: int, committed_ms: int) -> int:
         return 0

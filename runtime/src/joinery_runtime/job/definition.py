@@ -251,7 +251,7 @@ def _is_same_target(stored: Mapping[str, Any], output: Mapping[str, Any]) -> boo
 
 def _is_same_place(stored: Any, now: Any) -> bool:
     """Whether these are the same topic, table or file. Another topic may be on another cluster."""
-    names = ("topic", "topicPattern", "table", "path")
+    names = ("topic", "topics", "topicPattern", "table", "path")
     both = isinstance(stored, Mapping) and isinstance(now, Mapping)
     return both and all(stored.get(name) == now.get(name) for name in names)
 

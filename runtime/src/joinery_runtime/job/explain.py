@@ -172,7 +172,7 @@ def _input_plan(side: Input, where: str | None) -> InputPlan:
 def _kafka(kafka: KafkaInput) -> str:
     start, stop = (_position(at) for at in (kafka.start_from, kafka.stop_at))
     ends = f", stops at {stop}" if stop else ""
-    return f"Kafka {kafka.topics} at {kafka.bootstrap_servers}, starts at {start} where no offset is stored{ends}"
+    return f"Kafka {kafka.source_name} at {kafka.bootstrap_servers}, starts at {start} where no offset is stored{ends}"
 
 
 def _files(file: FileInput) -> str:

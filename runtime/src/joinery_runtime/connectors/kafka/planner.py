@@ -157,7 +157,7 @@ class KafkaPlanner:
         for field, at in (("startFrom", self._kafka.start_from), ("stopAt", self._kafka.stop_at)):
             missing = sorted(at.offsets.keys() - numbers) if isinstance(at, AtOffsets) else []
             if missing and field not in self._warned:
-                name, topics = self._cluster.input, self._kafka.topics
+                name, topics = self._cluster.input, self._kafka.source_name
                 has = f"{topics} has {counted(len(numbers), 'partition')}, numbered from 0"
                 logger.warning("input %s: %s names partition %d, and %s: correct it", name, field, missing[0], has)
                 self._warned.add(field)

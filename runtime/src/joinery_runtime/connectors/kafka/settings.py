@@ -49,8 +49,8 @@ _OF_MEMBERS = {
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A topic, or the topics that match a pattern, and how to reach them. `properties` are librdkafka's and may hold
-    secrets."""
+    """A topic, several, or those that match a pattern, and how to reach them. `properties` are librdkafka's and may
+    hold secrets."""
 
     input: str
     topics: str
@@ -67,7 +67,7 @@ class Cluster:
                 facts="; ".join(f"{name}: {_OWNED[name]}" for name in refused),
                 todo="Remove it",
             )
-        return cls(name, kafka.topics, kafka.bootstrap_servers, kafka.properties)
+        return cls(name, kafka.source_name, kafka.bootstrap_servers, kafka.properties)
 
     def at(self, topic: str) -> Cluster:
         """The same cluster, for errors about one topic."""
@@ -88,7 +88,9 @@ class Cluster:
         return SourceUnavailable(f"Input {self.input}: {summary}", facts=f"{facts} ({self})", todo=todo)
 
     def missing(self, facts: str) -> SourceError:
-        return self.problem(f"{self.topics} does not exist", facts, "Create it, or correct kafka.topic in the job")
+        return self.problem(
+            f"{self.topics} does not exist", facts, "Create it, or correct the name under kafka in the job"
+        )
 
     def failure(self, error: KafkaError | KafkaException, doing: str) -> SourceError:
         """Turns a client's error into ours."""

@@ -1,4 +1,4 @@
-"""Finds an input's present topics (the named one, or those that match its pattern) and what became of others."""
+"""Finds an input's present topics (those that it names, or that match its pattern) and what became of others."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _INTERNAL = "__"
 
 
 class InputTopics:
-    """Resolves `topic` or `topicPattern`, and judges topics that were deleted or recreated."""
+    """Resolves `topic`, `topics` or `topicPattern`, and judges topics that were deleted or recreated."""
 
     def __init__(self, cluster: Cluster, kafka: KafkaInput, admin: KafkaMetadata) -> None:
         self._cluster, self._kafka, self._admin = cluster, kafka, admin
         self._pattern = re.compile(kafka.topic_pattern) if kafka.topic_pattern is not None else None
-        self._matching: set[str] = {kafka.topic} if kafka.topic is not None else set()
+        self._matching = set(kafka.named_topics)
         self._listed_at = float("-inf")
         self._settled: set[tuple[str, str]] = set()  # former topics (name, id) that were reported and are not an error
         self._waiting = False
@@ -32,13 +32,13 @@ class InputTopics:
     def named(self, topic: str) -> bool:
         """Whether a topic with this name belongs to the input."""
         if self._pattern is None:
-            return topic == self._kafka.topic
+            return topic in self._kafka.named_topics
         return not topic.startswith(_INTERNAL) and self._pattern.fullmatch(topic) is not None
 
     def existing(self, stored: StoredOffsets, ends: Mapping[PartitionRef, int]) -> dict[str, Topic]:
         """The topics that exist, by name. `ends` are the newest known ends of partitions.
 
-        Raises SourceError if the named topic does not exist, and DataLoss if a matching one was deleted before it was
+        Raises SourceError if a named topic does not exist, and DataLoss if a matching one was deleted before it was
         read to its known end.
         """
         read_before = {ref.topic for ref in stored.offsets}
@@ -46,8 +46,9 @@ class InputTopics:
             self._matching = {name for name in self._admin.names() if self.named(name)}
             self._listed_at = time.monotonic()
         topics = self._admin.topics(self._matching | read_before)
-        if self._pattern is None and not topics:
-            raise self._cluster.missing("the broker knows no such topic")
+        missing = self._kafka.named_topics - topics.keys()
+        if missing:
+            raise self._cluster.at(min(missing)).missing("the broker knows no such topic")
         for topic in sorted(read_before - set(topics)):
             self._judge_deleted(topic, stored, ends)
         if not topics and not self._waiting:

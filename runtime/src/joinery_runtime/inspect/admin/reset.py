@@ -141,15 +141,15 @@ def _on_broker(name: str, kafka: KafkaInput, state: InputState, target: Target) 
     cluster = Cluster.of(name, kafka)
     admin = KafkaMetadata(cluster)
     read = {ref.topic for ref in state.positions if not of_files(ref)}
-    if kafka.topic is None and not read:
+    if not kafka.named_topics and not read:
         facts, todo = "it has read no topic yet", "Where reading starts is up to startFrom in the job then"
         if state.positions:
             facts = "it has read files of its history, and no topic yet"
             todo = "Reset it once its history has been read"
         raise cluster.problem("it has no topic's offsets", facts, todo)
-    topics = admin.topics(read if kafka.topic is None else {kafka.topic})
+    topics = admin.topics(kafka.named_topics or read)
     if not topics:
-        raise cluster.problem(f"{kafka.topics} cannot be read", "the broker has no such topic", "Create it first")
+        raise cluster.problem(f"{kafka.source_name} cannot be read", "the broker has no such topic", "Create it first")
     partitions = [ref for topic in topics.values() for ref in topic.partitions]
     requests = [admin.ask(partitions, spec) for spec in (OffsetSpec.earliest(), OffsetSpec.latest())]
     at_time = admin.ask(partitions, OffsetSpec.for_timestamp(target.timestamp)) if isinstance(target, ToTime) else {}

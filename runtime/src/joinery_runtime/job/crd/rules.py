@@ -189,7 +189,7 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
             ".eventTime",
         ),
     ),
-    KafkaInput: (exactly_one("topic", "topicPattern"),),
+    KafkaInput: (exactly_one("topic", "topics", "topicPattern"),),
     History: (
         Rule(
             "!has(self.csv) || self.format == 'csv'",

@@ -105,6 +105,7 @@ FIELDS: Mapping[Place, Schema] = {
     (Input, "eventTime"): {"maxLength": 1024},
     (Input, "where"): {"maxLength": _LONG_TEXT},
     (KafkaInput, "bootstrapServers"): {"maxLength": MAX_TEXT},
+    (KafkaInput, "topics"): {"x-kubernetes-list-type": "set", "maxItems": 256},
     (Column, "name"): {"maxLength": 1024},
     (Column, "type"): {"pattern": f"^({'|'.join(SIMPLE_TYPES)}|{_DECIMAL})$", "maxLength": 64},
     (AtTimestamp, "timestamp"): {"pattern": f"^{_RFC_3339}$"},

@@ -197,16 +197,28 @@ def _one_source(draft: JobDraft) -> Iterator[Finding]:
     for source in draft.inputs:
         yield from exactly_one(source.data, source.at, ("kafka", "file"))
     for source in draft.inputs:
-        yield from exactly_one(dig(source.data, "kafka"), (*source.at, "kafka"), ("topic", "topicPattern"))
+        yield from exactly_one(dig(source.data, "kafka"), (*source.at, "kafka"), ("topic", "topics", "topicPattern"))
+
+
+_SEVERAL_TOPICS = {"topics": "topics names several", "topicPattern": "topicPattern may match many"}
 
 
 def _offsets_of_one_topic(draft: JobDraft) -> Iterator[Finding]:
     for source in draft.inputs:
         kafka = dig(source.data, "kafka")
         for name in ("startFrom", "stopAt"):
-            if dig(kafka, "topicPattern") is not None and dig(kafka, name, "offsets") is not None:
+            named = [facts for field, facts in _SEVERAL_TOPICS.items() if dig(kafka, field) is not None]
+            if named and dig(kafka, name, "offsets") is not None:
+                facts = f"offsets belong to one topic, {named[0]}"
                 todo = "write a word or {timestamp: ...} here, or name one topic"
-                yield (*source.at, "kafka", name), f"offsets belong to one topic, topicPattern may match many; {todo}"
+                yield (*source.at, "kafka", name), f"{facts}; {todo}"
+
+
+def _distinct_topics(draft: JobDraft) -> Iterator[Finding]:
+    for source in draft.inputs:
+        for i, name in repeats(items(source.data, "kafka", "topics")):
+            facts = f"topic {name!r} is named twice, and each record counts once"
+            yield (*source.at, "kafka", "topics", i), f"{facts} (rule U1); drop one"
 
 
 def _a_group_each(draft: JobDraft) -> Iterator[Finding]:
@@ -281,6 +293,7 @@ RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
     _formats,
     _one_source,
     _offsets_of_one_topic,
+    _distinct_topics,
     _a_group_each,
     _table_key,
     _text_key,

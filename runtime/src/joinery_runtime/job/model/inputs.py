@@ -26,6 +26,7 @@ from joinery_runtime.job.model.paths import Path, parse_path
 from joinery_runtime.job.model.secrets import SecretRef
 from joinery_runtime.job.model.times import checked_format, checked_zone
 from joinery_runtime.job.model.types import ColumnType
+from joinery_runtime.job.model.wording import listed
 
 
 def _regular_expression(pattern: str) -> str:
@@ -115,13 +116,18 @@ StopAt = Annotated[
 
 
 class KafkaInput(Model):
-    """Topics of Kafka: exactly one of `topic` and `topic_pattern`. `hosts/secrets.py` merges the settings of
+    """Topics of Kafka: exactly one of `topic`, `topics` and `topic_pattern`. `hosts/secrets.py` merges the settings of
     `properties_secret_ref` into `properties`."""
 
     bootstrap_servers: Text = Field(examples=["kafka-0:9092,kafka-1:9092"])
     """Addresses of brokers, `host:port`, separated by commas."""
     topic: Topic | None = Field(default=None, examples=["orders"])
     """The topic to read."""
+    topics: Annotated[tuple[Topic, ...], Field(min_length=1)] | None = Field(
+        default=None, examples=[["orders-eu", "orders-us"]]
+    )
+    """The topics to read as one input: their records have one format, and count as if they were in one topic. The order
+    of the names has no meaning."""
     topic_pattern: TopicPattern | None = Field(default=None, examples=[r"shop\.orders\..*"])
     """A regular expression of Python's `re`: every topic whose whole name matches is read, also one that appears
     later. Topics whose names begin with two underscores never match."""
@@ -142,8 +148,15 @@ class KafkaInput(Model):
     """A secret whose keys are names of librdkafka's settings."""
 
     @property
-    def topics(self) -> str:
+    def named_topics(self) -> frozenset[str]:
+        """The topics that the job names; none for a pattern."""
+        return frozenset(self.topics or ([] if self.topic is None else [self.topic]))
+
+    @property
+    def source_name(self) -> str:
         """What is read, for messages."""
+        if self.topics is not None:
+            return f"topics {listed(sorted(self.topics))}"
         return f"topic {self.topic}" if self.topic_pattern is None else f"topics like {self.topic_pattern!r}"
 
 
@@ -321,7 +334,7 @@ class Input(Model):
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] = Field(examples=["orders"])
     """What the rest of the job calls the input."""
     kafka: KafkaInput | None = Field(default=None, examples=[{"bootstrapServers": "kafka:9092", "topic": "orders"}])
-    """Reads topics of Kafka: exactly one of `topic` and `topic_pattern`."""
+    """Reads topics of Kafka: exactly one of `topic`, `topics` and `topic_pattern`."""
     file: FileInput | None = None
     """Reads files from start to end: a bounded input, or a directory that is watched for new ones."""
     history: History | None = None
@@ -367,7 +380,7 @@ class Input(Model):
     def source_name(self) -> str:
         """What is read, for messages."""
         if self.kafka is not None:
-            return self.kafka.topics
+            return self.kafka.source_name
         return "" if self.file is None else f"file {self.file.path}"
 
     @property

@@ -18,7 +18,7 @@ _CAP = "; sessions need a hard cap, so that none is kept for ever (rule S2): wri
 _MISSING = {"lower": _BOUND, "upper": _BOUND, "maxDuration": _CAP}
 _INPUT_NAME = "an input name has letters, digits and '_', and does not start with a digit"
 _PATTERNS = {
-    "topic": "a topic name has 1 to 249 letters, digits, '.', '_' and '-'",
+    **dict.fromkeys(("topic", "topics"), "a topic name has 1 to 249 letters, digits, '.', '_' and '-'"),
     "metadata": "a name has lower-case letters, digits, '-' and '.', and starts and ends with a letter or digit",
     "input": _INPUT_NAME,
     "inputs": _INPUT_NAME,

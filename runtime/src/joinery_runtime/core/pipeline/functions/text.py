@@ -30,6 +30,7 @@ _BLANK = pa.scalar(" ")
 _WHITE_SPACE = pa.scalar(None, pa.string())  # Polars then strips that of Unicode
 _LAST_CODE_POINT = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)
+_CHARACTER = np.dtype((np.str_, 1))  # one code point
 
 
 def _split_at(text: pl.Expr, separator: pl.Expr) -> pl.Expr:
@@ -447,7 +448,7 @@ def _pad_text(text: Value, length: Value, fill: Value, *, at_start: bool) -> Val
 )
 def _first_code_point(text: Value) -> Value:
     first = pc.fill_null(pc.utf8_slice_codeunits(text, 0, 1), "").to_numpy(zero_copy_only=False)
-    return pa.array(first.astype("U1").view(np.uint32), pa.uint32()).cast(pa.int32())
+    return pa.array(first.astype(_CHARACTER).view(np.uint32), pa.uint32()).cast(pa.int32())
 
 
 @TEXT.define(
@@ -464,7 +465,7 @@ def _character_of(number: Value) -> Value:
     valid = (code_points > 0) & (code_points <= _LAST_CODE_POINT)
     valid &= (code_points < _SURROGATES[0]) | (code_points > _SURROGATES[1])
     require(pa.array(valid), "Unicode has no character of this number")
-    return pa.array(code_points.astype(np.uint32).view("U1"), pa.string())
+    return pa.array(code_points.astype(np.uint32).view(_CHARACTER), pa.string())
 
 
 def _normal_form(text: Value, form: str) -> Value:

@@ -1,0 +1,21 @@
+"""The engine against the oracle where each partition of a random history is a topic of its own: the same rows,
+watermarks and order as with partitions of one topic (U1, U2)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+
+from budget import examples
+from core.cases import HISTORIES, Case, cases
+from core.harness import check_against_oracle
+
+
+@pytest.mark.parametrize("kind", ["interval", "windows", "asof"])
+def test_topics_are_to_an_input_what_partitions_are(kind: str) -> None:
+    @settings(HISTORIES, max_examples=examples(25))
+    @given(case=cases(kind))
+    def every(case: Case) -> None:
+        check_against_oracle(case, topics=True)
+
+    every()
