@@ -18,8 +18,9 @@ from core.cases import HISTORIES, Case, cases
 from core.harness import check_against_oracle, few_hashes, merge_early
 from core.random_deduplication import deduplicated_cases
 from core.random_sessions import session_cases
+from core.random_top_n import ranked_cases
 from core.random_windows import windowed_cases
-from joinery_runtime.core.kinds import deduplicate, grouping, interval
+from joinery_runtime.core.kinds import deduplicate, grouping, interval, top_n
 from joinery_runtime.core.kinds.as_of import AsOfJoin
 from joinery_runtime.core.kinds.deduplicate import Deduplicate
 from joinery_runtime.core.kinds.interval import IntervalJoin
@@ -28,6 +29,7 @@ from joinery_runtime.core.kinds.session import form as session_form
 from joinery_runtime.core.kinds.session import kind as session_kind
 from joinery_runtime.core.kinds.session.kind import SessionAggregation
 from joinery_runtime.core.kinds.session_join import SessionWindowJoin
+from joinery_runtime.core.kinds.top_n import FirstRows
 from joinery_runtime.core.kinds.window import WindowJoin
 from joinery_runtime.core.kinds.windowed import kind as window_kind
 from joinery_runtime.core.kinds.windowed import panes as window_panes
@@ -46,6 +48,7 @@ Kernel = Callable[[StepSpec, StepWork], StepRun]
 KINDS: tuple[type[StepOperator], ...] = (
     *(IntervalJoin, WindowJoin, SessionWindowJoin, AsOfJoin, SessionAggregation, WindowAggregation),
     Deduplicate,
+    FirstRows,
 )
 
 
@@ -271,6 +274,18 @@ def places_do_not_count(patch: Patch) -> None:
     patch.setattr(deduplicate, "tie_breakers", lambda side, rows: [-place for place in real(side, rows)])
 
 
+# --- top-N ------------------------------------------------------------------------------------------------------------
+
+
+def turned_round(order: tuple[top_n.SortKey, ...]) -> tuple[top_n.SortKey, ...]:
+    return tuple(replace(key, descending=not key.descending) for key in order)
+
+
+def ranks_go_by_no_place(patch: Patch) -> None:
+    real = top_n.tie_breakers
+    patch.setattr(top_n, "tie_breakers", lambda side, rows: [-place for place in real(side, rows)])
+
+
 MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "a row is late one millisecond early": ("interval", late_by_one),
     "the upper bound is not included": ("interval", another_duration(upper=lambda ms: ms - 1)),
@@ -343,12 +358,23 @@ MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "the order of places does not count": ("deduplication", places_do_not_count),
     "compaction drops the first row of a span too early": ("deduplication", greedy_compaction),
     "rows that are decided wait for the next row": ("deduplication", no_following_epochs),
+    "one row more is emitted": ("top-N", another_duration(rows=lambda rows: rows + 1)),
+    "the order is turned round": ("top-N", another_duration(order=turned_round)),
+    "ranked windows are emitted one millisecond early": ("top-N", other_horizons(one_later, LEFT)),
+    "ranked windows are emitted again": ("top-N", other_horizons(without_before, LEFT)),
+    "late rows of top-N are not counted": ("top-N", kernel(count_no_drops)),
+    "displaced rows are forgotten only in memory": ("top-N", kernel(forget_flags)),
+    "one key ranks the rows of another": ("top-N", one_group_per_hash),
+    "rows that are equal are in any order": ("top-N", ranks_go_by_no_place),
+    "compaction drops a ranked row too early": ("top-N", greedy_compaction),
+    "ranked windows wait for the next row": ("top-N", no_following_epochs),
 }
 
 OF_ONE_INPUT = {
     "sessions": session_cases,
     "windows": windowed_cases,
     "deduplication": deduplicated_cases,
+    "top-N": ranked_cases,
     "sessions with having": partial(session_cases, having=True),
     "windows with having": partial(windowed_cases, having=True),
     "early sessions": partial(session_cases, early=True),

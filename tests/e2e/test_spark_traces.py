@@ -64,7 +64,7 @@ def kind(trace: Trace) -> str:
         return "sessions"
     if not parsed.joins:
         if parsed.ranking is not None:
-            return "deduplicate"
+            return parsed.ranking.field
         return "projection" if parsed.aggregation is None else "windows"
     steps = parsed.joins
     if len(steps) > 1 or steps[0].broadcast:
@@ -77,7 +77,7 @@ ONE_OF_EACH = {kind(trace): trace for trace in reversed(SAMPLE)}
 
 def test_the_sample_has_every_kind() -> None:
     joins = {"interval", "broadcast", "chain", "window", "session", "asOf"}
-    assert ONE_OF_EACH.keys() == {*joins, "sessions", "windows", "deduplicate", "projection"}
+    assert ONE_OF_EACH.keys() == {*joins, "sessions", "windows", "deduplicate", "topN", "projection"}
     types = {step["type"] for trace in SAMPLE for step in trace.job["spec"].get("joins", ()) if "type" in step}
     assert types >= {"left", "full"}
 

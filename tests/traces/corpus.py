@@ -23,6 +23,7 @@ END = 2**63 - 1
 _TRACE = {"about", "source", "covers", "differs", "spark", "anyCut", "kind", "job", "steps", "refused"}
 _EXPECT = {"output", "late", "dropped", "watermarks", "stepWatermarks", "dead", "after_eviction", "fails"}
 _SCHEMA = {"k": "string", "v": "string", "ts": "timestamp"}
+_TOP_N = {"rows": 2, "window": {"tumbling": {"size": 10}}}
 _ENDS = {"output": {"file": {"path": "unused-output.jsonl"}}, "stateStore": {"memory": {}}}
 
 Row = Mapping[str, Any]
@@ -184,6 +185,12 @@ def resource(spec: Mapping[str, Any], name: str) -> dict[str, Any]:
         filled["aggregate"] = _aggregate(spec["aggregate"], names[0])
     if "deduplicate" in spec:
         filled["deduplicate"] = {"by": [f"{names[0]}.k"], "within": 10, **spec["deduplicate"]}
+    if "topN" in spec:
+        filled["topN"] = {**_TOP_N, "by": [f"{names[0]}.k"], **spec["topN"]}
+        order = [{"expression": f"{names[0]}.v", "direction": "desc"}]
+        filled["topN"] = {"orderBy": order, **filled["topN"]}
+        ranks = [{"column": name} for name in ("window_start", "window_end", "row_number")]
+        filled["select"] = spec.get("select", [*every_v, *ranks])
     if joins:
         filled["joins"] = joins
     if filled.get("select") == "default" or "sql" in spec:

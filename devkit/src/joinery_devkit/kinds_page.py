@@ -47,16 +47,17 @@ KINDS = (
     Kind("Aggregates of cumulative windows", "aggregate-cumulative", "g1"),
     Kind("Sessions of a join's rows", "aggregate-sessions", "s8"),
     Kind("Deduplication", "deduplicate", "deduplication"),
+    Kind("Top-N", "top-n", "top-n"),
 )
 """The sections in their order. A new kind has a trace in tests/traces/kinds, and a line here."""
 _INTRODUCTION = """\
 # Kinds by example
 
-Each kind of join, sessions, aggregates, projection and deduplication, with its picture, its YAML, the rows that go in
-and the rows that come out. The rows are those of the golden traces in
+Each kind of join, sessions, aggregates, projection, deduplication and top-N, with its picture, its YAML, the rows that
+go in and the rows that come out. The rows are those of the golden traces in
 [tests/traces/kinds/](../tests/traces/kinds/), which every build runs, also with restarts and with other numbers of
 shards between the steps. [Joins](joins.md), [Sessions](sessions.md), [Aggregates](aggregates.md) and
-[Deduplication](deduplication.md) describe each kind; [Semantics](semantics.md) has the rules.
+[Deduplication](deduplication.md) and [Top-N](top-n.md) describe each kind; [Semantics](semantics.md) has the rules.
 
 Times are milliseconds. In the pictures, a line connects the rows that make one row of the output, and a dotted line
 leads to a match that the output does not name. A ring marks a row that is emitted with null for the other side.
@@ -98,10 +99,10 @@ def yaml_of(trace: KindTrace) -> str:
     text = ""
     if "joins" in trace.job:
         text += "joins:\n" + "".join(_step_yaml(step) for step in trace.job["joins"])
-    for step in {"aggregate", "deduplicate"} & trace.job.keys():
+    for step in {"aggregate", "deduplicate", "topN"} & trace.job.keys():
         fields = trace.job[step].items()
         text += f"{step}:\n" + "".join(f"  {name}: {_in_line(value)}\n" for name, value in fields)
-    if "select" in trace.job and not {"joins", "deduplicate"} & trace.job.keys():
+    if "select" in trace.job and not {"joins", "deduplicate", "topN"} & trace.job.keys():
         (source,) = trace.job["inputs"]
         columns = "".join(f"  - {_in_line(column)}\n" for column in trace.job["select"])
         text += f"inputs:\n  - name: {source['name']}\n    where: {_in_line(source['where'])}\nselect:\n{columns}"

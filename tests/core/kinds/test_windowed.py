@@ -17,9 +17,9 @@ from budget import examples
 from core.cases import HISTORIES
 from core.step_runs import Ran, ran
 from joinery_runtime.core.aggregates import AggregateCall
+from joinery_runtime.core.kinds.aligned import Windows
 from joinery_runtime.core.kinds.windowed.kind import WindowAggregation
 from joinery_runtime.core.kinds.windowed.panes import pane_schema
-from joinery_runtime.core.kinds.windowed.windows import Windows
 from joinery_runtime.core.pipeline.sides import Intake, OutputColumn, SideSpec
 from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, StateRun, StepWork, with_flags

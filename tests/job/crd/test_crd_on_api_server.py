@@ -483,6 +483,29 @@ RULED += [
     deduplicated(chains.step(), lateData="dlq", of_spec={"deadLetter": {"file": {"path": "dead"}}}),
 ]
 
+
+def ranked(*steps: Any, of_spec: Any = None, **fields: Any) -> dict[str, Any]:
+    """A job that emits the two highest orders of each currency and hour."""
+    order = [{"expression": "orders.amount", "direction": "desc"}]
+    rule = {"by": ["orders.currency"], "orderBy": order, "rows": 2, "window": {"tumbling": {"size": "1h"}}, **fields}
+    top_n = {name: value for name, value in rule.items() if value is not None}
+    inputs = None if steps else [chains.ORDERS]
+    return chains.document(*steps, inputs=inputs, **{"topN": top_n, **(of_spec or {})})
+
+
+RULED += [
+    ranked(of_spec={"aggregate": aggregated()["spec"]["aggregate"]}),
+    ranked(of_spec={"deduplicate": {"by": ["orders.id"], "within": "1h"}}),
+    ranked(of="nothing"),
+    ranked(orderBy=None),
+    ranked(rows=None),
+    ranked(window=None),
+    ranked(window={}),
+    ranked(window={"tumbling": {"size": "1h", "offset": "1h"}}),
+    ranked(lateData="dlq"),
+    ranked(chains.step(), lateData="dlq", of_spec={"deadLetter": {"file": {"path": "dead"}}}),
+]
+
 RULED_SESSIONS = [
     sessions.document(sql="SELECT 1", groupBy=None, gap=None, aggregates=[sessions.COUNT]),
     sessions.document(sql="SELECT 1", groupBy=None, gap=None, having="events > 1"),

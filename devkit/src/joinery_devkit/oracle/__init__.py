@@ -4,7 +4,7 @@ It shares no code with the core. `Oracle` replays epochs (the plan's watermarks 
 which rows every epoch must emit and which it must drop; `brute_force` says the same about a whole history at once. For
 a SessionWindow these are `SessionOracle` and `sessions_at_once`, for windows in an `aggregate` of one input
 `WindowOracle`, for an `aggregate` behind joins `ComposedOracle`, for one input alone
-`ProjectionOracle`, and for `deduplicate` `DeduplicationOracle`.
+`ProjectionOracle`, for `deduplicate` `DeduplicationOracle`, and for `topN` `TopNOracle`.
 `WatermarkOracle` says which watermarks the plans must hold; `multiset` and `differences` compare rows in any order.
 
     oracle = Oracle.of_job(job)
@@ -35,6 +35,7 @@ from joinery_devkit.oracle.projection import ProjectionOracle
 from joinery_devkit.oracle.rows import END, Joined, Row, Values, differences, multiset
 from joinery_devkit.oracle.session_rows import SessionShape, sessions_at_once
 from joinery_devkit.oracle.sessions import SessionOracle
+from joinery_devkit.oracle.top_n import TopNOracle, TopNShape
 from joinery_devkit.oracle.watermarks import WatermarkOracle, too_far_ahead
 from joinery_devkit.oracle.windowed import WindowOracle, WindowShape
 
@@ -59,6 +60,8 @@ __all__ = [
     "SessionRule",
     "SessionShape",
     "Step",
+    "TopNOracle",
+    "TopNShape",
     "Values",
     "WatermarkOracle",
     "WindowOracle",

@@ -14,9 +14,27 @@ from joinery_devkit.oracle.joins import LATE, EpochExpectation, SideBatches, Wat
 from joinery_devkit.oracle.model import FILTERED_ROWS
 from joinery_devkit.oracle.rows import END, Row, Values, comparable
 from joinery_runtime.job import StreamJoin
-from joinery_runtime.job.kinds.aggregate.model import Aggregation
+from joinery_runtime.job.kinds.aggregate.model import AggregateWindow, Aggregation
+from joinery_runtime.job.kinds.ranking import RankWindow
 
 Span = tuple[int, int]  # the start and the end of a window; the end is not in it
+
+
+def spans_of(window: AggregateWindow | RankWindow, ts: int) -> list[Span]:
+    """The windows that hold the time (G1)."""
+    if window.tumbling is not None:
+        start = ts - (ts - window.tumbling.offset) % window.tumbling.size
+        return [(start, start + window.tumbling.size)]
+    if window.hopping is not None:
+        hopping = window.hopping
+        last = ts - (ts - hopping.offset) % hopping.slide
+        starts = range(last, ts - hopping.size, -hopping.slide)
+        return [(start, start + hopping.size) for start in starts]
+    cumulative = window.cumulative
+    assert cumulative is not None, "of aligned windows"
+    start = ts - (ts - cumulative.offset) % cumulative.size
+    ends = range(start + cumulative.step, start + cumulative.size + 1, cumulative.step)
+    return [(start, end) for end in ends if ts < end]
 
 
 @dataclass(frozen=True)
@@ -38,20 +56,7 @@ class WindowShape:
 
     def spans(self, ts: int) -> list[Span]:
         """The windows that hold the time (G1)."""
-        window = self._aggregation.window
-        if window.tumbling is not None:
-            start = ts - (ts - window.tumbling.offset) % window.tumbling.size
-            return [(start, start + window.tumbling.size)]
-        if window.hopping is not None:
-            hopping = window.hopping
-            last = ts - (ts - hopping.offset) % hopping.slide
-            starts = range(last, ts - hopping.size, -hopping.slide)
-            return [(start, start + hopping.size) for start in starts]
-        cumulative = window.cumulative
-        assert cumulative is not None, "of aligned windows"
-        start = ts - (ts - cumulative.offset) % cumulative.size
-        ends = range(start + cumulative.step, start + cumulative.size + 1, cumulative.step)
-        return [(start, end) for end in ends if ts < end]
+        return spans_of(self._aggregation.window, ts)
 
     def values(self, row: Row) -> Values:
         """The columns that groups and aggregates may name."""

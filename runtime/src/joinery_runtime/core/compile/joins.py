@@ -24,7 +24,7 @@ from joinery_runtime.core.pipeline.expression import (
 )
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, Intake, OutputColumn, Placement, SideSpec, part_name
 from joinery_runtime.core.pipeline.spec import Emits, InputSpec, Pipeline, StepSpec
-from joinery_runtime.core.table.columns import arrow_schema, arrow_type
+from joinery_runtime.core.table.columns import arrow_schema, arrow_type, type_name
 from joinery_runtime.errors import ExpressionError
 from joinery_runtime.job import JoinStep, Reference, StreamJoin
 from joinery_runtime.job.kinds.aggregate.model import Aggregation, aggregate_part
@@ -87,6 +87,7 @@ class JoinCompiler:
         self._keys.compile()
         self._schemas = {name: self._keys.schema_of(name) for name in self._declared}
         self._output = self._outputs()
+        self._ranked_by = self._ranking_expressions()
         written = [self._written_conditions(number, step) for number, step in enumerate(job.joins)]
         self._filters: list[list[Expression]] = [[] for _ in job.joins]
         self._filters_of_inputs: dict[str, list[Expression]] = {side.name: [] for side in job.inputs}
@@ -223,6 +224,7 @@ class JoinCompiler:
         """The parts of output expressions and of filters that read only this input."""
         expressions = [output.expression for output in self._output if output.expression is not None]
         expressions += [condition for conditions in self._filters for condition in conditions]
+        expressions += self._ranked_by
         return tuple(part for expression in expressions for part in parts_of_one_input(expression, name))
 
     def _compared_parts(self, reading: int, name: str) -> tuple[Expression, ...]:
@@ -256,7 +258,8 @@ class JoinCompiler:
             checked=() if chained else self._checked_parts(time),
             filter=None if chained else self._input_filter(time),
         )
-        kind = next(kind for kind in ranking_kinds() if isinstance(ranking, kind.written_as)).of(ranking, intake)
+        written = next(kind for kind in ranking_kinds() if isinstance(ranking, kind.written_as))
+        kind = written.of(ranking, tuple(self._ranked_by))
         side = SideSpec(ranking_part(ranking.field, number), self._job.joined, time, intake, flags=True)
         output = [
             OutputColumn(column.name, column.type, column=naming.name_of(column.ref))
@@ -266,6 +269,18 @@ class JoinCompiler:
         ]
         return StepSpec(number, (side,), kind, None, tuple(output))
 
+    def _ranking_expressions(self) -> list[Expression]:
+        """What rows are ranked by. Raises JobError naming the field, or the SQL."""
+        ranking, compiled = self._job.ranking, list[Expression]()
+        for place, text in (ranking.expressions if ranking is not None else {}).items():
+            path = f"spec.{ranking.field if ranking is not None else ''}.{place}"
+            expression, kind = computed_column(self._job, path, text, self._declared)
+            if pa.types.is_nested(kind) or pa.types.is_null(kind):
+                facts = f"{text!r} is {type_name(kind)}, which has no order"
+                raise error_at(self._job, path, f"{facts}; sort by a number, a text or a time")
+            compiled.append(expression)
+        return compiled
+
     # --- columns ------------------------------------------------------------------------------------------------------
 
     def _needed_after(self, number: int) -> set[ColumnRef]:
@@ -273,6 +288,7 @@ class JoinCompiler:
         needed = {ref for output in self._output for ref in output.columns}
         if (ranking := self._job.ranking) is not None:
             needed |= {*_refs(ranking.keys), self._event_time(self._job.ranked_time)}
+            needed |= {ref for expression in self._ranked_by for ref in expression.columns}
         for later in self._steps[number + 1 :]:
             needed |= later.confirmed | later.filtered_by
             if not later.one_window:
@@ -372,7 +388,7 @@ class JoinCompiler:
                 outputs.append(
                     _Output(
                         column.name,
-                        arrow_type(self._job.window_times),
+                        arrow_type(column.type or self._job.window_times),
                         step_column=column.step_column,
                     )
                 )

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from joinery_runtime.core import kinds
 from joinery_runtime.core.aggregates import AggregateCall
+from joinery_runtime.core.pipeline.expression import Expression
 from joinery_runtime.core.pipeline.sides import LEFT, WINDOW_END, Intake, SideSpec
 from joinery_runtime.core.pipeline.spec import Distance, Emits, StepOperator, StepSpec
 from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Watermark, earlier
@@ -74,8 +75,8 @@ class Ranking(StepOperator):
 
     @classmethod
     @abstractmethod
-    def of(cls, ranking: RankingKind, intake: Intake, /) -> Self:
-        """The kind as the job asks for it, over rows of the intake."""
+    def of(cls, ranking: RankingKind, expressions: tuple[Expression, ...], /) -> Self:
+        """The kind as the job asks for it, with its compiled `expressions`."""
 
 
 def find_kinds(base: type[_Kind]) -> tuple[type[_Kind], ...]:

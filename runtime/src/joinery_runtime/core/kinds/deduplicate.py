@@ -7,21 +7,30 @@ same rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Self, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from joinery_runtime.core.kinds.base import Ranking, less_allowed_lateness
 from joinery_runtime.core.kinds.cells import cut_by_hash
 from joinery_runtime.core.kinds.grouping import order_by_key, reachable_positions
 from joinery_runtime.core.kinds.replaceable import ReplaceableRows
-from joinery_runtime.core.kinds.rows import PairFailures, Pairs, Selection, cut_pairs, gather, project, run_to_add
+from joinery_runtime.core.kinds.rows import (
+    PairFailures,
+    Pairs,
+    Selection,
+    cut_pairs,
+    gather,
+    project,
+    run_to_add,
+    tie_breakers,
+)
+from joinery_runtime.core.pipeline.expression import Expression
 from joinery_runtime.core.pipeline.retention import AcceptedRow, Retention, RowTime
-from joinery_runtime.core.pipeline.sides import Intake, SideSpec
+from joinery_runtime.core.pipeline.sides import SideSpec
 from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons, StateRun, StepResult, StepRun, StepWork
 from joinery_runtime.core.pipeline.watermark import (
@@ -32,7 +41,7 @@ from joinery_runtime.core.pipeline.watermark import (
     Watermark,
     clamp,
 )
-from joinery_runtime.core.table.columns import HASH, OFFSET, PARTITION, TS
+from joinery_runtime.core.table.columns import HASH, TS
 from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.job.kinds.ranking import Deduplication, RankingKind
 
@@ -73,7 +82,7 @@ class Deduplicate(Ranking):
         object.__setattr__(self, "retention", (retention,))
 
     @classmethod
-    def of(cls, ranking: RankingKind, _intake: Intake, /) -> Self:
+    def of(cls, ranking: RankingKind, _expressions: tuple[Expression, ...], /) -> Self:
         written = cast(Deduplication, ranking)
         return cls(written.within, written.keep == "last", written.allowed_lateness, written.late_data == "dlq")
 
@@ -187,16 +196,3 @@ def spans(side: SideSpec, rows: pa.RecordBatch, within: int) -> tuple[np.ndarray
     spans_begin = np.zeros(len(order), dtype=bool)
     spans_begin[reachable_positions(after, np.flatnonzero(begins))] = True
     return order, spans_begin
-
-
-def tie_breakers(side: SideSpec, rows: pa.RecordBatch) -> Sequence[np.ndarray]:
-    """What orders rows of one event time (int64[n] each): the place of the record, or the values of a joined row, whose
-    records may have arrived in any order (D1)."""
-    if not side.intake.chained:
-        return [rows.column(name).to_numpy() for name in (PARTITION, OFFSET)]
-    values = rows.select(list(side.intake.stored))
-    rank = np.empty(rows.num_rows, dtype=np.int64)
-    rank[pc.sort_indices(values, sort_keys=[(name, "ascending") for name in values.schema.names]).to_numpy()] = (
-        np.arange(rows.num_rows)
-    )
-    return [rank]

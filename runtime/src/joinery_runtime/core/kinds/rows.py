@@ -5,7 +5,7 @@ A `Selection` is some rows of a batch. Two of the same length are pairs; one and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -20,7 +20,7 @@ from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import ARRIVAL, CLOSING, ORDER_COLUMNS
 from joinery_runtime.core.table.columns import FLAG_FIELD, JOINABLE, OFFSET, PARTITION, TS
 from joinery_runtime.core.table.segment import Run
-from joinery_runtime.job.model.references import WINDOW_COLUMNS
+from joinery_runtime.job.model.references import RANK_COLUMNS
 
 # Rows and bytes projected at once. They bound the memory for a key that matches very many rows.
 PROJECTED_ROWS = 1 << 16
@@ -50,12 +50,13 @@ class Selection:
 class Pairs:
     """n pairs of a left and a right row, or n padded rows of one side (the other is None).
 
-    `windows`, for window steps, are the starts and the ends (int64[n] each) of their windows.
+    `windows`, for window steps, are the starts and the ends (int64[n] each) of their windows, and of ranked rows their
+    numbers.
     """
 
     left: Selection | None
     right: Selection | None
-    windows: tuple[np.ndarray, np.ndarray] | None = None
+    windows: tuple[np.ndarray, ...] | None = None
 
     @classmethod
     def of(cls, side: int, own: Selection, other: Selection | None) -> Pairs:
@@ -70,7 +71,7 @@ class Pairs:
 
     def where(self, chosen: np.ndarray) -> Pairs:
         left, right = (s.where(chosen) if s is not None else None for s in (self.left, self.right))
-        windows = (self.windows[0][chosen], self.windows[1][chosen]) if self.windows is not None else None
+        windows = tuple(values[chosen] for values in self.windows) if self.windows is not None else None
         return Pairs(left, right, windows)
 
 
@@ -124,6 +125,19 @@ def gather(side: SideSpec, rows: Selection, name: str) -> pa.Array:
     if name == intake.event_time and name not in intake.stored:
         return batch.column(TS).take(pa.array(rows.index)).cast(intake.schema.field(name).type)
     return batch.column(name).take(pa.array(rows.index))
+
+
+def tie_breakers(side: SideSpec, rows: pa.RecordBatch) -> Sequence[np.ndarray]:
+    """What orders rows of one event time (int64[n] each): the place of the record, or the values of a joined row, whose
+    records may have arrived in any order (D1)."""
+    if not side.intake.chained:
+        return [rows.column(name).to_numpy() for name in (PARTITION, OFFSET)]
+    values = rows.select(list(side.intake.stored))
+    rank = np.empty(rows.num_rows, dtype=np.int64)
+    rank[pc.sort_indices(values, sort_keys=[(name, "ascending") for name in values.schema.names]).to_numpy()] = (
+        np.arange(rows.num_rows)
+    )
+    return [rank]
 
 
 @dataclass(slots=True)
@@ -227,7 +241,7 @@ def _output(step: StepSpec, pairs: Pairs, column: OutputColumn) -> pa.Array:
     if column.step_column is None:
         return _column(step, pairs, column.side, column.column)
     if pairs.windows is not None:
-        times = pa.array(pairs.windows[WINDOW_COLUMNS.index(column.step_column)])
+        times = pa.array(pairs.windows[RANK_COLUMNS.index(column.step_column)])
     else:  # of a step before
         times = _column(step, pairs, LEFT, column.step_column)
     if pa.types.is_timestamp(column.type):  # a window reaches further than its rows

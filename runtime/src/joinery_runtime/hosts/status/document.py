@@ -17,14 +17,15 @@ from joinery_runtime.hosts.status.snapshot import JobSnapshot, behind_ms, waterm
 from joinery_runtime.job.crd import DriverStatus, HotKey, InputStatus, SavepointStatus, ScalingStatus
 from joinery_runtime.job.crd.driver import HotKeyWarning, Paused, SideStatus, Waiting
 from joinery_runtime.job.kinds.aggregate.model import AGGREGATE
-from joinery_runtime.job.kinds.ranking import Deduplication
+from joinery_runtime.job.kinds.ranking import Deduplication, TopN
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.state.store import StoredSavepoint
 
-Side = Literal["left", "right", "sessions", "aggregate", "deduplicate"]
+Side = Literal["left", "right", "sessions", "aggregate", "deduplicate", "topN"]
 SIDES: dict[str, Side] = {
     **{"left": "left", "right": "right", SESSIONS: "sessions", AGGREGATE: "aggregate"},
     Deduplication.field: "deduplicate",
+    TopN.field: "topN",
 }
 LONGEST_ERROR = 4096  # characters: what `Words` holds
 LONGEST_WARNING = 512  # characters

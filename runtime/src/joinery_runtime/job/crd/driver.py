@@ -97,7 +97,7 @@ class SideStatus(Message):
     after an epoch."""
 
     step: Count
-    side: Literal["left", "right", "sessions", "aggregate", "deduplicate"]
+    side: Literal["left", "right", "sessions", "aggregate", "deduplicate", "topN"]
     inputs: tuple[str, ...]
     rows: Count
     bytes: Count

@@ -29,7 +29,7 @@ from joinery_runtime.job.model.outputs import (
     StoreSpec,
 )
 from joinery_runtime.job.model.pods import Autoscale
-from joinery_runtime.job.model.references import WINDOW_COLUMNS
+from joinery_runtime.job.model.references import RANK_COLUMNS, WINDOW_COLUMNS
 from joinery_runtime.job.model.wording import listed
 
 # The models analyse the steps only once every input has a unique name; before that, rules on names are silent.
@@ -45,6 +45,7 @@ _LAST = " || ".join(
 _KEYED = dict.fromkeys(kind.field for kind in STEP_KINDS if not kind.without_keys)
 _FINAL = dict.fromkeys(kind.field for kind in STEP_KINDS if kind.what_is_final)
 _TIMES = f"[{', '.join(map(repr, WINDOW_COLUMNS))}]"
+_RANKS = f"[{', '.join(map(repr, RANK_COLUMNS))}]"
 _WINDOWED = "has(self.joins) && self.joins.exists(step, has(step.window)) && "
 
 _OUTPUT = (
@@ -134,7 +135,7 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
         ),
         Rule(
             "!has(self.select) || has(self.aggregate) || self.select.all(item, !has(item.column) || "
-            f"({_WINDOWED}item.column in {_TIMES}) || "
+            f"({_WINDOWED}item.column in {_TIMES}) || (has(self.topN) && item.column in {_RANKS}) || "
             "self.inputs.exists(i, item.column.startsWith(i.name + '.')))",
             "a column is written <input>.<column>, and one here does not begin with the name of an input",
             ".select",

@@ -12,7 +12,7 @@ from typing import Any
 from joinery_runtime.job.join.steps import STEP_KINDS, JoinStep, SelectItem
 from joinery_runtime.job.join.stream_join import StreamJoinSpec
 from joinery_runtime.job.kinds.aggregate.model import AggregateWindow, Aggregation
-from joinery_runtime.job.kinds.ranking import RANKING_KINDS
+from joinery_runtime.job.kinds.ranking import RANKING_KINDS, RankOrder, TopN
 from joinery_runtime.job.kinds.session.resource import SessionWindowSpec
 from joinery_runtime.job.kinds.session.sessions import Aggregate, ComputedColumn
 from joinery_runtime.job.model.base import Limits
@@ -83,6 +83,8 @@ FIELDS: Mapping[Place, Schema] = {
     (AggregateWindow, "of"): {"maxLength": 253},
     **{(kind, "by"): {"x-kubernetes-list-type": "set", "maxItems": 64} for kind in RANKING_KINDS},
     **{(kind, "of"): {"maxLength": 253} for kind in RANKING_KINDS},
+    (TopN, "orderBy"): {"maxItems": 64},
+    (RankOrder, "expression"): {"maxLength": _LONG_TEXT},
     (SessionWindowSpec, "groupBy"): {"x-kubernetes-list-type": "set", "maxItems": 64},
     (SessionWindowSpec, "compute"): {**list_map("as"), "maxItems": 256},
     (SessionWindowSpec, "where"): {"maxLength": _LONG_TEXT},

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from joinery_runtime.job.join.select_rules import check_expression
 from joinery_runtime.job.join.steps import STEP_KINDS
+from joinery_runtime.job.kinds.aggregate.aligned import ALIGNED_WINDOWS
 from joinery_runtime.job.kinds.aggregate.model import WINDOW_KINDS, AggregateWindow
 from joinery_runtime.job.kinds.base import WindowKind
-from joinery_runtime.job.kinds.ranking import RANKING_KINDS, RankingKind
+from joinery_runtime.job.kinds.ranking import RANKING_KINDS, RankingKind, RankWindow
 from joinery_runtime.job.kinds.session.rules import AGGREGATE_RULES, GroupedDraft
 from joinery_runtime.job.model.draft import (
     Finding,
@@ -169,9 +171,12 @@ _RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (*(_window, _time,
 
 def broken_ranking_rules(draft: JobDraft) -> Iterator[Finding]:
     """Every finding about the rankings that a job names."""
-    for kind in RANKING_KINDS:
-        if dig(draft.data, "spec", kind.field) is not None:
-            yield from _broken_ranking(kind, draft)
+    named = [kind for kind in RANKING_KINDS if dig(draft.data, "spec", kind.field) is not None]
+    if len(named) > 1:
+        facts = f"{' and '.join(kind.field for kind in named)} are both named"
+        yield ("spec", named[-1].field), f"{facts}; keep one, and do the other in a job of its own"
+    for kind in named:
+        yield from _broken_ranking(kind, draft)
 
 
 def _broken_ranking(kind: type[RankingKind], draft: JobDraft) -> Iterator[Finding]:
@@ -179,7 +184,12 @@ def _broken_ranking(kind: type[RankingKind], draft: JobDraft) -> Iterator[Findin
     if dig(draft.data, "spec", "aggregate") is not None:
         facts = f"aggregate and {kind.field} are both named; keep one, and do the other in a job of its own"
         yield at, facts
+    for name, text in kind.missing.items():
+        if dig(draft.data, *at, name) is None:
+            yield (*at, name), f"is missing: {text}"
     yield from _ranked_keys(draft, (*at, "by"))
+    yield from _ranked_order(draft, (*at, "orderBy"))
+    yield from _ranked_window(draft, (*at, "window"))
     yield from _counted_time(draft, (*at, "of"), ("rows would wait for ever", "no order"))
     yield from _steps_before(draft, kind.field, in_windows=False)
     yield from _joined_rows_as_dead_letters(draft, (*at, "lateData"))
@@ -189,8 +199,6 @@ def _broken_ranking(kind: type[RankingKind], draft: JobDraft) -> Iterator[Findin
 
 def _ranked_keys(draft: JobDraft, at: Loc) -> Iterator[Finding]:
     names, columns = items(draft.data, *at), _emitted_columns(draft)
-    if dig(draft.data, *at) is None:
-        yield at, "is missing: it says which rows are of one key; name at least one column"
     for i, name in repeats(names):
         yield (*at, i), f"names column {name!r} twice; drop one"
     for i, name in enumerate(names):
@@ -201,6 +209,26 @@ def _ranked_keys(draft: JobDraft, at: Loc) -> Iterator[Finding]:
             yield (*at, i), f"{facts}; write <input>.<column>, of {listed(columns)}"
         elif text := no_key(name, columns):
             yield (*at, i), text
+
+
+def _ranked_order(draft: JobDraft, at: Loc) -> Iterator[Finding]:
+    columns = _emitted_columns(draft)
+    for i, item in enumerate(items(draft.data, *at)):
+        text = dig(item, "expression")
+        if not isinstance(text, str):
+            continue
+        yield from check_expression((*at, i, "expression"), text, draft)
+        if columns is not None and (kind := columns.get(text)) is not None and kind.name == "json":
+            facts = f"{text!r} is json, which has no order"
+            yield (*at, i, "expression"), f"{facts}; sort by a part of it, by its path"
+
+
+def _ranked_window(draft: JobDraft, at: Loc) -> Iterator[Finding]:
+    window = dig(draft.data, *at)
+    if window is not None:
+        yield from exactly_one(window, at, RankWindow.fields)
+        for kind in ALIGNED_WINDOWS:
+            yield from kind.problems(dig(window, kind.field), (*at, kind.field))
 
 
 def _ranked_tables(draft: JobDraft, field: str) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from joinery_runtime.job.join.steps import STEP_KINDS
-from joinery_runtime.job.kinds.ranking import RANKING_KINDS
+from joinery_runtime.job.kinds.ranking import RANKING_KINDS, RankingKind
 from joinery_runtime.job.kinds.session.signature import aggregate_refusals, aggregate_warnings
 from joinery_runtime.job.model.duration import format_duration, format_time
 from joinery_runtime.job.model.references import EXISTENCE
@@ -45,7 +45,7 @@ def warnings(old: Signed, new: Signed) -> Iterator[str]:
         yield from aggregate_warnings(old["aggregate"], new["aggregate"])
     for kind in RANKING_KINDS:
         if kind.field in new:
-            yield from _of_ranking(old[kind.field], new[kind.field])
+            yield from _of_ranking(kind, old[kind.field], new[kind.field])
     for number, (before, after, where) in enumerate(_steps(old, new)):
         texts = (*_longer(before, after), *_dropped_padding(before, after), *_new_columns(before, after, new, number))
         yield from (f"{text}{where}" for text in texts)
@@ -108,16 +108,18 @@ def _ranking(old: Signed, new: Signed) -> Iterator[str]:
             yield f"{kind.field}.by was {keys[0]}, it is now {keys[1]}"
         for field, words in kind.fixed.items():
             if was[field] != now[field]:
-                yield f"{words} was {was[field]}, it is now {now[field]}"
+                yield f"{words} was {kind.signed_text(was[field])}, it is now {kind.signed_text(now[field])}"
         yield from _changed_types(was["stored"], now["stored"], "")
 
 
-def _of_ranking(was: Signed, now: Signed) -> Iterator[str]:
-    """Warns of longer times, which bring nothing back, and of columns that are new."""
-    for field in ("within", "allowedLateness"):
+def _of_ranking(kind: type[RankingKind], was: Signed, now: Signed) -> Iterator[str]:
+    """Warns of longer times and more rows, which bring nothing back, and of columns that are new."""
+    for field in ("within", "allowedLateness", "rows"):
         if now.get(field, 0) > was.get(field, 0):
-            went = f"{field} went from {format_duration(was[field])} to {format_duration(now[field])}"
-            yield f"{went}: rows that left the state before stay gone, so repeats of them may be emitted"
+            before, after = (
+                str(signed[field]) if field == "rows" else format_duration(signed[field]) for signed in (was, now)
+            )
+            yield f"{field} went from {before} to {after}: rows that left the state before stay gone, {kind.lost}"
     yield from _null_before([column for column in now["stored"] if column not in was["stored"]])
 
 

@@ -43,10 +43,10 @@ def _ranking_plan(job: StreamJoin, ranking: RankingKind, stored: Mapping[str, Se
     handling = "written to the dead letters" if ranking.late_data == "dlq" else "dropped"
     none = "none, unless a step has lateData: reopen; such rows are " if after else ""
     lines = (
-        ("key", ", ".join(ranking.keys)),
+        ("key", ", ".join(ranking.keys) or "none: all rows are of one key, on one shard"),
         *((("event time", f"that of {time}"),) if after else ()),
         *ranking.lines(watermark, lateness),
-        ("late rows", f"{none}{handling} and counted when ts < {watermark} - {lateness}"),
+        ("late rows", f"{none}{handling} and counted when {ranking.late_text(watermark, lateness)}"),
         *((("limits", limits_text(ranking.limits, "the state")),) if ranking.limits is not None else ()),
     )
     side = SidePlan(

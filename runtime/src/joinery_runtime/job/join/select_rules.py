@@ -9,6 +9,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from joinery_runtime.job.join.steps import STEP_KINDS
+from joinery_runtime.job.kinds.ranking import RANKING_KINDS
 from joinery_runtime.job.model.draft import (
     Finding,
     JobDraft,
@@ -25,6 +26,7 @@ from joinery_runtime.job.model.function_calls import wrong_calls
 from joinery_runtime.job.model.output_rules import outputs, row_columns, unknown_columns
 from joinery_runtime.job.model.references import (
     POSTGRES_NAME_BYTES,
+    RANK_COLUMNS,
     WINDOW_COLUMNS,
     default_names,
     fitting_naming,
@@ -38,7 +40,7 @@ def _items(draft: JobDraft) -> Iterator[Finding]:
         yield from exactly_one(item, at, ("column", "expression"))
         yield from _column((*at, "column"), dig(item, "column"), draft)
         if isinstance(text := dig(item, "expression"), str):
-            yield from _expression((*at, "expression"), text, draft)
+            yield from check_expression((*at, "expression"), text, draft)
             if dig(item, "as") is None:
                 yield at, "an expression has no name of its own; add one: as: <name>"
 
@@ -46,16 +48,18 @@ def _items(draft: JobDraft) -> Iterator[Finding]:
 def _column(at: Loc, text: Any, draft: JobDraft) -> Iterator[Finding]:
     ref = reference(text)
     if text in WINDOW_COLUMNS:
-        if not _windowed(draft):
+        if text not in _engine_columns(draft):
             yield at, f"{text!r} is a column of window joins only (rule W4); write <input>.{text}, or leave it out"
+    elif text in _engine_columns(draft):
+        return
     elif isinstance(text, str) and text and ref is None:
         yield at, f"{text!r} does not name its input; write <input>.{text}"
     elif ref is not None:
         yield from _unknown_names(at, ref.input, ref.column, draft)
 
 
-def _expression(at: Loc, text: str, draft: JobDraft) -> Iterator[Finding]:
-    """Checks the columns of an expression and its calls of functions. The core checks its type."""
+def check_expression(at: Loc, text: str, draft: JobDraft) -> Iterator[Finding]:
+    """Check the columns of an expression and its calls of functions. The core checks its type."""
     try:
         tree = parse_tree(text)
     except SqlglotError as error:
@@ -119,14 +123,14 @@ def output_names(draft: JobDraft) -> list[str] | None:
             return None
         return columns or None
     columns = list(_every_column(draft))
-    return [*columns, *(WINDOW_COLUMNS if _windowed(draft) else ())] if columns else None
+    return [*columns, *_engine_columns(draft)] if columns else None
 
 
 def _name(item: object) -> str | None:
     renamed, column = dig(item, "as"), dig(item, "column")
     if isinstance(renamed, str):
         return renamed
-    if column in WINDOW_COLUMNS:
+    if column in RANK_COLUMNS:
         return str(column)
     source = reference(column)
     return source.column if source is not None else None
@@ -137,7 +141,7 @@ def _every_column(draft: JobDraft) -> Iterator[str]:
     if not draft.all_named or any(source.types is None for source in draft.inputs):
         return
     columns = {name: tuple(source.types or ()) for name, source in draft.by_name.items() if name not in draft.absent}
-    times = WINDOW_COLUMNS if _windowed(draft) else ()
+    times = _engine_columns(draft)
     naming = fitting_naming(
         dig(draft.data, "spec", "prefixes"),
         columns,
@@ -148,9 +152,14 @@ def _every_column(draft: JobDraft) -> Iterator[str]:
     yield from (name for name, *_ in default_names(columns, naming, times))
 
 
-def _windowed(draft: JobDraft) -> bool:
+def _engine_columns(draft: JobDraft) -> tuple[str, ...]:
+    """The columns that rows have beside those of inputs."""
+    rankings = [kind for kind in RANKING_KINDS if dig(draft.data, "spec", kind.field) is not None]
+    if rankings:
+        return tuple(name for kind in rankings for name in kind.adds)
     fields = {kind.field for kind in STEP_KINDS if kind.windowed}
-    return any(step.data.get(field) is not None for step in draft.steps for field in fields)
+    windowed = any(step.data.get(field) is not None for step in draft.steps for field in fields)
+    return WINDOW_COLUMNS if windowed else ()
 
 
 RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (_items, _names, _default_names, _keys_known)

@@ -11,7 +11,7 @@ from joinery_runtime.job.join import select_rules, step_rules
 from joinery_runtime.job.join.aggregate_rules import broken_aggregate_rules, broken_ranking_rules
 from joinery_runtime.job.join.steps import JoinStep, SelectItem, part_names
 from joinery_runtime.job.kinds.aggregate.model import Aggregation, aggregate_part
-from joinery_runtime.job.kinds.ranking import Deduplication, RankingKind, ranking_part
+from joinery_runtime.job.kinds.ranking import Deduplication, RankingKind, TopN, ranking_part
 from joinery_runtime.job.kinds.session.sessions import KEEPS_TYPE
 from joinery_runtime.job.model import input_rules, output_rules
 from joinery_runtime.job.model.base import PLAIN_NUMBERS, Limits, Text
@@ -21,6 +21,7 @@ from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.outputs import NamedOutput
 from joinery_runtime.job.model.references import (
     POSTGRES_NAME_BYTES,
+    RANK_COLUMNS,
     RETRACTED,
     WINDOW_COLUMNS,
     ComputedKey,
@@ -87,6 +88,18 @@ class StreamJoinSpec(JobSpec):
         default=None, examples=[{"by": ["orders.order_id"], "keep": "first", "within": "1h"}]
     )
     """Emits one row of each key and span of time, behind the joins or of an only input."""
+    top_n: TopN | None = Field(
+        default=None,
+        examples=[
+            {
+                "by": ["orders.country"],
+                "orderBy": [{"expression": "orders.amount", "direction": "desc"}],
+                "rows": 10,
+                "window": {"tumbling": {"size": "1h"}},
+            }
+        ],
+    )
+    """Emits of each key and window the rows that come first in an order, behind the joins or of an only input."""
     select: Annotated[tuple[SelectItem, ...], Field(min_length=1)] | None = None
     """What is emitted: exactly these columns, in this order. If absent, every column, named as `prefixes` says, or with
     `aggregate` its groups, the window's columns, and the aggregates."""
@@ -116,7 +129,7 @@ class StreamJoin(Job):
         "groups and aggregates is `having`"
     }
     row_fields: ClassVar[frozenset[str]] = frozenset(
-        {"inputs", "joins", "aggregate", "deduplicate", "select", "prefixes"}
+        {"inputs", "joins", "aggregate", "deduplicate", "top_n", "select", "prefixes"}
     )
 
     kind: Literal["StreamJoin"] = "StreamJoin"
@@ -168,6 +181,8 @@ class StreamJoin(Job):
     def ranking(self) -> RankingKind | None:
         """The step that emits some of the rows; QUALIFY in `spec.sql` may say which."""
         written, sql = self.spec.deduplicate, self._from_sql
+        if self.spec.top_n is not None:
+            return self.spec.top_n
         if written is None or sql is None or sql.deduplicate is None:
             return written
         return written.model_copy(update={**sql.deduplicate, "by": tuple(sql.deduplicate["by"])})
@@ -221,7 +236,8 @@ class StreamJoin(Job):
             "select": self.select,
             "inputs": inputs,
             "aggregate": self.aggregation,
-            "deduplicate": self.ranking,
+            "deduplicate": self.ranking if isinstance(self.ranking, Deduplication) else None,
+            "top_n": self.ranking if isinstance(self.ranking, TopN) else None,
         }
 
     @property
@@ -277,7 +293,16 @@ class StreamJoin(Job):
             for number, aggregate in enumerate(self.aggregation.aggregates if self.aggregation is not None else ())
             if aggregate.where is not None
         )
-        return filters + conditions + computed + filtered
+        ranking = self.ranking
+        ranked = (
+            ()
+            if ranking is None
+            else tuple(
+                PlacedExpression(f"spec.{ranking.field}.{path}", text, self.joined)
+                for path, text in ranking.expressions.items()
+            )
+        )
+        return filters + conditions + computed + filtered + ranked
 
     @property
     def has_expressions(self) -> bool:
@@ -285,6 +310,7 @@ class StreamJoin(Job):
         aggregates = self.aggregation.aggregates if self.aggregation is not None else ()
         computed = self.aggregation is not None and bool(self.aggregation.compute)
         computed = computed or any(aggregate.where is not None for aggregate in aggregates) or bool(self.computed_keys)
+        computed = computed or (self.ranking is not None and bool(self.ranking.expressions))
         return conditions or computed or any(item.expression for item in self.select or ())
 
     def upsert_key(self, output: NamedOutput) -> tuple[str, ...]:
@@ -414,6 +440,8 @@ class StreamJoin(Job):
 
     @property
     def _times(self) -> tuple[str, ...]:
+        if self.ranking is not None:
+            return self.ranking.adds
         return WINDOW_COLUMNS if self.windowed else ()
 
     def _aggregated(self, aggregation: Aggregation) -> tuple[OutputField, ...]:
@@ -453,7 +481,7 @@ class StreamJoin(Job):
         return ref if exists else None
 
     def _selected(self, item: SelectItem) -> OutputField:
-        if item.column in WINDOW_COLUMNS:
+        if item.column in RANK_COLUMNS:
             return self._window_column(item.as_ or item.column, item.column)
         source = parse_reference(item.column) if item.column is not None else None
         if source is None:
@@ -471,7 +499,8 @@ class StreamJoin(Job):
         return OutputField(name, source, type=self.input(source.input).types[source.column])
 
     def _window_column(self, name: str, step_column: str) -> OutputField:
-        return OutputField(name, type=self.window_times, step_column=step_column)
+        kind = self.window_times if step_column in WINDOW_COLUMNS else ColumnType("int64")
+        return OutputField(name, type=kind, step_column=step_column)
 
 
 def stored_type(job: StreamJoin, step_index: int, side: str, name: str) -> ColumnType | ComputedKey:

@@ -1,5 +1,6 @@
 """Steps that emit some of the rows which the joins make, or an only input has: `spec.deduplicate`, of each key the
-first or the last row of a span of time (rules D1 to D4)."""
+first or the last row of a span of time (rules D1 to D4), and `spec.topN`, of each key and window the rows that come
+first in an order (rules R1 to R5)."""
 
 from __future__ import annotations
 
@@ -9,9 +10,20 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from joinery_runtime.job.kinds.aggregate.aligned import (
+    ALIGNED_WINDOWS,
+    AlignedWindow,
+    CumulativeOfGroup,
+    HoppingOfGroup,
+    TumblingOfGroup,
+)
 from joinery_runtime.job.model.base import Length, Limits, Model, PositiveDuration, Text
-from joinery_runtime.job.model.cel import Rule, dead_letter_rules, positive
+from joinery_runtime.job.model.cel import Rule, dead_letter_rules, exactly_one, positive
 from joinery_runtime.job.model.duration import format_duration
+from joinery_runtime.job.model.references import RANK_COLUMNS
+from joinery_runtime.job.model.wording import counted
+
+MOST_ROWS = 10_000  # of one key and window
 
 
 def ranking_part(field: str, joins: int) -> str:
@@ -30,6 +42,12 @@ class RankingKind(Model):
     """Of `signed`, with their names for people: what no edit may change while there is state."""
     shorter: ClassVar[str]
     """What makes its state smaller."""
+    missing: ClassVar[Mapping[str, str]]
+    """What a missing field says, by its name, for the fields that a job needs unless SQL says them."""
+    lost: ClassVar[str]
+    """What a longer time does not bring back, to follow `rows that left the state before stay gone`."""
+    adds: ClassVar[tuple[str, ...]] = ()
+    """The columns that its rows have beside those of the inputs."""
 
     by: Annotated[tuple[Text, ...], Field(min_length=1)] | None = Field(default=None, examples=[["orders.order_id"]])
     """Columns `<input>.<column>` whose values are the key; NULL is a value."""
@@ -44,13 +62,22 @@ class RankingKind(Model):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The columns of the key, as the job writes them."""
-        assert self.by, "the rules see to it"
-        return self.by
+        """The columns of the key, as the job writes them. Without any, all rows are of one key."""
+        return self.by or ()
+
+    @property
+    def expressions(self) -> Mapping[str, str]:
+        """The expressions over a row's columns that decide the order of rows, by their paths below the field."""
+        return {}
 
     @abstractmethod
     def signed(self) -> dict[str, Any]:
         """What the state depends on beside keys and allowedLateness, as in the signature."""
+
+    @classmethod
+    def signed_text(cls, signed: Any) -> str:
+        """Write a value of `signed` for people."""
+        return str(signed)
 
     @property
     @abstractmethod
@@ -61,6 +88,10 @@ class RankingKind(Model):
     @abstractmethod
     def kept_text(self) -> str:
         """When a row leaves, to follow `wm(orders)`: `>= ts + 1h [within]`."""
+
+    @abstractmethod
+    def late_text(self, watermark: str, lateness: str) -> str:
+        """When a row is late, to follow `counted when`."""
 
     @abstractmethod
     def lines(self, watermark: str, lateness: str) -> Iterator[tuple[str, str]]:
@@ -76,6 +107,8 @@ class Deduplication(RankingKind):
     title: ClassVar[str] = "deduplication"
     fixed: ClassVar[Mapping[str, str]] = {"keep": "the row of a span that is emitted (keep)"}
     shorter: ClassVar[str] = "shorten deduplicate.within"
+    missing: ClassVar[Mapping[str, str]] = {"by": "it says which rows are of one key; name at least one column"}
+    lost: ClassVar[str] = "so repeats of them may be emitted"
 
     keep: Literal["first", "last"] = "first"
     """The row of a span that is emitted: `first`, as soon as the watermark has passed the row, or `last`, once it has
@@ -94,6 +127,9 @@ class Deduplication(RankingKind):
     def kept_text(self) -> str:
         return f">= ts + {format_duration(self.within)} [within]"
 
+    def late_text(self, watermark: str, lateness: str) -> str:
+        return f"ts < {watermark} - {lateness}"
+
     def lines(self, watermark: str, lateness: str) -> Iterator[tuple[str, str]]:
         within = f"{format_duration(self.within)} [within]"
         yield "span", f"begins with a row that is in no earlier span of its key, and ends {within} later"
@@ -103,12 +139,141 @@ class Deduplication(RankingKind):
             yield "emitted", f"the last row of each span, when {watermark} >= the span's end + {lateness}"
 
 
-RANKING_KINDS: tuple[type[RankingKind], ...] = (Deduplication,)
+class RankOrder(Model):
+    """What rows are sorted by."""
+
+    expression: Text = Field(examples=["bids.price"])
+    """A column `<input>.<column>`, or an SQL expression over such columns."""
+    direction: Literal["asc", "desc"] = "asc"
+    """`asc`: the lowest value comes first. `desc`: the highest."""
+    nulls: Literal["first", "last"] | None = None
+    """Where NULL comes. If absent, it is the lowest value: first with `asc`, last with `desc`."""
+
+    @property
+    def nulls_first(self) -> bool:
+        return self.direction == "asc" if self.nulls is None else self.nulls == "first"
+
+    @property
+    def text(self) -> str:
+        return f"{self.expression} {self.direction.upper()} NULLS {'FIRST' if self.nulls_first else 'LAST'}"
+
+
+class RankWindow(Model):
+    """The windows of event time in which rows are ranked."""
+
+    fields: ClassVar[tuple[str, ...]] = tuple(kind.field for kind in ALIGNED_WINDOWS)
+
+    tumbling: TumblingOfGroup | None = Field(default=None, examples=[{"size": "1h"}])
+    """Windows of one length, one after the other."""
+    hopping: HoppingOfGroup | None = None
+    """Windows that overlap."""
+    cumulative: CumulativeOfGroup | None = None
+    """Windows that begin together and grow step by step."""
+
+    @property
+    def form(self) -> AlignedWindow:
+        """The one kind of window that is named."""
+        named = [window for window in (self.tumbling, self.hopping, self.cumulative) if window is not None]
+        assert named, "a ranking has a window"
+        return named[0]
+
+
+class TopN(RankingKind):
+    """Emits of each key and window the rows that come first in an order, once the window has ended."""
+
+    field: ClassVar[str] = "topN"
+    title: ClassVar[str] = "top-N"
+    fixed: ClassVar[Mapping[str, str]] = {
+        "orderBy": "the order of rows (orderBy)",
+        "window": "the window",
+    }
+    shorter: ClassVar[str] = "shorten topN.window, or lower topN.rows"
+    missing: ClassVar[Mapping[str, str]] = {
+        "orderBy": "it says which rows come first; write for example orderBy: [{expression: bids.price, "
+        "direction: desc}]",
+        "rows": "it says how many rows of each key and window are emitted; write for example rows: 10",
+        "window": "without a window no row would ever be one of the first for good; write for example "
+        "window: {tumbling: {size: 1h}}",
+    }
+    lost: ClassVar[str] = "so open windows may lack them"
+    adds: ClassVar[tuple[str, ...]] = RANK_COLUMNS
+
+    order_by: Annotated[tuple[RankOrder, ...], Field(min_length=1)] | None = Field(
+        default=None, examples=[[{"expression": "bids.price", "direction": "desc"}]]
+    )
+    """What rows are sorted by, the first one first. Rows that are equal in all of it are in the order of their event
+    times."""
+    rows: Annotated[int, Field(ge=1, le=MOST_ROWS)] | None = Field(default=None, examples=[10])
+    """How many rows of each key and window are emitted, at most."""
+    window: RankWindow | None = Field(default=None, examples=[{"tumbling": {"size": "1h"}}])
+    """The windows."""
+
+    @property
+    def order(self) -> tuple[RankOrder, ...]:
+        assert self.order_by, "the rules see to it"
+        return self.order_by
+
+    @property
+    def form(self) -> AlignedWindow:
+        """The kind of window."""
+        assert self.window is not None, "the rules see to it"
+        return self.window.form
+
+    @property
+    def count(self) -> int:
+        """How many rows of each key and window are emitted, at most."""
+        assert self.rows is not None, "the rules see to it"
+        return self.rows
+
+    @property
+    def expressions(self) -> Mapping[str, str]:
+        return {f"orderBy[{number}].expression": item.expression for number, item in enumerate(self.order)}
+
+    def signed(self) -> dict[str, Any]:
+        window = {self.form.field: self.form.durations()}
+        return {"orderBy": [item.text for item in self.order], "rows": self.count, "window": window}
+
+    @classmethod
+    def signed_text(cls, signed: Any) -> str:
+        if isinstance(signed, Mapping):
+            durations = signed.items()
+            return "; ".join(
+                f"{form} {', '.join(f'{name} {format_duration(ms)}' for name, ms in lengths.items())}"
+                for form, lengths in durations
+            )
+        return ", ".join(signed)
+
+    @property
+    def kept_for(self) -> int:
+        return self.form.closes_after
+
+    @property
+    def kept_text(self) -> str:
+        return ">= the end of their last window"
+
+    def late_text(self, watermark: str, lateness: str) -> str:
+        return self.form.late_text(watermark, lateness)
+
+    def lines(self, watermark: str, lateness: str) -> Iterator[tuple[str, str]]:
+        yield "order", ", ".join(item.text for item in self.order)
+        yield from self.form.lines()
+        yield (
+            "emitted",
+            f"the first {counted(self.count, 'row')} of each window, when {watermark} >= its end + {lateness}",
+        )
+        yield (
+            "kept",
+            f"{counted(self.count, 'row')} of each key and span of {format_duration(self.form.pane)}; others leave",
+        )
+
+
+RANKING_KINDS: tuple[type[RankingKind], ...] = (Deduplication, TopN)
 
 # --- the rules that the API server can check ------------------------------------------------------------------------
 
 
-def _rules_of(field: str) -> Iterator[Rule]:
+def _rules_of(kind: type[RankingKind]) -> Iterator[Rule]:
+    field = kind.field
     named = f"has(self.{field})"
     yield Rule(
         f"!{named} || !has(self.aggregate)",
@@ -120,15 +285,22 @@ def _rules_of(field: str) -> Iterator[Rule]:
         "names no input",
         f".{field}.of",
     )
-    yield Rule(
-        f"!{named} || has(self.{field}.by) || has(self.sql)",
-        "is missing: it says which rows are of one key; name at least one column",
-        f".{field}.by",
-    )
+    for name, text in kind.missing.items():
+        yield Rule(f"!{named} || has(self.{field}.{name}) || has(self.sql)", f"is missing: {text}", f".{field}.{name}")
     yield from dead_letter_rules(field)
 
 
-RANKING_RULES: tuple[Rule, ...] = tuple(rule for kind in RANKING_KINDS for rule in _rules_of(kind.field))
+RANKING_RULES: tuple[Rule, ...] = (
+    *(rule for kind in RANKING_KINDS for rule in _rules_of(kind)),
+    Rule(
+        "!has(self.deduplicate) || !has(self.topN)",
+        "deduplicate and topN are both named; keep one, and do the other in a job of its own",
+        ".topN",
+    ),
+)
 """Rules over all of `spec`."""
 
-RANKING_MODEL_RULES: Mapping[type | tuple[type, str], tuple[Rule, ...]] = {(Deduplication, "within"): positive()}
+RANKING_MODEL_RULES: Mapping[type | tuple[type, str], tuple[Rule, ...]] = {
+    (Deduplication, "within"): positive(),
+    RankWindow: (exactly_one(*RankWindow.fields),),
+}

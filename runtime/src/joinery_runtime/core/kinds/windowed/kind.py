@@ -16,12 +16,12 @@ import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.core.aggregates import AggregateCall
+from joinery_runtime.core.kinds.aligned import LastEnd, Windows
 from joinery_runtime.core.kinds.base import Aggregating, less_allowed_lateness
 from joinery_runtime.core.kinds.cells import Numbers, concat_selections, cut_by_hash, cut_by_window, within
 from joinery_runtime.core.kinds.replaceable import ReplaceableRows
 from joinery_runtime.core.kinds.rows import PairFailures, Selection, having_mask
 from joinery_runtime.core.kinds.windowed.panes import Panes, pane_schema
-from joinery_runtime.core.kinds.windowed.windows import LastEnd, Windows
 from joinery_runtime.core.pipeline.operators import EVENT_TIME_MAX, EVENT_TIME_MIN
 from joinery_runtime.core.pipeline.retention import Retention
 from joinery_runtime.core.pipeline.sides import Intake
@@ -39,12 +39,7 @@ from joinery_runtime.core.pipeline.step import (
 from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Watermark, clamp, passed_multiple
 from joinery_runtime.core.table.columns import EARLY, HASH, OFFSET, PARTITION, TS
 from joinery_runtime.core.table.segment import Run, SegmentMeta
-from joinery_runtime.job.kinds.aggregate.aligned import (
-    ALIGNED_WINDOWS,
-    AlignedWindow,
-    CumulativeOfGroup,
-    HoppingOfGroup,
-)
+from joinery_runtime.job.kinds.aggregate.aligned import ALIGNED_WINDOWS, AlignedWindow
 from joinery_runtime.job.kinds.aggregate.model import Aggregation
 from joinery_runtime.job.kinds.base import WindowKind
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
@@ -75,16 +70,8 @@ class WindowAggregation(Aggregating):
 
     @classmethod
     def of(cls, aggregation: Aggregation, aggregates: tuple[AggregateCall, ...], /) -> Self:
-        window = cast(AlignedWindow, aggregation.form)
-        match window:
-            case HoppingOfGroup():
-                windows = Windows(window.size, window.slide, window.offset)
-            case CumulativeOfGroup():
-                windows = Windows(window.size, window.step, window.offset, cumulative=True)
-            case _:
-                windows = Windows(window.size, window.size, window.offset)
         return cls(
-            windows,
+            Windows.of(cast(AlignedWindow, aggregation.form)),
             aggregates,
             allowed_lateness=aggregation.allowed_lateness,
             late_to_dead_letters=aggregation.late_data == "dlq",

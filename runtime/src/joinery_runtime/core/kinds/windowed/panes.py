@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from joinery_runtime.core.aggregates import AggregateCall, GroupError, Groups
+from joinery_runtime.core.kinds.aligned import Windows
 from joinery_runtime.core.kinds.cells import Bounds
 from joinery_runtime.core.kinds.folding import Folding, in_defined_order
 from joinery_runtime.core.kinds.grouping import changes, expand_ranges, order_by_key
 from joinery_runtime.core.kinds.replaceable import ReplaceableRows
-from joinery_runtime.core.kinds.windowed.windows import Windows
 from joinery_runtime.core.pipeline.sides import Intake, SideSpec
 from joinery_runtime.core.table.columns import (
     EARLY,

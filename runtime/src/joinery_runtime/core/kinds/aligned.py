@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
+from typing import Self
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from joinery_runtime.core.kinds.cells import Bounds, Numbers
 from joinery_runtime.core.pipeline.retention import AcceptedRow, RowTime
 from joinery_runtime.core.pipeline.step import Horizon
 from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME, clamp
+from joinery_runtime.job.kinds.aggregate.aligned import AlignedWindow, CumulativeOfGroup, HoppingOfGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,17 @@ class Windows:
     every: int
     offset: int = 0
     cumulative: bool = False
+
+    @classmethod
+    def of(cls, window: AlignedWindow) -> Self:
+        """The windows that a job writes."""
+        match window:
+            case HoppingOfGroup():
+                return cls(window.size, window.slide, window.offset)
+            case CumulativeOfGroup():
+                return cls(window.size, window.step, window.offset, cumulative=True)
+            case _:
+                return cls(window.size, window.size, window.offset)
 
     @property
     def pane(self) -> int:

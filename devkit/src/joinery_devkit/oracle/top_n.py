@@ -1,0 +1,109 @@
+"""The oracle of `topN` of one input: section R of docs/semantics.md, one row at a time. It keeps every row that was not
+late, and sorts all rows of a key and window again when the window ends."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cmp_to_key
+from math import isnan
+from typing import Any
+
+from joinery_devkit.oracle.horizons import UNKNOWN, as_time
+from joinery_devkit.oracle.joins import LATE, EpochExpectation, SideBatches, Watermarks
+from joinery_devkit.oracle.rows import END, Row, Values, comparable
+from joinery_devkit.oracle.windowed import Span, spans_of
+from joinery_runtime.job import StreamJoin
+from joinery_runtime.job.kinds.ranking import RankOrder, TopN
+
+
+@dataclass(frozen=True)
+class TopNShape:
+    """What a job keeps and emits. Its rows are sorted by columns alone. `where` is the condition of its input in
+    Python, on a row's columns."""
+
+    job: StreamJoin
+    where: Callable[[Values], bool | None] | None = None
+
+    @property
+    def rule(self) -> TopN:
+        assert self.job.spec.top_n is not None, "the job ranks"
+        return self.job.spec.top_n
+
+    def spans(self, ts: int) -> list[Span]:
+        """The windows that hold the time (R1)."""
+        assert self.rule.window is not None, "a ranking has a window"
+        return spans_of(self.rule.window, ts)
+
+    def key(self, row: Row) -> tuple[Hashable, ...]:
+        return tuple(comparable(row.values[name.partition(".")[2]]) for name in self.rule.keys)
+
+    def ranked(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows of a key and window in their order (R2), as many as the job emits."""
+        return sorted(rows, key=cmp_to_key(self._compare))[: self.rule.count]
+
+    def output(self, row: Row, span: Span, number: int) -> dict[str, Any]:
+        own = {"window_start": span[0], "window_end": span[1], "row_number": number}
+        return {
+            column.name: own[column.step_column or ""] if column.source is None else row.values[column.source.column]
+            for column in self.job.output_columns
+        }
+
+    def _compare(self, one: Row, other: Row) -> int:
+        for item in self.rule.order:
+            name = item.expression.partition(".")[2]
+            if differs := _compare_values(one.values[name], other.values[name], item):
+                return differs
+        places = [(row.ts, row.partition, row.offset) for row in (one, other)]
+        return -1 if places[0] < places[1] else 1
+
+
+def _compare_values(one: Any, other: Any, item: RankOrder) -> int:
+    """-1: the first value comes first, 1: it comes last, 0: both are equal."""
+    if one is None or other is None:
+        return ((one is None) - (other is None)) * (-1 if item.nulls_first else 1)
+    are_nan = [isinstance(value, float) and isnan(value) for value in (one, other)]
+    differs = are_nan[0] - are_nan[1] if any(are_nan) else int(one > other) - int(one < other)  # NaN is the greatest
+    return -differs if item.direction == "desc" else differs
+
+
+class TopNOracle:
+    """The oracle. `depth` is how many epochs it takes until what the first one closes has been emitted."""
+
+    depth = 1
+
+    def __init__(self, shape: TopNShape) -> None:
+        (self._input,) = self.inputs = tuple(side.name for side in shape.job.inputs)
+        self._shape, self._closed = shape, UNKNOWN
+        self._rows: dict[tuple[tuple[Hashable, ...], Span], list[Row]] = defaultdict(list)
+
+    def edit(self, job: StreamJoin) -> None:
+        """Continues the job with another lateness."""
+        self._shape = replace(self._shape, job=job)
+
+    def epoch(self, watermarks: Watermarks, rows: SideBatches) -> EpochExpectation:
+        """Replays one epoch, like `Oracle.epoch`."""
+        self._closed = max(self._closed, as_time(watermarks[self._input]) - self._shape.rule.allowed_lateness)
+        emitted = tuple(self._close())
+        dropped: Counter[str] = Counter()
+        for row in rows.get(self._input, ()):
+            if self._shape.where is not None and self._shape.where(row.values) is not True:
+                dropped["filtered"] += 1
+                continue
+            spans = [span for span in self._shape.spans(row.ts) if span[1] > self._closed]
+            dropped[LATE] += not spans
+            for span in spans:
+                self._rows[self._shape.key(row), span].append(row)
+        late = dropped.pop(LATE, 0)
+        return EpochExpectation((), emitted, {self._input: late}, {self._input: dropped})
+
+    def end(self) -> Iterator[EpochExpectation]:
+        """Yields the epoch that ends the input (T7)."""
+        yield self.epoch({self._input: END}, {})
+
+    def _close(self) -> Iterator[dict[str, Any]]:
+        """Emits the first rows of the windows whose end has been reached (R3), and forgets these windows."""
+        for cell in [cell for cell in self._rows if cell[1][1] <= self._closed]:
+            for number, row in enumerate(self._shape.ranked(self._rows.pop(cell)), start=1):
+                yield self._shape.output(row, cell[1], number)

@@ -1,0 +1,243 @@
+"""Ranks the rows of one side: of each key and window, emits those that come first in an order (rules R1 to R5).
+
+A row is kept in the pane (`Windows.pane`) that holds its event time. A row that so many others of its key and pane
+precede as the job emits is never one of the first of a window, because each window holds a pane whole or not at all. So
+the state has at most that many rows of each key and pane, however epochs were cut. No I/O, no clock, no randomness: the
+same work gives the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Self, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from joinery_runtime.core.kinds.aligned import LastEnd, Windows
+from joinery_runtime.core.kinds.base import Ranking, less_allowed_lateness
+from joinery_runtime.core.kinds.cells import Bounds, Numbers, concat_selections, cut_by_hash, cut_by_window, within
+from joinery_runtime.core.kinds.grouping import changes, expand_ranges, order_by_key
+from joinery_runtime.core.kinds.replaceable import ReplaceableRows
+from joinery_runtime.core.kinds.rows import (
+    PairFailures,
+    Pairs,
+    Selection,
+    as_segment,
+    cut_pairs,
+    gather,
+    project,
+    tie_breakers,
+)
+from joinery_runtime.core.pipeline.expression import ColumnRef, Expression
+from joinery_runtime.core.pipeline.operators import EVENT_TIME_MAX, EVENT_TIME_MIN
+from joinery_runtime.core.pipeline.retention import Retention
+from joinery_runtime.core.pipeline.sides import SideSpec
+from joinery_runtime.core.pipeline.spec import StepSpec
+from joinery_runtime.core.pipeline.step import Horizon, Horizons, StepResult, StepRun, StepWork
+from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Watermark
+from joinery_runtime.core.table.columns import HASH, TS
+from joinery_runtime.core.table.segment import Run, SegmentMeta, concat
+from joinery_runtime.job.kinds.ranking import RankingKind, TopN
+
+
+@dataclass(frozen=True, slots=True)
+class SortKey:
+    """What rows are sorted by (R2)."""
+
+    expression: Expression
+    descending: bool
+    nulls_first: bool
+
+    def ranks(self, values: pa.Array) -> np.ndarray:
+        """int64[n]: numbers that are in the order of the values. Equal values have equal ones, NaN is the greatest."""
+        numbers = np.asarray(pc.rank(values, sort_keys="ascending", tiebreaker="dense")).astype(np.int64)
+        numbers = -numbers if self.descending else numbers
+        outermost = -len(numbers) - 1 if self.nulls_first else len(numbers) + 1
+        return np.where(values.is_null().to_numpy(zero_copy_only=False), outermost, numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRows(Ranking):
+    """Emits the first `rows` rows of each key and window. A row of the state is one of the first of its key and pane; a
+    flagged row is one that later rows have displaced, and has left.
+
+    The horizon is `wm - allowedLateness`, with the watermark that the step before hands on (N3), or the input's own. A
+    window is emitted, once, by the epoch whose horizon reaches its end."""
+
+    written_as: ClassVar[tuple[type[RankingKind], ...]] = (TopN,)
+
+    windows: Windows
+    rows: int
+    order: tuple[SortKey, ...]
+    allowed_lateness: int = 0
+    late_to_dead_letters: bool = False
+    retention: tuple[Retention, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        kept_for = self.windows.size + self.allowed_lateness
+        retention = Retention(LastEnd(self.windows), "r4", kept_for_ms=kept_for, inclusive=True)
+        object.__setattr__(self, "retention", (retention,))
+
+    @classmethod
+    def of(cls, ranking: RankingKind, expressions: tuple[Expression, ...], /) -> Self:
+        written = cast(TopN, ranking)
+        order = (
+            SortKey(expression, item.direction == "desc", item.nulls_first)
+            for expression, item in zip(expressions, written.order, strict=True)
+        )
+        return cls(
+            Windows.of(written.form),
+            written.count,
+            tuple(order),
+            allowed_lateness=written.allowed_lateness,
+            late_to_dead_letters=written.late_data == "dlq",
+        )
+
+    def flagged_rows_leave(self, step: StepSpec) -> bool:
+        return True
+
+    def run(self, step: StepSpec, work: StepWork) -> StepRun:
+        (side,), (state_runs,), (horizon,), (rows,) = step.sides, work.state_runs, work.horizons, work.arrivals
+        since = None if horizon.previous is None else self.windows.open_from(horizon.previous)
+        stored = ReplaceableRows(state_runs, since, side.segment_schema())
+        failures, late, added = PairFailures(), 0, None
+        yield from self._close(step, stored, horizon, failures, ordered=work.ordered)
+        if horizon.current is not None:
+            open_from = self.windows.open_from(horizon.current)
+            stored.forget(open_from)
+            if rows is not None:
+                on_time = rows.filter(pa.array(rows.column(TS).to_numpy() >= open_from))
+                late, rows = rows.num_rows - on_time.num_rows, on_time
+        if rows is not None and rows.num_rows:
+            added = self._add(step, as_segment(side, rows), stored, failures)
+        return StepResult(
+            added=(added,),
+            flags=(stored.flags(),),
+            finished=stored.finished(),
+            dropped=({"late": late} if late else {},),
+            lookups=(0 if rows is None else rows.num_rows,),
+            failed=failures.count,
+        )
+
+    def needs_state(self, step: StepSpec, side: int, arrived: tuple[bool, ...], *, closing: bool) -> bool:
+        return closing or arrived[side]
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def complete_from(self, step: StepSpec, side: int, horizons: Sequence[Horizon]) -> int | None:
+        """The first window of a row before this time has been emitted without the row."""
+        closed = horizons[side].current
+        return None if closed is None else self.windows.whole_from(closed)
+
+    def horizons(self, step: StepSpec, times: Times, lows: OutputWatermarks) -> Mapping[str, int | None]:
+        """See R3."""
+        (side,) = step.sides
+        return {side.part: less_allowed_lateness(side, lows, self.allowed_lateness)}
+
+    def late_below(
+        self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark], horizons: Horizons
+    ) -> int | None:
+        """See R4."""
+        closed = horizons[step.sides[side].part].current
+        return None if closed is None else self.windows.open_from(closed)
+
+    def half_closed(self, side: int, ts: np.ndarray, horizon: int) -> np.ndarray:
+        return np.asarray((ts >= self.windows.open_from(horizon)) & (ts < self.windows.whole_from(horizon)))
+
+    def closes(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
+        windows = self.windows.closing(horizon)
+        if windows is None:
+            return False
+        first, last = self.windows.numbers_of(np.array([meta.ts_min, meta.ts_max]))
+        return bool(max(first[0], windows[0]) <= min(last[1], windows[1]))
+
+    # --- ranking ------------------------------------------------------------------------------------------------------
+
+    def _close(
+        self, step: StepSpec, stored: ReplaceableRows, horizon: Horizon, failures: PairFailures, *, ordered: bool
+    ) -> Iterator[pa.RecordBatch]:
+        """Emits the windows that the horizon closes."""
+        closing = self.windows.closing(horizon)
+        if closing is None:
+            return
+
+        def is_in_one(rows: pa.RecordBatch) -> np.ndarray:
+            first, last = within(self.windows.numbers_of(rows.column(TS).to_numpy()), closing)
+            return np.asarray(first <= last)
+
+        (side,) = step.sides
+        selections = [Selection(rows, np.flatnonzero(chosen)) for rows, chosen in stored.where(is_in_one)]
+        for piece, _ in cut_by_hash((selections, [])):
+            rows = concat_selections(side, piece)
+            ranked = _RankedRows(self, side, rows)
+            bounds = within(self.windows.numbers_of(rows.column(TS).to_numpy()), closing)
+            for numbers in cut_by_window([bounds]):
+                for pairs in cut_pairs(step, ranked.first_of_windows(bounds, numbers)):
+                    yield project(step, pairs, failures, ordered=ordered, arrived=None)
+
+    def _add(
+        self, step: StepSpec, arrivals: pa.RecordBatch, stored: ReplaceableRows, failures: PairFailures
+    ) -> Run | None:
+        """Takes in those arrivals that are among the first of their key and pane, and removes the rows that they
+        displace."""
+        (side,) = step.sides
+        panes = self.windows.pane_starts(arrivals.column(TS).to_numpy())
+        times = int(panes.min()), int(panes.max()) + self.windows.pane - 1
+        gathered = stored.with_hashes(np.unique(arrivals.column(HASH).to_numpy()), times)
+        before = gathered.batch.num_rows
+        ranked = _RankedRows(self, side, concat([gathered.batch, arrivals]))
+        failures.count += int((ranked.failed >= before).sum())
+        first = ranked.first_of_panes()
+        stored.remove(gathered, ~first[:before])
+        taken = arrivals.filter(pa.array(first[before:]))
+        return Run.sort(taken) if taken.num_rows else None
+
+
+class _RankedRows:
+    """Rows of a side with what decides their order. `failed` are the numbers of those for which some of it could not be
+    computed, and is NULL."""
+
+    def __init__(self, kind: FirstRows, side: SideSpec, rows: pa.RecordBatch) -> None:
+        self._kind, self._rows = kind, rows
+        everything = Selection(rows, np.arange(rows.num_rows))
+
+        def column(ref: ColumnRef) -> pa.Array:
+            return gather(side, everything, side.intake.name_of(ref))
+
+        evaluated = [key.expression.evaluate(column, rows.num_rows) for key in kind.order]
+        self.failed = np.unique([row for values in evaluated for row in values.failed]).astype(np.int64)
+        self._hashes, self._ts = rows.column(HASH).to_numpy(), rows.column(TS).to_numpy()
+        self._keys = [gather(side, everything, name) for name in side.intake.keys]
+        ranks = [key.ranks(values.values) for key, values in zip(kind.order, evaluated, strict=True)]
+        self._sorted_by = [*ranks, self._ts, *tie_breakers(side, rows)]
+
+    def first_of_panes(self) -> np.ndarray:
+        """bool[n]: the rows that are among the first of their key and pane."""
+        order, numbers = self._rank(np.arange(self._rows.num_rows), self._kind.windows.pane_starts(self._ts))
+        first = np.zeros(len(order), dtype=bool)
+        first[order] = numbers <= self._kind.rows
+        return first
+
+    def first_of_windows(self, bounds: Bounds, numbers: Numbers) -> Pairs:
+        """The first rows of each key in each of the windows `numbers`, with the times of the window and the number of
+        the row. `bounds` are the first and the last window of each row."""
+        first, last = within(bounds, numbers)
+        member, window = expand_ranges(first, last + 1)
+        order, row_numbers = self._rank(member, window)
+        chosen = row_numbers <= self._kind.rows
+        order, row_numbers = order[chosen], row_numbers[chosen]
+        times = self._kind.windows.starts(window[order]), self._kind.windows.ends(window[order])
+        in_years = (np.clip(time, EVENT_TIME_MIN, EVENT_TIME_MAX) for time in times)
+        return Pairs(Selection(self._rows, member[order]), None, (*in_years, row_numbers))
+
+    def _rank(self, member: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return an order (int64[m]) of the rows `member` (int64[m]) by key, `group` (int64[m]) and rank, and int64[m]:
+        the number of each in its key and group, from 1 on, in this order."""
+        keys = [key.take(pa.array(member)) for key in self._keys]
+        sorted_by = (values[member] for values in self._sorted_by)
+        order, begins = order_by_key(self._hashes[member], keys, group, *sorted_by)
+        starts = np.flatnonzero(begins | changes(group[order]))
+        return order, np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order)))) + 1

@@ -1,0 +1,79 @@
+"""`joinery state show` and `stats` of top-N, on state that real epochs have left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.commands import Joinery
+from cli.one_input_jobs import ZERO, after, resource, row
+from joinery_runtime.inspect.state_show import show
+from joinery_runtime.inspect.state_stats import stats
+from joinery_runtime.job import StreamJoin, parse_job
+from joinery_runtime.state.memory import MemoryStore
+
+
+def document(**fields: Any) -> dict[str, Any]:
+    top_n = {
+        "by": ["c.k"],
+        "orderBy": [{"expression": "c.v", "direction": "desc"}],
+        "rows": 2,
+        "window": {"tumbling": {"size": "10ms"}},
+        **fields,
+    }
+    return resource("t", topN=top_n, stateStore={"memory": {}})
+
+
+def job_of(**fields: Any) -> StreamJoin:
+    job = parse_job(json.dumps(document(**fields)), "job.json")
+    assert isinstance(job, StreamJoin)
+    return job
+
+
+def lines_of(job: StreamJoin, store: MemoryStore) -> list[str]:
+    return list(show(job, store, ["k=x"]).lines())
+
+
+def test_rows_that_are_among_the_first_and_one_that_others_displace() -> None:
+    job = job_of()
+    lines = lines_of(job, after(job, [row(100, 1), row(101, 5), row(102, 9, "y")], [row(103, 7), row(104, 0)]))
+    until = f"the watermark of c ({ZERO}.104Z) is at {ZERO}.110Z or above"
+    assert lines == [
+        'job t, step 1, key k "x": 2 rows are kept after epoch 2; 1 that left the state is still stored',
+        f'c 0/0 at {ZERO}.100Z: k "x", v 1; 2 rows of its key and window precede it',
+        f'c 0/1 at {ZERO}.101Z: k "x", v 5; one of the first so far; goes when {until}',
+        f'c 0/3 at {ZERO}.103Z: k "x", v 7; one of the first so far; goes when {until}',
+    ]
+
+
+def test_an_ended_window_leaves_nothing() -> None:
+    job = job_of()
+    store = after(job, [row(100, 1), row(101, 5)], [row(110, 7)])
+    (first, *rows) = lines_of(job, store)
+    assert first.startswith('job t, step 1, key k "x": 1 row is kept')
+    assert [line for line in rows if "v 7; one of the first so far" in line]
+
+
+def test_stats_say_what_the_next_epoch_emits() -> None:
+    job = job_of(allowedLateness="5ms")
+    (side,) = stats(job, after(job, [row(100, 1), row(101, 5)], [row(112, 7)])).document()["sides"]
+    assert (side["part"], side["side"], side["rows"]) == ("topN", "topN", 3)
+    assert side["goes"] == f"emits the first 2 rows of windows that end at {ZERO}.107Z or before"
+
+
+@pytest.mark.parametrize("question", [["--key", "k=x"], ["--record", "c:0=2"]])
+def test_why_says_which_rows_a_record_made(joinery: Joinery, tmp_path: Path, question: list[str]) -> None:
+    job, steps = tmp_path / "job.yaml", tmp_path / "steps.jsonl"
+    written = document()
+    written["spec"]["inputs"][0]["watermark"] = {"explicit": True}
+    job.write_text(json.dumps(written))
+    arrivals = [[row(100, 1), row(101, 5)], [row(102, 9), row(103, 9, "y"), row(111, 2)]]
+    lines = [*({"input": "c", "rows": rows} for rows in arrivals), {"watermark": {"c": 200}}]
+    steps.write_text("".join(json.dumps(step) + "\n" for step in lines))
+    records = joinery("why", job, "--steps", steps, *question).lines[0]["records"]
+    made = {record["columns"]["v"]: [made["row"]["row_number"] for made in record["made"]] for record in records}
+    assert made == ({1: [], 5: [2], 9: [1], 2: [1]} if "--key" in question else {9: [1]})
+    assert all(record["dropped"] is None for record in records)
