@@ -123,6 +123,15 @@ TRUTHS: Mapping[str, str] = {
         SELECT auction, bidder, price, channel, url, ms AS "dateTime", extra
         FROM bids QUALIFY row_number() OVER (PARTITION BY bidder, auction, ms // {_DAY_MS} ORDER BY ms DESC) = 1
     """,
+    "q19": f"""
+        SELECT auction, bidder, price, channel, url, ms AS "dateTime", extra, rank_number
+        FROM (
+            SELECT *, row_number() OVER (
+                PARTITION BY auction, ms // {_DAY_MS} ORDER BY price DESC, ms
+            ) AS rank_number FROM bids
+        )
+        WHERE rank_number <= 10
+    """,
     "q20": f"""
         SELECT auction, bidder, price, channel, url, b.ms AS "bid_dateTime", b.extra AS bid_extra, itemName,
                description, initialBid, reserve, a.ms AS "auction_dateTime", expires_ms AS expires, seller, category,
