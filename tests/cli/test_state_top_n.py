@@ -74,6 +74,12 @@ def test_why_says_which_rows_a_record_made(joinery: Joinery, tmp_path: Path, que
     lines = [*({"input": "c", "rows": rows} for rows in arrivals), {"watermark": {"c": 200}}]
     steps.write_text("".join(json.dumps(step) + "\n" for step in lines))
     records = joinery("why", job, "--steps", steps, *question).lines[0]["records"]
-    made = {record["columns"]["v"]: [made["row"]["row_number"] for made in record["made"]] for record in records}
-    assert made == ({1: [], 5: [2], 9: [1], 2: [1]} if "--key" in question else {9: [1]})
+    by_value = {record["columns"]["v"]: record for record in records}
+    made, prevented = (
+        [(change["row"]["v"], change["row"]["row_number"]) for change in by_value[9][name]]
+        for name in ("made", "prevented")
+    )
+    assert by_value.keys() == ({1, 5, 9, 2} if "--key" in question else {9})
+    assert made == [(5, 2), (9, 1)]
+    assert prevented == [(1, 2), (5, 1)]
     assert all(record["dropped"] is None for record in records)

@@ -148,10 +148,9 @@ def test_row_number_is_a_column_of_top_n_alone() -> None:
     assert "does not name its input" in said["spec.select[0].column"]
 
 
-def test_what_has_no_order_is_rejected_when_its_type_is_known() -> None:
-    job = job_of(orderBy=[{"expression": "NULL"}])
-    with pytest.raises(JobError, match="has no order; sort by a number, a text or a time"):
-        compile_job(job)
+def test_an_expression_that_does_not_fit_its_columns_is_rejected_when_it_is_compiled() -> None:
+    with pytest.raises(JobError, match=r"spec\.topN\.orderBy\[0\]\.expression"):
+        compile_job(job_of(orderBy=[{"expression": "orders.id + orders.amount"}]))
 
 
 def test_the_explanation_says_what_is_emitted_and_how_long_rows_stay() -> None:

@@ -24,7 +24,7 @@ from joinery_runtime.core.pipeline.expression import (
 )
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, Intake, OutputColumn, Placement, SideSpec, part_name
 from joinery_runtime.core.pipeline.spec import Emits, InputSpec, Pipeline, StepSpec
-from joinery_runtime.core.table.columns import arrow_schema, arrow_type, type_name
+from joinery_runtime.core.table.columns import arrow_schema, arrow_type
 from joinery_runtime.errors import ExpressionError
 from joinery_runtime.job import JoinStep, Reference, StreamJoin
 from joinery_runtime.job.kinds.aggregate.model import Aggregation, aggregate_part
@@ -274,10 +274,7 @@ class JoinCompiler:
         ranking, compiled = self._job.ranking, list[Expression]()
         for place, text in (ranking.expressions if ranking is not None else {}).items():
             path = f"spec.{ranking.field if ranking is not None else ''}.{place}"
-            expression, kind = computed_column(self._job, path, text, self._declared)
-            if pa.types.is_nested(kind) or pa.types.is_null(kind):
-                facts = f"{text!r} is {type_name(kind)}, which has no order"
-                raise error_at(self._job, path, f"{facts}; sort by a number, a text or a time")
+            expression, _ = computed_column(self._job, path, text, self._declared)
             compiled.append(expression)
         return compiled
 

@@ -53,6 +53,8 @@ class SortKey:
 
     def ranks(self, values: pa.Array) -> np.ndarray:
         """int64[n]: numbers that are in the order of the values. Equal values have equal ones, NaN is the greatest."""
+        if pa.types.is_null(values.type):  # the expression is NULL, which Arrow does not rank
+            return np.zeros(len(values), dtype=np.int64)
         numbers = np.asarray(pc.rank(values, sort_keys="ascending", tiebreaker="dense")).astype(np.int64)
         numbers = -numbers if self.descending else numbers
         outermost = -len(numbers) - 1 if self.nulls_first else len(numbers) + 1
