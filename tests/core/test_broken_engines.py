@@ -363,7 +363,6 @@ MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "ranked windows are emitted one millisecond early": ("top-N", other_horizons(one_later, LEFT)),
     "ranked windows are emitted again": ("top-N", other_horizons(without_before, LEFT)),
     "late rows of top-N are not counted": ("top-N", kernel(count_no_drops)),
-    "displaced rows are forgotten only in memory": ("top-N", kernel(forget_flags)),
     "one key ranks the rows of another": ("top-N", one_group_per_hash),
     "rows that are equal are in any order": ("top-N", ranks_go_by_no_place),
     "compaction drops a ranked row too early": ("top-N", greedy_compaction),
