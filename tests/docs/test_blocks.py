@@ -163,6 +163,8 @@ def completed(fragment: Any) -> dict[str, Any]:
         spec |= {"select": [{"column": column} for column in chosen]} | fragment
         if "outputs" in fields:
             del spec["output"]
+        if len(spec["inputs"]) == 1:
+            del spec["joins"]
     return {"apiVersion": "joinery.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec}
 
 
