@@ -65,7 +65,9 @@ def kind(trace: Trace) -> str:
     if not parsed.joins:
         if parsed.ranking is not None:
             return parsed.ranking.field
-        return "projection" if parsed.aggregation is None else "windows"
+        if parsed.aggregation is None:
+            return "projection"
+        return "windows" if parsed.aggregation.then is None else "windows of windows"
     steps = parsed.joins
     if len(steps) > 1 or steps[0].broadcast:
         return "chain" if len(steps) > 1 else "broadcast"
@@ -77,7 +79,8 @@ ONE_OF_EACH = {kind(trace): trace for trace in reversed(SAMPLE)}
 
 def test_the_sample_has_every_kind() -> None:
     joins = {"interval", "broadcast", "chain", "window", "session", "asOf"}
-    assert ONE_OF_EACH.keys() == {*joins, "sessions", "windows", "deduplicate", "topN", "projection"}
+    one_input = {"sessions", "windows", "windows of windows", "deduplicate", "topN", "projection"}
+    assert ONE_OF_EACH.keys() == joins | one_input
     types = {step["type"] for trace in SAMPLE for step in trace.job["spec"].get("joins", ()) if "type" in step}
     assert types >= {"left", "full"}
 

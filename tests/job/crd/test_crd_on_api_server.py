@@ -463,6 +463,12 @@ RULED += [
         aggregated(lateData="reopen", of_spec={"output": output})
         for output in ({"delta": {"path": "out"}}, {"iceberg": {"table": "db.out"}})
     ),
+    aggregated(then={}, window={"session": {"gap": "30s", "maxDuration": "1h"}}),
+    aggregated(then={}, lateData="reopen"),
+    aggregated(then={}, emit={"every": "10s"}),
+    aggregated(then={"aggregates": [{**sessions.COUNT, "where": "n > 1"}]}),
+    aggregated(then={"window": {"tumbling": {"size": "1h"}, "hopping": {"size": "1h", "slide": "1m"}}}),
+    aggregated(then={"window": {"tumbling": {"size": "0s"}}}),
 ]
 
 

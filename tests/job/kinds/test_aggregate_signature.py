@@ -40,6 +40,20 @@ GOES_ON: list[tuple[StreamJoin, StreamJoin]] = [
         job_of(compute=[{"expression": "orders.amount*2", "as": "twice"}], groupBy=["twice"]),
     ),
 ]
+HOURS: dict[str, Any] = {"window": {"tumbling": {"size": "1h"}}, "aggregates": [COUNT, SUM]}
+MOST = of("max", "n")
+
+
+def twice(then: dict[str, Any], **fields: Any) -> StreamJoin:
+    """A job that aggregates the windows of an hour once more."""
+    return job_of(**{**HOURS, **fields, "then": then})
+
+
+GOES_ON += [
+    (twice({"aggregates": [MOST, COUNT]}), twice({"aggregates": [{**MOST, "as": "most"}], "having": "most > 1"})),
+    (twice({"aggregates": [MOST]}), twice({"aggregates": [MOST], "limits": {"maxRecords": 5}})),
+    (twice({"aggregates": [MOST]}), twice({"aggregates": [MOST]}, having="n > 1")),
+]
 REJECTED: list[tuple[StreamJoin, StreamJoin, str]] = [
     (load(step()), job_of(), "there is now an aggregate; it is neither added to a state nor removed from one"),
     (job_of(), load(step()), "there was an aggregate; it is neither added"),
@@ -59,6 +73,27 @@ REJECTED: list[tuple[StreamJoin, StreamJoin, str]] = [
         job_of(compute=TWICE, groupBy=["twice"]),
         job_of(compute=[{"expression": "orders.amount * 3", "as": "twice"}], groupBy=["twice"]),
         "groupBy was twice (orders.amount * 2 of orders.amount double)",
+    ),
+]
+REJECTED += [
+    (job_of(**HOURS), twice({}), "there is now a second aggregate (then); it is neither added to a state nor removed"),
+    (twice({}), job_of(**HOURS), "there was a second aggregate (then)"),
+    (twice({}), twice({"groupBy": ["currency"]}), "groupBy was (none), it is now currency (string) (then)"),
+    (twice({}), twice({"aggregates": [MOST]}), "max(n) is not in the stored windows, and the job now needs it (then)"),
+    (
+        twice({}),
+        twice({"window": {"tumbling": {"size": "24h"}}}),
+        "the kind of window of then was that of the first aggregate, it is now tumbling",
+    ),
+    (
+        twice({"window": {"tumbling": {"size": "24h"}}}),
+        twice({"window": {"tumbling": {"size": "12h"}}}),
+        "the windows' size was 24h, it is now 12h (then)",
+    ),
+    (
+        twice({"aggregates": [of("max", "x")]}, aggregates=[COUNT, {**SUM, "as": "x"}]),
+        twice({"aggregates": [of("max", "x")]}, aggregates=[{**COUNT, "as": "x"}, SUM]),
+        "max(x) is stored over sum(orders.amount) of double, the job now makes it of count() (then)",
     ),
 ]
 WARNS: list[tuple[StreamJoin, StreamJoin, str]] = [
@@ -115,6 +150,15 @@ def test_a_plan_is_replayed_under_the_aggregate_that_made_it() -> None:
     assert replayed.aggregation.aggregates[1].limit == 9
     assert replayed.aggregation.limits is not None
     assert replayed.aggregation.limits.max_records == 7
+
+
+def test_limits_of_the_second_aggregate_apply_to_a_plan_that_was_made_before() -> None:
+    replayed = under_definition(twice({"limits": {"maxRecords": 7}}), definition(twice({"aggregates": [MOST]})))
+    assert replayed.aggregation is not None
+    assert replayed.aggregation.then is not None
+    assert replayed.aggregation.then.aggregates[0].function == "max"
+    assert replayed.aggregation.then.limits is not None
+    assert replayed.aggregation.then.limits.max_records == 7
 
 
 def test_a_plan_of_one_input_is_replayed_after_a_join_was_added() -> None:

@@ -14,13 +14,13 @@ from joinery_devkit.oracle.joins import LATE, EpochExpectation, SideBatches, Wat
 from joinery_devkit.oracle.model import FILTERED_ROWS
 from joinery_devkit.oracle.rows import END, Row, Values, comparable
 from joinery_runtime.job import StreamJoin
+from joinery_runtime.job.kinds.aggregate.aligned import OwnWindow
 from joinery_runtime.job.kinds.aggregate.model import AggregateWindow, Aggregation
-from joinery_runtime.job.kinds.ranking import RankWindow
 
 Span = tuple[int, int]  # the start and the end of a window; the end is not in it
 
 
-def spans_of(window: AggregateWindow | RankWindow, ts: int) -> list[Span]:
+def spans_of(window: AggregateWindow | OwnWindow, ts: int) -> list[Span]:
     """The windows that hold the time (G1)."""
     if window.tumbling is not None:
         start = ts - (ts - window.tumbling.offset) % window.tumbling.size
@@ -96,13 +96,15 @@ class WindowShape:
 
 
 class WindowOracle:
-    """The oracle. `depth` is how many epochs it takes until what the first one closes has been emitted."""
+    """The oracle. `depth` is how many epochs it takes until what the first one closes has been emitted. `handed_on` is
+    the lowest event time that the rows of the last epoch may have had (N3, G10)."""
 
     depth = 1
 
     def __init__(self, shape: WindowShape) -> None:
         (self._input,) = self.inputs = tuple(side.name for side in shape.job.inputs)
         self._shape, self._closed, self._arrived = shape, UNKNOWN, 0
+        self.handed_on = UNKNOWN
         self._early, self._changed = EarlyHorizon(), set[tuple[Hashable, Span]]()
         self._ended, self._final, self._taken = UNKNOWN, set[tuple[Hashable, Span]](), set[tuple[Hashable, Span]]()
         self._rows: dict[tuple[Hashable, Span], list[tuple[int, int, int, int, Values]]] = defaultdict(list)
@@ -114,6 +116,7 @@ class WindowOracle:
     def epoch(self, watermarks: Watermarks, rows: SideBatches) -> EpochExpectation:
         """Replays one epoch, like `Oracle.epoch`."""
         self._arrived += 1
+        self.handed_on = self._closed
         watermark = as_time(watermarks[self._input])
         self._closed = max(self._closed, watermark - self._shape.lateness)
         self._ended = max(self._ended, watermark) if self._shape.reopens else self._closed

@@ -353,7 +353,8 @@ def _side_name(job: Job, part: str) -> str:
     if not isinstance(job, StreamJoin):
         return f"{part}: {', '.join(side.name for side in job.inputs)}"
     behind = [kind.field for kind in RANKING_KINDS]
-    if part in {aggregate_part(len(job.joins)), *(ranking_part(field, len(job.joins)) for field in behind)}:
+    steps = [aggregate_part(number) for number in range(len(job.joins), len(job.joins) + 2)]
+    if part in {*steps, *(ranking_part(field, len(job.joins)) for field in behind)}:
         return f"{part}: {', '.join(side.name for side in job.inputs)}"
     for number, step in enumerate(job.joins):
         inputs = {LEFT: job.left_inputs(number), RIGHT: (step.right,)}

@@ -203,6 +203,10 @@ def _join(job: StreamJoin, spec: Mapping[str, Any], stored: Mapping[str, Any]) -
         }
         return {"inputs": inputs, "joins": joins, **rankings}
     aggregate = {**stored["aggregate"], **_with_limits(stored["aggregate"], job.aggregation, dig(spec, "aggregate"))}
+    if "then" in aggregate:
+        following = job.aggregation.next if job.aggregation is not None else None
+        fields = dig(spec, "aggregate", "then")
+        aggregate["then"] = {**aggregate["then"], **_with_limits(aggregate["then"], following, fields)}
     return {"inputs": inputs, "joins": joins, "aggregate": aggregate}
 
 

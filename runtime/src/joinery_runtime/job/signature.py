@@ -17,7 +17,7 @@ from joinery_runtime.job.kinds.aggregate.model import aggregate_part
 from joinery_runtime.job.kinds.ranking import ranking_part
 from joinery_runtime.job.kinds.session.resource import SessionWindow
 from joinery_runtime.job.kinds.session.sessions import SESSIONS_PART
-from joinery_runtime.job.kinds.session.signature import aggregate_fields, called_functions
+from joinery_runtime.job.kinds.session.signature import aggregate_fields, called_functions, column_origins
 from joinery_runtime.job.model.references import ComputedKey, KeyPair
 from joinery_runtime.job.model.resource import Job
 from joinery_runtime.job.model.types import ColumnType
@@ -83,12 +83,20 @@ def _of_kind(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
 
 
 def _aggregate(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    if job.aggregation is None:
+    aggregation, types = job.aggregation, {**job.aggregated_types, **job.function_types}
+    if aggregation is None:
         return {}
-    window = {"window": job.aggregation.form.field, "of": job.aggregated_time}
-    part = stored[aggregate_part(len(job.joins))]
-    fields = aggregate_fields(job.aggregation, {**job.aggregated_types, **job.function_types}, part)
-    return {"aggregate": {**window, **fields}}
+    window = {"window": aggregation.form.field, "of": job.aggregated_time}
+    fields = {**window, **aggregate_fields(aggregation, types, stored[aggregate_part(len(job.joins))])}
+    if (following := aggregation.next) is not None and aggregation.then is not None:
+        handed_on = column_origins(aggregation, types)
+        signed = aggregate_fields(following, handed_on, stored[aggregate_part(len(job.joins) + 1)])
+        if aggregation.then.same_windows:  # its windows are those of the first aggregate, which is compared
+            signed = {name: value for name, value in signed.items() if name not in following.form.durations()}
+        else:
+            signed = {"window": following.form.field, **signed}
+        fields["then"] = signed
+    return {"aggregate": fields}
 
 
 def _ranking(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:

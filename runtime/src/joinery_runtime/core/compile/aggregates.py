@@ -1,5 +1,5 @@
 """Compiles what a job aggregates to a step with one side, whose state is made of groups and their accumulators: all of
-a `SessionWindow`, or the last step of a `StreamJoin`."""
+a `SessionWindow`, or the last steps of a `StreamJoin`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from joinery_runtime.core.pipeline.sides import SESSIONS, Intake, OutputColumn, 
 from joinery_runtime.core.pipeline.spec import InputSpec, Pipeline, StepSpec
 from joinery_runtime.core.table.columns import arrow_schema, arrow_type, type_name
 from joinery_runtime.errors import ExpressionError, JobError, Problem
-from joinery_runtime.job import Aggregate, Input, Job, SessionWindow
-from joinery_runtime.job.kinds.aggregate.model import Aggregation
+from joinery_runtime.job import Aggregate, Input, Job, SessionWindow, StreamJoin
+from joinery_runtime.job.kinds.aggregate.model import Aggregation, aggregate_part
 from joinery_runtime.job.kinds.session.sessions import has_order, takes, takes_text
-from joinery_runtime.job.model.references import RETRACTED, WINDOW_COLUMNS
+from joinery_runtime.job.model.references import RETRACTED, WINDOW_COLUMNS, WINDOW_TIME
 
+SQL_PATH = "spec.sql"
 ToError = Callable[[str, str], JobError]
 """Makes the error of a message about a field of the aggregation: `aggregates[0].column`."""
 
@@ -39,7 +40,7 @@ def compile_session(job: SessionWindow) -> Pipeline:
 
     def error(path: str, message: str) -> JobError:
         of_sql = job.spec.sql is not None and path != "input.where"
-        return JobError(job.name, [Problem("spec.sql" if of_sql else f"spec.{path}", message)])
+        return JobError(job.name, [Problem(SQL_PATH if of_sql else f"spec.{path}", message)])
 
     aggregation, side = job.aggregation, job.spec.input
     rows = rows_of_input(aggregation, side, side.types, error)
@@ -111,14 +112,61 @@ def _predicate(path: str, text: str | None, side: Input, error: ToError) -> Expr
     return expression
 
 
+def aggregate_steps(
+    job: StreamJoin, aggregation: Aggregation, rows: AggregatedRows, number: int, input_filter: Expression | None = None
+) -> tuple[StepSpec, ...]:
+    """The steps that aggregate the rows behind `number` joins: one, or with `then` two. `input_filter` is that of an
+    only input."""
+    first = AggregateCompiler(job, aggregation, rows, error_of_aggregate(job)).step(
+        number, aggregate_part(number), input_filter=input_filter
+    )
+    then, following = aggregation.then, aggregation.next
+    if then is None or following is None:
+        return (first,)
+    schema = first.output_schema()
+    handed_on = AggregatedRows(
+        schema=schema,
+        names={name: name for name in schema.names},
+        columns=schema.names,
+        inputs=rows.inputs,
+        time=rows.time,
+        event_time=WINDOW_TIME,
+        chained=True,
+    )
+    error = error_of_aggregate(job, "then.")
+    compiler = AggregateCompiler(job, following, handed_on, error, same_windows=then.same_windows)
+    return first, compiler.step(number + 1, aggregate_part(number + 1))
+
+
+def error_of_aggregate(job: StreamJoin, prefix: str = "") -> ToError:
+    """Makes errors about fields of the job's aggregate."""
+    return lambda path, message: error_at(job, f"spec.aggregate.{prefix}{path}", message)
+
+
+def error_at(job: StreamJoin, path: str, message: str) -> JobError:
+    """Makes the error of a field, or of the SQL that stands for it."""
+    return JobError(job.name, [Problem(path if job.spec.sql is None else SQL_PATH, message)])
+
+
 class AggregateCompiler:
-    def __init__(self, job: Job, aggregation: Aggregation, rows: AggregatedRows, error: ToError) -> None:
+    """Compiles one aggregation. `same_windows`: the rows are those of an aggregate with the same windows."""
+
+    def __init__(
+        self,
+        job: Job,
+        aggregation: Aggregation,
+        rows: AggregatedRows,
+        error: ToError,
+        *,
+        same_windows: bool = False,
+    ) -> None:
         self._job, self._aggregation, self._rows, self._error = job, aggregation, rows, error
         self._keys = tuple(rows.names[name] for name in aggregation.group_by)
         self._aggregates = tuple(self._aggregate(n, aggregate) for n, aggregate in enumerate(aggregation.aggregates))
-        self._kind = next(kind for kind in aggregate_kinds() if isinstance(aggregation.form, kind.written_as)).of(
-            aggregation, self._aggregates
-        )
+        kind = next(kind for kind in aggregate_kinds() if isinstance(aggregation.form, kind.written_as))
+        self._kind = kind.of(aggregation, self._aggregates)
+        if same_windows:
+            self._kind = self._kind.of_same_windows()
 
     def step(
         self, number: int, part: str, *, where: Expression | None = None, input_filter: Expression | None = None
@@ -182,7 +230,13 @@ class AggregateCompiler:
         types = self._step_types() | dict.fromkeys(WINDOW_COLUMNS, arrow_type(self._job.window_times))
         types[RETRACTED] = pa.bool_()
         groups = dict(zip(self._aggregation.group_by, self._keys, strict=True))
-        columns = [(column.name, column.step_column or "") for column in self._job.output_columns]
+        following = self._aggregation.next
+        if following is None:
+            columns = [(column.name, column.step_column or "") for column in self._job.output_columns]
+        else:
+            read = {*following.group_by, *(name for aggregate in following.aggregates for name in aggregate.columns)}
+            columns = [(name, column) for name, column in self._aggregation.columns_by_name.items() if name in read]
+            columns.append((WINDOW_TIME, WINDOW_TIME))
         return [
             OutputColumn(name, types[step_column], step_column=step_column)
             for name, step_column in ((name, groups.get(written, written)) for name, written in columns)

@@ -9,9 +9,9 @@ from functools import cache
 import pyarrow as pa
 
 from joinery_runtime.core.aggregates import condition_column
-from joinery_runtime.core.compile.aggregates import AggregateCompiler, AggregatedRows
+from joinery_runtime.core.compile.aggregates import AggregatedRows, aggregate_steps, error_at
 from joinery_runtime.core.compile.matching import KeyCompiler, deciding_side, move_conditions
-from joinery_runtime.core.compile.only_input import computed_column, error_at, error_of_aggregate, input_filter
+from joinery_runtime.core.compile.only_input import computed_column, input_filter
 from joinery_runtime.core.kinds.base import Join, Ranking, find_kinds
 from joinery_runtime.core.pipeline.expression import (
     ColumnRef,
@@ -27,7 +27,7 @@ from joinery_runtime.core.pipeline.spec import Emits, InputSpec, Pipeline, StepS
 from joinery_runtime.core.table.columns import arrow_schema, arrow_type
 from joinery_runtime.errors import ExpressionError
 from joinery_runtime.job import JoinStep, Reference, StreamJoin
-from joinery_runtime.job.kinds.aggregate.model import Aggregation, aggregate_part
+from joinery_runtime.job.kinds.aggregate.model import Aggregation
 from joinery_runtime.job.kinds.ranking import RankingKind, ranking_part
 from joinery_runtime.job.model.references import WINDOW_COLUMNS, WINDOW_START, parse_reference
 
@@ -100,7 +100,8 @@ class JoinCompiler:
     def pipeline(self) -> Pipeline:
         steps = tuple(self._compile(step) for step in self._steps)
         if self._job.aggregation is not None:
-            steps = (*steps, self._aggregate(self._job.aggregation, steps[-1]))
+            rows = self._aggregated_rows(steps[-1])
+            steps = (*steps, *aggregate_steps(self._job, self._job.aggregation, rows, len(steps)))
         if self._job.ranking is not None:
             steps = (*steps, self._rank(self._job.ranking))
         read = {self._job.inputs[0].name: (0, LEFT)} | {
@@ -336,11 +337,11 @@ class JoinCompiler:
 
     # --- expressions --------------------------------------------------------------------------------------------------
 
-    def _aggregate(self, aggregation: Aggregation, last: StepSpec) -> StepSpec:
-        """The step that aggregates what the last join makes."""
+    def _aggregated_rows(self, last: StepSpec) -> AggregatedRows:
+        """What the last join makes."""
         time = self._job.aggregated_time
         schema = last.output_schema()
-        rows = AggregatedRows(
+        return AggregatedRows(
             schema=schema,
             names={name: name for name in schema.names},
             columns=self._job.aggregated_types,
@@ -349,9 +350,6 @@ class JoinCompiler:
             event_time=str(self._event_time(time)),
             chained=True,
         )
-        error = error_of_aggregate(self._job)
-        number = len(self._steps)
-        return AggregateCompiler(self._job, aggregation, rows, error).step(number, aggregate_part(number))
 
     def _aggregated_columns(self, aggregation: Aggregation) -> list[_Output]:
         """What the last join hands on: the columns that are aggregated, and the event time."""

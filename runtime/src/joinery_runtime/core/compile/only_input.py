@@ -5,7 +5,13 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from joinery_runtime.core.compile.aggregates import AggregateCompiler, ToError, rows_of_input
+from joinery_runtime.core.compile.aggregates import (
+    SQL_PATH,
+    aggregate_steps,
+    error_at,
+    error_of_aggregate,
+    rows_of_input,
+)
 from joinery_runtime.core.kinds.projection import RecordProjection
 from joinery_runtime.core.pipeline.expression import Expression, check_predicate, column_type, parse_expression
 from joinery_runtime.core.pipeline.sides import Intake, OutputColumn, Placement, SideSpec
@@ -13,9 +19,7 @@ from joinery_runtime.core.pipeline.spec import InputSpec, Pipeline, StepSpec
 from joinery_runtime.core.table.columns import arrow_schema
 from joinery_runtime.errors import ExpressionError, JobError, Problem
 from joinery_runtime.job import StreamJoin
-from joinery_runtime.job.kinds.aggregate.model import aggregate_part
 
-SQL_PATH = "spec.sql"
 _PROJECTED = "rows"  # the part that the side of a projection would have; no segment has it
 
 
@@ -25,23 +29,11 @@ def compile_only_input(job: StreamJoin) -> Pipeline:
     (side,) = job.inputs
     condition = input_filter(job, side.name)
     if job.aggregation is None:
-        step = _projection(job, condition)
+        steps: tuple[StepSpec, ...] = (_projection(job, condition),)
     else:
-        error = error_of_aggregate(job)
-        rows = rows_of_input(job.aggregation, side, job.aggregated_types, error)
-        compiler = AggregateCompiler(job, job.aggregation, rows, error)
-        step = compiler.step(0, aggregate_part(0), input_filter=condition)
-    return Pipeline((InputSpec(side.name, 0, 0),), (step,))
-
-
-def error_of_aggregate(job: StreamJoin) -> ToError:
-    """Makes errors about fields of the job's aggregate."""
-    return lambda path, message: error_at(job, f"spec.aggregate.{path}", message)
-
-
-def error_at(job: StreamJoin, path: str, message: str) -> JobError:
-    """Makes the error of a field, or of the SQL that stands for it."""
-    return JobError(job.name, [Problem(path if job.spec.sql is None else SQL_PATH, message)])
+        rows = rows_of_input(job.aggregation, side, job.aggregated_types, error_of_aggregate(job))
+        steps = aggregate_steps(job, job.aggregation, rows, 0, condition)
+    return Pipeline((InputSpec(side.name, 0, 0),), steps)
 
 
 def computed_column(

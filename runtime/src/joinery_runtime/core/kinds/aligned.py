@@ -24,12 +24,16 @@ class Windows:
     """Windows [start, end), aligned to `offset` after 1970-01-01T00:00 UTC. Window n begins at n * every and is `size`
     long (tumbling: `every` is `size`; hopping: it is the slide, at most `size`). If the windows are `cumulative`, every
     is their step, which divides `size`: window n ends at (n + 1) * every, and begins at the last multiple of `size`
-    before that."""
+    before that.
+
+    `of_windows`: the rows are those of an aggregate with these very windows, each at the last millisecond of its
+    window, which is the only window that holds the row (G10)."""
 
     size: int
     every: int
     offset: int = 0
     cumulative: bool = False
+    of_windows: bool = False
 
     @classmethod
     def of(cls, window: AlignedWindow) -> Self:
@@ -44,7 +48,10 @@ class Windows:
 
     @property
     def pane(self) -> int:
-        """The longest time such that a window holds all or none of [k * pane, (k + 1) * pane)."""
+        """The longest time such that a window holds all or none of [k * pane, (k + 1) * pane); `of_windows`: 1, because
+        a pane holds one millisecond only."""
+        if self.of_windows:
+            return 1
         return self.every if self.cumulative else gcd(self.size, self.every)
 
     def pane_starts(self, ts: np.ndarray) -> np.ndarray:
@@ -54,6 +61,9 @@ class Windows:
     def numbers_of(self, ts: np.ndarray) -> Bounds:
         """The first and the last window that hold each row, by its `ts` (int64[n])."""
         since = ts - self.offset
+        if self.of_windows:
+            number = (since + 1 - self._length) // self.every
+            return number, number
         if self.cumulative:
             return since // self.every, (since // self.size + 1) * (self.size // self.every) - 1
         return (since - self.size) // self.every + 1, since // self.every
@@ -65,7 +75,7 @@ class Windows:
 
     def ends(self, numbers: np.ndarray) -> np.ndarray:
         """int64[n]: the ends of the windows with these numbers (int64[n])."""
-        return numbers * self.every + (self.every if self.cumulative else self.size) + self.offset
+        return numbers * self.every + self._length + self.offset
 
     # --- what a horizon closes ----------------------------------------------------------------------------------------
 
@@ -73,7 +83,7 @@ class Windows:
         """The number of the last window whose end is at the horizon or before; END_OF_TIME: all are closed."""
         if horizon == END_OF_TIME:
             return END_OF_TIME
-        return (horizon - self.offset - (self.every if self.cumulative else self.size)) // self.every
+        return (horizon - self.offset - self._length) // self.every
 
     def closing(self, horizon: Horizon) -> Numbers | None:
         """The windows that an epoch closes, `before < end <= now`. None: it closes none."""
@@ -92,18 +102,22 @@ class Windows:
         if horizon >= END_OF_TIME:
             return END_OF_TIME
         begin = (self.last_closed(horizon) + 1) * self.every
+        if self.of_windows:
+            return clamp(begin + self._length + self.offset - 1)
         return clamp((begin // self.size * self.size if self.cumulative else begin) + self.offset)
 
     def whole_from(self, horizon: int) -> int:
         """The lowest event time of which every window is still open: the end of the last closed one."""
         if horizon >= END_OF_TIME:
             return END_OF_TIME
-        return clamp((self.last_closed(horizon) + 1) * self.every + self._rest + self.offset)
+        if self.of_windows:
+            return self.open_from(horizon)
+        return clamp((self.last_closed(horizon) + 1) * self.every + self._length - self.every + self.offset)
 
     @property
-    def _rest(self) -> int:
-        """How much further than one `every` after its begin a window ends."""
-        return 0 if self.cumulative else self.size - self.every
+    def _length(self) -> int:
+        """How long after n * every window n ends."""
+        return self.every if self.cumulative else self.size
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,11 @@ class Aggregating(StepOperator):
     def of(cls, aggregation: Aggregation, aggregates: tuple[AggregateCall, ...], /) -> Self:
         """The kind with its durations, and the aggregates that it computes."""
 
+    def of_same_windows(self) -> Self:
+        """The kind for rows that an aggregate with the same windows has made: each is in the window that it comes
+        from."""
+        raise TypeError(f"{type(self).__name__} aggregates no rows of its own windows")
+
     @abstractmethod
     def state_schema(self, intake: Intake) -> pa.Schema:
         """The columns of the segments."""

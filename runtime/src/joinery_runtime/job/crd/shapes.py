@@ -11,7 +11,7 @@ from typing import Any
 
 from joinery_runtime.job.join.steps import STEP_KINDS, JoinStep, SelectItem
 from joinery_runtime.job.join.stream_join import StreamJoinSpec
-from joinery_runtime.job.kinds.aggregate.model import AggregateWindow, Aggregation
+from joinery_runtime.job.kinds.aggregate.model import AggregateWindow, Aggregation, NextAggregation
 from joinery_runtime.job.kinds.ranking import RANKING_KINDS, RankOrder, TopN
 from joinery_runtime.job.kinds.session.resource import SessionWindowSpec
 from joinery_runtime.job.kinds.session.sessions import Aggregate, ComputedColumn
@@ -80,6 +80,8 @@ FIELDS: Mapping[Place, Schema] = {
     (Aggregation, "groupBy"): {"x-kubernetes-list-type": "set", "maxItems": 64},
     (Aggregation, "compute"): {**list_map("as"), "maxItems": 256},
     (Aggregation, "aggregates"): {**list_map("as"), "maxItems": 256},
+    (NextAggregation, "groupBy"): {"x-kubernetes-list-type": "set", "maxItems": 64},
+    (NextAggregation, "aggregates"): {**list_map("as"), "maxItems": 256},
     (AggregateWindow, "of"): {"maxLength": 253},
     **{(kind, "by"): {"x-kubernetes-list-type": "set", "maxItems": 64} for kind in RANKING_KINDS},
     **{(kind, "of"): {"maxLength": 253} for kind in RANKING_KINDS},

@@ -4,14 +4,17 @@ aggregates (`kinds.session.rules`), and of the rankings, such as `spec.deduplica
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from joinery_runtime.job.join.select_rules import check_expression
 from joinery_runtime.job.join.steps import STEP_KINDS
-from joinery_runtime.job.kinds.aggregate.aligned import ALIGNED_WINDOWS
+from joinery_runtime.job.kinds.aggregate.aligned import ALIGNED_WINDOWS, OwnWindow
 from joinery_runtime.job.kinds.aggregate.model import WINDOW_KINDS, AggregateWindow
+from joinery_runtime.job.kinds.aggregate.session import SessionOfGroup
 from joinery_runtime.job.kinds.base import WindowKind
-from joinery_runtime.job.kinds.ranking import RANKING_KINDS, RankingKind, RankWindow
-from joinery_runtime.job.kinds.session.rules import AGGREGATE_RULES, GroupedDraft
+from joinery_runtime.job.kinds.ranking import RANKING_KINDS, RankingKind
+from joinery_runtime.job.kinds.session.rules import AGGREGATE_RULES, EMITTED_RULES, GroupedDraft
+from joinery_runtime.job.model.changelog import changelog_sources
 from joinery_runtime.job.model.draft import (
     Finding,
     JobDraft,
@@ -29,6 +32,7 @@ from joinery_runtime.job.model.wording import either, listed, suggestion
 
 _AT: Loc = ("spec", "aggregate")
 _WINDOW: Loc = (*_AT, "window")
+_THEN: Loc = (*_AT, "then")
 
 
 def broken_aggregate_rules(draft: JobDraft) -> Iterator[Finding]:
@@ -46,10 +50,26 @@ def broken_aggregate_rules(draft: JobDraft) -> Iterator[Finding]:
         row_words=kind.rows,
         needs_groups=kind.needs_groups,
     )
+    following = _following(grouped, kind)
     for rule in _RULES:
         yield from rule(draft)
-    for grouped_rule in AGGREGATE_RULES:
-        yield from grouped_rule(grouped)
+    for aggregate in (grouped, following) if following is not None else (grouped,):
+        for grouped_rule in AGGREGATE_RULES:
+            yield from grouped_rule(aggregate)
+    for emitted_rule in EMITTED_RULES:
+        yield from emitted_rule(following or grouped)
+
+
+def _following(first: GroupedDraft, kind: type[WindowKind]) -> GroupedDraft | None:
+    """What `then` aggregates: the rows of the first aggregate. Only the core knows the types of aggregates."""
+    if dig(first.data, *_THEN) is None:
+        return None
+    groups, names = first.fields("groupBy"), [dig(aggregate, "as") for aggregate in first.fields("aggregates")]
+    columns: dict[str, ColumnType | None] | None = None
+    if first.columns is not None and all(isinstance(name, str) for name in (*groups, *names)):
+        columns = {first.output_name(name): first.columns.get(name) for name in groups}
+        columns |= dict.fromkeys((*kind.columns, *names))
+    return replace(first, at=_THEN, columns=columns, source="the first aggregate has", needs_groups=False)
 
 
 def _kind(draft: JobDraft) -> type[WindowKind] | None:
@@ -149,6 +169,25 @@ def _joined_rows_as_dead_letters(draft: JobDraft, at: Loc) -> Iterator[Finding]:
         yield at, f"the rows that joins make are no records, so none can be a dead letter; write drop, and {todo}"
 
 
+def _then(draft: JobDraft) -> Iterator[Finding]:
+    """Reject what the second aggregate cannot read or compute (G10)."""
+    if dig(draft.data, *_THEN) is None:
+        return
+    todo = "or aggregate the output in a job of its own"
+    for source in changelog_sources(draft.data, _AT):
+        yield (*_AT, source.field), f"{source.facts}, and then aggregates rows that stay; {source.todo}, {todo}"
+    if dig(draft.data, *_WINDOW, SessionOfGroup.field) is not None:
+        facts = "each session ends at a time of its own, and then aggregates windows that end together"
+        yield (*_WINDOW, SessionOfGroup.field), f"{facts}; write tumbling, hopping or cumulative, {todo}"
+    for i, aggregate in enumerate(items(draft.data, *_THEN, "aggregates")):
+        if dig(aggregate, "where") is not None:
+            facts = (
+                "is no field of the aggregates of then; write `having` of the first aggregate, which leaves rows out"
+            )
+            yield (*_THEN, "aggregates", i, "where"), f"{facts}, {todo}"
+    yield from _own_window(draft, (*_THEN, "window"))
+
+
 # --- what is emitted ----------------------------------------------------------------------------------------------
 
 
@@ -163,7 +202,9 @@ def _select(draft: JobDraft) -> Iterator[Finding]:
         yield ("spec", "prefixes"), "groups and aggregates name the columns; drop `prefixes`"
 
 
-_RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (*(_window, _time, _kinds_of_steps, _late, _select),)
+_RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
+    *(_window, _time, _kinds_of_steps, _late, _then, _select),
+)
 
 
 # --- rankings ---------------------------------------------------------------------------------------------------------
@@ -189,7 +230,7 @@ def _broken_ranking(kind: type[RankingKind], draft: JobDraft) -> Iterator[Findin
             yield (*at, name), f"is missing: {text}"
     yield from _ranked_keys(draft, (*at, "by"))
     yield from _ranked_order(draft, (*at, "orderBy"))
-    yield from _ranked_window(draft, (*at, "window"))
+    yield from _own_window(draft, (*at, "window"))
     yield from _counted_time(draft, (*at, "of"), ("rows would wait for ever", "no order"))
     yield from _steps_before(draft, kind.field, in_windows=False)
     yield from _joined_rows_as_dead_letters(draft, (*at, "lateData"))
@@ -223,10 +264,10 @@ def _ranked_order(draft: JobDraft, at: Loc) -> Iterator[Finding]:
             yield (*at, i, "expression"), f"{facts}; sort by a part of it, by its path"
 
 
-def _ranked_window(draft: JobDraft, at: Loc) -> Iterator[Finding]:
+def _own_window(draft: JobDraft, at: Loc) -> Iterator[Finding]:
     window = dig(draft.data, *at)
     if window is not None:
-        yield from exactly_one(window, at, RankWindow.fields)
+        yield from exactly_one(window, at, OwnWindow.fields)
         for kind in ALIGNED_WINDOWS:
             yield from kind.problems(dig(window, kind.field), (*at, kind.field))
 

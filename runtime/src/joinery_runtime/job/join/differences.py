@@ -73,6 +73,7 @@ def _shape(old: Signed, new: Signed) -> Iterator[str]:
         for field, words in (("window", "the kind of window"), ("of", "the input whose event time windows count")):
             if old["aggregate"][field] != new["aggregate"][field]:
                 yield f"{words} was {old['aggregate'][field]}, it is now {new['aggregate'][field]}"
+        yield from _shape_of_next(old["aggregate"].get("then"), new["aggregate"].get("then"))
     for kind in RANKING_KINDS:
         name = kind.field
         if (name in old) != (name in new):
@@ -87,6 +88,18 @@ def _shape(old: Signed, new: Signed) -> Iterator[str]:
                 yield f"the {words} was {was[field]}, it is now {now[field]}{where}"
 
 
+def _shape_of_next(was: Signed | None, now: Signed | None) -> Iterator[str]:
+    if was is None and now is None:
+        return
+    if was is None or now is None:
+        change = "is now" if was is None else "was"
+        yield f"there {change} a second aggregate (then); it is neither added to a state nor removed from one"
+    else:
+        field, same = "window", "that of the first aggregate"
+        if was.get(field) != now.get(field):
+            yield f"the kind of window of then was {was.get(field, same)}, it is now {now.get(field, same)}"
+
+
 def _in_steps(old: Signed, new: Signed) -> Iterator[str]:
     for number, (was, now, where) in enumerate(_steps(old, new)):
         first = new["inputs"][0]["name"]
@@ -96,6 +109,9 @@ def _in_steps(old: Signed, new: Signed) -> Iterator[str]:
 def _aggregate(old: Signed, new: Signed) -> Iterator[str]:
     if "aggregate" in new:
         yield from aggregate_refusals(old["aggregate"], new["aggregate"])
+        if "then" in new["aggregate"]:
+            for text in aggregate_refusals(old["aggregate"]["then"], new["aggregate"]["then"]):
+                yield f"{text} (then)"
 
 
 def _ranking(old: Signed, new: Signed) -> Iterator[str]:

@@ -25,7 +25,11 @@ def step_plans(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> tuple[St
     joins = [_StepExplainer(job, number).plan(stored, kept_ms) for number, kept_ms in enumerate(kept_for(job))]
     if job.ranking is not None:
         return (*joins, _ranking_plan(job, job.ranking, stored))
-    return (*joins, *([] if job.aggregation is None else [_aggregate_plan(job, job.aggregation)]))
+    if job.aggregation is None:
+        return tuple(joins)
+    following = job.aggregation.next
+    then = [] if following is None else [_next_plan(job, job.aggregation, following)]
+    return (*joins, _aggregate_plan(job, job.aggregation), *then)
 
 
 def _projection_plan(job: StreamJoin) -> StepPlan:
@@ -71,6 +75,22 @@ def _aggregate_plan(job: StreamJoin, aggregation: Aggregation) -> StepPlan:
         from_steps=after > 0,
     )
     return aggregate_plan(aggregation, aggregated)
+
+
+def _next_plan(job: StreamJoin, first: Aggregation, following: Aggregation) -> StepPlan:
+    """The plan of `then`, which reads the rows of the first aggregate (G10)."""
+    after, time = len(job.joins) + 1, job.aggregated_time
+    aggregated = Aggregated(
+        rows_of=f"{first.form.rows} of step {after}",
+        time=time,
+        watermark=f"wm({time} after step {after})",
+        lag=_lag(job, time) + first.allowed_lateness,
+        types={},
+        part=aggregate_part(after),
+        of_windows=True,
+        same_windows=first.then is not None and first.then.same_windows,
+    )
+    return aggregate_plan(following, aggregated)
 
 
 def _watermark(job: StreamJoin, time: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, PrivateAttr
@@ -178,6 +179,17 @@ class StreamJoin(Job):
         return None if sql.aggregate is None else Aggregation.model_validate(sql.aggregate, context=PLAIN_NUMBERS)
 
     @property
+    def aggregations(self) -> tuple[Aggregation, ...]:
+        """`aggregate` and its `then`, in the order of their steps."""
+        following = self.aggregation.next if self.aggregation is not None else None
+        return tuple(aggregation for aggregation in (self.aggregation, following) if aggregation is not None)
+
+    @property
+    def emitted_aggregation(self) -> Aggregation | None:
+        """What makes the rows that are emitted: `aggregate.then`, else `aggregate`."""
+        return self.aggregations[-1] if self.aggregations else None
+
+    @property
     def ranking(self) -> RankingKind | None:
         """The step that emits some of the rows; QUALIFY in `spec.sql` may say which."""
         written, sql = self.spec.deduplicate, self._from_sql
@@ -315,7 +327,7 @@ class StreamJoin(Job):
 
     def upsert_key(self, output: NamedOutput) -> tuple[str, ...]:
         """`postgres.upsertKey`, else of an aggregate the groups and what tells the windows apart (rule S6)."""
-        target, aggregation = output.postgres, self.aggregation
+        target, aggregation = output.postgres, self.emitted_aggregation
         if target is None or target.upsert_key or aggregation is None:
             return target.upsert_key if target is not None else ()
         names = {column.step_column: column.name for column in reversed(self.columns_of(output))}
@@ -336,9 +348,9 @@ class StreamJoin(Job):
         }
         if self.ranking is not None:
             return {**limits, (ranking_part(self.ranking.field, len(self.joins)),): self.ranking.limits or Limits()}
-        if self.aggregation is None:
-            return limits
-        return {**limits, (aggregate_part(len(self.joins)),): self.aggregation.limits or Limits()}
+        for number, aggregation in enumerate(self.aggregations, start=len(self.joins)):
+            limits[(aggregate_part(number),)] = aggregation.limits or Limits()
+        return limits
 
     @property
     def inputs_without_lateness(self) -> frozenset[str]:
@@ -364,8 +376,8 @@ class StreamJoin(Job):
         """What is emitted, in order: the select list, else every column (rule J10), then the start and end of a window
         (rule W4)."""
         chosen = self.select
-        if self.aggregation is not None:
-            return self._aggregated(self.aggregation)
+        if self.aggregations:
+            return self._aggregated
         if chosen:
             return tuple(self._selected(item) for item in chosen)
         times = [self._window_column(name, name) for name in self._times]
@@ -444,41 +456,25 @@ class StreamJoin(Job):
             return self.ranking.adds
         return WINDOW_COLUMNS if self.windowed else ()
 
-    def _aggregated(self, aggregation: Aggregation) -> tuple[OutputField, ...]:
-        """The columns of an aggregate, with RETRACTED last if retractions are on (rule S6)."""
-        refs = {name: ref for name in aggregation.group_by if (ref := self._reference(name)) is not None}
-        own = [*aggregation.form.columns, *(aggregate.as_ for aggregate in aggregation.aggregates)]
+    @property
+    def _aggregated(self) -> tuple[OutputField, ...]:
+        """The columns of what is aggregated last, with RETRACTED last if retractions are on (rule S6)."""
+        columns = {
+            f"{name}.{column}": OutputField(column, Reference(name, column), type=kind)
+            for name in self.joined
+            for column, kind in self.input(name).types.items()
+        }
+        fields: dict[str, OutputField] = {}
+        for aggregation in self.aggregations:
+            fields = _fields_of(aggregation, columns)
+            columns = {field.name: field for field in fields.values()}
         written = [(item.as_, item.column or "") for item in self.select or ()]
-        chosen = written or [(None, name) for name in (*aggregation.group_by, *own)]
-        kept_values = {
-            aggregate.as_: self._reference(aggregate.column)
-            for aggregate in aggregation.aggregates
-            if aggregate.column is not None and aggregate.function in KEEPS_TYPE
-        }
-        read = {**refs, **{name: ref for name, ref in kept_values.items() if ref is not None}}
-        types = {name: self.input(ref.input).types[ref.column] for name, ref in read.items()}
-        types |= {
-            aggregate.as_: ColumnType("json")
-            for aggregate in aggregation.aggregates
-            if aggregate.function == "array_agg"
-        }
-        fields = [
-            OutputField(
-                name or (refs[column].column if column in refs else column),
-                refs.get(column),
-                type=types.get(column),
-                step_column=column,
-            )
-            for name, column in chosen
+        chosen = [
+            replace(fields[column], name=name or fields[column].name)
+            for name, column in written or [(None, column) for column in fields]
         ]
         last = [OutputField(self.retracted, step_column=RETRACTED)] if self.retracted is not None else []
-        return (*fields, *last)
-
-    def _reference(self, name: str) -> Reference | None:
-        """The column of an input that a group or an aggregate names; None: it is a computed one."""
-        ref = parse_reference(name)
-        exists = ref is not None and ref.input in self.joined and ref.column in self.input(ref.input).types
-        return ref if exists else None
+        return (*chosen, *last)
 
     def _selected(self, item: SelectItem) -> OutputField:
         if item.column in RANK_COLUMNS:
@@ -501,6 +497,23 @@ class StreamJoin(Job):
     def _window_column(self, name: str, step_column: str) -> OutputField:
         kind = self.window_times if step_column in WINDOW_COLUMNS else ColumnType("int64")
         return OutputField(name, type=kind, step_column=step_column)
+
+
+def _fields_of(aggregation: Aggregation, columns: Mapping[str, OutputField]) -> dict[str, OutputField]:
+    """The columns of an aggregate's rows, by the names that they have in its step. `columns` are those of the rows that
+    are aggregated, by the names that the aggregate writes, without computed ones."""
+    fields = dict[str, OutputField]()
+    for name in aggregation.group_by:
+        column = columns.get(name, OutputField(name))
+        fields[name] = OutputField(column.name, column.source, type=column.type, step_column=name)
+    for name in aggregation.form.columns:
+        fields[name] = OutputField(name, step_column=name)
+    for aggregate in aggregation.aggregates:
+        kind = ColumnType("json") if aggregate.function == "array_agg" else None
+        if aggregate.function in KEEPS_TYPE and aggregate.column is not None and aggregate.column in columns:
+            kind = columns[aggregate.column].type
+        fields[aggregate.as_] = OutputField(aggregate.as_, type=kind, step_column=aggregate.as_)
+    return fields
 
 
 def stored_type(job: StreamJoin, step_index: int, side: str, name: str) -> ColumnType | ComputedKey:

@@ -10,15 +10,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from joinery_runtime.job.kinds.aggregate.aligned import (
-    ALIGNED_WINDOWS,
-    AlignedWindow,
-    CumulativeOfGroup,
-    HoppingOfGroup,
-    TumblingOfGroup,
-)
+from joinery_runtime.job.kinds.aggregate.aligned import AlignedWindow, OwnWindow
 from joinery_runtime.job.model.base import Length, Limits, Model, PositiveDuration, Text
-from joinery_runtime.job.model.cel import Rule, dead_letter_rules, exactly_one, positive
+from joinery_runtime.job.model.cel import Rule, dead_letter_rules, positive
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.references import RANK_COLUMNS
 from joinery_runtime.job.model.wording import counted
@@ -158,26 +152,6 @@ class RankOrder(Model):
         return f"{self.expression} {self.direction.upper()} NULLS {'FIRST' if self.nulls_first else 'LAST'}"
 
 
-class RankWindow(Model):
-    """The windows of event time in which rows are ranked."""
-
-    fields: ClassVar[tuple[str, ...]] = tuple(kind.field for kind in ALIGNED_WINDOWS)
-
-    tumbling: TumblingOfGroup | None = Field(default=None, examples=[{"size": "1h"}])
-    """Windows of one length, one after the other."""
-    hopping: HoppingOfGroup | None = None
-    """Windows that overlap."""
-    cumulative: CumulativeOfGroup | None = None
-    """Windows that begin together and grow step by step."""
-
-    @property
-    def form(self) -> AlignedWindow:
-        """The one kind of window that is named."""
-        named = [window for window in (self.tumbling, self.hopping, self.cumulative) if window is not None]
-        assert named, "a ranking has a window"
-        return named[0]
-
-
 class TopN(RankingKind):
     """Emits of each key and window the rows that come first in an order, once the window has ended."""
 
@@ -205,7 +179,7 @@ class TopN(RankingKind):
     times."""
     rows: Annotated[int, Field(ge=1, le=MOST_ROWS)] | None = Field(default=None, examples=[10])
     """How many rows of each key and window are emitted, at most."""
-    window: RankWindow | None = Field(default=None, examples=[{"tumbling": {"size": "1h"}}])
+    window: OwnWindow | None = Field(default=None, examples=[{"tumbling": {"size": "1h"}}])
     """The windows."""
 
     @property
@@ -302,5 +276,4 @@ RANKING_RULES: tuple[Rule, ...] = (
 
 RANKING_MODEL_RULES: Mapping[type | tuple[type, str], tuple[Rule, ...]] = {
     (Deduplication, "within"): positive(),
-    RankWindow: (exactly_one(*RankWindow.fields),),
 }

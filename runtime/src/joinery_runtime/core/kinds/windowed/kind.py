@@ -8,7 +8,7 @@ panes (T3). No I/O, no clock, no randomness: the same work gives the same rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar, Self, cast
 
@@ -25,7 +25,7 @@ from joinery_runtime.core.kinds.windowed.panes import Panes, pane_schema
 from joinery_runtime.core.pipeline.operators import EVENT_TIME_MAX, EVENT_TIME_MIN
 from joinery_runtime.core.pipeline.retention import Retention
 from joinery_runtime.core.pipeline.sides import Intake
-from joinery_runtime.core.pipeline.spec import StepSpec
+from joinery_runtime.core.pipeline.spec import Distance, StepSpec
 from joinery_runtime.core.pipeline.step import (
     ARRIVAL,
     CLOSING,
@@ -42,7 +42,7 @@ from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.job.kinds.aggregate.aligned import ALIGNED_WINDOWS, AlignedWindow
 from joinery_runtime.job.kinds.aggregate.model import Aggregation
 from joinery_runtime.job.kinds.base import WindowKind
-from joinery_runtime.job.model.references import WINDOW_COLUMNS
+from joinery_runtime.job.model.references import WINDOW_COLUMNS, WINDOW_TIME
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class WindowAggregation(Aggregating):
     window is emitted, once, by the epoch whose horizon reaches its end."""
 
     written_as: ClassVar[tuple[type[WindowKind], ...]] = ALIGNED_WINDOWS
-    column_types: ClassVar[Mapping[str, pa.DataType]] = dict.fromkeys(WINDOW_COLUMNS, pa.int64())
+    column_types: ClassVar[Mapping[str, pa.DataType]] = dict.fromkeys((*WINDOW_COLUMNS, WINDOW_TIME), pa.int64())
     windows: Windows
     aggregates: tuple[AggregateCall, ...]
     allowed_lateness: int = 0
@@ -78,6 +78,10 @@ class WindowAggregation(Aggregating):
             emit_every=aggregation.emit_every,
             reopens=aggregation.late_data == "reopen",
         )
+
+    def of_same_windows(self) -> Self:
+        """The kind for rows that an aggregate with these windows has made: each is in the window that it comes from."""
+        return replace(self, windows=replace(self.windows, of_windows=True))
 
     def state_schema(self, intake: Intake) -> pa.Schema:
         return pane_schema(intake, self.aggregates, emits_early=self.emit_every is not None)
@@ -137,6 +141,14 @@ class WindowAggregation(Aggregating):
         if self.emit_every is not None:
             horizons[side.early] = passed_multiple(watermark, self.emit_every)
         return horizons
+
+    def output_watermarks(
+        self, step: StepSpec, lows: OutputWatermarks, horizons: Horizons, distance: Distance
+    ) -> OutputWatermarks:
+        """N3: a window that was not emitted before this epoch ends after the horizon of the epoch before, and the time
+        of its row is the last millisecond of the window (G10)."""
+        (side,) = step.sides
+        return {**lows, side.time: horizons[side.part].previous}
 
     def late_below(
         self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark], horizons: Horizons
@@ -241,6 +253,7 @@ class _WindowOutput:
             **{name: merged.column(name) for name in self._step.sides[0].intake.keys},
             **dict(zip((call.name for call in calls), self._panes.folding.results(merged), strict=True)),
             **{name: _in_years(time) for name, time in zip(WINDOW_COLUMNS, times, strict=True)},
+            WINDOW_TIME: pa.array(times[1] - 1),
         }
         names = [column.step_column or "" for column in self._step.output]
         columns = [values[name].cast(kind) for name, kind in zip(names, schema.types, strict=True)]

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from joinery_runtime.job.kinds.base import WindowKind, milliseconds
 from joinery_runtime.job.model.base import Length, Model, PositiveDuration
-from joinery_runtime.job.model.cel import Rule, positive, time
+from joinery_runtime.job.model.cel import Rule, exactly_one, positive, time
 from joinery_runtime.job.model.draft import Finding, Loc, dig
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
@@ -169,6 +169,27 @@ class CumulativeOfGroup(AlignedWindow):
 
 ALIGNED_WINDOWS: tuple[type[AlignedWindow], ...] = (TumblingOfGroup, HoppingOfGroup, CumulativeOfGroup)
 
+
+class OwnWindow(Model):
+    """Windows of event time, of one kind that is aligned to the epoch."""
+
+    fields: ClassVar[tuple[str, ...]] = tuple(kind.field for kind in ALIGNED_WINDOWS)
+
+    tumbling: TumblingOfGroup | None = Field(default=None, examples=[{"size": "1h"}])
+    """Windows of one length, one after the other."""
+    hopping: HoppingOfGroup | None = None
+    """Windows that overlap."""
+    cumulative: CumulativeOfGroup | None = None
+    """Windows that begin together and grow step by step."""
+
+    @property
+    def form(self) -> AlignedWindow:
+        """The one kind of window that is named."""
+        named = [window for window in (self.tumbling, self.hopping, self.cumulative) if window is not None]
+        assert named, "a window is named"
+        return named[0]
+
+
 _OFFSET = Rule(f"!has(self.offset) || {time('offset')} < {time('size')}", "must be less than size", ".offset")
 
 AlignedWindow.cel = {
@@ -185,4 +206,5 @@ AlignedWindow.cel = {
         ),
     ),
     CumulativeOfGroup: (_OFFSET,),
+    OwnWindow: (exactly_one(*OwnWindow.fields),),
 }

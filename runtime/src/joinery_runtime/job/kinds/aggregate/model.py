@@ -11,6 +11,7 @@ from joinery_runtime.job.kinds.aggregate.aligned import (
     ALIGNED_WINDOWS,
     CumulativeOfGroup,
     HoppingOfGroup,
+    OwnWindow,
     TumblingOfGroup,
 )
 from joinery_runtime.job.kinds.aggregate.session import SessionOfGroup
@@ -18,7 +19,8 @@ from joinery_runtime.job.kinds.base import WindowKind
 from joinery_runtime.job.kinds.session.sessions import Aggregate, ComputedColumn
 from joinery_runtime.job.model.base import Bool, Length, Limits, Model, PositiveDuration, Text
 from joinery_runtime.job.model.cel import Rule, dead_letter_rules, exactly_one, positive
-from joinery_runtime.job.model.changelog import lake_rules
+from joinery_runtime.job.model.changelog import SOURCES, lake_rules
+from joinery_runtime.job.model.references import parse_reference
 
 AGGREGATE = "aggregate"
 
@@ -62,6 +64,27 @@ class EarlyEmission(Model):
     """How often, a duration of event time: each time the watermark passes a multiple of it."""
 
 
+class NextAggregation(Model):
+    """Groups the rows of an aggregate, and computes aggregates of these."""
+
+    group_by: tuple[Text, ...] = Field(default=(), examples=[["category"]])
+    """Columns of the aggregate's rows whose values have windows of their own. Without any, all rows are one group."""
+    window: OwnWindow | None = Field(default=None, examples=[{"tumbling": {"size": "24h"}}])
+    """The windows, of event time; a row's time is the last millisecond of its window. If absent, the windows from which
+    the rows come."""
+    aggregates: tuple[Aggregate, ...] = ()
+    """What is computed of each group and window. `where` is not available."""
+    having: Text | None = Field(default=None, examples=["highest > 10"])
+    """An SQL condition over groups, aggregates and the window's columns: only rows for which it is true are emitted."""
+    limits: Limits | None = None
+    """Caps on the rows that are kept."""
+
+    @property
+    def same_windows(self) -> bool:
+        """Whether the windows are those from which the rows come."""
+        return self.window is None
+
+
 class Aggregation(Model):
     """Groups rows by columns and windows of event time, and computes aggregates of each."""
 
@@ -87,13 +110,43 @@ class Aggregation(Model):
     emit: EarlyEmission | None = Field(default=None, examples=[{"every": "10s"}])
     """Early results: windows that have changed are emitted as they are so far, and each row replaces the one before. If
     absent, only final ones."""
+    then: NextAggregation | None = Field(
+        default=None, examples=[{"aggregates": [{"function": "max", "column": "bids", "as": "highest"}]}]
+    )
+    """Aggregates the rows of this aggregate once more: emitted are only the rows of the second one."""
     limits: Limits | None = None
     """Caps on the rows that are kept."""
+
+    @property
+    def next(self) -> Aggregation | None:
+        """`then` as an aggregation of its own."""
+        if self.then is None:
+            return None
+        window = self.window
+        if (named := self.then.window) is not None:
+            window = AggregateWindow.model_construct(**{name: getattr(named, name) for name in named.fields})
+        return Aggregation.model_construct(
+            group_by=self.then.group_by,
+            window=window,
+            aggregates=self.then.aggregates,
+            having=self.then.having,
+            limits=self.then.limits,
+        )
 
     @property
     def form(self) -> WindowKind:
         """The kind of window."""
         return self.window.form
+
+    @property
+    def columns_by_name(self) -> Mapping[str, str]:
+        """The groups, the columns of the window and the aggregates, by the names that they have in the next step or, if
+        no `select` renames them, in the output: a group loses its input's."""
+        names = [*self.group_by, *self.form.columns, *(aggregate.as_ for aggregate in self.aggregates)]
+        computed = {column.as_ for column in self.compute}
+        return {
+            name if name in computed or (ref := parse_reference(name)) is None else ref.column: name for name in names
+        }
 
     @property
     def emit_every(self) -> int | None:
@@ -156,6 +209,28 @@ AGGREGATE_RULES: tuple[Rule, ...] = (
         ".aggregate.having",
     ),
     *lake_rules("self.aggregate", ".aggregate"),
+    Rule(
+        "!has(self.aggregate) || !has(self.aggregate.then) || !has(self.aggregate.window.session)",
+        "each session ends at a time of its own, and then aggregates windows that end together (rule G10); write "
+        "tumbling, hopping or cumulative, or aggregate the output in a job of its own",
+        ".aggregate.window.session",
+    ),
+    *(
+        Rule(
+            f"!has(self.aggregate) || !has(self.aggregate.then) || !({source.condition.format('self.aggregate')})",
+            f"{source.facts}, and then aggregates rows that stay (rule G10); {source.todo}, or aggregate the output in "
+            "a job of its own",
+            f".aggregate.{source.field}",
+        )
+        for source in SOURCES
+    ),
+    Rule(
+        "!has(self.aggregate) || !has(self.aggregate.then) || !has(self.aggregate.then.aggregates) || "
+        "self.aggregate.then.aggregates.all(a, !has(a.where))",
+        "the aggregates of then have no `where` (rule G10); write `having` of the first aggregate, which leaves rows "
+        "out, or aggregate the output in a job of its own",
+        ".aggregate.then.aggregates",
+    ),
 )
 """Rules over all of `spec`."""
 

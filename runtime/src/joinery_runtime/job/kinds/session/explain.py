@@ -31,7 +31,9 @@ _STATES = {
 class Aggregated:
     """Whose rows are aggregated, in words. `time` is the input whose event time counts, `watermark` the name of what
     this time has reached, which trails the rows by `lag` (ms). `types` are the columns that the aggregation may name,
-    `part` is the part of the state, and `where` a condition on the rows. `from_steps`: joins made the rows."""
+    `part` is the part of the state, and `where` a condition on the rows. `from_steps`: joins made the rows.
+    `of_windows`: an aggregate made them, each at the last millisecond of its window (G10); `same_windows`: its windows
+    are also those of this aggregation."""
 
     rows_of: str
     time: str
@@ -41,6 +43,8 @@ class Aggregated:
     part: str
     where: str | None = None
     from_steps: bool = False
+    of_windows: bool = False
+    same_windows: bool = False
 
 
 def session_plan(job: SessionWindow) -> StepPlan:
@@ -64,7 +68,9 @@ def aggregate_plan(aggregation: Aggregation, aggregated: Aggregated) -> StepPlan
         part=aggregated.part,
         rows_of=aggregated.rows_of,
         kept_until=f"{aggregated.watermark} {window.reaches} {window.end_text} + {late}",
-        kept_for_ms=window.closes_after + aggregation.allowed_lateness + aggregated.lag,
+        kept_for_ms=(0 if aggregated.same_windows else window.closes_after)
+        + aggregation.allowed_lateness
+        + aggregated.lag,
         row_bytes=_row_bytes(aggregation, aggregated.types),
         holds=window.rows,
     )
@@ -81,7 +87,12 @@ def _lines(aggregation: Aggregation, aggregated: Aggregated) -> Iterator[tuple[s
         yield "where", aggregated.where
     if aggregated.from_steps:
         yield "event time", f"that of {aggregated.time}"
-    yield from aggregation.form.lines()
+    if aggregated.same_windows:
+        yield "windows", "those of the rows"
+    else:
+        if aggregated.of_windows:
+            yield "event time", "the last millisecond of a row's window"
+        yield from aggregation.form.lines()
     yield "aggregates", ", ".join(_aggregate(aggregate) for aggregate in aggregation.aggregates) or "none"
     if aggregation.having is not None:
         yield "having", f"{aggregation.having}; rows for which it is not true are not emitted, and counted"
@@ -121,6 +132,8 @@ def _emitted(aggregation: Aggregation, aggregated: Aggregated) -> str:
 
 def _late(aggregation: Aggregation, aggregated: Aggregated) -> str:
     """What happens to late rows, in words (rules S4, S5, S8 and G3)."""
+    if aggregated.of_windows:
+        return "none: a window is emitted once"
     late = f"{format_duration(aggregation.allowed_lateness)} [allowedLateness]"
     none = "none, unless a step has lateData: reopen; such rows are " if aggregated.from_steps else ""
     if aggregation.late_data != "reopen" or not aggregation.form.renames:

@@ -171,6 +171,9 @@ def _names(draft: GroupedDraft) -> Iterator[Finding]:
         if name in reserved:
             todo = f"give it another one with compute: [{{expression: {draft.fields('groupBy')[i]}, as: ...}}]"
             yield (*draft.at, "groupBy", i), f"{_reserved_name(name, draft)}; {todo}"
+        elif name in groups[:i] and dig(draft.data, *draft.at, "then") is not None:
+            todo = f"name one with compute: [{{expression: {draft.fields('groupBy')[i]}, as: ...}}]"
+            yield (*draft.at, "groupBy", i), f"then would read two columns named {name!r}, of two inputs; {todo}"
         elif name in groups[:i] and not items(draft.data, *_SELECT) and len(draft.at) > 1:
             facts = f"two output columns would be named {name!r}, after columns of two inputs"
             yield (*draft.at, "groupBy", i), f"{facts}; name the columns with `select`, and one of these with `as`"
@@ -429,13 +432,17 @@ def _one_limit(draft: GroupedDraft) -> Iterator[Finding]:
 
 
 AGGREGATE_RULES: tuple[Callable[[GroupedDraft], Iterator[Finding]], ...] = (
-    *(_groups, _computed, _columns, _options, _by, _one_limit, _late, _names, _select, _having),
-    _conditions_of_outputs,
+    *(_groups, _computed, _columns, _options, _by, _one_limit, _late, _names, _having),
+)
+"""The rules of everything that aggregates."""
+
+EMITTED_RULES: tuple[Callable[[GroupedDraft], Iterator[Finding]], ...] = (
+    *(_select, _conditions_of_outputs),
     *(_keys_known, _retracted_selected, _selects_its_key, _takes_back_its_own),
 )
-"""The rules of every job that aggregates."""
+"""The rules of the aggregate whose rows are emitted."""
 
 _RULES: tuple[Callable[[GroupedDraft], Iterator[Finding]], ...] = (
     *(*input_rules.RULES, _table, _gap),
-    *(*AGGREGATE_RULES, *output_rules.RULES),
+    *(*AGGREGATE_RULES, *EMITTED_RULES, *output_rules.RULES),
 )

@@ -22,7 +22,7 @@ _ACCUMULATOR = re.compile(r"\$(?P<function>\w+)\((?P<arguments>.*)\)[^()]*", re.
 
 
 def aggregate_fields(
-    aggregation: Aggregation, types: Mapping[str, ColumnType], stored: Sequence[str]
+    aggregation: Aggregation, types: Mapping[str, ColumnType | str], stored: Sequence[str]
 ) -> dict[str, Any]:
     """The fields of a signature for what is aggregated. `types` are the columns that groups and aggregates may name,
     `stored` those of the part of the state: groups, then accumulators such as `$sum(amount)`."""
@@ -41,7 +41,7 @@ def aggregate_fields(
     }
 
 
-def origin(aggregation: Aggregation, types: Mapping[str, ColumnType], column: str) -> Origin:
+def origin(aggregation: Aggregation, types: Mapping[str, ColumnType | str], column: str) -> Origin:
     """What a column of the state holds: its declared type (empty for no column), or its expression with the types of
     the columns that the expression reads."""
     if column in types or not column:
@@ -50,7 +50,21 @@ def origin(aggregation: Aggregation, types: Mapping[str, ColumnType], column: st
     return {"expression": text, "reads": _read_types(text, types)}
 
 
-def _origins_of_parts(aggregation: Aggregation, types: Mapping[str, ColumnType]) -> dict[str, Origin]:
+def column_origins(aggregation: Aggregation, types: Mapping[str, ColumnType]) -> dict[str, str]:
+    """What each column of an aggregate's rows holds, in words, by the name that the next aggregate writes."""
+    origins = dict.fromkeys(aggregation.form.columns, "int64")
+    for name, column in aggregation.columns_by_name.items():
+        if column in aggregation.group_by:
+            origins[name] = _origin_text(origin(aggregation, types, column))
+    for aggregate in aggregation.aggregates:
+        sources = [_origin_text(origin(aggregation, types, column)) for column in aggregate.columns]
+        origins[aggregate.as_] = f"{aggregate.function}({aggregate.arguments(types)})" + (
+            f" of {listed(sources)}" if sources else ""
+        )
+    return origins
+
+
+def _origins_of_parts(aggregation: Aggregation, types: Mapping[str, ColumnType | str]) -> dict[str, Origin]:
     """What aggregates of two columns, or with a condition, are computed of: all parts together, by the arguments in the
     names of their columns."""
     expressions = {computed.as_: computed.expression for computed in aggregation.compute}
@@ -68,7 +82,7 @@ def _origins_of_parts(aggregation: Aggregation, types: Mapping[str, ColumnType])
     return origins
 
 
-def _reference_text(name: str, types: Mapping[str, ColumnType]) -> str:
+def _reference_text(name: str, types: Mapping[str, ColumnType | str]) -> str:
     """A column as an expression names it."""
     relation, _, column = name.partition(".")
     if column in types or not column:
@@ -76,14 +90,14 @@ def _reference_text(name: str, types: Mapping[str, ColumnType]) -> str:
     return exp.column(column, table=relation, quoted=True).sql()
 
 
-def _read_types(expression: str, types: Mapping[str, ColumnType]) -> dict[str, str]:
+def _read_types(expression: str, types: Mapping[str, ColumnType | str]) -> dict[str, str]:
     columns = _tree(expression, types).find_all(exp.Column)
     names = {name for column in columns for name in (column.name, _qualified(column))}
     read = {name: str(types[name]) for name in sorted(names & types.keys())}
     return read | dict(called_functions(expression, types))
 
 
-def called_functions(expression: str, types: Mapping[str, ColumnType]) -> list[tuple[str, str]]:
+def called_functions(expression: str, types: Mapping[str, ColumnType | str]) -> list[tuple[str, str]]:
     """The functions of the job's own that an expression calls, as `SCORE()`, with what they return; `types` has them by
     these names."""
     calls = {f"{node.name.upper()}()" for node in _tree(expression, types).find_all(exp.Anonymous)}

@@ -1,0 +1,54 @@
+"""The oracle of an aggregate of an aggregate (G10): what two jobs would do, the second of which reads the rows of the
+first one, each at the last millisecond of its window."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from joinery_devkit.oracle.horizons import as_watermark
+from joinery_devkit.oracle.joins import EpochExpectation, SideBatches, Watermarks
+from joinery_devkit.oracle.rows import END, Row
+from joinery_devkit.oracle.windowed import Span, WindowOracle, WindowShape
+
+
+@dataclass(frozen=True)
+class SameWindowShape(WindowShape):
+    """Rows that are in the windows from which they come. `first` is the shape of these windows."""
+
+    first: WindowShape | None = None
+
+    def spans(self, ts: int) -> list[Span]:
+        assert self.first is not None, "the windows are those of the first aggregate"
+        return [span for span in self.first.spans(ts) if span[1] == ts + 1]
+
+
+class TwiceOracle:
+    """The oracle. `second` is that of a job whose only input is called as that of the first, and has the columns of its
+    rows."""
+
+    def __init__(self, first: WindowOracle, second: WindowOracle) -> None:
+        self.inputs, self._first, self._second = first.inputs, first, second
+        (self._time,) = second.inputs
+
+    @property
+    def depth(self) -> int:
+        """How many epochs it takes until what the first one closes has been emitted."""
+        return self._first.depth + self._second.depth
+
+    def epoch(self, watermarks: Watermarks, rows: SideBatches) -> EpochExpectation:
+        """Replays one epoch, like `Oracle.epoch`."""
+        first = self._first.epoch(watermarks, rows)
+        read = [Row(0, number, row["window_end"] - 1, row) for number, row in enumerate(first.rows)]
+        watermark = as_watermark(self._first.handed_on)
+        second = self._second.epoch({self._time: watermark}, {self._time: read})
+        assert not second.late[self._time], "no row of the first aggregate is late (N2)"
+        dropped = {name: Counter(counts) for name, counts in first.dropped.items()}
+        dropped[self._time] += Counter(second.dropped[self._time])
+        return EpochExpectation((), second.rows, first.late, dropped)
+
+    def end(self) -> Iterator[EpochExpectation]:
+        """Yields the epochs that end the input (T7)."""
+        for _ in range(self.depth):
+            yield self.epoch({self._time: END}, {})

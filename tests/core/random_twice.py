@@ -1,0 +1,102 @@
+"""Hypothesis strategies: random aggregates of the windows of one input, whose rows are aggregated once more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+
+from core.cases import Case
+from core.random_jobs import ms
+from core.random_sessions import INPUT, histories
+from core.random_windows import WINDOWS, WindowedJob, windowed_jobs
+from joinery_devkit.oracle.twice import SameWindowShape, TwiceOracle
+from joinery_devkit.oracle.windowed import WindowOracle, WindowShape
+from joinery_runtime.job import StreamJoin
+
+CALLS = (
+    {"function": "count"},
+    {"function": "sum", "column": "rows"},
+    {"function": "max", "column": "rows"},
+    {"function": "min", "column": "window_start"},
+    {"function": "max", "column": "window_end"},
+    {"function": "count_distinct", "column": "rows"},
+)
+SECOND_HAVING = {"a0 > 1": lambda row: None if row["a0"] is None else row["a0"] > 1}
+
+
+@dataclass(frozen=True, repr=False)
+class TwiceJob(WindowedJob):
+    """`second` is the job of its own that would aggregate the rows of the first aggregate; `same`: in their windows."""
+
+    second: StreamJoin | None = None
+    same: bool = False
+
+    def oracle(self) -> Any:
+        """A fresh one."""
+        first = super().oracle()
+        assert self.second is not None
+        assert self.second.aggregation is not None
+        having = SECOND_HAVING.get(self.second.aggregation.having or "")
+        shape = WindowShape(self.second, having=having)
+        if self.same:
+            shape = SameWindowShape(self.second, having=having, first=shape)
+        return TwiceOracle(first, WindowOracle(shape))
+
+    def edit(self, oracle: Any, before: Any) -> None:
+        raise AssertionError("these jobs are not edited")
+
+
+@st.composite
+def twice_jobs(draw: Any) -> TwiceJob:
+    once = draw(windowed_jobs(having=True))
+    document = once.job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    first = document["spec"]["aggregate"]
+    if draw(st.booleans()):
+        del first["having"]
+    groups = [name.rpartition(".")[2] for name in first["groupBy"]]
+    chosen = draw(st.lists(st.sampled_from(groups), unique=True)) if groups else []
+    chosen += draw(st.sampled_from([[], [], ["rows"]]))
+    calls = draw(st.lists(st.sampled_from(CALLS), min_size=1, max_size=3))
+    then: dict[str, Any] = {
+        "groupBy": chosen,
+        "aggregates": [{**call, "as": f"a{number}"} for number, call in enumerate(calls)],
+        **({"having": draw(st.sampled_from([*SECOND_HAVING]))} if draw(st.booleans()) else {}),
+    }
+    window = {name: value for name, value in first["window"].items() if name != "of"}
+    same = draw(st.booleans())
+    if not same:
+        ((kind, durations),) = draw(st.sampled_from(WINDOWS)).items()
+        window = then["window"] = {kind: {name: ms(duration) for name, duration in durations.items()}}
+    second = {
+        "inputs": [_rows_as_input(once, groups)],
+        "aggregate": {**_of_input(then), "window": window},
+        "output": {"file": {"path": "out.jsonl"}, "format": "json"},
+    }
+    first["then"] = then
+    job = StreamJoin.model_validate(document)
+    alone = StreamJoin.model_validate({"metadata": {"name": "random"}, "spec": second})
+    return TwiceJob(job, once.types, once.where, once.computed, once.busy, alone, same)
+
+
+def _of_input(then: dict[str, Any]) -> dict[str, Any]:
+    """The second aggregate as that of an only input."""
+    calls = [
+        {**call, **({"column": f"{INPUT}.{call['column']}"} if "column" in call else {})} for call in then["aggregates"]
+    ]
+    return {**then, "groupBy": [f"{INPUT}.{name}" for name in then["groupBy"]], "aggregates": calls}
+
+
+def _rows_as_input(once: WindowedJob, groups: list[str]) -> dict[str, Any]:
+    types = {**dict.fromkeys(groups, "int64"), **{name: kind for name, kind in once.types.items() if name in groups}}
+    types |= dict.fromkeys(("rows", "window_start", "window_end"), "int64") | {"ts": "timestamp"}
+    schema = [{"name": name, "type": kind} for name, kind in types.items()]
+    source = {"file": {"path": "rows.jsonl"}, "format": "json", "schema": schema, "eventTime": "ts"}
+    return {"name": INPUT, **source, "watermark": {"delay": "0ms"}}
+
+
+@st.composite
+def twice_cases(draw: Any, longest: int = 6) -> Case:
+    """As `random_sessions.session_cases`, of aggregates of aggregates."""
+    return draw(histories(draw(twice_jobs()), longest))
