@@ -257,10 +257,11 @@ def explain_records(
 
 
 def _is_regrouped(job: Job) -> bool:
-    """Whether a step behind the joins groups their rows by a key of its own."""
-    if not isinstance(job, StreamJoin) or not job.joins:
+    """Whether the last step groups the rows of the step before it by a key of its own."""
+    if not isinstance(job, StreamJoin):
         return False
-    return job.aggregation is not None or job.ranking is not None
+    behind_joins = bool(job.joins) and (job.aggregation is not None or job.ranking is not None)
+    return behind_joins or len(job.aggregations) > 1
 
 
 def _steps_of(job: Job, pipeline: Pipeline, texts: Sequence[str], co_partitions: int) -> list[StepKey]:
@@ -269,6 +270,12 @@ def _steps_of(job: Job, pipeline: Pipeline, texts: Sequence[str], co_partitions:
     keys = keys_of(job, pipeline, texts, None, co_partitions)
     if not _is_regrouped(job):
         return keys
+    if isinstance(job, StreamJoin) and len(job.aggregations) > 1:
+        raise JoineryError(
+            f"--key {' '.join(texts)} names no records",
+            facts=f"job {job.name} aggregates twice, so each record of a window may be in each row",
+            todo="Ask for one record with --record; `joinery state show` shows what is stored of a group",
+        )
     of_groups = [key for key in keys if key.step == pipeline.last.number]
     if not of_groups:
         raise JoineryError(

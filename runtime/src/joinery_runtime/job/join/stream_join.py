@@ -185,6 +185,14 @@ class StreamJoin(Job):
         return tuple(aggregation for aggregation in (self.aggregation, following) if aggregation is not None)
 
     @property
+    def before_then(self) -> Self:
+        """The job with the steps before `aggregate.then` alone."""
+        assert self.aggregation is not None, "there is an aggregate"
+        first = self.aggregation.model_copy(update={"then": None})
+        spec = self.spec.model_copy(update={**self.without_sql, "aggregate": first, "select": None, "sql": None})
+        return self.model_copy(update={"spec": spec})
+
+    @property
     def emitted_aggregation(self) -> Aggregation | None:
         """What makes the rows that are emitted: `aggregate.then`, else `aggregate`."""
         return self.aggregations[-1] if self.aggregations else None
