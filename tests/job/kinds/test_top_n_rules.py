@@ -143,6 +143,18 @@ def test_a_bad_rule_is_rejected_at_its_place(resource: dict[str, Any], path: str
     assert words in said.get(path, ""), said
 
 
+def test_top_n_beside_sql_ranks_the_rows_of_its_joins() -> None:
+    sql = load(inputs=[ORDERS], topN=rule(), sql="SELECT id FROM orders WHERE amount > 1")
+    yaml = load(inputs=[{**ORDERS, "where": "orders.amount > 1"}], topN=rule(), select=[{"column": "orders.id"}])
+    assert compile_job(sql) == compile_job(yaml)
+    assert definition(sql)["topN"] == definition(yaml)["topN"]
+
+
+def test_sql_says_none_of_what_top_n_needs() -> None:
+    said = said_of(document(inputs=[ORDERS], topN={}, sql="SELECT id FROM orders"))
+    assert {"spec.topN.orderBy", "spec.topN.rows", "spec.topN.window"} <= said.keys()
+
+
 def test_row_number_is_a_column_of_top_n_alone() -> None:
     said = said_of(document(inputs=[ORDERS], select=[{"column": "row_number"}]))
     assert "does not name its input" in said["spec.select[0].column"]

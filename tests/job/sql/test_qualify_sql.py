@@ -57,6 +57,7 @@ BAD: list[tuple[str, Any, str, str]] = [
     (FIRST, None, "spec.deduplicate", "write deduplicate: {within: 1h} beside sql"),
     (FIRST, {**WITHIN, "by": ["orders.id"]}, "spec.deduplicate.by", "by and QUALIFY both say it; drop by"),
     (FIRST.replace("= 1", "<= 3"), WITHIN, "spec.sql", "is the first or the last one of its key"),
+    (FIRST.replace("= 1", "<= 3"), WITHIN, "spec.sql", "or for the first rows of a window `topN` beside sql"),
     (FIRST.replace("ROW_NUMBER()", "ROW_NUMBER(amount)"), WITHIN, "spec.sql", "takes no argument"),
     (FIRST.replace("ROW_NUMBER", "RANK"), WITHIN, "spec.sql", "write QUALIFY ROW_NUMBER() OVER (PARTITION BY"),
     (FIRST.replace("orders.ts", "orders.amount"), WITHIN, "spec.sql", "go by event time, and that of 'orders' is ts"),

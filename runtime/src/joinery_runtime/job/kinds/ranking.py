@@ -37,7 +37,9 @@ class RankingKind(Model):
     shorter: ClassVar[str]
     """What makes its state smaller."""
     missing: ClassVar[Mapping[str, str]]
-    """What a missing field says, by its name, for the fields that a job needs unless SQL says them."""
+    """What a missing field says, by its name, for the fields that a job needs."""
+    from_sql: ClassVar[tuple[str, ...]] = ()
+    """Those of `missing` that SQL may say instead."""
     lost: ClassVar[str]
     """What a longer time does not bring back, to follow `rows that left the state before stay gone`."""
     adds: ClassVar[tuple[str, ...]] = ()
@@ -102,6 +104,7 @@ class Deduplication(RankingKind):
     fixed: ClassVar[Mapping[str, str]] = {"keep": "the row of a span that is emitted (keep)"}
     shorter: ClassVar[str] = "shorten deduplicate.within"
     missing: ClassVar[Mapping[str, str]] = {"by": "it says which rows are of one key; name at least one column"}
+    from_sql: ClassVar[tuple[str, ...]] = ("by",)
     lost: ClassVar[str] = "so repeats of them may be emitted"
 
     keep: Literal["first", "last"] = "first"
@@ -260,7 +263,8 @@ def _rules_of(kind: type[RankingKind]) -> Iterator[Rule]:
         f".{field}.of",
     )
     for name, text in kind.missing.items():
-        yield Rule(f"!{named} || has(self.{field}.{name}) || has(self.sql)", f"is missing: {text}", f".{field}.{name}")
+        said = f"has(self.{field}.{name})" + (" || has(self.sql)" if name in kind.from_sql else "")
+        yield Rule(f"!{named} || {said}", f"is missing: {text}", f".{field}.{name}")
     yield from dead_letter_rules(field)
 
 

@@ -167,7 +167,8 @@ class _Merging:
         ]
         if ranks and "qualify" in self._form.parts:
             todo = f"write QUALIFY {ranks[0].sql(comments=False)} = 1 behind one SELECT over the inputs"
-            return f"a sub-query with ROW_NUMBER() is not supported; {todo}, and deduplicate beside sql"
+            several = "for the first rows of a window `topN`"
+            return f"a sub-query with ROW_NUMBER() is not supported; {todo}, and deduplicate beside sql, or {several}"
         if not grouped and any(item.find(exp.AggFunc, exp.Window) for item in inner.expressions):
             return "a sub-query computes over many rows and has no GROUP BY; write GROUP BY with a window"
         alone = not joins and not any(select.args.get(part) for part in ("group", "having"))

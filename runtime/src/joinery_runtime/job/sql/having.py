@@ -109,7 +109,8 @@ def read_qualify(query: Query, scope: Scope) -> dict[str, Any] | None:
     function = window.this.name.upper() if window is not None and isinstance(window.this, exp.Anonymous) else ""
     if window is None or literal is None or literal.this != "1" or function != "ROW_NUMBER" or window.args.get("spec"):
         facts = "of QUALIFY, a job knows that a row is the first or the last one of its key"
-        report.add(node_position(condition), f"{facts}; write {_EXAMPLE}")
+        several = "for the first rows of a window `topN` beside sql"
+        report.add(node_position(condition), f"{facts}; write {_EXAMPLE}, or {several}")
         return None
     if window.this.expressions:
         report.add(node_position(condition), f"ROW_NUMBER counts rows and takes no argument; write {_EXAMPLE}")
