@@ -16,6 +16,7 @@ ON = len(joined("")) + 2
 BEHIND = len(joined(f"{KEY} AND {HOUR}")) + 2
 GOOD = joined(f"{KEY} AND {HOUR}")
 PAID, TESTED = "SELECT o.order_id FROM orders o WHERE o.amount > 1", f"SELECT 1 FROM payments p WHERE {KEY} AND {HOUR}"
+UNITED = "SELECT order_id FROM orders UNION ALL SELECT order_id FROM payments"
 CROSS = "SELECT o.order_id FROM orders o CROSS JOIN payments p"
 FROM = "FROM orders o JOIN payments p ON"
 
@@ -76,13 +77,15 @@ REFUSED = [
     (f"SELECT (SELECT 1) AS x {FROM} {KEY} AND {HOUR}", None, "a sub-query is not supported", "columns of the inputs"),
     (f"{GOOD} ORDER BY o.order_id", (1, BEHIND), "`ORDER BY`: is not supported", "leave it out"),
     (f"{GOOD} LIMIT 5", (1, BEHIND), "`LIMIT`: is not supported", "leave it out"),
-    (GOOD.replace("SELECT", "SELECT DISTINCT"), (1, 8), "`DISTINCT`: is not supported", "leave it out"),
+    (GOOD.replace("SELECT", "SELECT DISTINCT"), (1, 8), "may come at any time", "GROUP BY <columns> with a window"),
     (f"{GOOD} EMIT FINAL", (1, BEHIND), "EMIT FINAL is not supported", "EMIT CHANGES"),
     (f"SELECT 1 AS x JOIN orders o JOIN payments p ON {KEY}", (1, 1), "no input is named", "FROM <input>"),
     (f"SELECT {FROM} {KEY} AND {HOUR}", (1, 1), "`SELECT`: selects nothing", "or *"),
     (f"{GOOD}; WITH ('join.type' = 'interval')", (1, BEHIND - 1), "a second statement", "one SELECT"),
     ("SELECT o.order_id FROM orders o", (1, 24), "payments are not joined", "JOIN them"),
-    (f"{GOOD} UNION {GOOD}", (1, 1), "this is UNION", "one SELECT"),
+    (f"{GOOD} UNION {GOOD}", (1, 1), "this is UNION", "name them in one input: kafka: {topics: [a, b]}"),
+    (f"SELECT order_id FROM ({UNITED}) o", None, "a sub-query is not supported here", "kafka: {topics: [a, b]}"),
+    (f"WITH o AS ({UNITED}) SELECT order_id FROM o", None, "'o' is no SELECT, but UNION", "kafka: {topics: [a, b]}"),
     (f"{GOOD}; SELECT 1", (1, BEHIND + 1), "a second statement", "one SELECT"),
     ("INSERT INTO x SELECT 1", (1, 1), "is one SELECT", "write SELECT"),
     (f"SELECT o.order_id\n{FROM} {KEY} foo bar", (2, len(f"{FROM} {KEY} ") + 1), "`foo`: is not SQL", "docs/sql.md"),

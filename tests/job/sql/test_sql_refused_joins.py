@@ -23,7 +23,10 @@ HISTORY = "WITH ('join.history_retention' = '1h')"
 AT = [
     # clauses of other systems
     (SEED_001, WITHIN.format("2 FURLONGS"), "WITHIN", "the unit is MILLISECOND", "JOIN b WITHIN 1 HOUR ON"),
-    (SEED_001, WITHIN.format("(1 HOUR, 1 HOUR, 1 HOUR)"), "WITHIN", "more than two lengths", "(1 HOUR, 2 HOURS)"),
+    (SEED_001, WITHIN.format("(1 HOUR, 1 HOUR, 1 HOUR)"), "WITHIN", "hold one length, or two", "(1 HOUR, 2 HOURS)"),
+    (SEED_001, WITHIN.format("()"), "WITHIN", "hold one length, or two", "(1 HOUR, 2 HOURS)"),
+    (SEED_001, WITHIN.format("("), "WITHIN", "its bracket is not closed", "(1 HOUR, 2 HOURS)"),
+    (SEED_001, WITHIN.format("(1 HOUR"), "WITHIN", "its bracket is not closed", "(1 HOUR, 2 HOURS)"),
     (SEED_001, WITHIN.format("(1 HOUR, soon)"), "WITHIN", "no INTERVAL and no number with a unit", "WITHIN (1 HOUR,"),
     (SEED_001, f"{WITHIN.format('1 HOUR')} WINDOW TUMBLING (SIZE 1 HOUR)", "WITHIN", "rows of one window", "leave it"),
     (SEED_001, f"{WITHIN.format('1 HOUR GRACE PERIOD 1 HOUR')} WITH ('join.allowed_lateness' = '1h')", "GRACE",

@@ -263,11 +263,13 @@ def _read_within(clause: Sequence[Token], report: Report) -> Within:
     at = token_position(clause[0])
     try:
         if sizes[0].token_type == TokenType.L_PAREN:
+            if sizes[-1].token_type != TokenType.R_PAREN:
+                raise _BadLengthError("its bracket is not closed")
             lengths = [_length(size, least=0) for size in _arguments(sizes)]
         else:
             lengths = [_length(sizes, least=0)]
-        if len(lengths) > 2:
-            raise _BadLengthError("there are more than two lengths, before and after")
+        if not 1 <= len(lengths) <= 2:
+            raise _BadLengthError("its brackets hold one length, or two, before and after")
         grace_ms = _length(of_grace, least=0) if grace < len(clause) else 0
     except (_BadLengthError, NotALengthError) as error:
         todo = "write JOIN b WITHIN 1 HOUR ON ..., WITHIN (1 HOUR, 2 HOURS), or either with GRACE PERIOD 5 MINUTES"

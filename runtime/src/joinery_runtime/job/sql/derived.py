@@ -17,7 +17,7 @@ from sqlglot import exp
 
 from joinery_runtime.job.model.references import SESSION_COLUMNS
 from joinery_runtime.job.model.wording import listed, suggestion
-from joinery_runtime.job.sql.report import Form, Report, node_position
+from joinery_runtime.job.sql.report import UNION, Form, Report, node_position
 
 Columns = Mapping[str, Collection[str]]
 """The columns of the job's inputs, by input; of an input that is missing, any name may be a column."""
@@ -129,7 +129,8 @@ class _Merging:
                 self.merge(query.this, queries)
             else:
                 facts = f"{query.alias!r} is no SELECT, but {query.this.key.upper()}"
-                self._report.add(node_position(query), f"{facts}; write one SELECT")
+                todo = UNION if isinstance(query.this, exp.Union) else "write one SELECT"
+                self._report.add(node_position(query), f"{facts}; {todo}")
             if query.alias in own_names:
                 facts = f"two queries of WITH are named {query.alias!r}"
                 self._report.add(node_position(query), f"{facts}; give one another name")

@@ -14,7 +14,7 @@ from joinery_runtime.job.model.expression_tree import TOO_DEEP, too_deep
 from joinery_runtime.job.model.function_calls import JoinerySql
 from joinery_runtime.job.sql.clauses import Clauses, Within, split_clauses, take_withins
 from joinery_runtime.job.sql.derived import Columns, EventTimes, merge_derived
-from joinery_runtime.job.sql.report import JOINS, Form, Report, TextPosition, token_position
+from joinery_runtime.job.sql.report import JOINS, UNION, Form, Report, TextPosition, token_position
 from joinery_runtime.job.sql.window_functions import readable_tokens, rewrite_windows
 
 WITHIN = "joinery.within"
@@ -68,7 +68,7 @@ def parse_select(
         return Parsed(tree, clauses)
     if tree is not None:
         facts = f"the SQL of a job is one SELECT, this is {tree.key.upper()}"
-        report.add(token_position(tokens[0]), f"{facts}; {form.example}")
+        report.add(token_position(tokens[0]), f"{facts}; {UNION if isinstance(tree, exp.Union) else form.example}")
     return None
 
 

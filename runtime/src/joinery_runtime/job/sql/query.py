@@ -16,7 +16,7 @@ from joinery_runtime.job.model.references import JoinType
 from joinery_runtime.job.sql.clauses import JoinKind, WindowClause, Within
 from joinery_runtime.job.sql.derived import CONDITION, REJECTED, Columns, EventTimes
 from joinery_runtime.job.sql.parse import WITHIN, Parsed, parse_select
-from joinery_runtime.job.sql.report import Form, Report, TextPosition, node_position
+from joinery_runtime.job.sql.report import UNION, Form, Report, TextPosition, node_position
 
 _WORDS = {
     "group": "GROUP BY",
@@ -294,8 +294,8 @@ def _read_source(table: exp.Expr, report: Report) -> Source:
     alias = table.args.get("alias")
     if not plain or extra or (alias is not None and alias.args.get("columns")):
         label = "a sub-query" if isinstance(table, exp.Query) else "this"
-        facts = f"{label} is not supported here; name an input of the job: FROM <input> [alias]"
-        report.add(node_position(table), facts)
+        todo = UNION if isinstance(table.this, exp.Union) else "name an input of the job: FROM <input> [alias]"
+        report.add(node_position(table), f"{label} is not supported here; {todo}")
         return Source("", table.alias_or_name, False, node_position(table))
     at = node_position(table) if as_of is None else TextPosition(node_position(table).start, table.name)
     condition = table.meta.get(CONDITION)

@@ -78,12 +78,23 @@ class Form:
     tests_existence: bool = False
 
 
+UNION = (
+    "for topics of one cluster and schema, name them in one input: kafka: {topics: [a, b]}; otherwise let a job for "
+    "each branch write to one topic, and read that"
+)
+"""What to write for a UNION of inputs."""
+
 JOINS = Form(
     example="write SELECT <columns> FROM <input> JOIN <input> ON <conditions>",
     before="the join",
     final="pairs are emitted as they are found",
     parts=frozenset({"expressions", "from_", "joins", "where", "group", "having", "qualify"}),
     rest="a job emits every pair as it is found; leave it out",
+    rejected={
+        "distinct": "an equal row may come at any time; write GROUP BY <columns> with a window, or name the columns in "
+        "deduplicate.by, beside sql",
+        "limit": "rows have no end; leave it out, or write topN beside sql for the first rows of each window",
+    },
     tests_existence=True,
 )
 _NO_SORT = "sessions are emitted as they end, in no order and without a last one; leave it out"
