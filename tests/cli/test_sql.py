@@ -14,6 +14,7 @@ import yaml
 from confluent_kafka import Producer
 
 from cli.commands import Joinery
+from cli.one_input_jobs import resource as one_input_job
 from cli.session_jobs import REOPEN, epoch, resource, row, run_epochs
 from cli.stored_state import commit_rows
 from formats.registry import registry
@@ -319,3 +320,29 @@ def test_sessions_are_a_table(joinery: Joinery, tmp_path: Path, postgres_dsn: st
         "window_end": "1970-01-01T00:00:00.105000+00:00",
     }
     assert y["k"] == "y"
+
+
+@pytest.mark.parametrize(
+    ("window", "start", "end"),
+    [
+        ({"tumbling": {"size": "10ms"}}, ".100000", ".110000"),
+        ({"hopping": {"size": "10ms", "slide": "5ms"}}, ".100000", ".105000"),
+        ({"cumulative": {"size": "20ms", "step": "10ms"}}, ".100000", ".110000"),
+        ({"session": {"gap": "10ms", "maxDuration": "1s"}}, ".100000", ".102000"),
+    ],
+)
+def test_spans_of_groups_are_a_table(
+    joinery: Joinery, tmp_path: Path, postgres_dsn: str, schema: str, window: dict[str, object], start: str, end: str
+) -> None:
+    """Each group has one row for each pane, whatever number of epochs have added to it, or for each session."""
+    stored = {"stateStore": {"postgres": {"dsn": postgres_dsn, "schema": schema}}}
+    aggregate = {"groupBy": ["c.k"], "window": window, "aggregates": [{"function": "count", "as": "n"}]}
+    path = tmp_path / "windows.yaml"
+    path.write_text(yaml.safe_dump(one_input_job("w", aggregate=aggregate, **stored)))
+    store, rows = PostgresStore(postgres_dsn, schema), [{"k": "x", "v": 1, "ts": 100}, {"k": "x", "v": 1, "ts": 102}]
+    run_epochs(load_job(path), store, *({"input": "c", "rows": [of_epoch]} for of_epoch in rows))
+    store.close()
+    names = ("window_start", "window_end") if "session" in window else ("pane_start", "pane_end")
+    (group,) = joinery("sql", path, f"SELECT k, {', '.join(names)} FROM state_aggregate").lines
+    second = "1970-01-01T00:00:00"
+    assert group == {"k": "x", names[0]: f"{second}{start}+00:00", names[1]: f"{second}{end}+00:00"}

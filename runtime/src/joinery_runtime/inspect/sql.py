@@ -22,14 +22,15 @@ from joinery_runtime.connectors.outputs import Outputs, OutputTarget
 from joinery_runtime.connectors.postgres.table import TargetTable
 from joinery_runtime.connectors.sink import life_of
 from joinery_runtime.core.compile import compile_job
-from joinery_runtime.core.pipeline.sides import SideSpec, stored_rows
+from joinery_runtime.core.pipeline.sides import stored_rows
 from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, StateRun
-from joinery_runtime.core.table.columns import OFFSET, PARTITION, START, TS, partitions_of
+from joinery_runtime.core.table.columns import OFFSET, PARTITION, partitions_of
 from joinery_runtime.core.table.segment import Run
 from joinery_runtime.engine.job_state import stored_floors
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.secrets import with_secrets
+from joinery_runtime.inspect.kinds.base import description_of
 from joinery_runtime.inspect.output_rows import ask_postgres, output_rows
 from joinery_runtime.inspect.stored_state import durable, open_also_moved, record_of
 from joinery_runtime.job import Job, with_stored_names
@@ -44,8 +45,9 @@ _WHOLE_LOG = 1_000_000  # epochs; the stored log is bounded anyway
 
 def run_query(job: Job, text: str) -> tuple[pl.DataFrame, list[str]]:
     """Return the rows of a SELECT over `output`, or the job's outputs by their names, `epochs`, and the parts of the
-    state (`state_left`, `state_right`, `state_left_2`, ...; `state_sessions`), and what outputs do not show, in words.
-    Reads as much of the outputs as the query needs, and all of the other tables that it names. Raises JoineryError."""
+    state (`state_left`, `state_right`, `state_left_2`, ...; `state_sessions`; `state_aggregate`, ...), and what outputs
+    do not show, in words. Reads as much of the outputs as the query needs, and all of the
+    other tables that it names. Raises JoineryError."""
     job = durable(job)
     query = _parse_query(text)
     cte_names = {cte.alias for cte in query.find_all(exp.CTE)}
@@ -218,22 +220,21 @@ def _live_rows(store: StateReader, record: JobRecord, step: StepSpec, side: int)
         flagged = flagged_rows(rows, key, flags) if spec.flags else None
         state_run = StateRun(key, Run.view(stored_rows(spec, rows)), 0, flagged)
         live = step.kind.live_rows(step, side, state_run, horizon, floors.get(spec.complete))
-        batches.append(_user_columns(spec, live))
+        batches.append(_user_columns(step, side, live))
     nothing = pa.RecordBatch.from_pylist([], schema=spec.segment_schema())
-    batches.append(_user_columns(spec, StateRun("", Run.view(nothing), 0, np.zeros(0, dtype=bool))))
+    batches.append(_user_columns(step, side, StateRun("", Run.view(nothing), 0, np.zeros(0, dtype=bool))))
     return pl.concat([pl.DataFrame(batch) for batch in batches])
 
 
-def _user_columns(spec: SideSpec, state_run: StateRun) -> pa.RecordBatch:
-    """The user's columns, with the event time, where the row was read and whether it had a match; for sessions, groups
-    and times. If the user has a column of such a name, the user's stays."""
-    batch, times = state_run.run.batch, pa.timestamp("ms", "UTC")
+def _user_columns(step: StepSpec, side: int, state_run: StateRun) -> pa.RecordBatch:
+    """The user's columns, with the event time, where the row was read and whether it had a match; of merged rows the
+    groups and times. If the user has a column of such a name, the user's stays."""
+    spec, batch, times = step.sides[side], state_run.run.batch, description_of(step).stored_times(state_run.run.batch)
+    added = {name: column.cast(pa.timestamp("ms", "UTC")) for name, column in times.items()}
     if spec.state is not None:
         users = [name for name in spec.intake.keys if name in batch.schema.names]
-        added = {"window_start": batch.column(START).cast(times), "window_end": batch.column(TS).cast(times)}
     else:
         users = list(spec.intake.stored)
-        added = {"event_time": batch.column(TS).cast(times)}
         added |= {
             "partition": pa.array(partitions_of(batch.column(PARTITION).to_numpy()), pa.int32()),
             "offset": batch.column(OFFSET),

@@ -189,6 +189,10 @@ class StepDescription(ABC, Generic[Operator]):
         """Summarize the state. `rows` holds `summary_columns` of all rows that are in the state."""
         return None
 
+    def stored_times(self, rows: pa.RecordBatch) -> Mapping[str, pa.Array]:
+        """Return the times (int64, ms) of stored rows by the names of their columns in `joinery sql`."""
+        return {"event_time": rows.column(TS)}
+
     # --- when it leaves -----------------------------------------------------------------------------------------------
 
     @abstractmethod

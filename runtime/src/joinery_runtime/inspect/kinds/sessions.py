@@ -55,6 +55,9 @@ class SessionsDescription(StepDescription[SessionAggregation]):
     def summary(self, rows: pa.Table, epoch_times: EpochTimes) -> SessionCounts:
         return SessionCounts.of(SessionTimers(self.kind, self.step, epoch_times), rows)
 
+    def stored_times(self, rows: pa.RecordBatch) -> Mapping[str, pa.Array]:
+        return {"window_start": rows.column(START), "window_end": rows.column(TS)}
+
     def next_epoch_text(self, side: int, horizons: Horizons) -> str:
         spec = self.step.sides[side]
         eviction = f"forgets sessions whose last row is before {format_time(horizons[spec.part].current)}"

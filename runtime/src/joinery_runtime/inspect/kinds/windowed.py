@@ -60,6 +60,10 @@ class WindowedDescription(StepDescription[WindowAggregation]):
     def summary(self, rows: pa.Table, epoch_times: EpochTimes) -> PaneCounts:
         return PaneCounts.of(PaneTimers(self.kind, self.step, epoch_times), rows.column(TS).to_numpy())
 
+    def stored_times(self, rows: pa.RecordBatch) -> Mapping[str, pa.Array]:
+        starts = rows.column(TS)
+        return {"pane_start": starts, "pane_end": pc.add(starts, self.kind.windows.pane)}
+
     def next_epoch_text(self, side: int, horizons: Horizons) -> str:
         spec = self.step.sides[side]
         ended = horizons[spec.complete if self.kind.reopens else spec.part].current
