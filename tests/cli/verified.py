@@ -54,7 +54,8 @@ def write_files(job: Job, store: MemoryStore, inputs: StepInputs, cache: Path) -
     """All epochs' rows and dead letters, in the files of the job; the rows once more, with what orders them."""
     replay, written = Replay(job, inputs, cache), list[pa.Table]()
     for entry in replayable(job, store).entries:
-        replayed = replay.run(EpochPlan.from_json(entry.plan))
+        plan = EpochPlan.from_json(entry.plan)
+        replayed = replay.run(plan, careful=plan.is_deadly(entry.generation))
         rows = [table.drop_columns(list(ORDER_COLUMNS)) for table in replayed.rows]
         for output, tables in ((job.spec.output, rows), (job.spec.dead_letter, replayed.dead)):
             assert output is not None, "the caller's job has both"

@@ -57,7 +57,6 @@ from joinery_runtime.state.savepoints import save_if_due
 from joinery_runtime.state.store import DriverStore, EpochCommit, EpochRecord, JobRecord, OwnershipToken
 from joinery_runtime.state.upgrade import check_versions, migrate_pinned
 
-DEATHS = 2  # of a plan's processes, after which its records are decoded in another process first
 REJOINS_OF_A_DUPLICATE = 5
 
 
@@ -420,10 +419,9 @@ class Driver:
         return [name for name in read if self.state.inputs[name].progress.newest is None]
 
     def _is_deadly(self, plan: EpochPlan) -> bool:
-        """Say whether so many processes have begun this plan that one of its records may have ended them. Drivers that
-        this process has made after an error do not count."""
-        begun = self._first_generation - plan.generation
-        return self._pending_plan.may_shrink and bool(plan.generation) and begun >= DEATHS
+        """Say whether one of the plan's records may have ended processes, if no row of the plan may be visible. Drivers
+        that this process has made after an error do not count."""
+        return self._pending_plan.may_shrink and plan.is_deadly(self._first_generation)
 
     # --- commit -----------------------------------------------------------------------------------------------------
 

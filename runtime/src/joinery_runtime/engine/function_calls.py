@@ -23,6 +23,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
@@ -64,7 +65,8 @@ class FunctionCalls:
         """Within the block, functions are called for rows that `rows` names."""
         if not work.careful:
             self.close()  # the processes of an earlier epoch
-        with called_by(self._apart.call if work.careful else partial(_call_with_note, rows)):
+        processes = _shared_processes.get() or (self._apart if work.careful else None)
+        with called_by(partial(_call_with_note, rows) if processes is None else processes.call):
             yield
 
     def close(self) -> None:
@@ -204,8 +206,8 @@ def calls_in(message: str) -> str:
 class SeparateProcesses:
     """Calls each function in a process of its own, which may end without this one."""
 
-    def __init__(self, command: Sequence[str] = _COMMAND) -> None:
-        self._command = command
+    def __init__(self, command: Sequence[str] = _COMMAND, max_blamed: int = MAX_BLAMED) -> None:
+        self._command, self._max_blamed = command, max_blamed
         self._processes: dict[DeclaredFunction, subprocess.Popen[bytes]] = {}
         self._deadly: dict[DeclaredFunction, dict[bytes, str]] = {}  # arguments of a row, and how the process ended
         self._lock = threading.Lock()
@@ -240,7 +242,7 @@ class SeparateProcesses:
                 return _result(answers[-1], function)
             deadly[row] = answers[-1]
         words = f"{function.name} ({function.python}) ended the process ({deadly[row]})"
-        if len(deadly) > MAX_BLAMED:
+        if len(deadly) > self._max_blamed:
             facts = f"{len(deadly)} rows of this epoch did so, each of them {_TRIES} times"
             raise ExpressionError(words, facts=facts, todo="Correct the function; nothing of the epoch was committed")
         raise pa.ArrowInvalid(f"{words} {_TRIES} times, and the job's own process before")
@@ -264,6 +266,23 @@ class SeparateProcesses:
                 process.communicate()
             return name_of_death(process.returncode)
         return cast("Answer | str", answer)
+
+
+_shared_processes: ContextVar[SeparateProcesses | None] = ContextVar("processes of `calling_apart`", default=None)
+
+
+@contextmanager
+def calling_apart(epochs: int) -> Iterator[None]:
+    """Within the block, on this thread, workers and all others call functions in the same processes of their own. The
+    rows that end these are rows of at most so many epochs."""
+    processes = SeparateProcesses(max_blamed=MAX_BLAMED * epochs)
+    token = _shared_processes.set(processes)
+    try:
+        with called_by(processes.call):
+            yield
+    finally:
+        _shared_processes.reset(token)
+        processes.close()
 
 
 Answer = tuple[str, Any]  # "values" and an array, or what was raised and its text

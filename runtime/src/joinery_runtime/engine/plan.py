@@ -30,6 +30,8 @@ PLAN_FORMAT = JUDGED_BY_CLOCK
 """The format of new plans. A plan keeps the format that it was written with: earlier releases reject a plan of this
 one, and continue with their own."""
 
+DEATHS = 2  # of a plan's processes, after which its records are decoded in another process first
+
 
 @dataclass(frozen=True, slots=True)
 class TopicNumbers:
@@ -126,6 +128,11 @@ class EpochPlan:
     topic_numbers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     format: int = PLAN_FORMAT
     generation: int = 0
+
+    def is_deadly(self, generation: int) -> bool:
+        """Say whether so many drivers before the one of this generation have begun the plan that one of its records may
+        have ended their processes (T8)."""
+        return bool(self.generation) and generation - self.generation >= DEATHS
 
     @property
     def times(self) -> dict[str, InputTime]:

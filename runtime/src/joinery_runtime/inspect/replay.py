@@ -73,7 +73,8 @@ class Replay:
         self._output, self._dead = LocalCapture(), LocalCapture()
         self._segments = _Segments({} if stored is None else stored.blobs)
         self._inputs, self._cache = inputs, cache
-        self._host = self._host_of(job)
+        self._worker = self._worker_of(job)
+        self._host = LocalHost(self._worker)
         if stored is None:
             self._state = JobState(self._pipeline, input_states((side.name for side in job.inputs), None))
         else:
@@ -89,12 +90,16 @@ class Replay:
         planned = self._after_skipped(plan)
         return any(times.closes(self._pipeline, meta, planned.horizons) for meta in self._state.remaining)
 
-    def run(self, plan: EpochPlan) -> ReplayedEpoch:
+    def run(self, plan: EpochPlan, *, careful: bool = False) -> ReplayedEpoch:
         """Runs the next epoch. Epochs in between may be skipped if they read nothing and none of them `closes`
-        anything."""
+        anything. `careful`: one of the plan's records may end the process, so other processes decode and call functions
+        (T8)."""
         plan = self._after_skipped(plan)
-        work = EpochWork(generation=1, plan=plan, segments=self._state.needed_by(plan))
-        outcome = self._host.run(work)
+        work = EpochWork(generation=1, plan=plan, segments=self._state.needed_by(plan), careful=careful)
+        try:
+            outcome = self._host.run(work)
+        finally:
+            self._worker.close()  # its processes count by epoch the rows that end them
         dropped = self._state.dropped(plan, outcome)
         self._state = self._state.after(plan, outcome, self._clocks)
         self._segments.forget(dropped)
@@ -110,9 +115,10 @@ class Replay:
         """Continues with an edit of the job, whose signature and inputs are those of the job before."""
         self._pipeline, self._clocks = compile_job(job), input_clocks(job)
         self._state = replace(self._state, pipeline=self._pipeline)
-        self._host = self._host_of(job)
+        self._worker = self._worker_of(job)
+        self._host = LocalHost(self._worker)
 
-    def _host_of(self, job: Job) -> LocalHost:
+    def _worker_of(self, job: Job) -> Worker:
         parts = WorkerParts(
             job.name,
             self._pipeline,
@@ -124,7 +130,7 @@ class Replay:
             ordered=True,
             row_limit=Outputs.of(job).row_limit(),
         )
-        return LocalHost(Worker(parts))
+        return Worker(parts)
 
     @property
     def floors(self) -> Floors:

@@ -104,7 +104,9 @@ def shadow(job: Job, store: StateReader, inputs_of: Callable[[Job], ClosableInpu
                     todo="The comparison begins again with the next try",
                 )
             # Each job derives for itself, from the watermarks, how far an epoch closes the state.
-            expected, edited = replays[0].run(plan), replays[1].run(replace(plan, horizons={}))
+            careful = plan.is_deadly(entry.generation)
+            expected = replays[0].run(plan, careful=careful)
+            edited = replays[1].run(replace(plan, horizons={}), careful=careful)
             check_records(entry, expected.result["rows_in"])
             comparison.release += wrong_counts(entry, expected)
             comparison.compared.epochs += 1

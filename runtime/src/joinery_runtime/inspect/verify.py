@@ -143,7 +143,7 @@ def verify(
             if course.jobs[plan.definition] != course.jobs[name]:
                 replay.continue_with(course.jobs[plan.definition])
             name = plan.definition
-            replayed = replay.run(plan)
+            replayed = replay.run(plan, careful=plan.is_deadly(entry.generation))
             check_records(entry, replayed.result["rows_in"])
             if entry.epoch >= since:
                 _expect_epoch(diffs, outputs, replayed)
@@ -155,7 +155,8 @@ def verify(
             any(not diff.content.exact for diff in diffs)
             and (pending := _pending_plan(job, record, entries)) is not None
         ):
-            _expect_epoch(diffs, outputs, replay.run(pending))
+            next_start = record.generation + 1
+            _expect_epoch(diffs, outputs, replay.run(pending, careful=pending.is_deadly(next_start)))
         _compare_outputs(job, diffs, verdict, course)
     return verdict
 

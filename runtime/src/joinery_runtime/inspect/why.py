@@ -11,6 +11,7 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from joinery_runtime.core.pipeline.step import FILTERED_ROWS, Horizon
 from joinery_runtime.core.pipeline.watermark import Watermark
 from joinery_runtime.core.table.columns import HASH, OFFSET, PARTITION, TS
 from joinery_runtime.core.table.segment import SegmentMeta
+from joinery_runtime.engine.function_calls import calling_apart
 from joinery_runtime.engine.job_state import stored_co_partitions
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.worker import InputAccess
@@ -42,7 +44,14 @@ from joinery_runtime.inspect.why_outcomes import (
     horizons_of,
     rule_of,
 )
-from joinery_runtime.inspect.why_records import ChosenRecords, FoundRecord, Gathering, RecordPosition, keys_by_input
+from joinery_runtime.inspect.why_records import (
+    CarefulInputs,
+    ChosenRecords,
+    FoundRecord,
+    Gathering,
+    RecordPosition,
+    keys_by_input,
+)
 from joinery_runtime.inspect.why_rows import InitialState, JoinedRows, still_there
 from joinery_runtime.job import Job, StreamJoin, format_time, time_value
 from joinery_runtime.job.model.wording import agreeing, counted
@@ -210,50 +219,54 @@ def explain_records(
     again, or if no record is found."""
     pipeline = compile_job(job)
     course = replayable(job, store, last=last, pipeline=pipeline)
-    entries = course.entries
-    plans = [EpochPlan.from_json(entry.plan) for entry in entries]
-    texts, record_only = list(key), False
-    if at is not None:
-        at = (whole_topic(at[0], plans), *at[1:])
-        record = _record_at(Gathering(job, pipeline, inputs, {}, at, record_only=True), plans, at)
-        texts = _key_texts(job, record)
-        # If the record's input joins on time only, all other records may meet it.
-        needs_no_others = pipeline.last.kind.stateless or (bool(record.key) and not _is_regrouped(job))
-        record_only = not texts and (record.columns is None or needs_no_others)
-    steps = _steps_of(job, pipeline, texts, stored_co_partitions(course.record)) if texts else []
-    names = [side.name for side in job.inputs]
-    gathered = Gathering(job, pipeline, inputs, keys_by_input(pipeline, steps, names), at, record_only=record_only)
-    for entry, plan in zip(entries, plans, strict=True):
-        check_records(entry, gathered.take(plan))
-    matching_records = [candidate for candidate in gathered.records if at is None or _position_of(candidate) == at]
-    if not matching_records:
-        raise JoineryError(
-            f"Epochs {plans[0].epoch} to {plans[-1].epoch} of job {job.name} read no record with {' '.join(texts)}",
-            todo="Write the values as they are in the records; `joinery state epochs` shows what was read",
+    plans = [EpochPlan.from_json(entry.plan) for entry in course.entries]
+    deadly = sum(plan.is_deadly(entry.generation) for entry, plan in zip(course.entries, plans, strict=True))
+    with ExitStack() as stack:
+        if deadly:
+            inputs = CarefulInputs(inputs)
+            stack.enter_context(calling_apart(deadly))
+        texts, record_only = list(key), False
+        if at is not None:
+            at = (whole_topic(at[0], plans), *at[1:])
+            record = _record_at(Gathering(job, pipeline, inputs, {}, at, record_only=True), plans, at)
+            texts = _key_texts(job, record)
+            # If the record's input joins on time only, all other records may meet it.
+            needs_no_others = pipeline.last.kind.stateless or (bool(record.key) and not _is_regrouped(job))
+            record_only = not texts and (record.columns is None or needs_no_others)
+        steps = _steps_of(job, pipeline, texts, stored_co_partitions(course.record)) if texts else []
+        names = [side.name for side in job.inputs]
+        gathered = Gathering(job, pipeline, inputs, keys_by_input(pipeline, steps, names), at, record_only=record_only)
+        for entry, plan in zip(course.entries, plans, strict=True):
+            check_records(entry, gathered.take(plan))
+        matching_records = [candidate for candidate in gathered.records if at is None or _position_of(candidate) == at]
+        if not matching_records:
+            raise JoineryError(
+                f"Epochs {plans[0].epoch} to {plans[-1].epoch} of job {job.name} read no record with {' '.join(texts)}",
+                todo="Write the values as they are in the records; `joinery state epochs` shows what was read",
+            )
+        records, chosen = matching_records[:MAX_EXPLAINED], ChosenRecords(inputs, gathered.batches)
+        stored = _begins_with(course, store, pipeline, steps)
+        comparison = _Comparison(job, pipeline, plans, chosen, stored, gathered.future, steps)
+        explained = [comparison.of(found_record) for found_record in records]
+        epoch_times = _closing_times(job, pipeline, store, plans[-1] if last is not None else None)
+        before, spans, handed_on = InitialState(pipeline, stored), comparison.spans, comparison.handed_on
+        outcomes = RecordOutcomes(
+            pipeline, inputs, gathered.batches, plans, epoch_times, comparison.reason, before, spans, handed_on
         )
-    records, chosen = matching_records[:MAX_EXPLAINED], ChosenRecords(inputs, gathered.batches)
-    stored = _begins_with(course, store, pipeline, steps)
-    comparison = _Comparison(job, pipeline, plans, chosen, stored, gathered.future, steps)
-    explained = [comparison.of(found_record) for found_record in records]
-    epoch_times = _closing_times(job, pipeline, store, plans[-1] if last is not None else None)
-    before, spans, handed_on = InitialState(pipeline, stored), comparison.spans, comparison.handed_on
-    outcomes = RecordOutcomes(
-        pipeline, inputs, gathered.batches, plans, epoch_times, comparison.reason, before, spans, handed_on
-    )
-    explained = [
-        explanation
-        if explanation.reason
-        else replace(
-            explanation,
-            outcome=outcomes.of(explanation.record),
-            waiting=outcomes.waiting(comparison.joined[explanation.record.position]),
-        )
-        for explanation in explained
-    ]
-    key_view = show(job, store, texts, pipeline=pipeline).without_left_rows() if steps and last is None else None
-    epochs = (plans[0].epoch, plans[-1].epoch)
-    omitted = len(matching_records) - len(records)
-    return Answer(job.name, epochs, explained, key_view, omitted, course.savepoint, comparison.unjudged)
+        explained = [
+            explanation
+            if explanation.reason
+            else replace(
+                explanation,
+                outcome=outcomes.of(explanation.record),
+                waiting=outcomes.waiting(comparison.joined[explanation.record.position]),
+            )
+            for explanation in explained
+        ]
+        key_view = show(job, store, texts, pipeline=pipeline).without_left_rows() if steps and last is None else None
+        epochs = (plans[0].epoch, plans[-1].epoch)
+        omitted = len(matching_records) - len(records)
+        return Answer(job.name, epochs, explained, key_view, omitted, course.savepoint, comparison.unjudged)
 
 
 def _is_regrouped(job: Job) -> bool:

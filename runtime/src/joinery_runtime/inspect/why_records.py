@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from joinery_runtime.connectors.decoder_trial import carefully
 from joinery_runtime.connectors.history import HistoryDecoder
-from joinery_runtime.connectors.source import Range
+from joinery_runtime.connectors.parquet_trial import read_carefully
+from joinery_runtime.connectors.source import Range, SourceReader
 from joinery_runtime.core.pipeline.lateness import FutureCheck
 from joinery_runtime.core.pipeline.prepare import too_far_ahead
 from joinery_runtime.core.pipeline.sides import Intake, SideSpec
@@ -54,6 +56,23 @@ class FoundRecord:
     columns: Mapping[str, Any] | None
     ts: int | None
     key: Mapping[str, str | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CarefulInputs:
+    """An `InputAccess` of records that may end the process that reads or decodes them: another process tries first, as
+    in the epoch that was committed without these records (T8). That process stays for further batches."""
+
+    inputs: InputAccess
+    decoders: dict[tuple[str, int], Decoder] = field(default_factory=dict)
+
+    def reader(self, name: str, lane: int) -> SourceReader:
+        return read_carefully(self.inputs.reader(name, lane))
+
+    def decoder(self, name: str, lane: int) -> Decoder:
+        if (name, lane) not in self.decoders:
+            self.decoders[name, lane] = carefully(self.inputs.decoder(name, lane))
+        return self.decoders[name, lane]
 
 
 @dataclass(frozen=True, slots=True)
