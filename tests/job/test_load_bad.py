@@ -275,6 +275,7 @@ BAD = [
     ((TOPIC, "        topics: []\n"), "spec.inputs[0].kafka.topics", "is empty; write at least one entry", 10),
     ((TOPIC, "        topics: orders\n"), "spec.inputs[0].kafka.topics", "must be a list", 10),
     ((TOPIC, "        topics: [a, b c]\n"), "spec.inputs[0].kafka.topics[1]", "a topic name has 1 to 249", 10),
+    ((TOPIC, "        topics: [a b]\n"), "spec.inputs[0].kafka.topics[0]", "a topic name has 1 to 249", 10),
     ((TOPIC, "        topics: [a, b, a]\n"), "spec.inputs[0].kafka.topics[2]", "topic 'a' is named twice", 10),
     (after(TOPIC, "        topics: [a, b]\n"), "spec.inputs[0].kafka", "topic and topics are named", 8),
     (

@@ -14,6 +14,7 @@ from joinery_runtime.job.model.references import WINDOW_COLUMNS
 
 SESSION = {"gap": "30s", "maxDuration": "1h"}
 COUNT = {"function": "count", "as": "n"}
+HOURLY = {"groupBy": ["orders.currency"], "window": {"tumbling": {"size": "1h"}}, "aggregates": [COUNT]}
 PLAIN = {"groupBy": ["orders.currency"], "window": {"session": SESSION}, "aggregates": [COUNT]}
 
 
@@ -176,6 +177,18 @@ OF_THE_JOB: list[tuple[dict[str, Any], str, str]] = [
     (job_with(prefixes="always"), "prefixes", "drop `prefixes`"),
     (job_with(select=[{"expression": "n + 1", "as": "m"}]), "select[0].expression", "are emitted as they are"),
     (job_with(select=[{"column": "orders.id"}]), "select[0].column", "is no column of these sessions"),
+    (
+        document(
+            inputs=[ORDERS], aggregate=aggregate(compute=[{"expression": "upper(orders.currency)", "as": "currency"}])
+        ),
+        "aggregate.compute[0].as",
+        "has a column 'currency' already; choose another name",
+    ),
+    (
+        job_with(aggregate={**HOURLY, "then": {"groupBy": ["window_start"], "aggregates": [{**COUNT, "as": "m"}]}}),
+        "aggregate.then.groupBy[0]",
+        "leave it out: a row is aggregated in the window from which it comes",
+    ),
     (document(inputs=[ORDERS, ITEMS], aggregate=aggregate()), "inputs[1]", "no step joins input 'items'"),
     (
         job_with(aggregate=aggregate(lateData="reopen"), output={"delta": {"path": "d"}}),

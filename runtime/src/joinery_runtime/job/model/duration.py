@@ -104,6 +104,7 @@ def _part_ms(number: str, unit: str, text: str) -> Fraction:
     if not unit:
         raise ValueError(f"{text!r} has no unit after {number}; {_HINT}")
     if unit in {"d", "w"}:
-        hours = Fraction(number) * (24 if unit == "d" else 168)
-        raise ValueError(f"{text!r} has the unit {unit!r}, which Go durations lack; write hours: {float(hours):g}h")
+        hours = float(Fraction(number) * (24 if unit == "d" else 168))
+        written = f"{hours:.0f}" if hours.is_integer() else f"{hours:f}".rstrip("0")
+        raise ValueError(f"{text!r} has the unit {unit!r}, which Go durations lack; write hours: {written}h")
     raise ValueError(f"{text!r} has the unknown unit {unit!r}; units are h, m, s, ms, us and ns")

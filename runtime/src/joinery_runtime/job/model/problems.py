@@ -27,10 +27,14 @@ _PATTERNS = {
 
 
 def findings(errors: Sequence[ErrorDetails], model: type[Job]) -> Iterator[Finding]:
-    """Every error of validating a resource of this kind, as (path, message)."""
+    """Every error of validating a resource of this kind, as (path, message). A list of which all entries have errors
+    is not empty."""
+    below = {error["loc"][:end] for error in errors for end in range(len(error["loc"]))}
     for error in errors:
         if error["type"] == RULES_BROKEN:
             yield from error["ctx"]["found"]
+        elif error["type"] == "too_short" and error["loc"] in below:
+            continue
         else:
             yield _location(error), _message(error, model)
 
@@ -80,7 +84,9 @@ def _limit(words: str, key: str) -> Callable[[ErrorDetails], str]:
 
 def _pattern(error: ErrorDetails) -> str:
     location = _location(error)
-    rule = next((_PATTERNS[step] for step in reversed(location) if step in _PATTERNS), f"must match {error['ctx']}")
+    rule = next(
+        (_PATTERNS[step] for step in reversed(location) if step in _PATTERNS), f"must match {error['ctx']['pattern']}"
+    )
     return f"{error['input']!r} is not allowed: {rule}"
 
 

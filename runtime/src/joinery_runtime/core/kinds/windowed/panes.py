@@ -144,7 +144,8 @@ class Panes:
         except GroupError as error:
             row = int(first[error.group])
             group = ", ".join(f"{name}={rows.column(name)[row].as_py()!r}" for name in self._keys)
-            facts = f"{error.facts}, in a window of {group} that holds {int(starts[row])}"
+            window = f"a window of {group}" if group else "a window"
+            facts = f"{error.facts}, in {window} that holds {int(starts[row])}"
             raise AggregateError(
                 "An aggregate of a window has no value", facts=facts, todo=error.todo if todo is None else todo
             ) from None

@@ -148,6 +148,10 @@ def _table(draft: GroupedDraft) -> Iterator[Finding]:
 
 def _computed(draft: GroupedDraft) -> Iterator[Finding]:
     names = [dig(computed_column, "as") for computed_column in draft.fields("compute")]
+    columns = set(draft.columns or ())
+    if len(draft.inputs) == 1:
+        # The only input's columns have no input's name before them in the rows that are aggregated.
+        columns |= set(draft.inputs[0].types or ())
     for i, name in repeats(names):
         yield (*draft.at, "compute", i, "as"), f"two computed columns are named {name!r}; rename one"
     for i, name in enumerate(names):
@@ -156,7 +160,7 @@ def _computed(draft: GroupedDraft) -> Iterator[Finding]:
         at = (*draft.at, "compute", i, "as")
         if name.startswith("$"):
             yield at, f"{name!r} starts with `$`, which engine columns do; choose another name"
-        if name in (draft.columns or {}):
+        if name in columns:
             yield at, f"{draft.source} a column {name!r} already; choose another name"
 
 
@@ -170,6 +174,8 @@ def _names(draft: GroupedDraft) -> Iterator[Finding]:
     for i, name in enumerate(groups):
         if name in reserved:
             todo = f"give it another one with compute: [{{expression: {draft.fields('groupBy')[i]}, as: ...}}]"
+            if draft.at[-1] == "then":
+                todo = "leave it out: a row is aggregated in the window from which it comes"
             yield (*draft.at, "groupBy", i), f"{_reserved_name(name, draft)}; {todo}"
         elif name in groups[:i] and dig(draft.data, *draft.at, "then") is not None:
             todo = f"name one with compute: [{{expression: {draft.fields('groupBy')[i]}, as: ...}}]"
