@@ -28,6 +28,7 @@ from joinery_runtime.core.table.columns import (
 )
 from joinery_runtime.core.table.segment import concat
 from joinery_runtime.errors import AggregateError
+from joinery_runtime.job.model.references import WINDOW_TIME
 
 _STUCK = (
     "The rows are in the state already. Remove the aggregate from the job and discard what is planned with `joinery "
@@ -94,8 +95,11 @@ class Panes:
         """One row of the state for each group and pane of n > 0 rows."""
         ts = rows.column(TS).to_numpy()
         panes = self._windows.pane_starts(ts)
-        arrival_order = (*(rows.column(name).to_numpy() for name in (PARTITION, OFFSET)), np.arange(rows.num_rows))
-        order, begins = self._order(rows, panes, ts, *arrival_order)
+        # The place of a row that an aggregate has made is that of its group's first record, which behind joins depends
+        # on where epochs are cut: such rows are in their defined order alone (G10).
+        has_place = self._intake.event_time != WINDOW_TIME
+        places = [rows.column(name).to_numpy() for name in (PARTITION, OFFSET)] if has_place else []
+        order, begins = self._order(rows, panes, ts, *places, np.arange(rows.num_rows))
         groups = Groups(np.flatnonzero(begins), len(order))
         values = rows.select(self.folding.columns).take(pa.array(order))
         with self._naming(rows, panes, order[groups.starts]):
