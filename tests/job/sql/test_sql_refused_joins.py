@@ -25,6 +25,7 @@ AT = [
     (SEED_001, WITHIN.format("2 FURLONGS"), "WITHIN", "the unit is MILLISECOND", "JOIN b WITHIN 1 HOUR ON"),
     (SEED_001, WITHIN.format("(1 HOUR, 1 HOUR, 1 HOUR)"), "WITHIN", "hold one length, or two", "(1 HOUR, 2 HOURS)"),
     (SEED_001, WITHIN.format("()"), "WITHIN", "hold one length, or two", "(1 HOUR, 2 HOURS)"),
+    (SEED_001, f"{WITHIN.format('1 HOUR')} WITHIN 2 HOURS", "WITHIN", "a second WITHIN of one join", "keep one"),
     (SEED_001, WITHIN.format("("), "WITHIN", "its bracket is not closed", "(1 HOUR, 2 HOURS)"),
     (SEED_001, WITHIN.format("(1 HOUR"), "WITHIN", "its bracket is not closed", "(1 HOUR, 2 HOURS)"),
     (SEED_001, WITHIN.format("(1 HOUR, soon)"), "WITHIN", "no INTERVAL and no number with a unit", "WITHIN (1 HOUR,"),

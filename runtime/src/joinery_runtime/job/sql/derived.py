@@ -174,8 +174,9 @@ class _Merging:
             return "a sub-query computes over many rows and has no GROUP BY; write GROUP BY with a window"
         alone = not joins and not any(select.args.get(part) for part in ("group", "having"))
         if grouped and not alone:
-            facts = "groups are the end of a job: joins and further groups of them are a job of their own"
-            return f"{facts}; let a second job read this one's output"
+            facts = "groups are the end of a job in SQL: joins and further groups of them are a job of their own"
+            then = "for groups of the groups, write the job in YAML with aggregate.then"
+            return f"{facts}; let a second job read this one's output, or {then}"
         if grouped and any(
             not isinstance(item.unalias().unnest(), exp.Column | exp.Star) for item in select.expressions
         ):

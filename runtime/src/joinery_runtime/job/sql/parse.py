@@ -62,7 +62,7 @@ def parse_select(
     clauses = split_clauses(tokens, report, form)
     tree = _tree(clauses.body, sql, report)
     if isinstance(tree, exp.Select):
-        _attach(withins, tree)
+        _attach(withins, tree, report)
         rewrite_windows(tree, report)
         merge_derived(tree, columns or {}, event_times or {}, report, form)
         return Parsed(tree, clauses)
@@ -72,7 +72,7 @@ def parse_select(
     return None
 
 
-def _attach(withins: Sequence[Within], select: exp.Select) -> None:
+def _attach(withins: Sequence[Within], select: exp.Select, report: Report) -> None:
     """Give each WITHIN to its join: the last one whose source is before it in the text."""
     joins = {
         max((part.meta["start"] for part in join.this.walk() if "start" in part.meta), default=0): join
@@ -80,8 +80,11 @@ def _attach(withins: Sequence[Within], select: exp.Select) -> None:
     }
     for within in withins:
         start = max((start for start in joins if start < within.at.start), default=None)
-        if start is not None:
-            joins[start].meta[WITHIN] = within
+        if start is None:
+            continue
+        if WITHIN in joins[start].meta:
+            report.add(within.at, "a second WITHIN of one join; keep one")
+        joins[start].meta[WITHIN] = within
 
 
 def _tree(tokens: list[Token], sql: str, report: Report) -> exp.Expr | None:
