@@ -262,6 +262,12 @@ BAD_STEPS: list[tuple[list[Any], dict[str, Any], str, str]] = [
         "is for a job of one step, and there are 2; leave it out",
     ),
     (
+        [step(coPartitioned=True)],
+        {"inputs": TOPICS[:2], "deduplicate": {"by": ["orders.id"], "within": "1h"}},
+        "joins[0].coPartitioned",
+        "is for a job of one step, and deduplicate is another step, whose rows are in no partition; leave it out",
+    ),
+    (
         [step(keys={"orders.id": "payments.order_id", "orders.currency": "payments.method"}, coPartitioned=True)],
         {"inputs": TOPICS[:2]},
         "joins[0].coPartitioned",

@@ -11,6 +11,7 @@ from sqlglot import exp
 
 from joinery_runtime.job.join.steps import FIELDS, STEP_KINDS, JoinStep
 from joinery_runtime.job.kinds.base import Rules, StepKind
+from joinery_runtime.job.kinds.ranking import RANKING_KINDS
 from joinery_runtime.job.model.draft import (
     Finding,
     InputDraft,
@@ -207,10 +208,16 @@ def _co_partitioned(draft: JobDraft) -> Iterator[Finding]:
             yield (*step.at, "partitioner"), "is for coPartitioned: true, which is not set; set it, or leave this out"
 
 
+_BEHIND_JOINS = ("aggregate", *(kind.field for kind in RANKING_KINDS))
+
+
 def _not_co_partitioned(draft: JobDraft, step: StepDraft) -> Iterator[str]:
     keys = step.data.get("keys")
     if len(draft.steps) > 1:
         yield f"is for a job of one step, and there are {len(draft.steps)}; leave it out"
+    elif behind := [name for name in _BEHIND_JOINS if dig(draft.data, "spec", name) is not None]:
+        facts = f"{behind[0]} is another step, whose rows are in no partition"
+        yield f"is for a job of one step, and {facts}; leave it out"
     elif isinstance(keys, Mapping) and len(keys) != 1:
         yield f"is for one key column, whose bytes are the record's key, and there are {len(keys)}; leave it out"
     elif computed := [text for text in itertools.chain(*_pairs(keys)) if not _is_column(text, step)]:
