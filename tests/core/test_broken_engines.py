@@ -19,8 +19,10 @@ from core.harness import check_against_oracle, few_hashes, merge_early
 from core.random_deduplication import deduplicated_cases
 from core.random_sessions import session_cases
 from core.random_top_n import ranked_cases
+from core.random_twice import twice_cases
 from core.random_windows import windowed_cases
 from joinery_runtime.core.kinds import deduplicate, grouping, interval, top_n
+from joinery_runtime.core.kinds.aligned import Windows
 from joinery_runtime.core.kinds.as_of import AsOfJoin
 from joinery_runtime.core.kinds.deduplicate import Deduplicate
 from joinery_runtime.core.kinds.interval import IntervalJoin
@@ -286,6 +288,32 @@ def ranks_go_by_no_place(patch: Patch) -> None:
     patch.setattr(top_n, "tie_breakers", lambda side, rows: [-place for place in real(side, rows)])
 
 
+# --- an aggregate of an aggregate -------------------------------------------------------------------------------------
+
+
+def hands_on_its_own_horizon(patch: Patch) -> None:
+    """The windows that an epoch emits end before this watermark."""
+    patch.setattr(
+        WindowAggregation,
+        "output_watermarks",
+        lambda self, step, lows, horizons, distance: {
+            **lows,
+            step.sides[0].time: horizons[step.sides[0].part].current,
+        },
+    )
+
+
+def next_window(patch: Patch) -> None:
+    """A row of a window is in the window behind its own."""
+    real = Windows.numbers_of
+
+    def numbers_of(self: Windows, ts: np.ndarray) -> Any:
+        first, last = real(self, ts)
+        return (first + 1, last + 1) if self.of_windows else (first, last)
+
+    patch.setattr(Windows, "numbers_of", numbers_of)
+
+
 MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "a row is late one millisecond early": ("interval", late_by_one),
     "the upper bound is not included": ("interval", another_duration(upper=lambda ms: ms - 1)),
@@ -367,6 +395,11 @@ MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "rows that are equal are in any order": ("top-N", ranks_go_by_no_place),
     "compaction drops a ranked row too early": ("top-N", greedy_compaction),
     "ranked windows wait for the next row": ("top-N", no_following_epochs),
+    "rows of windows are late": ("aggregates twice", hands_on_its_own_horizon),
+    "a row is in the window behind its own": ("aggregates twice", next_window),
+    "the second windows are emitted again": ("aggregates twice", other_horizons(without_before, LEFT)),
+    "one second group takes the rows of another": ("aggregates twice", one_group_per_hash),
+    "second windows wait for the next row": ("aggregates twice", no_following_epochs),
 }
 
 OF_ONE_INPUT = {
@@ -374,6 +407,7 @@ OF_ONE_INPUT = {
     "windows": windowed_cases,
     "deduplication": deduplicated_cases,
     "top-N": ranked_cases,
+    "aggregates twice": twice_cases,
     "sessions with having": partial(session_cases, having=True),
     "windows with having": partial(windowed_cases, having=True),
     "early sessions": partial(session_cases, early=True),
