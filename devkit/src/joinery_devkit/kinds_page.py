@@ -56,7 +56,7 @@ _INTRODUCTION = """\
 Each kind of join, sessions, aggregates, projection, deduplication and top-N, with its picture, its YAML, the rows that
 go in and the rows that come out. The rows are those of the golden traces in
 [tests/traces/kinds/](../tests/traces/kinds/), which every build runs, also with restarts and with other numbers of
-shards between the steps. [Joins](joins.md), [Sessions](sessions.md), [Aggregates](aggregates.md) and
+shards between the steps. [Joins](joins.md), [Sessions](sessions.md), [Aggregates](aggregates.md),
 [Deduplication](deduplication.md) and [Top-N](top-n.md) describe each kind; [Semantics](semantics.md) has the rules.
 
 Times are milliseconds. In the pictures, a line connects the rows that make one row of the output, and a dotted line
