@@ -132,6 +132,11 @@ SEED_001_FORMS = {
         one("interval: {of: orders, lower: -2h, upper: 2h}"),
         OUT,
     ),
+    "WITHIN behind a comma": (
+        f"{SELECT} FROM orders o, shipments s WITHIN 2 HOURS WHERE o.order_id = s.order_id;",
+        one("interval: {of: orders, lower: -2h, upper: 2h}"),
+        OUT,
+    ),
     "WITHIN before and after, with grace": (
         f"{SELECT} FROM orders o LEFT JOIN shipments s WITHIN (0 SECONDS, 1 DAY) GRACE PERIOD 5 MINUTES "
         "ON o.order_id = s.order_id EMIT CHANGES",

@@ -26,6 +26,7 @@ AT = [
     (SEED_001, WITHIN.format("(1 HOUR, 1 HOUR, 1 HOUR)"), "WITHIN", "hold one length, or two", "(1 HOUR, 2 HOURS)"),
     (SEED_001, WITHIN.format("()"), "WITHIN", "hold one length, or two", "(1 HOUR, 2 HOURS)"),
     (SEED_001, f"{WITHIN.format('1 HOUR')} WITHIN 2 HOURS", "WITHIN", "a second WITHIN of one join", "keep one"),
+    (SEED_001, f"{WITHIN.format('1 HOUR')} EMIT CHANGES EMIT FINAL", "EMIT", "a second EMIT", "keep one"),
     (SEED_001, WITHIN.format("("), "WITHIN", "its bracket is not closed", "(1 HOUR, 2 HOURS)"),
     (SEED_001, WITHIN.format("(1 HOUR"), "WITHIN", "its bracket is not closed", "(1 HOUR, 2 HOURS)"),
     (SEED_001, WITHIN.format("(1 HOUR, soon)"), "WITHIN", "no INTERVAL and no number with a unit", "WITHIN (1 HOUR,"),

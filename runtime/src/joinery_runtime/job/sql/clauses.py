@@ -71,6 +71,8 @@ def _read_clause(clause: list[Token], clauses: Clauses, report: Report) -> None:
     elif word == "PARTITION BY":
         facts = "PARTITION BY does not say the key of the output's records"
         report.add(token_position(clause[0]), f"{facts}; leave it out, and write output.kafka.key: [<columns>]")
+    elif clauses.final is not None or clauses.changes is not None:
+        report.add(token_position(clause[0]), "a second EMIT; keep one")
     elif following == "FINAL":
         clauses.final = token_position(clause[0])
     else:
@@ -235,7 +237,7 @@ class Within:
     grace_at: TextPosition | None = None
 
 
-_BEHIND_WITHIN = {"ON", "USING"}
+_BEHIND_WITHIN = {"ON", "USING", "WHERE", "JOIN", "LEFT", "RIGHT", "FULL", "INNER", "CROSS", "GROUP BY", "GROUP"}
 
 
 def take_withins(tokens: Sequence[Token], report: Report) -> tuple[list[Token], list[Within]]:

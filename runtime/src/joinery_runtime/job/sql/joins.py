@@ -139,7 +139,10 @@ def _check_parts(query: Query, report: Report) -> None:
         kind = query.kind_of(join)
         if join.within is not None and kind != "interval":
             joined = "a table is joined at a time" if kind == "asof" else "the rows of one window match"
-            report.add(join.within.at, f"WITHIN is the bound of a join of streams, and {joined}; leave it out")
+            todo = "leave it out"
+            if query.grouped:
+                todo += ", or for groups of the joined rows write GROUP BY ..., TUMBLE(<event time>, <length>)"
+            report.add(join.within.at, f"WITHIN is the bound of a join of streams, and {joined}; {todo}")
     if query.first is not None and query.first.as_of is not None:
         facts = "FOR SYSTEM_TIME belongs to the table, which is joined"
         report.add(query.first.at, f"{facts}; write FROM <stream> JOIN <table> ...")
