@@ -21,7 +21,7 @@ from joinery_runtime.job import explain, load_job
 
 FOLDER = Path(__file__).parents[1] / "examples" / "nexmark"
 JOBS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
-FIRST_JOBS = {"q4": "q9", "q5": "q5-counts", "q6": "q9"}  # of queries that take two jobs
+FIRST_JOBS = {"q5": "q5-counts"}  # of queries that take two jobs
 QUERIES = sorted({*JOBS} - {"q5-counts"}, key=lambda name: int(name[1:]))
 ON_SPARK = ("q7", "q8", "q9", "q13", "q21")  # an aggregate, joins of three kinds, one input alone
 # One process for all of them: Spark's Java process starts once.
