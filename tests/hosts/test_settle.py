@@ -158,7 +158,8 @@ def test_an_edit_of_what_is_read_is_said_to_count_from_now_on(old: str, new: str
         ("topic: a", "topics: [c, a, b]", ["Input clicks also reads b and c from now on, from the earliest record"]),
         ("topics: [a, b]", "topics: [b, a]", []),
         ("topics: [a, b]", "topic: b", ["Input clicks reads topic b from now on, and read topics a and b before"]),
-        ("topicPattern: a", "topics: [a]", ["Input clicks reads topics a from now on, and read topics like 'a'"]),
+        ("topic: a", "topics: [a]", []),
+        ("topicPattern: a", "topics: [a]", ["Input clicks reads topic a from now on, and read topics like 'a'"]),
     ],
 )
 def test_an_edit_of_the_topics_of_an_input(before: str, now: str, words: list[str]) -> None:

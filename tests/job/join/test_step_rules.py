@@ -483,7 +483,7 @@ BAD_STEPS: list[tuple[list[Any], dict[str, Any], str, str]] = [
         [window(tumbling="1h")],
         {"select": [{"expression": "window_start / 1000", "as": "s"}]},
         "select[0].expression",
-        "write <input>.window_start",
+        "select it as it is: column: window_start",
     ),
     (
         [step(name, keys={"a.id": f"{name}.id"}, interval={**DAY, "of": "a"}) for name in ("b", "a_b")],

@@ -68,7 +68,9 @@ def check_expression(at: Loc, text: str, draft: JobDraft) -> Iterator[Finding]:
     for call, reason in wrong_calls(tree):
         yield at, f"{call.sql()!r}: {reason}"
     for column in tree.find_all(exp.Column):
-        if not column.table:
+        if not column.table and column.name in _engine_columns(draft):
+            yield at, f"{column.name!r} is computed after expressions; select it as it is: column: {column.name}"
+        elif not column.table:
             yield at, f"{column.name!r} does not name its input; write <input>.{column.name}"
         elif column.args.get("db") is None:
             yield from _unknown_names(at, column.table, column.name, draft)

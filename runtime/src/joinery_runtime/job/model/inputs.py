@@ -155,9 +155,10 @@ class KafkaInput(Model):
     @property
     def source_name(self) -> str:
         """What is read, for messages."""
-        if self.topics is not None:
-            return f"topics {listed(sorted(self.topics))}"
-        return f"topic {self.topic}" if self.topic_pattern is None else f"topics like {self.topic_pattern!r}"
+        if self.topic_pattern is not None:
+            return f"topics like {self.topic_pattern!r}"
+        names = sorted(self.topics or [self.topic or ""])
+        return f"{'topic' if len(names) == 1 else 'topics'} {listed(names)}"
 
 
 class FileInput(Model):
