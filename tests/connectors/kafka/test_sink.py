@@ -39,7 +39,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
     if request.param == "record by record":
         monkeypatch.setattr(record_producers, "library", unknown)
-    monkeypatch.setattr(kafka, "_clients", kafka._Clients())
+    monkeypatch.setattr(kafka, "CLIENTS", kafka._Clients())
 
 
 @pytest.fixture
