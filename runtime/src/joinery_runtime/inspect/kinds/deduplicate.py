@@ -2,42 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
-
-import numpy as np
 
 from joinery_runtime.core.kinds.deduplicate import Deduplicate
 from joinery_runtime.core.pipeline.retention import AcceptedRow
 from joinery_runtime.core.pipeline.step import Horizons
-from joinery_runtime.inspect.kinds.base import (
-    EpochTimes,
-    RowStatus,
-    RowView,
-    StepDescription,
-    StoredRow,
-    StoredRows,
-    ToJson,
-    rows_of_key,
-)
+from joinery_runtime.inspect.kinds.base import EpochTimes, RankingDescription, RowStatus, StoredRow
 from joinery_runtime.job.model.duration import format_time
 
 
-class DeduplicateDescription(StepDescription[Deduplicate]):
+class DeduplicateDescription(RankingDescription[Deduplicate]):
     """See D2 and D3: a row waits for the watermark, and leaves with its span."""
 
     __slots__ = ()
 
     describes: ClassVar[type[Deduplicate]] = Deduplicate
-
-    def entries(self, stored: Sequence[StoredRows], epoch_times: EpochTimes, to_json: ToJson) -> Sequence[RowView]:
-        (side,) = self.step.sides
-        closed = epoch_times.horizons[side.part].previous
-        rows = rows_of_key(self.step, stored, to_json)
-        return [
-            RowView(" + ".join(side.inputs), row, self._status(row, epoch_times), self._has_left(row, closed))
-            for row in rows
-        ]
 
     def next_epoch_text(self, side: int, horizons: Horizons) -> str:
         at = format_time(horizons[self.step.sides[side].part].current)
@@ -48,11 +28,7 @@ class DeduplicateDescription(StepDescription[Deduplicate]):
     def eviction_condition(self, row: AcceptedRow, epoch_times: EpochTimes) -> str:
         return f"{self._until(row.ts, epoch_times)}, or earlier if it is a repeat"
 
-    def _has_left(self, row: StoredRow, closed: int | None) -> bool:
-        one_row = AcceptedRow(row.side, row.ts, np.array([row.ts]))
-        return row.flagged is True or self.kind.retention[row.side].has_ended(one_row, closed)
-
-    def _status(self, row: StoredRow, epoch_times: EpochTimes) -> RowStatus:
+    def status(self, row: StoredRow, epoch_times: EpochTimes) -> RowStatus:
         closed = epoch_times.horizons[self.step.sides[row.side].part].previous
         decided, until = closed is not None and row.ts < closed, self._until(row.ts, epoch_times)
         if row.flagged:

@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
-
-import numpy as np
 
 from joinery_runtime.core.kinds.top_n import FirstRows
 from joinery_runtime.core.pipeline.retention import AcceptedRow
 from joinery_runtime.core.pipeline.step import Horizons
-from joinery_runtime.inspect.kinds.base import (
-    EpochTimes,
-    RowStatus,
-    RowView,
-    StepDescription,
-    StoredRow,
-    StoredRows,
-    ToJson,
-    rows_of_key,
-)
+from joinery_runtime.inspect.kinds.base import EpochTimes, RankingDescription, RowStatus, StoredRow, accepted
 from joinery_runtime.job.model.duration import format_time
 from joinery_runtime.job.model.wording import counted
 
 
-class TopNDescription(StepDescription[FirstRows]):
+class TopNDescription(RankingDescription[FirstRows]):
     """See R3 and R4: a row waits for the end of its windows, unless others displace it."""
 
     __slots__ = ()
 
     describes: ClassVar[type[FirstRows]] = FirstRows
-
-    def entries(self, stored: Sequence[StoredRows], epoch_times: EpochTimes, to_json: ToJson) -> Sequence[RowView]:
-        (side,) = self.step.sides
-        closed = epoch_times.horizons[side.part].previous
-        rows = rows_of_key(self.step, stored, to_json)
-        return [
-            RowView(" + ".join(side.inputs), row, self._status(row, epoch_times), self._has_left(row, closed))
-            for row in rows
-        ]
 
     def next_epoch_text(self, side: int, horizons: Horizons) -> str:
         at = format_time(horizons[self.step.sides[side].part].current)
@@ -47,24 +27,17 @@ class TopNDescription(StepDescription[FirstRows]):
     def eviction_condition(self, row: AcceptedRow, epoch_times: EpochTimes) -> str:
         return f"{self._until(row, epoch_times)}, or earlier if others displace it"
 
-    def _has_left(self, row: StoredRow, closed: int | None) -> bool:
-        return row.flagged is True or self.kind.retention[row.side].has_ended(_accepted(row), closed)
-
-    def _status(self, row: StoredRow, epoch_times: EpochTimes) -> RowStatus:
+    def status(self, row: StoredRow, epoch_times: EpochTimes) -> RowStatus:
         if row.flagged:
             words = f"{counted(self.kind.rows, 'row')} of its key and window precede it"
         else:
-            words = f"one of the first so far; goes when {self._until(_accepted(row), epoch_times)}"
+            words = f"one of the first so far; goes when {self._until(accepted(row), epoch_times)}"
         fields: Mapping[str, Any] = {
             "until_input": epoch_times.watermark_name(self.step),
-            "until": (self.deciding_time(_accepted(row)) or 0) + self.kind.allowed_lateness,
+            "until": (self.deciding_time(accepted(row)) or 0) + self.kind.allowed_lateness,
         }
         return RowStatus(words, fields)
 
     def _until(self, row: AcceptedRow, epoch_times: EpochTimes) -> str:
         at = format_time((self.deciding_time(row) or 0) + self.kind.allowed_lateness)
         return f"{epoch_times.watermark_text(self.step)} is at {at} or above"
-
-
-def _accepted(row: StoredRow) -> AcceptedRow:
-    return AcceptedRow(row.side, row.ts, np.array([row.ts]))
