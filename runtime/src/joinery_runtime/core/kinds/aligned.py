@@ -114,6 +114,18 @@ class Windows:
             return self.open_from(horizon)
         return clamp((self.last_closed(horizon) + 1) * self.every + self._length - self.every + self.offset)
 
+    def half_closed(self, ts: np.ndarray, horizon: int) -> np.ndarray:
+        """bool[n]: the rows or panes, by their `ts` (int64[n]), that are in a closed window and in an open one."""
+        return np.asarray((ts >= self.open_from(horizon)) & (ts < self.whole_from(horizon)))
+
+    def close_one_of(self, ts_min: int, ts_max: int, horizon: Horizon) -> bool:
+        """Say whether an epoch may close a window of a row from `ts_min` to `ts_max`."""
+        closing = self.closing(horizon)
+        if closing is None:
+            return False
+        first, last = self.numbers_of(np.array([ts_min, ts_max]))
+        return bool(max(first[0], closing[0]) <= min(last[1], closing[1]))
+
     @property
     def _length(self) -> int:
         """How long after n * every window n ends."""

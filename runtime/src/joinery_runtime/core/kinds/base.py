@@ -15,7 +15,7 @@ from joinery_runtime.core.aggregates import AggregateCall
 from joinery_runtime.core.pipeline.expression import Expression
 from joinery_runtime.core.pipeline.sides import LEFT, WINDOW_END, Intake, SideSpec
 from joinery_runtime.core.pipeline.spec import Distance, Emits, StepOperator, StepSpec
-from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Watermark, earlier
+from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Watermark, earlier
 from joinery_runtime.job import JoinStep
 from joinery_runtime.job.kinds.aggregate.model import Aggregation
 from joinery_runtime.job.kinds.base import StepKind, WindowKind
@@ -77,11 +77,21 @@ class Ranking(StepOperator):
 
     written_as: ClassVar[tuple[type[RankingKind], ...]]
     """The forms in which a job asks for this kind."""
+    allowed_lateness: int
+    """How far behind the watermark the horizon is, in milliseconds."""
 
     @classmethod
     @abstractmethod
     def of(cls, ranking: RankingKind, expressions: tuple[Expression, ...], /) -> Self:
         """The kind as the job asks for it, with its compiled `expressions`."""
+
+    def flagged_rows_leave(self, step: StepSpec) -> bool:
+        return True
+
+    def horizons(self, step: StepSpec, times: Times, lows: OutputWatermarks) -> Mapping[str, int | None]:
+        """See D2 and R3."""
+        (side,) = step.sides
+        return {side.part: less_allowed_lateness(side, lows, self.allowed_lateness)}
 
 
 def find_kinds(base: type[_Kind]) -> tuple[type[_Kind], ...]:

@@ -14,7 +14,7 @@ from typing import ClassVar, Self, cast
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.kinds.base import Ranking, less_allowed_lateness
+from joinery_runtime.core.kinds.base import Ranking
 from joinery_runtime.core.kinds.cells import cut_by_hash
 from joinery_runtime.core.kinds.grouping import order_by_key, reachable_positions
 from joinery_runtime.core.kinds.replaceable import ReplaceableRows
@@ -36,8 +36,6 @@ from joinery_runtime.core.pipeline.step import Horizon, Horizons, StateRun, Step
 from joinery_runtime.core.pipeline.watermark import (
     BEGIN_OF_TIME,
     END_OF_TIME,
-    OutputWatermarks,
-    Times,
     Watermark,
     clamp,
 )
@@ -86,9 +84,6 @@ class Deduplicate(Ranking):
         written = cast(Deduplication, ranking)
         return cls(written.within, written.keep == "last", written.allowed_lateness, written.late_data == "dlq")
 
-    def flagged_rows_leave(self, step: StepSpec) -> bool:
-        return True
-
     def run(self, step: StepSpec, work: StepWork) -> StepRun:
         (side,), (state_runs,), (horizon,), (rows,) = step.sides, work.state_runs, work.horizons, work.arrivals
         stored = ReplaceableRows(state_runs, self._kept_from(horizon.previous), side.segment_schema())
@@ -112,11 +107,6 @@ class Deduplicate(Ranking):
         return closing or (self.keep_last and arrived[side])
 
     # --- time ---------------------------------------------------------------------------------------------------------
-
-    def horizons(self, step: StepSpec, times: Times, lows: OutputWatermarks) -> Mapping[str, int | None]:
-        """See D2."""
-        (side,) = step.sides
-        return {side.part: less_allowed_lateness(side, lows, self.allowed_lateness)}
 
     def late_below(
         self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark], horizons: Horizons

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from joinery_runtime.core.kinds.aligned import LastEnd, Windows
-from joinery_runtime.core.kinds.base import Ranking, less_allowed_lateness
+from joinery_runtime.core.kinds.base import Ranking
 from joinery_runtime.core.kinds.cells import Bounds, Numbers, concat_selections, cut_by_hash, cut_by_window, within
 from joinery_runtime.core.kinds.grouping import changes, expand_ranges, order_by_key
 from joinery_runtime.core.kinds.replaceable import ReplaceableRows
@@ -37,7 +37,7 @@ from joinery_runtime.core.pipeline.retention import Retention
 from joinery_runtime.core.pipeline.sides import SideSpec
 from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons, StepResult, StepRun, StepWork
-from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Watermark
+from joinery_runtime.core.pipeline.watermark import Watermark
 from joinery_runtime.core.table.columns import HASH, TS
 from joinery_runtime.core.table.segment import Run, SegmentMeta, concat
 from joinery_runtime.job.kinds.ranking import RankingKind, TopN
@@ -98,9 +98,6 @@ class FirstRows(Ranking):
             late_to_dead_letters=written.late_data == "dlq",
         )
 
-    def flagged_rows_leave(self, step: StepSpec) -> bool:
-        return True
-
     def run(self, step: StepSpec, work: StepWork) -> StepRun:
         (side,), (state_runs,), (horizon,), (rows,) = step.sides, work.state_runs, work.horizons, work.arrivals
         since = None if horizon.previous is None else self.windows.open_from(horizon.previous)
@@ -134,11 +131,6 @@ class FirstRows(Ranking):
         closed = horizons[side].current
         return None if closed is None else self.windows.whole_from(closed)
 
-    def horizons(self, step: StepSpec, times: Times, lows: OutputWatermarks) -> Mapping[str, int | None]:
-        """See R3."""
-        (side,) = step.sides
-        return {side.part: less_allowed_lateness(side, lows, self.allowed_lateness)}
-
     def late_below(
         self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark], horizons: Horizons
     ) -> int | None:
@@ -147,14 +139,10 @@ class FirstRows(Ranking):
         return None if closed is None else self.windows.open_from(closed)
 
     def half_closed(self, side: int, ts: np.ndarray, horizon: int) -> np.ndarray:
-        return np.asarray((ts >= self.windows.open_from(horizon)) & (ts < self.windows.whole_from(horizon)))
+        return self.windows.half_closed(ts, horizon)
 
     def closes(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
-        windows = self.windows.closing(horizon)
-        if windows is None:
-            return False
-        first, last = self.windows.numbers_of(np.array([meta.ts_min, meta.ts_max]))
-        return bool(max(first[0], windows[0]) <= min(last[1], windows[1]))
+        return self.windows.close_one_of(meta.ts_min, meta.ts_max, horizon)
 
     # --- ranking ------------------------------------------------------------------------------------------------------
 
@@ -194,8 +182,8 @@ class FirstRows(Ranking):
         failures.count += int((ranked.failed >= before).sum())
         first = ranked.first_of_panes()
         stored.remove(gathered, ~first[:before])
-        taken = arrivals.filter(pa.array(first[before:]))
-        return Run.sort(taken) if taken.num_rows else None
+        added = arrivals.filter(pa.array(first[before:]))
+        return Run.sort(added) if added.num_rows else None
 
 
 class _RankedRows:

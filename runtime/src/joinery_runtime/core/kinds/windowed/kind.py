@@ -158,15 +158,10 @@ class WindowAggregation(Aggregating):
         return None if closed is None else self.windows.open_from(closed)
 
     def half_closed(self, side: int, ts: np.ndarray, horizon: int) -> np.ndarray:
-        """bool[n]: the panes that are in a window that is closed and in an open one."""
-        return np.asarray((ts >= self.windows.open_from(horizon)) & (ts < self.windows.whole_from(horizon)))
+        return self.windows.half_closed(ts, horizon)
 
     def closes(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
-        span = self.windows.closing(horizon)
-        if span is None:
-            return False
-        first, last = self.windows.numbers_of(np.array([meta.ts_min, meta.ts_max]))
-        return bool(max(first[0], span[0]) <= min(last[1], span[1]))
+        return self.windows.close_one_of(meta.ts_min, meta.ts_max, horizon)
 
     # --- what is emitted ----------------------------------------------------------------------------------------------
 
