@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+from joinery_runtime.inspect.state_show import show
 from joinery_runtime.inspect.trace import run_trace
-from joinery_runtime.job import StreamJoin
+from joinery_runtime.job import StreamJoin, parse_job
 from joinery_runtime.state.memory import MemoryStore
 
 COLUMNS = [{"name": "k", "type": "string"}, {"name": "v", "type": "int32"}, {"name": "ts", "type": "timestamp"}]
@@ -22,6 +24,12 @@ def resource(name: str, **fields: Any) -> dict[str, Any]:
     return {"apiVersion": "joinery.dev/v1alpha1", "kind": "StreamJoin", "metadata": {"name": name}, "spec": spec}
 
 
+def parsed(document: dict[str, Any]) -> StreamJoin:
+    job = parse_job(json.dumps(document), "job.json")
+    assert isinstance(job, StreamJoin)
+    return job
+
+
 def row(ts: int, v: int = 1, k: str = "x") -> dict[str, Any]:
     return {"k": k, "v": v, "ts": ts}
 
@@ -30,3 +38,8 @@ def after(job: StreamJoin, *epochs: list[dict[str, Any]]) -> MemoryStore:
     store = MemoryStore()
     list(run_trace(job, [{"input": "c", "rows": rows} for rows in epochs], store))
     return store
+
+
+def lines_of(job: StreamJoin, store: MemoryStore) -> list[str]:
+    """What `joinery state show` says of the key x."""
+    return list(show(job, store, ["k=x"]).lines())

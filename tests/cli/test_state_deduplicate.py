@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from cli.commands import Joinery
-from cli.one_input_jobs import ZERO, after, resource, row
-from joinery_runtime.inspect.state_show import show
+from cli.one_input_jobs import ZERO, after, lines_of, parsed, resource, row
 from joinery_runtime.inspect.state_stats import stats
-from joinery_runtime.job import StreamJoin, parse_job
-from joinery_runtime.state.memory import MemoryStore
+from joinery_runtime.job import StreamJoin
 
 
 def document(**fields: Any) -> dict[str, Any]:
@@ -22,13 +20,7 @@ def document(**fields: Any) -> dict[str, Any]:
 
 
 def job_of(**fields: Any) -> StreamJoin:
-    job = parse_job(json.dumps(document(**fields)), "job.json")
-    assert isinstance(job, StreamJoin)
-    return job
-
-
-def lines_of(job: StreamJoin, store: MemoryStore) -> list[str]:
-    return list(show(job, store, ["k=x"]).lines())
+    return parsed(document(**fields))
 
 
 def test_a_first_row_that_was_emitted_and_one_that_waits() -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from cli.one_input_jobs import ZERO, after, resource, row
+from cli.one_input_jobs import ZERO, after, parsed, resource, row
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.inspect.state_show import show
 from joinery_runtime.inspect.state_stats import stats
-from joinery_runtime.job import StreamJoin, explain, parse_job
+from joinery_runtime.job import StreamJoin, explain
 from joinery_runtime.state.memory import MemoryStore
 
 AGGREGATES = [{"function": "count", "as": "events"}, {"function": "sum", "column": "c.v", "as": "total"}]
@@ -20,7 +19,7 @@ AGGREGATES = [{"function": "count", "as": "events"}, {"function": "sum", "column
 
 def job_of(window: Mapping[str, Any], **fields: Any) -> StreamJoin:
     aggregate = {"groupBy": ["c.k"], "window": window, "aggregates": AGGREGATES, **fields}
-    return parse_job(json.dumps(resource("w", aggregate=aggregate)), "job.json")
+    return parsed(resource("w", aggregate=aggregate))
 
 
 def shown(job: StreamJoin, store: MemoryStore, key: str = "k=x") -> list[dict[str, Any]]:
