@@ -50,21 +50,21 @@ class TopNShape:
             for column in self.job.output_columns
         }
 
-    def _compare(self, one: Row, other: Row) -> int:
+    def _compare(self, left: Row, right: Row) -> int:
         for item in self.rule.order:
             name = item.expression.partition(".")[2]
-            if differs := _compare_values(one.values[name], other.values[name], item):
+            if differs := _compare_values(left.values[name], right.values[name], item):
                 return differs
-        places = [(row.ts, row.partition, row.offset) for row in (one, other)]
-        return -1 if places[0] < places[1] else 1
+        positions = [(row.ts, row.partition, row.offset) for row in (left, right)]
+        return -1 if positions[0] < positions[1] else 1
 
 
-def _compare_values(one: Any, other: Any, item: RankOrder) -> int:
-    """-1: the first value comes first, 1: it comes last, 0: both are equal."""
-    if one is None or other is None:
-        return ((one is None) - (other is None)) * (-1 if item.nulls_first else 1)
-    are_nan = [isinstance(value, float) and isnan(value) for value in (one, other)]
-    differs = are_nan[0] - are_nan[1] if any(are_nan) else int(one > other) - int(one < other)  # NaN is the greatest
+def _compare_values(left: Any, right: Any, item: RankOrder) -> int:
+    """-1: the left value comes first, 1: it comes last, 0: both are equal."""
+    if left is None or right is None:
+        return ((left is None) - (right is None)) * (-1 if item.nulls_first else 1)
+    are_nan = [isinstance(value, float) and isnan(value) for value in (left, right)]
+    differs = are_nan[0] - are_nan[1] if any(are_nan) else int(left > right) - int(left < right)  # NaN is the greatest
     return -differs if item.direction == "desc" else differs
 
 

@@ -11,7 +11,7 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -221,10 +221,8 @@ def explain_records(
     course = replayable(job, store, last=last, pipeline=pipeline)
     plans = [EpochPlan.from_json(entry.plan) for entry in course.entries]
     deadly = sum(plan.is_deadly(entry.generation) for entry, plan in zip(course.entries, plans, strict=True))
-    with ExitStack() as stack:
-        if deadly:
-            inputs = CarefulInputs(inputs)
-            stack.enter_context(calling_apart(deadly))
+    inputs = CarefulInputs(inputs) if deadly else inputs
+    with calling_apart(deadly) if deadly else nullcontext():
         texts, record_only = list(key), False
         if at is not None:
             at = (whole_topic(at[0], plans), *at[1:])

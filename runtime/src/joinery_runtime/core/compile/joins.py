@@ -272,12 +272,13 @@ class JoinCompiler:
 
     def _ranking_expressions(self) -> list[Expression]:
         """What rows are ranked by. Raises JobError naming the field, or the SQL."""
-        ranking, compiled = self._job.ranking, list[Expression]()
-        for place, text in (ranking.expressions if ranking is not None else {}).items():
-            path = f"spec.{ranking.field if ranking is not None else ''}.{place}"
-            expression, _ = computed_column(self._job, path, text, self._declared)
-            compiled.append(expression)
-        return compiled
+        ranking = self._job.ranking
+        if ranking is None:
+            return []
+        return [
+            computed_column(self._job, f"spec.{ranking.field}.{path}", text, self._declared)[0]
+            for path, text in ranking.expressions.items()
+        ]
 
     # --- columns ------------------------------------------------------------------------------------------------------
 

@@ -263,8 +263,8 @@ def _rules_of(kind: type[RankingKind]) -> Iterator[Rule]:
         f".{field}.of",
     )
     for name, text in kind.missing.items():
-        said = f"has(self.{field}.{name})" + (" || has(self.sql)" if name in kind.from_sql else "")
-        yield Rule(f"!{named} || {said}", f"is missing: {text}", f".{field}.{name}")
+        is_named = f"has(self.{field}.{name})" + (" || has(self.sql)" if name in kind.from_sql else "")
+        yield Rule(f"!{named} || {is_named}", f"is missing: {text}", f".{field}.{name}")
     yield from dead_letter_rules(field)
 
 

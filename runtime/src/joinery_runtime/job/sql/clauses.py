@@ -237,7 +237,7 @@ class Within:
     grace_at: TextPosition | None = None
 
 
-_BEHIND_WITHIN = {"ON", "USING", "WHERE", "JOIN", "LEFT", "RIGHT", "FULL", "INNER", "CROSS", "GROUP BY", "GROUP"}
+_BEHIND_WITHIN = {"ON", "USING", "WHERE", "JOIN", "LEFT", "RIGHT", "FULL", "INNER", "CROSS", "GROUP BY"}
 
 
 def take_withins(tokens: Sequence[Token], report: Report) -> tuple[list[Token], list[Within]]:

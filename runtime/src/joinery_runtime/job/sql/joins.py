@@ -117,8 +117,8 @@ def _read_query_and_options(sql: str, tables: Sequence[SqlInput], report: Report
     return query, options
 
 
-def _check_grace(at: TextPosition, others: Sequence[str], options: Options, report: Report) -> None:
-    for name in others:
+def _check_grace(at: TextPosition, names: Sequence[str], options: Options, report: Report) -> None:
+    for name in names:
         if name in options.at:
             report.add(at, f"{name!r} says the same as GRACE PERIOD in another way; keep one of the two")
 

@@ -98,8 +98,8 @@ class Panes:
         # The place of a row that an aggregate has made is that of its group's first record, which behind joins depends
         # on where epochs are cut: such rows are in their defined order alone (G10).
         has_place = self._intake.event_time != WINDOW_TIME
-        places = [rows.column(name).to_numpy() for name in (PARTITION, OFFSET)] if has_place else []
-        order, begins = self._order(rows, panes, ts, *places, np.arange(rows.num_rows))
+        arrival_order = [rows.column(name).to_numpy() for name in (PARTITION, OFFSET)] if has_place else []
+        order, begins = self._order(rows, panes, ts, *arrival_order, np.arange(rows.num_rows))
         groups = Groups(np.flatnonzero(begins), len(order))
         values = rows.select(self.folding.columns).take(pa.array(order))
         with self._naming(rows, panes, order[groups.starts]):
