@@ -85,7 +85,12 @@ LOADER_ONLY = (
         "the keys name",
     ),
     *("write <input>.amount", "did you mean 'orders'?", "is not an SQL expression"),
-    *("two output columns are named", "two output columns would be named", "write <input>.window_start"),
+    *(
+        "two output columns are named",
+        "two output columns would be named",
+        "write <input>.window_start",
+        "select it as it is",
+    ),
     *("is none; leave it out", "is for a job of one step", "is for one key column", "(orders.amount) are not known"),
     *("is for coPartitioned: true", "is for topics alone", "a join of type anti", "'payments' has no time any more"),
     *("a version of 'rates' may be older", "is not there any more", "there is no function LOWR", "(rule J12)"),
