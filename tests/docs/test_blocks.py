@@ -255,7 +255,7 @@ CHOICES["orders"] = ORDERS["schema"][:-1]
 
 def check_sql(sql: str, place: str) -> None:
     of_queries = re.findall(r"\b(\w+) AS \(SELECT", sql)
-    names = [name for name in re.findall(r"\b(?:FROM|JOIN) (\w+)", sql) if name not in of_queries]
+    names = [name for name in re.findall(r"(?:\bFROM|\bJOIN|\(TABLE) (\w+)", sql) if name not in {*of_queries, "TABLE"}]
     inputs = [with_event_time({"name": name, "schema": [*CHOICES[name], TS]}) for name in names]
     for each in inputs:
         if each["name"] == "rates":

@@ -42,8 +42,8 @@ AT = [
      "JOIN returns r WITHIN 2 HOURS ON r.delivery_id = d.id", "WITHIN", "the latest row that is joined before",
      "r.time BETWEEN o.time - INTERVAL"),
     (SEED_001, "SELECT o.order_id FROM TABLE(TUMBLE(TABLE orders, DESCRIPTOR(event_time), INTERVAL '1' HOUR)) o "
-     "JOIN shipments s ON o.order_id = s.order_id",
-     "orders, DESCRIPTOR", "of one side of a join is not supported", "WINDOW TUMBLING(INTERVAL '1' HOUR)"),
+     "JOIN shipments s USING (order_id, window_start, window_end)",
+     "shipments", "in no windows, and another side is", "TABLE(TUMBLE(TABLE shipments, DESCRIPTOR(<event time>)"),
     (SEED_001, "SELECT o.order_id FROM orders o "
      "JOIN HOP(orders, event_time, INTERVAL '1' HOUR, INTERVAL '2' HOUR) s ON o.order_id = s.order_id",
      "HOP", "a table function is written", "DESCRIPTOR(<event time>)"),

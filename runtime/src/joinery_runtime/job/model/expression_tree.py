@@ -7,7 +7,7 @@ write.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 import sqlglot
@@ -93,6 +93,16 @@ def depth(tree: exp.Expr) -> int:
         deepest = max(deepest, level)
         levels += ((child, level + 1) for child in node.iter_expressions())
     return deepest
+
+
+def split_ands(condition: exp.Expr) -> Iterator[exp.Expr]:
+    """Yield the conditions that ANDs connect."""
+    condition = condition.unnest()
+    if isinstance(condition, exp.And):
+        yield from split_ands(condition.this)
+        yield from split_ands(condition.expression)
+    else:
+        yield condition
 
 
 def shown(text: str) -> str:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from sqlglot import exp
 
+from joinery_runtime.job.model.expression_tree import split_ands
 from joinery_runtime.job.model.references import EXISTENCE, JoinType
-from joinery_runtime.job.sql.query import JoinClause, Source, split_ands
+from joinery_runtime.job.sql.query import JoinClause, Source
 from joinery_runtime.job.sql.report import Report, TextPosition, node_position
 from joinery_runtime.job.sql.scope import Relation, Scope
 

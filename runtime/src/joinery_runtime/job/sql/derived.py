@@ -24,8 +24,9 @@ Columns = Mapping[str, Collection[str]]
 EventTimes = Mapping[str, str]
 """The event time columns of the job's inputs, by input; no record is without a value there."""
 BY_STAR, CONDITION, REJECTED = "joinery.star", "joinery.condition", "joinery.rejected"
+DESCRIPTOR, OF_WINDOW = "joinery.descriptor", "joinery.window"
 """Marks of nodes: a column that a star stands for; the condition of an input that a sub-query filters; a source or a
-column that was reported."""
+column that was reported; the time that a source's table function names; a column of the row's window."""
 _EXISTENCE = {"SEMI", "ANTI"}
 """Kinds of JOIN whose right side has no columns in the rows that they make, and that pad none."""
 
@@ -207,6 +208,8 @@ class _Merging:
         condition = inner.args.get("where")
         merged = table.copy()
         merged.set("alias", exp.TableAlias(this=exp.to_identifier(alias)))
+        if (time := clause.this.meta.get(DESCRIPTOR)) is not None:
+            merged.meta[DESCRIPTOR] = source.outputs.get(time.name, time)
         clause.set("this", merged)
         if condition is not None and joined:
             merged.meta[CONDITION] = condition.this
@@ -327,6 +330,8 @@ class _Merging:
         """Return what a name stands for; None: it stays as it is. `before` are the joins that made the rows where the
         name stands, `own` names that the SELECT gives itself. `nested`: it stands in a sub-query of WHERE."""
         name = column.name
+        if OF_WINDOW in column.meta:
+            return None
         if column.table:
             owner = next((source for source in sources if source.alias == column.table), None)
             if owner is None and column.table in self._hidden and not nested:

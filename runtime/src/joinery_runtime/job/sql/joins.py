@@ -41,7 +41,7 @@ from joinery_runtime.job.sql.matching import (
     read_matching,
 )
 from joinery_runtime.job.sql.query import Query, read_query
-from joinery_runtime.job.sql.report import JOINS, Report, TextPosition, problems_of
+from joinery_runtime.job.sql.report import JOINS, Report, TextPosition, node_position, problems_of
 from joinery_runtime.job.sql.scope import Relation, Scope, SqlInput
 from joinery_runtime.job.sql.select_list import read_columns
 from joinery_runtime.job.sql.sessions import inputs_aggregated, read_aggregate
@@ -164,6 +164,7 @@ def _link_query(
     where = read_predicates(query.where, scope)
     if query.first is None or not scope.is_complete:
         return [], {}
+    _check_window_times(scope)
     used = {relation.table.name for relation in scope.relations.values()}
     unused = [table.name for table in tables if table.name not in used]
     has_rejected_test = query.where is not None and query.where.find(exp.Query) is not None
@@ -182,6 +183,15 @@ def _link_query(
         for relation in scope.relations.values()
     }
     return links, {name: exp.and_(*parts, copy=False).sql(comments=False) for name, parts in filters.items() if parts}
+
+
+def _check_window_times(scope: Scope) -> None:
+    """Require that the table functions of a join name the event times of their inputs."""
+    for relation in scope.relations.values():
+        table, time = relation.table, relation.source.window_time
+        if time is not None and not (isinstance(time, exp.Column) and time.name == table.event_time):
+            facts = f"windows are of event times, and the eventTime of {table.name!r} is {table.event_time}"
+            scope.report.add(node_position(time), f"{facts}; write DESCRIPTOR({table.event_time})")
 
 
 def _own_conditions(relation: Relation, scope: Scope) -> Iterator[exp.Expr]:

@@ -16,6 +16,7 @@ from joinery_runtime.job.sql.clauses import Clauses, Within, split_clauses, take
 from joinery_runtime.job.sql.derived import Columns, EventTimes, merge_derived
 from joinery_runtime.job.sql.report import JOINS, UNION, Form, Report, TextPosition, token_position
 from joinery_runtime.job.sql.window_functions import readable_tokens, rewrite_windows
+from joinery_runtime.job.sql.window_joins import rewrite_window_joins
 
 WITHIN = "joinery.within"
 """Marks a JOIN with its bound in ksqlDB's words."""
@@ -63,6 +64,10 @@ def parse_select(
     tree = _tree(clauses.body, sql, report)
     if isinstance(tree, exp.Select):
         _attach(withins, tree, report)
+        window = rewrite_window_joins(tree, report)
+        if window is not None and clauses.window is not None:
+            report.add(clauses.window.at, "table functions say in which windows rows are joined; leave WINDOW out")
+        clauses.window = window or clauses.window
         rewrite_windows(tree, report)
         merge_derived(tree, columns or {}, event_times or {}, report, form)
         return Parsed(tree, clauses)

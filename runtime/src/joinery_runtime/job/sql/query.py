@@ -6,15 +6,16 @@ parts. A part that the job's form does not read is reported.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sqlglot import exp
 from sqlglot.tokenizer_core import Token
 
+from joinery_runtime.job.model.expression_tree import split_ands
 from joinery_runtime.job.model.references import JoinType
 from joinery_runtime.job.sql.clauses import JoinKind, WindowClause, Within
-from joinery_runtime.job.sql.derived import CONDITION, REJECTED, Columns, EventTimes
+from joinery_runtime.job.sql.derived import CONDITION, DESCRIPTOR, REJECTED, Columns, EventTimes
 from joinery_runtime.job.sql.parse import WITHIN, Parsed, parse_select
 from joinery_runtime.job.sql.report import UNION, Form, Report, TextPosition, node_position
 
@@ -37,7 +38,8 @@ class Source:
     """An input as FROM or JOIN names it; `alias` is its name in the other parts. A rejected source has no name. `as_of`
     is the time of FOR SYSTEM_TIME AS OF. `hidden`: a semi or anti join tests whether it has a match, so only the
     conditions of this join can name it (rule E1). `nested`: they are those of a sub-query. `condition` is that of a
-    sub-query in FROM which stood here: a filter of the input itself."""
+    sub-query in FROM which stood here: a filter of the input itself. `window_time` is the time that a table function
+    names for its windows."""
 
     name: str
     alias: str
@@ -47,6 +49,7 @@ class Source:
     hidden: bool = False
     nested: bool = False
     condition: exp.Expr | None = None
+    window_time: exp.Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,16 +138,6 @@ def read_query(
         final=parsed.clauses.final,
         options=parsed.clauses.options,
     )
-
-
-def split_ands(condition: exp.Expr) -> Iterator[exp.Expr]:
-    """Yield the conditions that ANDs connect."""
-    condition = condition.unnest()
-    if isinstance(condition, exp.And):
-        yield from split_ands(condition.this)
-        yield from split_ands(condition.expression)
-    else:
-        yield condition
 
 
 def _reject_other_parts(parsed: Parsed, report: Report, form: Form, tests: Sequence[exp.Expr]) -> None:
@@ -298,5 +291,12 @@ def _read_source(table: exp.Expr, report: Report) -> Source:
         report.add(node_position(table), f"{label} is not supported here; {todo}")
         return Source("", table.alias_or_name, False, node_position(table))
     at = node_position(table) if as_of is None else TextPosition(node_position(table).start, table.name)
-    condition = table.meta.get(CONDITION)
-    return Source(table.name, table.alias_or_name, bool(table.this.args.get("quoted")), at, as_of, condition=condition)
+    return Source(
+        table.name,
+        table.alias_or_name,
+        bool(table.this.args.get("quoted")),
+        at,
+        as_of,
+        condition=table.meta.get(CONDITION),
+        window_time=table.meta.get(DESCRIPTOR),
+    )

@@ -12,7 +12,7 @@ from sqlglot import exp
 
 from joinery_runtime.job.model.function_calls import cannot_call
 from joinery_runtime.job.model.references import SESSION_COLUMNS, WINDOW_COLUMNS
-from joinery_runtime.job.sql.derived import BY_STAR
+from joinery_runtime.job.sql.derived import BY_STAR, OF_WINDOW
 from joinery_runtime.job.sql.grouping import (
     AGGREGATES,
     BadAggregateError,
@@ -55,8 +55,9 @@ def _read_join_items(items: Sequence[exp.Expr], scope: Scope, windowed: bool) ->
         at = node_position(item)
         column = item.unalias()
         is_plain = isinstance(column, exp.Column) and not column.table
-        if windowed and is_plain and column.name in WINDOW_COLUMNS and not scope.has_column(column.name):
-            named = item.alias if isinstance(item, exp.Alias) else ""
+        is_window = OF_WINDOW in column.meta or not scope.has_column(column.name)
+        if windowed and is_plain and column.name in WINDOW_COLUMNS and is_window:
+            named = item.alias if isinstance(item, exp.Alias) and item.alias != column.name else ""
             yield _Chosen(_item({"column": column.name}, named), at)
         else:
             by_star = _find_star(item) is not None or BY_STAR in item.unalias().meta

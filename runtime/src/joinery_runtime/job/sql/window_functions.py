@@ -22,7 +22,7 @@ from joinery_runtime.job.sql.report import Report, node_position
 _TABLE_FUNCTIONS = ("TUMBLE", "HOP", "CUMULATE", "SESSION")
 _SPARK = {"WINDOW": "window", "SESSION_WINDOW": "session_window"}
 _PARTS = {"start": WINDOW_COLUMNS[0], "end": WINDOW_COLUMNS[1]}
-_NAMED = (*WINDOW_COLUMNS, "window_time")
+FUNCTION_COLUMNS = (*WINDOW_COLUMNS, "window_time")
 """The columns that Flink's table functions add."""
 _EXAMPLE = "TABLE(TUMBLE(TABLE <input>, DESCRIPTOR(<event time>), INTERVAL '1' HOUR))"
 
@@ -82,7 +82,7 @@ def _interval(argument: exp.Expr) -> exp.Expr:
 
 
 @dataclass(frozen=True, slots=True)
-class _TableFunction:
+class TableFunction:
     """A call in FROM: its name, the time that DESCRIPTOR names, and its lengths."""
 
     name: str
@@ -98,23 +98,15 @@ class _TableFunction:
 
 
 def _rewrite_flink(query: exp.Select, report: Report) -> None:
-    clauses = [query.args.get("from_"), *(query.args.get("joins") or [])]
-    functions = [
-        (clause, function)
-        for clause in clauses
-        if clause is not None and (function := _table_function(clause.this, report)) is not None
-    ]
-    if not functions:
+    """Rewrite the table function that is the only source of a SELECT; `window_joins` has taken those of joins."""
+    clause, group = query.args.get("from_"), query.args.get("group")
+    if clause is None:
         return
-    clause, function = functions[0]
-    at, group = node_position(clause.this), query.args.get("group")
-    if len(clauses) > 1:
-        todo = "write JOIN ... ON <keys> WINDOW TUMBLING(INTERVAL '1' HOUR), or aggregate a joined sub-query in windows"
-        report.add(at, f"{function.name}(...) of one side of a join is not supported; {todo}")
-        clause.this.meta[REJECTED] = True
+    at, function = node_position(clause.this), take_function(clause.this, report)
+    if function is None:
         return
     groups = group.expressions if group is not None else []
-    named = [node for node in groups if isinstance(node, exp.Column) and node.name in _NAMED]
+    named = [node for node in groups if isinstance(node, exp.Column) and node.name in FUNCTION_COLUMNS]
     if {*WINDOW_COLUMNS} - {node.name for node in named}:
         facts = f"the windows of {function.name}(...) are groups"
         report.add(at, f"{facts}; write GROUP BY <columns>, window_start, window_end")
@@ -127,13 +119,22 @@ def _rewrite_flink(query: exp.Select, report: Report) -> None:
             _name_column(column, column.name)
 
 
-def _table_function(source: exp.Expr, report: Report) -> _TableFunction | None:
-    """Put the table that a table function reads in its place, and return the function; None: there is none, or the
-    report says what is wrong."""
+def _call_in(source: exp.Expr) -> exp.Expr | None:
+    """Return the call of a table function that a source is; None: it is something else."""
     call = source.this if isinstance(source, exp.Table) else None
     call = call.expressions[0] if _name_of(call) == "TABLE" and call is not None and call.expressions else call
-    name = _name_of(call)
-    if call is None or name not in _TABLE_FUNCTIONS:
+    return call if _name_of(call) in _TABLE_FUNCTIONS else None
+
+
+def is_table_function(source: exp.Expr) -> bool:
+    return _call_in(source) is not None
+
+
+def take_function(source: exp.Expr, report: Report) -> TableFunction | None:
+    """Put the table that a table function reads in its place, and return the function; None: there is none, or the
+    report says what is wrong."""
+    call = _call_in(source)
+    if call is None:
         return None
     table, descriptor, *lengths = [*call.expressions, None, None][: max(2, len(call.expressions))]
     times = descriptor.expressions if _name_of(descriptor) == "DESCRIPTOR" and descriptor is not None else []
@@ -148,7 +149,7 @@ def _table_function(source: exp.Expr, report: Report) -> _TableFunction | None:
     if not plain and named is not None:
         read.set("alias", named)
     source.replace(read)
-    return _TableFunction(name, alias, times[0], lengths)
+    return TableFunction(_name_of(call), alias, times[0], lengths)
 
 
 def _name_of(node: exp.Expr | None) -> str:

@@ -1,0 +1,426 @@
+"""Window joins as Flink writes them: joins of table functions, whose windows the conditions compare.
+
+    FROM (SELECT * FROM TABLE(TUMBLE(TABLE a, DESCRIPTOR(ts), <size>))) l
+    JOIN (SELECT * FROM TABLE(TUMBLE(TABLE b, DESCRIPTOR(ts), <size>))) r
+      ON l.id = r.id AND l.window_start = r.window_start AND l.window_end = r.window_end
+
+joins the two inputs with `WINDOW TUMBLING(<size>)`. The functions may stand in sub-queries, in queries of WITH and in
+sub-queries of WHERE that test for a match. They are taken out of the tree, and so are the comparisons of windows; other
+columns of windows become those of the joined row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sqlglot import exp
+
+from joinery_runtime.job.model.expression_tree import NotALengthError, interval_ms, split_ands
+from joinery_runtime.job.model.references import WINDOW_COLUMNS
+from joinery_runtime.job.sql.clauses import WindowClause, WindowKind, length_problem
+from joinery_runtime.job.sql.derived import DESCRIPTOR, OF_WINDOW, REJECTED
+from joinery_runtime.job.sql.report import Report, TextPosition, node_position
+from joinery_runtime.job.sql.window_functions import (
+    FUNCTION_COLUMNS,
+    TableFunction,
+    is_table_function,
+    take_function,
+)
+
+_LENGTHS = {"TUMBLE": ("SIZE",), "HOP": ("SLIDE", "SIZE")}
+_NOT_JOINED = {
+    "CUMULATE": "CUMULATE(...) is for groups: a pair would be emitted again at each step; write TUMBLE or HOP",
+    "SESSION": "SESSION(...) makes sessions of each side by itself, of which two are rarely the same; write WINDOW "
+    "SESSION(<gap>) behind a join of the inputs, for sessions of both sides' rows",
+}
+_EXISTENCE = {"SEMI", "ANTI"}
+_OWN_NAMES = {name: name for name in FUNCTION_COLUMNS}
+
+
+@dataclass(frozen=True, slots=True)
+class _WithQuery:
+    """A query of WITH, and those before it, which it may read."""
+
+    select: exp.Select
+    before: Mapping[str, _WithQuery]
+
+
+_Queries = Mapping[str, _WithQuery]
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A source whose rows are in windows. `columns` are the names that the windows' columns have there, `time` that of
+    the event time (None: a sub-query does not select it). `function` is the table function of an only input; None: the
+    source is a sub-query that joins."""
+
+    alias: str
+    at: TextPosition
+    columns: Mapping[str, str]
+    time: str | None
+    function: TableFunction | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """The sources of one SELECT that are in windows, by their numbers, and its joins: source n is that of join n - 1,
+    and 0 that of FROM."""
+
+    sources: Mapping[int, _Source]
+    joins: Sequence[exp.Expr] = ()
+
+    def meaning(self, value: exp.Expr) -> tuple[Collection[int], str] | None:
+        """Return of which sources' windows this is a column, and which one: of the first source that has a row, for
+        COALESCE, and of any for a name alone. None: it is no such column."""
+        value = value.unnest()
+        parts = [value.this, *value.expressions] if isinstance(value, exp.Coalesce) else [value]
+        meanings = [self._column(part.unnest()) for part in parts]
+        names = {meaning[1] for meaning in meanings if meaning is not None}
+        if None in meanings or len(names) != 1:
+            return None
+        return {number for meaning in meanings if meaning is not None for number in meaning[0]}, names.pop()
+
+    def _column(self, column: exp.Expr) -> tuple[Collection[int], str] | None:
+        if not isinstance(column, exp.Column) or OF_WINDOW in column.meta:
+            return None
+        owners = [n for n, source in self.sources.items() if column.table in {"", source.alias}]
+        numbers = [n for n in owners if column.name in self.sources[n].columns]
+        return (numbers, self.sources[numbers[0]].columns[column.name]) if numbers else None
+
+    def has_row(self, numbers: Collection[int], joins: Sequence[exp.Expr]) -> bool:
+        """Say whether each row that the joins have made, the first ones, is made of a row of one of the sources."""
+        is_there = 0 in numbers
+        for number, join in enumerate(joins, start=1):
+            side = join.args.get("side") if join.args.get("kind") not in _EXISTENCE else "LEFT"
+            if side == "RIGHT":
+                is_there = number in numbers
+            elif side == "FULL":
+                is_there = is_there and number in numbers
+            elif side != "LEFT":
+                is_there = is_there or number in numbers
+        return is_there
+
+
+def rewrite_window_joins(select: exp.Select, report: Report) -> WindowClause | None:
+    """Rewrite the window joins of a SELECT and of its sub-queries, in place, and return their window; None: there is
+    none."""
+    rewriting = _Rewriting(report)
+    rewriting.rewrite(select, {})
+    return rewriting.window
+
+
+@dataclass(slots=True)
+class _Rewriting:
+    """`window` is that of the functions so far, and `first` the alias under which the first one is read. `taken` are
+    the sources that sub-queries are, by the identity of their SELECT: several may read one query of WITH."""
+
+    report: Report
+    window: WindowClause | None = None
+    first: str = ""
+    taken: dict[int, _Source | None] = field(default_factory=dict)
+
+    def rewrite(self, select: exp.Select, outer: _Queries) -> Mapping[str, str] | None:
+        """Rewrite a SELECT. Return the columns of windows that its rows have, by the names in its select list, which
+        loses them if the SELECT is a sub-query. None: its rows are in no window."""
+        queries, clause = dict(outer), select.args.get("with_")
+        for query in clause.expressions if clause is not None else ():
+            if isinstance(query.this, exp.Select):
+                queries[query.alias] = _WithQuery(query.this, dict(queries))
+        start, joins = select.args.get("from_"), select.args.get("joins") or []
+        tests = [*_existence_tests(select)]
+        if start is None:
+            return None
+        if joins or any(self._is_windowed(test.args["from_"].this, queries) for test in tests):
+            scope = self._read_join([start, *joins], select, tests, queries)
+        else:
+            scope = self._read_single(start, queries)
+        if scope is None:
+            return None
+        self._replace_columns(select, scope)
+        return None if select.parent is None or select.args.get("group") is not None else _take_outputs(select)
+
+    def _read_join(
+        self, clauses: Sequence[exp.Expr], select: exp.Select, tests: Sequence[exp.Select], queries: _Queries
+    ) -> _Scope | None:
+        """Take the table functions out of a SELECT that joins, and the comparisons of their windows."""
+        read = [self._read_source(clause, queries, joined=True) for clause in clauses]
+        sources = {number: source for number, source in enumerate(read) if source is not None}
+        if not sources:
+            return None
+        scope = _Scope(sources, clauses[1:])
+        for number, clause in enumerate(clauses):
+            table = clause.this
+            if number not in sources and table.args.get("version") is None and REJECTED not in table.meta:
+                facts = "this side of the join is in no windows, and another side is"
+                todo = f"write TABLE(TUMBLE(TABLE {table.name or '<input>'}, DESCRIPTOR(<event time>), <size>))"
+                self.report.add(node_position(table), f"{facts}; {todo}")
+                sources[number] = _Source(table.alias_or_name, node_position(table), _OWN_NAMES, None, None)
+        where = select.args.get("where")
+        for number in sources:
+            if number:
+                self._take_equalities(number, clauses[number], where, scope)
+        for test in tests:
+            self._read_test(test, scope, queries)
+        return scope
+
+    def _read_single(self, start: exp.Expr, queries: _Queries) -> _Scope | None:
+        """Read a SELECT that joins nothing, whose source may be a sub-query with a window join."""
+        inner, before = _query_of(start.this, queries)
+        if inner is None:
+            return None
+        if not _joins(inner, before):
+            self.rewrite(inner, before)
+            return None
+        source = self._read_source(start, queries, joined=False)
+        return None if source is None else _Scope({0: source})
+
+    # --- sources ------------------------------------------------------------------------------------------------------
+
+    def _is_windowed(self, table: exp.Expr, queries: _Queries) -> bool:
+        """Say whether the source is a table function, or a sub-query that reads one and has no groups."""
+        inner, before = _query_of(table, queries)
+        if inner is None:
+            return is_table_function(table)
+        if id(inner) in self.taken:
+            return self.taken[id(inner)] is not None
+        clauses = [inner.args.get("from_"), *(inner.args.get("joins") or [])]
+        is_windowed = any(self._is_windowed(clause.this, before) for clause in clauses if clause is not None)
+        return is_windowed and inner.args.get("group") is None
+
+    def _read_source(self, clause: exp.Expr, queries: _Queries, *, joined: bool) -> _Source | None:
+        """Take the table function out of a source of FROM or JOIN; None: the source is in no windows. `joined`: the
+        source is one side of a join, so its function says in which windows."""
+        table, at = clause.this, node_position(clause.this)
+        inner, before = _query_of(table, queries)
+        if not self._is_windowed(table, queries):
+            if inner is not None:
+                self.rewrite(inner, before)
+            return None
+        if inner is not None:
+            if id(inner) not in self.taken:
+                self.taken[id(inner)] = self._source_of(inner, before, at)
+            source = self.taken[id(inner)]
+            return _Source(table.alias_or_name, at, source.columns, source.time, source.function) if source else None
+        function = take_function(table, self.report)
+        if function is None:
+            return None
+        clause.this.meta[DESCRIPTOR] = function.time
+        inner, before = _query_of(clause.this, queries)
+        if inner is not None and _joins(inner, before):
+            facts = (
+                "its rows are those of a join, which windows join to others only if they are in the same ones before"
+            )
+            self.report.add(at, f"{facts}; put its inputs into these windows, or join them in a job of its own")
+        self._set_window(function, at)
+        return _Source(function.alias, at, _OWN_NAMES, function.time.name, function)
+
+    def _source_of(self, inner: exp.Select, queries: _Queries, at: TextPosition) -> _Source | None:
+        """Read a sub-query as a source without an alias."""
+        if _joins(inner, queries):
+            columns = self.rewrite(inner, queries)
+            return None if columns is None else _Source("", at, columns, None, None)
+        source = self._read_source(inner.args["from_"], queries, joined=True)
+        if source is None:
+            return None
+        where = inner.args.get("where")
+        for column in where.find_all(exp.Column) if where is not None else ():
+            if column.name in source.columns and column.table in {"", source.alias}:
+                facts = "a condition on the windows of one side is one on the joined rows"
+                self.report.add(node_position(column), f"{facts}; write it into the WHERE behind the joins")
+        star = any(item.is_star for item in inner.expressions)
+        times = [item.alias_or_name for item in inner.expressions if item.unalias().name == source.time]
+        self._replace_columns(inner, _Scope({0: source}))
+        columns = {**(source.columns if star else {}), **_take_outputs(inner)}
+        return _Source("", at, columns, next(iter(times), source.time if star else None), source.function)
+
+    # --- conditions ---------------------------------------------------------------------------------------------------
+
+    def _take_equalities(self, number: int, join: exp.Expr, where: exp.Expr | None, scope: _Scope) -> None:
+        """Take the comparisons of the windows of source `number` with those of earlier sources off the conditions."""
+        source, using = scope.sources[number], join.args.get("using") or []
+        compared = {source.columns[node.name] for node in using if node.name in source.columns}
+        join.set("using", [node for node in using if node.name not in source.columns] or None)
+        is_inner = not join.args.get("side") and join.args.get("kind") not in _EXISTENCE
+        conditions = [join.args.get("on"), where.this if where is not None and is_inner else None]
+        for node in [node for condition in conditions if condition is not None for node in split_ands(condition)]:
+            sides = [node.this, node.expression] if isinstance(node, exp.EQ) else []
+            meanings = [meaning for side in sides if (meaning := scope.meaning(side)) is not None]
+            others = [meaning for meaning in meanings if [*meaning[0]] != [number]]
+            if len(meanings) < 2 or len(others) != 1 or meanings[0][1] != meanings[1][1]:
+                continue
+            if max(others[0][0]) < number and scope.has_row(others[0][0], scope.joins[: number - 1]):
+                compared.add(meanings[0][1])
+                _remove(node)
+        self._require_equalities(compared, source, [scope.sources[n] for n in scope.sources if n < number])
+
+    def _read_test(self, test: exp.Select, scope: _Scope, queries: _Queries) -> None:
+        """Read a sub-query of WHERE that tests for a match, in the same window as the row outside."""
+        clause, where = test.args["from_"], test.args.get("where")
+        source = self._read_source(clause, queries, joined=True)
+        if source is None:
+            facts = "the rows that are tested are in windows, and those of the sub-query are not"
+            self.report.add(node_position(clause.this), f"{facts}; write FROM TABLE(TUMBLE(...)) there as well")
+            return
+        own, compared = _Scope({0: source}), set[str]()
+        for node in [*split_ands(where.this)] if where is not None else []:
+            sides = [node.this, node.expression] if isinstance(node, exp.EQ) else []
+            for inner, outer in (sides, sides[::-1]) if sides else ():
+                meanings = own.meaning(inner), scope.meaning(outer)
+                if meanings[0] is None or meanings[1] is None or own.meaning(outer) is not None:
+                    continue
+                if meanings[0][1] == meanings[1][1] and scope.has_row(meanings[1][0], scope.joins):
+                    compared.add(meanings[0][1])
+                    _remove(node)
+        self._require_equalities(compared, source, [*scope.sources.values()])
+        self._replace_columns(test, own)
+        self._replace_columns(test, scope)
+        _take_outputs(test)
+
+    def _require_equalities(self, compared: Collection[str], source: _Source, others: Sequence[_Source]) -> None:
+        missing = [name for name in WINDOW_COLUMNS if name not in compared]
+        if missing and others:
+            todo = " AND ".join(f"{others[0].alias}.{name} = {source.alias}.{name}" for name in missing)
+            facts = f"no condition says that rows of {source.alias!r} are in the windows of those before"
+            self.report.add(source.at, f"{facts}; write {todo}")
+
+    # --- windows ------------------------------------------------------------------------------------------------------
+
+    def _set_window(self, function: TableFunction, at: TextPosition) -> None:
+        """Make the window of the joins that of the function, which has to be the same for all."""
+        problem = _NOT_JOINED.get(function.name, "")
+        lengths = _read_lengths(function) if not problem else ""
+        if isinstance(lengths, str):
+            self.report.add(at, problem or lengths)
+            lengths = {}
+        if self.window is None:
+            kind: WindowKind = "tumbling" if function.name == "TUMBLE" else "hopping"
+            self.window, self.first = WindowClause(kind, at, lengths), function.alias
+        elif lengths and self.window.lengths and lengths != self.window.lengths:
+            facts = f"these windows are not those of {self.first!r}, so rows of both are never in one"
+            self.report.add(at, f"{facts}; write the same function with the same lengths")
+
+    # --- columns ------------------------------------------------------------------------------------------------------
+
+    def _replace_columns(self, select: exp.Select, scope: _Scope) -> None:
+        """Replace the columns of the sources' windows that the SELECT itself names."""
+        for node in [*select.find_all(exp.Coalesce, exp.Column)]:
+            meaning = scope.meaning(node) if node.parent_select is select else None
+            if meaning is None:
+                continue
+            numbers, name = meaning
+            on = node.find_ancestor(exp.Join)
+            before = scope.joins[: next((i for i, join in enumerate(scope.joins) if join is on), len(scope.joins))]
+            test = node.parent
+            if name not in WINDOW_COLUMNS:
+                facts = f"{name} is not there; it is the last millisecond before window_end"
+                self.report.add(node_position(node), f"{facts}; write window_end")
+                node.meta[REJECTED] = True
+            elif not node.args.get("table") or scope.has_row(numbers, before):
+                _put(name, node)
+            elif isinstance(node, exp.Column):
+                source = scope.sources[min(numbers)]
+                if source.time is not None and isinstance(test, exp.Is) and isinstance(test.expression, exp.Null):
+                    node.replace(exp.column(source.time, table=source.alias))
+                    continue
+                facts = (
+                    f"is NULL in Flink in the rows that have none of {source.alias!r}, and a row has its window here"
+                )
+                self.report.add(node_position(node), f"{facts} (rule W4); write {name}")
+                node.meta[REJECTED] = True
+
+
+# --- the tree ---------------------------------------------------------------------------------------------------------
+
+
+def _read_lengths(function: TableFunction) -> dict[str, int] | str:
+    """Return the lengths of the windows in milliseconds, or what is wrong with them."""
+    fields = (*_LENGTHS[function.name], "offset")
+    example = {"TUMBLE": "<size>", "HOP": "<slide>, <size>"}[function.name]
+    todo = f"write {function.name}(TABLE <input>, DESCRIPTOR(<event time>), {example})"
+    if not len(fields) - 1 <= len(function.lengths) <= len(fields):
+        return f"takes {len(fields) - 1} INTERVAL{'S'[: len(fields) - 2]} behind DESCRIPTOR; {todo}"
+    lengths: dict[str, int] = {}
+    for name, interval in zip(fields, function.lengths, strict=False):
+        if not isinstance(interval, exp.Interval):
+            return f"{interval.sql(comments=False)} is no INTERVAL; {todo}"
+        try:
+            ms = interval_ms(interval)
+        except NotALengthError as error:
+            return str(error)
+        if name != "offset" and (problem := length_problem(ms)):
+            return f"the {name.lower()} {problem}"
+        if name != "offset":
+            lengths[name] = int(ms)
+        elif ms % lengths.get("SLIDE", lengths["SIZE"]):
+            facts = "the windows of a join begin at midnight UTC of 1970-01-01, and one after each slide from there"
+            return f"{facts}; leave the offset out"
+    if lengths.get("SLIDE", 0) > lengths["SIZE"]:
+        return (
+            "the slide is longer than the size, so rows between two windows would match nothing; write at most the size"
+        )
+    return lengths
+
+
+def _query_of(table: exp.Expr, queries: _Queries) -> tuple[exp.Select | None, _Queries]:
+    """Return the sub-query that a source is, or names, and the queries of WITH that it may read."""
+    if isinstance(table, exp.Subquery) and isinstance(table.this, exp.Select):
+        return table.this, queries
+    if isinstance(table, exp.Table) and isinstance(table.this, exp.Identifier) and table.name in queries:
+        return queries[table.name].select, queries[table.name].before
+    return None, queries
+
+
+def _joins(select: exp.Select, queries: _Queries) -> bool:
+    """Say whether the rows of a sub-query are those of a join, and no groups."""
+    start = select.args.get("from_")
+    if start is None or select.args.get("group") is not None:
+        return False
+    inner, before = _query_of(start.this, queries)
+    nested = inner is not None and _joins(inner, before)
+    return nested or bool(select.args.get("joins")) or any(True for _ in _existence_tests(select))
+
+
+def _existence_tests(select: exp.Select) -> Iterator[exp.Select]:
+    """Yield the sub-queries of WHERE that test for a match and read something."""
+    where = select.args.get("where")
+    for node in split_ands(where.this) if where is not None else ():
+        test = node.this.unnest() if isinstance(node, exp.Not) else node
+        query = (
+            test.this if isinstance(test, exp.Exists) else test.args.get("query") if isinstance(test, exp.In) else None
+        )
+        inner = query.unnest() if query is not None else None
+        if isinstance(inner, exp.Select) and inner.args.get("from_") is not None:
+            yield inner
+
+
+def _remove(condition: exp.Expr) -> None:
+    """Take one of the conditions that ANDs connect out of its clause."""
+    while isinstance(condition.parent, exp.Paren):
+        condition = condition.parent
+    parent = condition.parent
+    if isinstance(parent, exp.And):
+        parent.replace(parent.expression if condition is parent.this else parent.this)
+    elif isinstance(parent, exp.Where):
+        parent.pop()
+    elif isinstance(parent, exp.Join):
+        parent.set("on", None)
+
+
+def _put(name: str, node: exp.Expr) -> None:
+    """Replace a column of a source's windows by the one of the row's window, which keeps its place in the text."""
+    starts = [part.meta for part in node.walk() if "start" in part.meta]
+    column = exp.column(name)
+    column.this.meta.update(starts[0] if starts else {})
+    column.meta[OF_WINDOW] = True
+    in_list = isinstance(node.parent, exp.Select) and node.arg_key == "expressions"
+    renamed = in_list and isinstance(node, exp.Column) and node.name != name
+    node.replace(exp.alias_(column, node.name, copy=False) if renamed else column)
+
+
+def _take_outputs(select: exp.Select) -> Mapping[str, str]:
+    """Take the columns of windows off the select list of a sub-query, and return them by their names there."""
+    own = {id(item): item for item in select.expressions if OF_WINDOW in item.unalias().unnest().meta}
+    rest = [item for item in select.expressions if id(item) not in own]
+    select.set("expressions", rest or [exp.Star()])
+    return {item.alias_or_name: item.unalias().unnest().name for item in own.values()}
