@@ -247,9 +247,11 @@ CHOICES: dict[str, list[dict[str, str]]] = {
         "returns": ("delivery_id", "reason"),
         "shipments": ("order_id", "shipment_id"),
         "rates": ("currency",),
+        "bids": ("auction", "bidder"),
     }.items()
 }
 CHOICES["rates"].append({"name": "rate", "type": "double"})
+CHOICES["bids"].append({"name": "price", "type": "int64"})
 CHOICES["orders"] = ORDERS["schema"][:-1]
 
 

@@ -510,7 +510,6 @@ RULED += [
     ranked(of="nothing"),
     ranked(orderBy=None),
     ranked(rows=None),
-    ranked(rows=None, of_spec={"sql": "SELECT id FROM orders"}),
     ranked(window=None),
     ranked(window={}),
     ranked(window={"tumbling": {"size": "1h", "offset": "1h"}}),

@@ -144,8 +144,6 @@ REFUSED = [
     (f"SELECT o.country FROM (SELECT o.country {JOIN}) j", (1, 8), "'o' is not an alias here; aliases are j"),
     (f"SELECT ts {JOIN.replace('orders o', f'({LARGE}) o')}", (1, 8), "is ambiguous"),
     ("SELECT order_id FROM (SELECT DISTINCT order_id FROM orders LIMIT 3) o", (1, 39), "DISTINCT and LIMIT"),
-    ("SELECT amount FROM (SELECT amount, ROW_NUMBER() OVER (PARTITION BY country ORDER BY ts) AS rn FROM orders) o "
-     "WHERE rn = 1", None, "write QUALIFY ROW_NUMBER() OVER (PARTITION BY country ORDER BY ts) = 1"),
     ("SELECT n FROM (SELECT COUNT(*) AS n FROM orders) o", None, "write GROUP BY with a window"),
     (f"SELECT n + 1 AS m FROM ({COUNTED}) g", None, "the SELECT around groups names their columns"),
     (f"SELECT SUM(n) AS m FROM ({COUNTED}) g GROUP BY c", None, "let a second job read this one's output"),

@@ -55,15 +55,16 @@ def test_qualify_behind_a_join_names_the_input_whose_time_counts() -> None:
 
 BAD: list[tuple[str, Any, str, str]] = [
     (FIRST, None, "spec.deduplicate", "write deduplicate: {within: 1h} beside sql"),
-    (FIRST, {**WITHIN, "by": ["orders.id"]}, "spec.deduplicate.by", "by and QUALIFY both say it; drop by"),
-    (FIRST.replace("= 1", "<= 3"), WITHIN, "spec.sql", "is the first or the last one of its key"),
-    (FIRST.replace("= 1", "<= 3"), WITHIN, "spec.sql", "or for the first rows of a window `topN` beside sql"),
+    (FIRST, {**WITHIN, "by": ["orders.id"]}, "spec.deduplicate.by", "by and ROW_NUMBER both say it; drop by"),
+    (FIRST, {**WITHIN, "keep": "first"}, "spec.deduplicate.keep", "keep and ROW_NUMBER both say it; drop keep"),
+    (FIRST.replace("= 1", "<= 3"), WITHIN, "spec.sql", "emits the first or the last row of a key by event time; write"),
+    (FIRST.replace("= 1", "<= 3"), WITHIN, "spec.sql", "or for the first rows of a window topN beside sql"),
     (FIRST.replace("ROW_NUMBER()", "ROW_NUMBER(amount)"), WITHIN, "spec.sql", "takes no argument"),
-    (FIRST.replace("ROW_NUMBER", "RANK"), WITHIN, "spec.sql", "write QUALIFY ROW_NUMBER() OVER (PARTITION BY"),
-    (FIRST.replace("orders.ts", "orders.amount"), WITHIN, "spec.sql", "go by event time, and that of 'orders' is ts"),
-    (FIRST.replace("PARTITION BY orders.id ", ""), WITHIN, "spec.sql", "needs columns in PARTITION BY"),
+    (FIRST.replace("orders.ts", "orders.amount"), WITHIN, "spec.sql", "by event time; write ORDER BY orders.ts, or"),
+    (FIRST.replace("PARTITION BY orders.id ", ""), WITHIN, "spec.sql", "name the key in PARTITION BY"),
+    (FIRST.replace("BY orders.id", "BY id, TUMBLE(ts, INTERVAL '1' HOUR)"), WITHIN, "spec.sql", "leave the window out"),
     (FIRST.replace("orders.id", "orders.di"), WITHIN, "spec.sql", "'orders' has no column 'di'"),
-    ("amount > 1", WITHIN, "spec.sql", "of QUALIFY, a job knows"),
+    ("amount > 1", WITHIN, "spec.sql", "by its number and the columns of PARTITION BY"),
 ]
 
 
@@ -76,15 +77,23 @@ def test_another_qualify_is_rejected_with_what_to_write(
     assert said == {}
 
 
-@pytest.mark.parametrize(
-    "sql",
-    [
-        f"SELECT id FROM (SELECT id, ts FROM orders QUALIFY {FIRST}) AS orders",
-        f"SELECT id FROM (SELECT currency AS id, ts FROM orders) AS orders QUALIFY {FIRST}",
-    ],
-)
-def test_no_sub_query_is_beside_qualify(sql: str) -> None:
-    assert "a sub-query is not supported beside QUALIFY" in said_of(document_of(sql))["spec.sql"]
+AROUND: list[tuple[str, str]] = [
+    (f"SELECT id FROM (SELECT id, ts FROM orders QUALIFY {FIRST}) AS o", f"SELECT id FROM orders QUALIFY {FIRST}"),
+    ("SELECT x FROM (SELECT id AS x, ts FROM orders) AS o QUALIFY ROW_NUMBER() OVER (PARTITION BY x ORDER BY ts) = 1",
+     f"SELECT id AS x FROM orders QUALIFY {FIRST}"),
+    # Flink's deduplication; the number of a row that is emitted is 1
+    ("SELECT * FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY id ORDER BY ts ASC) AS rownum FROM orders) "
+     "WHERE rownum = 1 AND id <> 'x'",
+     f"SELECT *, 1 AS rownum FROM orders WHERE id <> 'x' QUALIFY {FIRST}"),
+    ("WITH n AS (SELECT id, amount, ROW_NUMBER() OVER (PARTITION BY id ORDER BY ts) AS rownum FROM orders) "
+     "SELECT amount FROM n WHERE n.rownum < 2",
+     f"SELECT amount FROM orders QUALIFY {FIRST}"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("around", "plain"), AROUND)
+def test_a_condition_around_numbered_rows_is_qualify(around: str, plain: str) -> None:
+    assert compile_job(job_of(around, ORDERS)) == compile_job(job_of(plain, ORDERS))
 
 
 def test_groups_have_no_qualify() -> None:

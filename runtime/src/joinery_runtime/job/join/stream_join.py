@@ -12,7 +12,7 @@ from joinery_runtime.job.join import select_rules, step_rules
 from joinery_runtime.job.join.aggregate_rules import broken_aggregate_rules, broken_ranking_rules
 from joinery_runtime.job.join.steps import JoinStep, SelectItem, part_names
 from joinery_runtime.job.kinds.aggregate.model import Aggregation, aggregate_part
-from joinery_runtime.job.kinds.ranking import Deduplication, RankingKind, TopN, ranking_part
+from joinery_runtime.job.kinds.ranking import RANKING_KINDS, Deduplication, RankingKind, TopN, ranking_part
 from joinery_runtime.job.kinds.session.sessions import KEEPS_TYPE
 from joinery_runtime.job.model import input_rules, output_rules
 from joinery_runtime.job.model.base import PLAIN_NUMBERS, Limits, Text
@@ -39,7 +39,7 @@ from joinery_runtime.job.model.references import (
 from joinery_runtime.job.model.resource import Job, JobSpec, OutputField, PlacedExpression
 from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import listed
-from joinery_runtime.job.sql import SqlInput, Translation, check_shape, table_of, translate
+from joinery_runtime.job.sql import SqlInput, SqlRanking, Translation, check_shape, table_of, translate
 
 _RULES = (*input_rules.RULES, *step_rules.RULES, *output_rules.RULES)
 _SQL: Loc = ("spec", "sql")
@@ -199,13 +199,13 @@ class StreamJoin(Job):
 
     @property
     def ranking(self) -> RankingKind | None:
-        """The step that emits some of the rows; QUALIFY in `spec.sql` may say which."""
-        written, sql = self.spec.deduplicate, self._from_sql
-        if self.spec.top_n is not None:
-            return self.spec.top_n
-        if written is None or sql is None or sql.deduplicate is None:
+        """The step that emits some of the rows; ROW_NUMBER in `spec.sql` may say which."""
+        written, sql = self.spec.top_n or self.spec.deduplicate, self._from_sql
+        if sql is None or sql.ranking is None:
             return written
-        return written.model_copy(update={**sql.deduplicate, "by": tuple(sql.deduplicate["by"])})
+        kind = next(kind for kind in RANKING_KINDS if kind.field == sql.ranking.field)
+        beside = written.model_dump(by_alias=True, exclude_unset=True) if written is not None else {}
+        return kind.model_validate({**beside, **sql.ranking.entries}, context=PLAIN_NUMBERS)
 
     @property
     def joined(self) -> tuple[str, ...]:
@@ -276,7 +276,9 @@ class StreamJoin(Job):
             SqlInput(side.name, tuple(side.types), side.event_time, side.types[side.event_time].name == "int64")
             for side in self.inputs
         )
-        return translate(self.spec.sql, tuple(tables), self.function_names)
+        written = self.spec.top_n or self.spec.deduplicate
+        beside = written.field if written is not None else None
+        return translate(self.spec.sql, tuple(tables), self.function_names, beside)
 
     @property
     def windowed(self) -> bool:
@@ -561,38 +563,45 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
     draft = read_draft(data)
     tables = [table for source in draft.inputs if (table := table_of(source)) is not None]
     tables_known = 0 < len(tables) == len(draft.by_name) == len(draft.inputs)
-    translation = translate(sql, tuple(tables), declared_names()) if tables_known else None
+    beside = next((kind.field for kind in reversed(RANKING_KINDS) if spec.get(kind.field) is not None), None)
+    translation = translate(sql, tuple(tables), declared_names(), beside) if tables_known else None
     problems = translation.problems if translation is not None else check_shape(sql)
     yield from ((_SQL, problem) for problem in problems)
     rest = {name: value for name, value in spec.items() if name not in _FROM_SQL}
+    ranking = translation.ranking if translation is not None else None
     if translation is not None and not problems:
         translated_fields: dict[str, Any] = {"joins": list(translation.steps), "select": translation.select}
         if translation.aggregate is not None:
             translated_fields["aggregate"] = translation.aggregate
-        if translation.deduplicate is not None:
-            yield from _qualify_problems(spec.get("deduplicate"), translation.deduplicate)
-            translated_fields["deduplicate"] = {**(spec.get("deduplicate") or {}), **translation.deduplicate}
+        if ranking is not None:
+            yield from _ranking_problems(spec.get(ranking.field), ranking)
+            translated_fields[ranking.field] = {**(spec.get(ranking.field) or {}), **ranking.entries}
     else:
-        rest.pop("deduplicate", None)  # what it lacks may be what the SQL says wrongly
+        for kind in RANKING_KINDS:
+            rest.pop(kind.field, None)  # what it lacks may be what the SQL says wrongly
         translated_fields = {"select": [None]}  # an unknown column, which silences the rules on outputs
     # A wrong aggregate is none of the fields, but its job needs one input only.
     grouped = problems and translation is not None and translation.aggregate is not None
-    from_qualify = translation.deduplicate or () if translation is not None else ()
     for at, message in _broken({**data, "spec": {**rest, **translated_fields}}):
-        if at[1:2] == ("deduplicate",) and at[2:3] and at[2] in from_qualify:
+        if ranking is not None and at[1:2] == (ranking.field,) and at[2:3] and at[2] in ranking.entries:
             yield _SQL, message
+            continue
+        if ranking is not None and at == ("spec", TopN.field, "window") and not dig(spec, TopN.field, "window"):
+            todo = "into PARTITION BY write TUMBLE(<event time>, INTERVAL '1' HOUR)"
+            yield at, f"{message}, or {todo}"
             continue
         if grouped and at == ("spec", "inputs") and len(draft.inputs) == 1:
             continue
         yield _SQL if at[1:2] and at[1] in _FROM_SQL else at, message
 
 
-def _qualify_problems(written: Any, qualified: Mapping[str, Any]) -> Iterator[Finding]:
-    """What is wrong with `spec.deduplicate` beside QUALIFY, which says `qualified`."""
-    at: Loc = ("spec", "deduplicate")
-    if written is None:
-        facts = "is missing: QUALIFY does not say for how long repeats of a row are known (rule D1)"
-        yield at, f"{facts}; write deduplicate: {{within: 1h}} beside sql"
-    for name in qualified:
+def _ranking_problems(written: Any, ranking: SqlRanking) -> Iterator[Finding]:
+    """What is wrong with the field beside `sql` that says the rest of what ROW_NUMBER stands for."""
+    at: Loc = ("spec", ranking.field)
+    if written is None and ranking.field == Deduplication.field:
+        facts = "is missing: ROW_NUMBER does not say for how long repeats of a row are known (rule D1)"
+        todo = "or for a row of each window TUMBLE(<event time>, INTERVAL '1' HOUR) into PARTITION BY"
+        yield at, f"{facts}; write deduplicate: {{within: 1h}} beside sql, {todo}"
+    for name in ranking.entries:
         if dig(written, name) is not None:
-            yield (*at, name), f"{name} and QUALIFY both say it; drop {name}"
+            yield (*at, name), f"{name} and ROW_NUMBER both say it; drop {name}"

@@ -14,10 +14,8 @@ from joinery_runtime.job.kinds.aggregate.aligned import AlignedWindow, OwnWindow
 from joinery_runtime.job.model.base import Length, Limits, Model, PositiveDuration, Text
 from joinery_runtime.job.model.cel import Rule, dead_letter_rules, positive
 from joinery_runtime.job.model.duration import format_duration
-from joinery_runtime.job.model.references import RANK_COLUMNS
+from joinery_runtime.job.model.references import MOST_RANKED_ROWS, RANK_COLUMNS
 from joinery_runtime.job.model.wording import counted
-
-MOST_ROWS = 10_000  # of one key and window
 
 
 def ranking_part(field: str, joins: int) -> str:
@@ -172,6 +170,7 @@ class TopN(RankingKind):
         "window": "without a window no row would ever be one of the first for good; write for example "
         "window: {tumbling: {size: 1h}}",
     }
+    from_sql: ClassVar[tuple[str, ...]] = ("orderBy", "rows", "window")
     lost: ClassVar[str] = "so open windows may lack them"
     adds: ClassVar[tuple[str, ...]] = RANK_COLUMNS
 
@@ -180,7 +179,7 @@ class TopN(RankingKind):
     )
     """What rows are sorted by, the first one first. Rows that are equal in all of it are in the order of their event
     times."""
-    rows: Annotated[int, Field(ge=1, le=MOST_ROWS)] | None = Field(default=None, examples=[10])
+    rows: Annotated[int, Field(ge=1, le=MOST_RANKED_ROWS)] | None = Field(default=None, examples=[10])
     """How many rows of each key and window are emitted, at most."""
     window: OwnWindow | None = Field(default=None, examples=[{"tumbling": {"size": "1h"}}])
     """The windows."""

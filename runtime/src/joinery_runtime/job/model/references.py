@@ -132,6 +132,8 @@ WINDOW_COLUMNS = ("window_start", "window_end")
 """The columns that a window join can emit beside those of its inputs (rule W4): int64 milliseconds."""
 RANK_COLUMNS = (*WINDOW_COLUMNS, "row_number")
 """The columns that a row of `topN` has beside those of its inputs (rule R3): int64 milliseconds twice, int64."""
+MOST_RANKED_ROWS = 10_000
+"""How many rows of each key and window `topN` emits at most."""
 WINDOW_TIME = "$window_time"
 """The event time of an aggregate's row in the next aggregate: the last millisecond of its window (rule G10)."""
 WINDOW_START, SESSION_ID = WINDOW_COLUMNS[0], "session_id"

@@ -8,19 +8,22 @@ A text goes through these modules:
    FROM;
 2. `query` takes the tree apart into one `Query`, whatever the kind of job;
 3. `scope` resolves names; `conditions` places each condition at its join, and `matching` sorts those of one join into
-   keys, a bound on time and the rest; `grouping` reads GROUP BY and aggregates, `select_list` the output's columns;
+   keys, a bound on time and the rest; `grouping` reads GROUP BY and aggregates, `ranking` ROW_NUMBER, `select_list` the
+   output's columns;
 4. `joins` and `sessions` put these together into a job's fields.
 
 Each step adds what it rejects to one `report`, so that all problems of a text are told at once.
 """
 
 from joinery_runtime.job.sql.joins import Translation, check_shape, translate
+from joinery_runtime.job.sql.ranking import SqlRanking
 from joinery_runtime.job.sql.scope import SqlInput, table_of
 from joinery_runtime.job.sql.sessions import SessionTranslation, check_session_shape, translate_sessions
 
 __all__ = [
     "SessionTranslation",
     "SqlInput",
+    "SqlRanking",
     "Translation",
     "check_session_shape",
     "check_shape",

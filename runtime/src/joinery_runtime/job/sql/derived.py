@@ -1,8 +1,9 @@
 """Merges WITH and sub-queries in FROM into the SELECT that reads them, as a job is one pipeline.
 
-A sub-query is one of three kinds. Columns and conditions of one input: its conditions become that input's own (a filter
+A sub-query is one of four kinds. Columns and conditions of one input: its conditions become that input's own (a filter
 before all joins). A join: its sources and conditions become the first ones of the outer SELECT. Groups: the outer
-SELECT names their columns, and its WHERE becomes HAVING. Names of the outer SELECT are replaced by what the sub-query
+SELECT names their columns, and its WHERE becomes HAVING. Rows that ROW_NUMBER numbers: the outer WHERE becomes QUALIFY,
+which has the conditions behind the numbering. Names of the outer SELECT are replaced by what the sub-query
 says of them, which is NULL in the rows that an outer join pads; nodes keep their positions in the text. What cannot be
 one pipeline is reported.
 """
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 
 from sqlglot import exp
 
-from joinery_runtime.job.model.references import SESSION_COLUMNS
+from joinery_runtime.job.model.references import RANK_COLUMNS, SESSION_COLUMNS
 from joinery_runtime.job.model.wording import listed, suggestion
 from joinery_runtime.job.sql.report import UNION, Form, Report, node_position
 
@@ -39,7 +40,8 @@ def merge_derived(select: exp.Select, columns: Columns, event_times: EventTimes,
 @dataclass(slots=True)
 class _Source:
     """What a name in FROM stands for. `outputs` are the expressions of a sub-query's columns by their names. `star`: it
-    has further columns, those of the input `table` (None: not known), under the alias. A row of the sub-query has a
+    has further columns, those of the input `table` (None: not known), under the alias; `names` are all that are
+    known, in order. A row of the sub-query has a
     value in one of the columns `present`; in a padded row all are NULL."""
 
     alias: str
@@ -47,6 +49,7 @@ class _Source:
     outputs: dict[str, exp.Expr] = field(default_factory=dict)
     star: bool = True
     derived: bool = False
+    names: Sequence[str] = ()
     present: Sequence[exp.Column] = ()
 
     def output(self, name: str, *, padded: bool) -> exp.Expr | None:
@@ -107,6 +110,8 @@ class _Merging:
         if inner.args.get("group") is not None:
             clause.set("this", _placeholder(alias, {}))
             return self._read(inner, alias), inner
+        if is_ranking(inner):
+            _move_conditions(inner, select)
         if inner.args.get("joins"):
             return self._merge_join(inner, alias, select), None
         return self._merge_input(inner, query, clause, joined=bool(joins)), None
@@ -156,24 +161,14 @@ class _Merging:
         more = [name.strip("_").upper() for name, value in inner.args.items() if value and name not in self._form.parts]
         if more:
             return f"a sub-query with {listed(more)} is not supported: {self._form.rest}"
-        if inner.args.get("qualify") or select.args.get("qualify"):
-            return "a sub-query is not supported beside QUALIFY; write one SELECT over the inputs"
         if inner.args.get("from_") is None:
             return "a sub-query without FROM is not supported; name an input of the job"
         joins, grouped = select.args.get("joins") or [], inner.args.get("group") is not None
-        ranks = [
-            window
-            for item in inner.expressions
-            for window in item.find_all(exp.Window)
-            if window.this.name.upper() == "ROW_NUMBER"
-        ]
-        if ranks and "qualify" in self._form.parts:
-            todo = f"write QUALIFY {ranks[0].sql(comments=False)} = 1 behind one SELECT over the inputs"
-            several = "for the first rows of a window `topN`"
-            return f"a sub-query with ROW_NUMBER() is not supported; {todo}, and deduplicate beside sql, or {several}"
+        if is_ranking(inner) and "qualify" in self._form.parts:
+            return _ranking_problem(inner, select)
         if not grouped and any(item.find(exp.AggFunc, exp.Window) for item in inner.expressions):
             return "a sub-query computes over many rows and has no GROUP BY; write GROUP BY with a window"
-        alone = not joins and not any(select.args.get(part) for part in ("group", "having"))
+        alone = not joins and not any(select.args.get(part) for part in ("group", "having", "qualify"))
         if grouped and not alone:
             facts = "groups are the end of a job in SQL: joins and further groups of them are a job of their own"
             then = "for groups of the groups, write the job in YAML with aggregate.then"
@@ -201,6 +196,8 @@ class _Merging:
         table = inner.args["from_"].this
         former, alias = table.alias_or_name, query.alias_or_name or table.alias_or_name
         for column in inner.find_all(exp.Column):
+            if self._is_of_window(column, table.name):
+                continue
             if column.table in {former, table.name} or (not column.table and not _is_nested(column, inner)):
                 self._check(column, table)
                 column.set("table", exp.to_identifier(alias))
@@ -217,6 +214,10 @@ class _Merging:
             _add_condition(clause.parent_select, condition.this)
         return source
 
+    def _is_of_window(self, column: exp.Column, table: str) -> bool:
+        """Say whether the name is that of a column of windows or of ROW_NUMBER, which the input does not have."""
+        return not column.table and column.name in RANK_COLUMNS and column.name not in self._columns.get(table, ())
+
     def _merge_join(self, inner: exp.Select, alias: str, select: exp.Select) -> _Source:
         """Put the sources and conditions of a sub-query in front of those of the SELECT."""
         condition = inner.args.get("where")
@@ -232,7 +233,7 @@ class _Merging:
         joins = inner.args.get("joins") or []
         tables = [clause.this for clause in (inner.args["from_"], *joins)]
         outputs, star = dict[str, exp.Expr](), False
-        names = set[str]()
+        names = dict[str, None]()  # in order
         for item in inner.expressions:
             value = item.unalias().unnest()
             if value.is_star:
@@ -257,9 +258,10 @@ class _Merging:
                 if name in names:
                     facts = f"two columns of the sub-query are named {name!r}"
                     self._report.add(node_position(item), f"{facts}; name one with AS")
-                names.add(name)
+                names[name] = None
         single = tables[0].name if len(tables) == 1 else None
-        return _Source(alias, single, outputs, star, derived=True, present=self._present(tables, joins, alias))
+        present = self._present(tables, joins, alias)
+        return _Source(alias, single, outputs, star, derived=True, names=tuple(names), present=present)
 
     def _present(self, tables: Sequence[exp.Expr], joins: Sequence[exp.Expr], alias: str) -> Sequence[exp.Column]:
         """Return columns of which one has a value in each row of the sub-query: the event time of an input that none of
@@ -310,7 +312,7 @@ class _Merging:
         written: Sequence[exp.Column],
     ) -> None:
         """Replace the names of the SELECT, of which `written` are the columns, by what they stand for."""
-        own = {*SESSION_COLUMNS, *(item.alias for item in select.expressions)}
+        own = {*SESSION_COLUMNS, *RANK_COLUMNS, *(item.alias for item in select.expressions)}
         for column in written:
             meant = self._meant(column, sources, _joins_before(column, joins), shared, own, _is_nested(column, select))
             if meant is not None:
@@ -395,8 +397,7 @@ class _Merging:
         for name, numbers in shared.items() if not qualifier else ():
             yield exp.alias_(_value(name, numbers, sources, joins, star), name)
         for source in chosen:
-            names = dict.fromkeys([*source.outputs, *(self._columns[source.table or ""] if source.star else ())])
-            for name in names:
+            for name in source.names if source.derived else self._columns[source.table or ""]:
                 if name in shared and not qualifier:
                     continue
                 column = source.output(name, padded=_is_padded(sources.index(source), joins))
@@ -496,6 +497,31 @@ def _add_condition(select: exp.Expr | None, condition: exp.Expr) -> None:
     where = select.args.get("where")
     parts = [condition, *([where.this] if where is not None else [])]
     select.set("where", exp.Where(this=exp.and_(*parts, copy=False)))
+
+
+def is_ranking(select: exp.Select) -> bool:
+    """Say whether rows of the SELECT itself are numbered."""
+    numbers = any(item.find(exp.Window) is not None for item in select.expressions)
+    return select.args.get("qualify") is not None or numbers
+
+
+def _ranking_problem(inner: exp.Select, select: exp.Select) -> str:
+    """Say why the SELECT around rows that ROW_NUMBER numbers cannot be part of the job; empty if it can."""
+    more = [part for part in ("joins", "group", "having") if select.args.get(part)]
+    if more or is_ranking(select):
+        facts = "rows that ROW_NUMBER numbers are the end of a job in SQL: joins, groups and further numbers of them"
+        return f"{facts} are a job of their own; let a second job read this one's output"
+    if inner.args.get("group") is not None:
+        return "groups are numbered in a job of their own; let a second job read this one's output"
+    return ""
+
+
+def _move_conditions(inner: exp.Select, select: exp.Select) -> None:
+    """Make the conditions of the SELECT around numbered rows those of QUALIFY."""
+    clauses = [inner.args.get("qualify"), select.args.get("where")]
+    parts = [clause.this for clause in clauses if clause is not None]
+    select.set("where", None)
+    select.set("qualify", exp.Qualify(this=exp.and_(*parts, copy=False)) if parts else None)
 
 
 def _merge_groups(inner: exp.Select, select: exp.Select) -> None:

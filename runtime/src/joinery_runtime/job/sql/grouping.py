@@ -180,7 +180,7 @@ def _read_window(nodes: Sequence[exp.Expr], query: Query, table: SqlInput, scope
             scope.report.add(clause.at, "a session has no width; write WINDOW SESSION(INTERVAL '30' SECOND)")
         return GroupWindow("session", {"gap": clause.lengths.get("GAP")})
     if nodes:
-        return _window_of_call(nodes[0], table, scope)
+        return read_window_call(nodes[0], table, scope, "GROUP BY")
     if query.groups:
         todo = _GAP.format(time=table.event_time)
         others = ", or TUMBLE, HOP or CUMULATE" if scope.qualified else ""
@@ -188,12 +188,20 @@ def _read_window(nodes: Sequence[exp.Expr], query: Query, table: SqlInput, scope
     return None
 
 
-def _window_of_call(node: exp.Expr, table: SqlInput, scope: Scope) -> GroupWindow | None:
+def window_function(node: exp.Expr) -> str:
+    """Return the name of the function of windows that is called; empty if none is."""
+    name = _function_name(node)
+    return name if name in _WINDOWS else ""
+
+
+def read_window_call(node: exp.Expr, table: SqlInput, scope: Scope, clause: str) -> GroupWindow | None:
+    """Read a function of windows in a clause; None if the report says what is wrong. `table` is the input whose event
+    time examples name."""
     name = _function_name(node)
     kind, lengths = _WINDOWS[name]
     form = _FORMS[name]
     at, (time, *intervals) = node_position(node), node.expressions or [None]
-    todo = f"write {form.format(time=table.event_time)} into GROUP BY"
+    todo = f"write {form.format(time=table.event_time)} into {clause}"
     fields = lengths if name == "SESSION" else (*lengths, "offset")
     counts = {len(lengths), len(fields)}
     if len(intervals) not in counts or not all(isinstance(length, exp.Interval) for length in intervals):
@@ -212,7 +220,7 @@ def _window_of_call(node: exp.Expr, table: SqlInput, scope: Scope) -> GroupWindo
         if column != owner.event_time:
             subject = "gaps are between" if name == "SESSION" else "windows are of"
             facts = f"{subject} event times, and the eventTime of {owner.name!r} is {owner.event_time}"
-            scope.report.add(node_position(time), f"{facts}; write {form.format(time=owner.event_time)} into GROUP BY")
+            scope.report.add(node_position(time), f"{facts}; write {form.format(time=owner.event_time)} into {clause}")
     for length, interval in zip(fields, intervals, strict=False):
         try:
             ms = interval_ms(interval)

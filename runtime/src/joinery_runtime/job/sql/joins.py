@@ -13,7 +13,7 @@ from sqlglot import exp
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.expression_tree import TOO_DEEP, parse_tree
 from joinery_runtime.job.model.function_calls import declaring
-from joinery_runtime.job.model.references import EXISTENCE, side_prefixes
+from joinery_runtime.job.model.references import EXISTENCE, WINDOW_COLUMNS, side_prefixes
 from joinery_runtime.job.model.wording import either, listed
 from joinery_runtime.job.sql.clauses import (
     AGGREGATE_LATENESS,
@@ -30,7 +30,6 @@ from joinery_runtime.job.sql.clauses import (
     read_options,
 )
 from joinery_runtime.job.sql.conditions import Link, find_anti_joins, link_joins, place_conditions, read_predicates
-from joinery_runtime.job.sql.having import read_qualify
 from joinery_runtime.job.sql.matching import (
     Bound,
     Distances,
@@ -41,6 +40,7 @@ from joinery_runtime.job.sql.matching import (
     read_matching,
 )
 from joinery_runtime.job.sql.query import Query, read_query
+from joinery_runtime.job.sql.ranking import SqlRanking, ranked_columns, read_ranking
 from joinery_runtime.job.sql.report import JOINS, Report, TextPosition, node_position, problems_of
 from joinery_runtime.job.sql.scope import Relation, Scope, SqlInput
 from joinery_runtime.job.sql.select_list import read_columns
@@ -52,15 +52,15 @@ Step = dict[str, Any]
 @dataclass(frozen=True, slots=True)
 class Translation:
     """A translation. `steps` are the entries of `spec.joins`, `select` is `spec.select`, `aggregate` is
-    `spec.aggregate` (None: there is no GROUP BY), `deduplicate` is what QUALIFY says of `spec.deduplicate` (None: there
-    is no QUALIFY), all as in YAML; `filters` are `where` of inputs, by name. With `problems` they must not be used."""
+    `spec.aggregate` (None: there is no GROUP BY), all as in YAML; `ranking` is what ROW_NUMBER says (None: there is
+    none); `filters` are `where` of inputs, by name. With `problems` they must not be used."""
 
     steps: tuple[Step, ...]
     select: list[dict[str, str]]
     problems: tuple[str, ...] = ()
     filters: Mapping[str, str] = field(default_factory=dict)
     aggregate: Mapping[str, Any] | None = None
-    deduplicate: Mapping[str, Any] | None = None
+    ranking: SqlRanking | None = None
 
 
 def check_shape(sql: str) -> tuple[str, ...]:
@@ -69,16 +69,19 @@ def check_shape(sql: str) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=64)
-def translate(sql: str, tables: tuple[SqlInput, ...], functions: tuple[str, ...] = ()) -> Translation:
-    """Translate the text; `tables` are all inputs of the job, in its order, `functions` those that it declares."""
+def translate(
+    sql: str, tables: tuple[SqlInput, ...], functions: tuple[str, ...] = (), beside: str | None = None
+) -> Translation:
+    """Translate the text; `tables` are all inputs of the job, in its order, `functions` those that it declares.
+    `beside` is the ranking that `spec` names beside `sql`: `deduplicate` or `topN`."""
     try:
         with declaring(functions):
-            return _translate(sql, tables)
+            return _translate(sql, tables, beside)
     except RecursionError:
         return Translation((), [], (TOO_DEEP,))
 
 
-def _translate(sql: str, tables: Sequence[SqlInput]) -> Translation:
+def _translate(sql: str, tables: Sequence[SqlInput], beside: str | None) -> Translation:
     report = Report(sql)
     read = _read_query_and_options(sql, tables, report)
     if read is None:
@@ -87,17 +90,18 @@ def _translate(sql: str, tables: Sequence[SqlInput]) -> Translation:
     scope = Scope(query.sources, tables, report)
     inputs = [table.name for table in tables]
     prefixes = dict(zip(inputs, side_prefixes(inputs), strict=True))
-    aggregate = None
+    aggregate, ranking = None, read_ranking(query, scope, beside)
     if query.grouped:
         aggregate, select = read_aggregate(query, scope, options)
     else:
-        select = read_columns(query.items, scope, prefixes, windowed=query.window is not None)
+        names, numbers = ranked_columns(query, ranking, beside)
+        names = WINDOW_COLUMNS if query.window is not None else names
+        select = read_columns(query.items, scope, prefixes, names, numbers)
     selected = _inputs_read(select) if aggregate is None else inputs_aggregated(aggregate)
-    deduplicate = read_qualify(query, scope)
-    selected = {*selected, *(name.partition(".")[0] for name in deduplicate["by"])} if deduplicate else selected
+    selected |= ranking.inputs if ranking is not None else set()
     links, filters = _link_query(query, scope, tables, selected)
     steps = _translate_links(links, query, options, scope)
-    return Translation(steps, select, report.problems, filters, aggregate, deduplicate)
+    return Translation(steps, select, report.problems, filters, aggregate, ranking)
 
 
 def _read_query_and_options(sql: str, tables: Sequence[SqlInput], report: Report) -> tuple[Query, Options] | None:

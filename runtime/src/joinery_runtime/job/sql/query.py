@@ -68,8 +68,9 @@ class JoinClause:
 class Query:
     """The parts of a SELECT. `first` is what FROM names (None: nothing), `joined` are the others, in text order, those
     of sub-queries in WHERE last; `where` is without these. `groups` are the entries of GROUP BY, `grouped` says whether
-    there is one. `start` and `group_at` are the positions of SELECT and GROUP BY, `changes` and `final` those of EMIT
-    CHANGES and EMIT FINAL (None: there is none)."""
+    there is one. `qualify` are the conditions of QUALIFY that number rows; those on the key alone are part of `where`,
+    as they leave out all rows of a key. `start` and `group_at` are the positions of SELECT and GROUP BY, `changes` and
+    `final` those of EMIT CHANGES and EMIT FINAL (None: there is none)."""
 
     start: TextPosition
     first: Source | None
@@ -80,7 +81,7 @@ class Query:
     grouped: bool
     group_at: TextPosition
     having: exp.Expr | None
-    qualify: exp.Expr | None
+    qualify: tuple[exp.Expr, ...]
     window: WindowClause | None
     changes: TextPosition | None
     final: TextPosition | None
@@ -117,6 +118,8 @@ def read_query(
     if form.tests_existence:
         tests = [test for node in conditions if (test := _existence_test(node)) is not None]
         conditions = [node for node in conditions if node not in [test.node for test in tests]]
+    numbering, of_keys = _split_qualify(select)
+    conditions += of_keys
     _reject_other_parts(parsed, report, form, [test.query for test in tests])
     by_tests = [_read_test(test, conditions, report) for test in tests]
     if having is not None and group is None:
@@ -132,12 +135,41 @@ def read_query(
         grouped=group is not None,
         group_at=parsed.position_of("GROUP BY"),
         having=having.this if having is not None else None,
-        qualify=qualify.this if (qualify := select.args.get("qualify")) is not None else None,
+        qualify=tuple(numbering),
         window=parsed.clauses.window,
         changes=parsed.clauses.changes,
         final=parsed.clauses.final,
         options=parsed.clauses.options,
     )
+
+
+def _split_qualify(select: exp.Select) -> tuple[Sequence[exp.Expr], Sequence[exp.Expr]]:
+    """Return the conditions of QUALIFY, those on columns of PARTITION BY alone last. An alias of the select list stands
+    for its expression."""
+    clause = select.args.get("qualify")
+    if clause is None:
+        return [], []
+    numbers = {item.alias: item.this for item in select.expressions if item.unalias().find(exp.Window) is not None}
+    for column in [*clause.find_all(exp.Column)]:
+        if not column.table and column.name in numbers:
+            column.replace(numbers[column.name].copy())
+    conditions = [*split_ands(clause.this)]
+    keys = [key for window in clause.find_all(exp.Window) for key in window.args.get("partition_by") or []]
+    of_keys = [condition for condition in conditions if _reads_only(condition, keys)]
+    return [condition for condition in conditions if condition not in of_keys], of_keys
+
+
+def _reads_only(condition: exp.Expr, keys: Sequence[exp.Expr]) -> bool:
+    columns = [*condition.find_all(exp.Column)]
+    alike = [any(_is_same_column(column, key) for key in keys) for column in columns]
+    return bool(columns) and all(alike) and condition.find(exp.Window, exp.Query) is None
+
+
+def _is_same_column(column: exp.Column, other: exp.Expr) -> bool:
+    """Say whether both are the same column, with or without the name of its input."""
+    if not isinstance(other, exp.Column) or other.name != column.name:
+        return False
+    return column.table in {other.table, ""} or not other.table
 
 
 def _reject_other_parts(parsed: Parsed, report: Report, form: Form, tests: Sequence[exp.Expr]) -> None:
@@ -255,12 +287,7 @@ def _excludes_null(value: exp.Expr, conditions: Sequence[exp.Expr]) -> bool:
     ]
     if not isinstance(value, exp.Column):
         return value in tested
-    return any(
-        isinstance(node, exp.Column)
-        and node.name == value.name
-        and (node.table in {value.table, ""} or not value.table)
-        for node in tested
-    )
+    return any(_is_same_column(value, node) for node in tested)
 
 
 def _nulls_of_not_in(value: exp.Expr, column: exp.Column, source: Source) -> str:

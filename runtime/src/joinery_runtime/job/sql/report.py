@@ -93,7 +93,8 @@ JOINS = Form(
     rejected={
         "distinct": "an equal row may come at any time; write GROUP BY <columns> with a window, or name the columns in "
         "deduplicate.by, beside sql",
-        "limit": "rows have no end; leave it out, or write topN beside sql for the first rows of each window",
+        "limit": "rows have no end; leave it out, or for the first rows of each window write QUALIFY "
+        "ROW_NUMBER() OVER (PARTITION BY TUMBLE(<event time>, INTERVAL '1' HOUR) ORDER BY <value>) <= 10",
     },
     tests_existence=True,
 )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from sqlglot import exp
 
 from joinery_runtime.job.model.function_calls import cannot_call
-from joinery_runtime.job.model.references import SESSION_COLUMNS, WINDOW_COLUMNS
+from joinery_runtime.job.model.references import RANK_COLUMNS, SESSION_COLUMNS
 from joinery_runtime.job.sql.derived import BY_STAR, OF_WINDOW
 from joinery_runtime.job.sql.grouping import (
     AGGREGATES,
@@ -27,13 +27,21 @@ from joinery_runtime.job.sql.scope import Scope
 
 Item = dict[str, str]  # an entry of `spec.select`
 
+_RANKED = "write ROW_NUMBER() OVER (...) AS y and QUALIFY y <= 10"
 _TODO = "write a.x, a.x AS y, <expression> AS y, a.* or *"
 
 
-def read_columns(items: Sequence[exp.Expr], scope: Scope, prefixes: Mapping[str, str], *, windowed: bool) -> list[Item]:
+def read_columns(
+    items: Sequence[exp.Expr],
+    scope: Scope,
+    prefixes: Mapping[str, str],
+    own_names: Sequence[str],
+    numbers: Mapping[str, Item],
+) -> list[Item]:
     """Return every output column in order; wrong ones are reported and omitted. `prefixes`, by input, are for columns
-    of stars that several inputs have."""
-    columns = _prefix_shared(list(_read_join_items(items, scope, windowed)), prefixes)
+    of stars that several inputs have. `own_names` are columns of the last step itself, and `numbers` by their texts the
+    calls of ROW_NUMBER that it knows, with what each stands for."""
+    columns = _prefix_shared(list(_read_join_items(items, scope, own_names, numbers)), prefixes)
     names: set[str] = set()
     for item, at, by_star in columns:
         todo = "write the columns of a star one by one, and one of these with AS" if by_star else "name one with AS"
@@ -50,15 +58,22 @@ class _Chosen(NamedTuple):
     by_star: bool = False
 
 
-def _read_join_items(items: Sequence[exp.Expr], scope: Scope, windowed: bool) -> Iterator[_Chosen]:
+def _read_join_items(
+    items: Sequence[exp.Expr], scope: Scope, own_names: Sequence[str], numbers: Mapping[str, Item]
+) -> Iterator[_Chosen]:
     for item in items:
         at = node_position(item)
         column = item.unalias()
+        named = item.alias if isinstance(item, exp.Alias) else ""
         is_plain = isinstance(column, exp.Column) and not column.table
-        is_window = OF_WINDOW in column.meta or not scope.has_column(column.name)
-        if windowed and is_plain and column.name in WINDOW_COLUMNS and is_window:
-            named = item.alias if isinstance(item, exp.Alias) and item.alias != column.name else ""
+        is_own = OF_WINDOW in column.meta or not scope.has_column(column.name)
+        if is_plain and column.name in own_names and is_own:
+            named = named if named != column.name else ""
             yield _Chosen(_item({"column": column.name}, named), at)
+        elif (number := numbers.get(column.sql(comments=False))) is not None:
+            if not named:
+                scope.report.add(at, "the number has no name of its own; write ROW_NUMBER() OVER (...) AS <name>")
+            yield _Chosen(_item(number, named or RANK_COLUMNS[-1]), at)
         else:
             by_star = _find_star(item) is not None or BY_STAR in item.unalias().meta
             yield from (_Chosen(selected, at, by_star) for selected in _items(item, scope))
@@ -93,7 +108,9 @@ def _item(item: Item, renamed: str) -> Item:
 def _read_expression(value: exp.Expr, renamed: str, scope: Scope) -> Iterator[Item]:
     at = node_position(value)
     if value.find(exp.AggFunc, exp.Window) is not None:
-        scope.report.add(at, f"is computed over many rows, a join emits each row by itself; {_TODO}")
+        facts = "is computed over many rows, a join emits each row by itself"
+        todo = f"{_RANKED}, or {_TODO}" if value.find(exp.Window) is not None else _TODO
+        scope.report.add(at, f"{facts}; {todo}")
     elif value.find(exp.Query) is None and scope.qualify(value):  # `query` reports a sub-query
         if renamed:
             yield _item({"expression": value.sql(comments=False)}, renamed)

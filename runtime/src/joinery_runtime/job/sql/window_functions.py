@@ -1,7 +1,8 @@
 """Windows as other systems write them, as the functions of GROUP BY that `grouping` reads.
 
 * Flink: `FROM TABLE(TUMBLE(TABLE t, DESCRIPTOR(ts), <lengths>)) GROUP BY ..., window_start, window_end`, also with HOP,
-  CUMULATE and SESSION, over an input, a query of WITH or a sub-query: `GROUP BY ..., TUMBLE(ts, <lengths>)`;
+  CUMULATE and SESSION, over an input, a query of WITH or a sub-query: `GROUP BY ..., TUMBLE(ts, <lengths>)`; the same
+  in PARTITION BY of ROW_NUMBER;
 * Spark: `GROUP BY window(ts, '1 minute')`, also with a slide and a start, and `session_window(ts, '5 minutes')`, and
   their columns `window.start` and `window.end`.
 """
@@ -105,18 +106,40 @@ def _rewrite_flink(query: exp.Select, report: Report) -> None:
     at, function = node_position(clause.this), take_function(clause.this, report)
     if function is None:
         return
-    groups = group.expressions if group is not None else []
-    named = [node for node in groups if isinstance(node, exp.Column) and node.name in FUNCTION_COLUMNS]
-    if {*WINDOW_COLUMNS} - {node.name for node in named}:
+    numbers = [window for window in query.find_all(exp.Window) if window.parent_select is query]
+    if numbers and group is None:
+        if not all(_name_windows(window, "partition_by", function) for window in numbers):
+            facts = f"rows are numbered in the windows of {function.name}(...)"
+            report.add(at, f"{facts}; write OVER (PARTITION BY <columns>, window_start, window_end ORDER BY ...)")
+            clause.this.meta[REJECTED] = True
+            return
+        query.set("expressions", [part for item in query.expressions for part in _with_windows(item)])
+    elif group is None or not _name_windows(group, "expressions", function):
         facts = f"the windows of {function.name}(...) are groups"
         report.add(at, f"{facts}; write GROUP BY <columns>, window_start, window_end")
         clause.this.meta[REJECTED] = True
         return
-    assert group is not None, "it names the windows"
-    group.set("expressions", [*(node for node in groups if node not in named), function.call()])
     for column in [*query.find_all(exp.Column)]:
         if column.table == function.alias and column.name in WINDOW_COLUMNS and column.parent_select is query:
             _name_column(column, column.name)
+
+
+def _name_windows(clause: exp.Expr, name: str, function: TableFunction) -> bool:
+    """Put the function in the place of the columns of its windows among the expressions `name` of the clause; False if
+    the clause does not name both."""
+    nodes = clause.args.get(name) or []
+    named = [node for node in nodes if isinstance(node, exp.Column) and node.name in FUNCTION_COLUMNS]
+    if {*WINDOW_COLUMNS} - {node.name for node in named}:
+        return False
+    clause.set(name, [*(node for node in nodes if node not in named), function.call()])
+    return True
+
+
+def _with_windows(item: exp.Expr) -> Iterator[exp.Expr]:
+    """Yield an entry of the select list, and behind a star the columns of the windows."""
+    yield item
+    if item.is_star:
+        yield from (exp.column(name) for name in WINDOW_COLUMNS)
 
 
 def _call_in(source: exp.Expr) -> exp.Expr | None:

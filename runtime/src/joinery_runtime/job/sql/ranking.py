@@ -1,0 +1,266 @@
+"""ROW_NUMBER: which rows of a key are emitted. `deduplicate` has the first or the last one (rule D1), `topN` the first
+ones of each window in an order (rule R1).
+
+QUALIFY says it, or a condition around a sub-query whose select list has ROW_NUMBER, as in Flink: `derived` makes
+QUALIFY of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlglot import exp
+
+from joinery_runtime.job.model.expression_tree import parse_tree
+from joinery_runtime.job.model.function_calls import wrong_calls
+from joinery_runtime.job.model.references import MOST_RANKED_ROWS, RANK_COLUMNS, WINDOW_COLUMNS
+from joinery_runtime.job.sql.grouping import GroupWindow, read_window_call, window_function
+from joinery_runtime.job.sql.query import Query
+from joinery_runtime.job.sql.report import node_position
+from joinery_runtime.job.sql.scope import Relation, Scope
+
+DEDUPLICATE, TOP_N = "deduplicate", "topN"
+"""The fields of `spec` for which ROW_NUMBER stands."""
+_FIRST = "QUALIFY ROW_NUMBER() OVER (PARTITION BY <key> ORDER BY <event time>) = 1 and deduplicate beside sql"
+_SEVERAL = "PARTITION BY <key>, TUMBLE(<event time>, INTERVAL '1' HOUR) ORDER BY <value> DESC) <= 10"
+_EXAMPLES = f"write {_FIRST}, or for the first rows of each window ROW_NUMBER() OVER ({_SEVERAL}"
+_MIRRORED: Mapping[type[exp.Expr], type[exp.Expr]] = {
+    exp.LT: exp.GT,
+    exp.LTE: exp.GTE,
+    exp.GT: exp.LT,
+    exp.GTE: exp.LTE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SqlRanking:
+    """What ROW_NUMBER says: the `field` of `spec` for which it stands, and the `entries` of that field as in YAML.
+    `number` is the call, as the select list may repeat it."""
+
+    field: str
+    entries: Mapping[str, Any]
+    number: exp.Expr
+
+    @property
+    def inputs(self) -> set[str]:
+        """The inputs whose columns decide."""
+        texts = [entry["expression"] for entry in self.entries.get("orderBy", ())]
+        ordered = {column.table for text in texts for column in parse_tree(text).find_all(exp.Column)}
+        timed = {self.entries["of"]} if "of" in self.entries else set()
+        return ordered | timed | {name.partition(".")[0] for name in self.entries.get("by", ())}
+
+
+def read_ranking(query: Query, scope: Scope, beside: str | None) -> SqlRanking | None:
+    """Read QUALIFY; None: there is none, or the report says what is wrong with it. `beside` is the field that stands
+    beside `sql`, if any."""
+    if not query.qualify:
+        return None
+    before = len(scope.report.problems)
+    if query.grouped:
+        facts = "rows of GROUP BY are one for each group and window already"
+        scope.report.add(node_position(query.qualify[0]), f"{facts}; leave QUALIFY out")
+        return None
+    number, rows = _read_conditions(query.qualify, scope)
+    if number is None or len(scope.report.problems) > before:
+        return None
+    ranking = _read_over(number, rows, beside, scope)
+    return ranking if len(scope.report.problems) == before else None
+
+
+def ranked_columns(
+    query: Query, ranking: SqlRanking | None, beside: str | None
+) -> tuple[Sequence[str], Mapping[str, dict[str, str]]]:
+    """Return the names of the columns that ranked rows have beside those of the inputs, and by their texts the calls of
+    ROW_NUMBER that the select list may repeat, each with what it stands for there."""
+    field = ranking.field if ranking is not None else TOP_N if query.qualify else beside
+    number = {"expression": "1"} if field == DEDUPLICATE else {"column": RANK_COLUMNS[-1]}
+    calls = [window for condition in query.qualify for window in condition.find_all(exp.Window)]
+    return RANK_COLUMNS if field == TOP_N else (), {call.sql(comments=False): number for call in calls}
+
+
+# --- which numbers are emitted ----------------------------------------------------------------------------------------
+
+
+def _read_conditions(conditions: Sequence[exp.Expr], scope: Scope) -> tuple[exp.Expr | None, int]:
+    """Return the call of ROW_NUMBER, and the highest number that is emitted; None if the report says what is wrong."""
+    report, number = scope.report, None
+    least, most = 1, MOST_RANKED_ROWS + 1
+    for condition in conditions:
+        at, limits = node_position(condition), _limits_of(condition)
+        if condition.find(exp.Window) is None:
+            facts = "a row is emitted or not by its number and the columns of PARTITION BY"
+            todo = "write this condition into the WHERE of the rows that are numbered, or check it where they are read"
+            report.add(at, f"{facts}; {todo}")
+            continue
+        if limits is None:
+            facts = "the number of a row is compared with whole numbers alone, with =, <, <= or BETWEEN"
+            report.add(at, f"{facts}; {_EXAMPLES}")
+            continue
+        window, lowest, highest = limits
+        least, most = max(least, lowest), min(most, highest)
+        if problem := _problem_of_call(window):
+            report.add(at, problem)
+        elif number is not None and window != number:
+            report.add(at, "two calls of ROW_NUMBER differ, and a job numbers its rows once; keep one")
+        number = window
+    at = node_position(conditions[0])
+    if number is not None and least > 1:
+        facts = f"rows before number {least} have to be emitted too"
+        todo = f"write <= {max(least, most) if most <= MOST_RANKED_ROWS else 10}"
+        report.add(at, f"{facts}; {todo}, select the number, and leave them out where the rows are read")
+    elif number is not None and most < 1:
+        report.add(at, "no row has such a number, as the first one is 1; write <= 1 or more")
+    elif number is not None and most > MOST_RANKED_ROWS:
+        facts = f"at most {MOST_RANKED_ROWS:,} rows of each key and window are emitted"
+        report.add(at, f"{facts}; write ROW_NUMBER() OVER (...) <= 10, for example")
+    return number, most
+
+
+def _limits_of(condition: exp.Expr) -> tuple[exp.Expr, int, int] | None:
+    """Return the call, the lowest and the highest number for which the condition is true; None for other conditions."""
+    no_limit = MOST_RANKED_ROWS + 1
+    if isinstance(condition, exp.Between):
+        low, high = _whole(condition.args["low"]), _whole(condition.args["high"])
+        window = condition.this.unnest()
+        return (window, low, high) if isinstance(window, exp.Window) and low is not None and high is not None else None
+    if not isinstance(condition, exp.EQ | exp.LT | exp.LTE | exp.GT | exp.GTE):
+        return None
+    left, right = condition.left.unnest(), condition.right.unnest()
+    kind: type[exp.Expr] = type(condition)
+    if isinstance(right, exp.Window):
+        left, right = right, left
+        kind = _MIRRORED.get(kind, kind)
+    value = _whole(right)
+    if not isinstance(left, exp.Window) or value is None:
+        return None
+    limits: Mapping[type[exp.Expr], tuple[int, int]] = {
+        exp.EQ: (value, value),
+        exp.LT: (1, value - 1),
+        exp.LTE: (1, value),
+        exp.GT: (value + 1, no_limit),
+        exp.GTE: (value, no_limit),
+    }
+    return (left, *limits[kind])
+
+
+def _whole(node: exp.Expr) -> int | None:
+    node = node.unnest()
+    return int(node.name) if isinstance(node, exp.Literal) and not node.is_string and node.name.isdecimal() else None
+
+
+def _problem_of_call(window: exp.Expr) -> str:
+    """Say what is wrong with `<function> OVER (...)`; empty if nothing."""
+    name = window.this.name.upper() or window.this.sql_name() if isinstance(window.this, exp.Func) else ""
+    if isinstance(window.this, exp.Rank | exp.DenseRank):
+        facts = f"{name} gives equal rows one number, so no number of rows would be enough for the first ones"
+        return f"{facts}; write ROW_NUMBER(), which numbers equal rows by their event times (rule R2)"
+    if name != "ROW_NUMBER":
+        return f"a job numbers rows with ROW_NUMBER alone; {_EXAMPLES}"
+    if window.this.expressions:
+        return f"ROW_NUMBER counts rows and takes no argument; {_EXAMPLES}"
+    if window.args.get("alias") is not None:
+        return "a name behind OVER is not read; write OVER (PARTITION BY ... ORDER BY ...)"
+    if window.args.get("spec") is not None:
+        return "ROW_NUMBER has no frame: it numbers all rows; leave ROWS or RANGE out"
+    return ""
+
+
+# --- PARTITION BY and ORDER BY ----------------------------------------------------------------------------------------
+
+
+def _read_over(number: exp.Expr, rows: int, beside: str | None, scope: Scope) -> SqlRanking | None:
+    partition, order = number.args.get("partition_by") or [], number.args.get("order")
+    calls = [node for node in partition if window_function(node)]
+    keys = [node for node in partition if not window_function(node)]
+    ordered = order.expressions if order is not None else []
+    if not ordered:
+        scope.report.add(node_position(number), f"nothing says which row comes first; {_EXAMPLES}")
+    for call in calls[1:]:
+        scope.report.add(node_position(call), "there are two windows; keep one")
+    window = _read_window(calls[0], scope) if calls else None
+    by = [name for key in keys if (name := _key(key, scope)) is not None]
+    timed = _event_time(ordered, scope)
+    first = rows == 1 and timed is not None and not calls and bool(keys)
+    if beside != TOP_N and (first or beside == DEDUPLICATE):
+        if beside == DEDUPLICATE and not (first and timed is not None):
+            _reject_deduplication(number, rows, calls, ordered, scope)
+            return None
+        assert timed is not None, "it is the first row by an event time"
+        keep = "last" if ordered[0].args.get("desc") else "first"
+        return SqlRanking(DEDUPLICATE, {"by": by, "of": timed.table.name, "keep": keep}, number)
+    entries: dict[str, Any] = {"by": by} if by else {}
+    entries |= {"orderBy": [*_order(ordered, scope)], "rows": rows}
+    if window is not None:
+        entries |= {"of": window.of, "window": {window.kind: window.lengths}}
+    return SqlRanking(TOP_N, entries, number)
+
+
+def _read_window(call: exp.Expr, scope: Scope) -> GroupWindow | None:
+    if window_function(call) == "SESSION":
+        facts = "each session ends at a time of its own, and rows are ranked in windows that end together"
+        scope.report.add(node_position(call), f"{facts}; write TUMBLE, HOP or CUMULATE")
+        return None
+    table = next(iter(scope.relations.values())).table if scope.relations else None
+    return read_window_call(call, table, scope, "PARTITION BY") if table is not None else None
+
+
+def _key(key: exp.Expr, scope: Scope) -> str | None:
+    """Return a column of the key as YAML writes it; None if it is wrong, which is reported."""
+    node = key.unnest()
+    if not isinstance(node, exp.Column):
+        facts = "the key of the rows is columns, this is an expression"
+        scope.report.add(node_position(key), f"{facts}; write columns of the inputs into PARTITION BY")
+        return None
+    if not node.table and node.name in WINDOW_COLUMNS and not scope.has_column(node.name):
+        todo = "write TUMBLE(<event time>, INTERVAL '1' HOUR) in place of window_start, window_end"
+        scope.report.add(node_position(key), f"nothing says which windows these are; {todo}")
+        return None
+    resolved = scope.resolve(node)
+    return f"{resolved[0].table.name}.{resolved[1]}" if resolved is not None else None
+
+
+def _event_time(ordered: Sequence[exp.Expr], scope: Scope) -> Relation | None:
+    """Return the input whose event time alone ORDER BY names; None if it names something else."""
+    if len(ordered) != 1 or not isinstance(ordered[0].this, exp.Column):
+        return None
+    resolved = scope.resolve(ordered[0].this)
+    return resolved[0] if resolved is not None and resolved[1] == resolved[0].table.event_time else None
+
+
+def _reject_deduplication(
+    number: exp.Expr, rows: int, calls: Sequence[exp.Expr], ordered: Sequence[exp.Expr], scope: Scope
+) -> None:
+    """Say why the SQL is not that of `deduplicate`, which stands beside it."""
+    times = [f"{alias}.{relation.table.event_time}" for alias, relation in scope.visible.items()]
+    facts = "deduplicate, which stands beside sql, emits the first or the last row of a key by event time"
+    if rows > 1:
+        todo = "write = 1"
+    elif calls:
+        todo = "leave the window out, which deduplicate.within is"
+    elif not number.args.get("partition_by"):
+        todo = "name the key in PARTITION BY"
+    elif ordered:
+        todo = f"write ORDER BY {' or '.join(times)}"
+    scope.report.add(node_position(number), f"{facts}; {todo}, or for the first rows of a window topN beside sql")
+
+
+def _order(ordered: Sequence[exp.Expr], scope: Scope) -> Iterator[dict[str, str]]:
+    """Yield the entries of `orderBy`; wrong ones are reported."""
+    for entry in ordered:
+        value, descending = entry.this.unnest().copy(), bool(entry.args.get("desc"))
+        if value.find(exp.AggFunc, exp.Window, exp.Query) is not None or isinstance(value, exp.Literal):
+            facts = "rows are ordered by columns and expressions of each row alone"
+            scope.report.add(node_position(entry), f"{facts}; write a column of an input")
+            continue
+        problems = [*wrong_calls(value)]
+        for node, problem in problems:
+            scope.report.add(node_position(node), problem)
+        if problems or not scope.qualify(value):
+            continue
+        item = {"expression": value.sql(comments=False)} | ({"direction": "desc"} if descending else {})
+        nulls_first = bool(entry.args.get("nulls_first"))
+        if nulls_first == descending:  # unlike the default, by which NULL is the lowest value
+            item["nulls"] = "first" if nulls_first else "last"
+        yield item

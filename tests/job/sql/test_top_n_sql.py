@@ -1,0 +1,149 @@
+"""ROW_NUMBER in the SQL of a StreamJoin: the first rows of each key and window, as `topN` says it (rule R1)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from job.chains import ORDERS, PAYMENTS, load, mistakes, step
+from joinery_runtime.core.compile import compile_job
+from joinery_runtime.job import definition
+
+HOUR = {"tumbling": {"size": "1h"}}
+HIGHEST = [{"expression": "orders.amount", "direction": "desc"}]
+PER_HOUR = "TUMBLE(ts, INTERVAL '1' HOUR)"
+FLINK = "TABLE(TUMBLE(TABLE orders, DESCRIPTOR(ts), INTERVAL '1' HOUR))"
+OVER = f"ROW_NUMBER() OVER (PARTITION BY currency, {PER_HOUR} ORDER BY amount DESC)"
+ALL = [{"column": f"orders.{name}"} for name in ("id", "currency", "amount", "ts")]
+TIMES = [{"column": "window_start"}, {"column": "window_end"}]
+ID = [{"column": "orders.id"}]
+NUMBER = {"column": "row_number", "as": "rn"}
+
+SAME: list[tuple[str, dict[str, Any], list[dict[str, str]]]] = [
+    (f"SELECT id FROM orders QUALIFY {OVER} <= 3", {}, ID),
+    (f"SELECT id FROM orders QUALIFY {OVER} < 4", {}, ID),
+    (f"SELECT id FROM orders QUALIFY 3 >= {OVER}", {}, ID),
+    (f"SELECT id, {OVER} AS rn, window_end AS until FROM orders QUALIFY rn BETWEEN 1 AND 3",
+     {}, [*ID, NUMBER, {"column": "window_end", "as": "until"}]),
+    (f"SELECT id FROM orders QUALIFY {OVER} = 1", {"rows": 1}, ID),
+    (f"SELECT id FROM orders QUALIFY {OVER.replace('currency, ', '')} <= 3", {"by": None}, ID),
+    (f"SELECT id FROM orders o QUALIFY {OVER.replace('amount', 'o.amount * 2')} <= 3",
+     {"orderBy": [{"expression": "orders.amount * 2", "direction": "desc"}]}, ID),
+    (f"SELECT id FROM orders QUALIFY {OVER.replace('DESC', 'DESC NULLS FIRST, id NULLS LAST')} <= 3",
+     {"orderBy": [{**HIGHEST[0], "nulls": "first"}, {"expression": "orders.id", "nulls": "last"}]}, ID),
+    (f"SELECT id FROM orders QUALIFY {OVER.replace('TUMBLE(ts', 'HOP(ts, INTERVAL 10 MINUTES')} <= 3",
+     {"window": {"hopping": {"slide": "10m", "size": "1h"}}}, ID),
+    (f"SELECT id FROM orders QUALIFY {OVER.replace('TUMBLE(ts', 'CUMULATE(ts, INTERVAL 10 MINUTES')} <= 3",
+     {"window": {"cumulative": {"step": "10m", "size": "1h"}}}, ID),
+    # the first row of each window by event time is no repeat of a row, which the window bounds
+    (f"SELECT id FROM orders QUALIFY {OVER.replace('amount DESC', 'ts')} = 1",
+     {"rows": 1, "orderBy": [{"expression": "orders.ts"}]}, ID),
+    # Flink's form
+    (f"SELECT * FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY window_start, window_end, currency ORDER BY amount "
+     f"DESC) AS rn FROM {FLINK}) WHERE rn <= 3",
+     {}, [*ALL, *TIMES, NUMBER]),
+    ("SELECT k, place, started FROM (SELECT o.currency AS k, o.window_start AS started, ROW_NUMBER() OVER (PARTITION "
+     "BY o.currency, o.window_start, o.window_end ORDER BY o.amount DESC) AS place "
+     f"FROM {FLINK} AS o) AS r WHERE r.place <= 3 AND 0 < place",
+     {}, [{"column": "orders.currency", "as": "k"}, {"column": "row_number", "as": "place"},
+          {"column": "window_start", "as": "started"}]),
+    (f"WITH o AS (SELECT currency AS k, amount, ts FROM orders), r AS (SELECT k, amount, ROW_NUMBER() OVER "
+     f"(PARTITION BY k, {PER_HOUR} ORDER BY amount DESC) AS rn FROM o) SELECT k, rn FROM r WHERE rn <= 3",
+     {}, [{"column": "orders.currency", "as": "k"}, NUMBER]),
+]  # fmt: skip
+
+
+def top_n(**more: Any) -> dict[str, Any]:
+    fields = {"by": ["orders.currency"], "orderBy": HIGHEST, "rows": 3, "of": "orders", "window": HOUR, **more}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+@pytest.mark.parametrize(("sql", "rule", "select"), SAME)
+def test_row_number_is_the_rule_that_yaml_writes(sql: str, rule: dict[str, Any], select: list[dict[str, str]]) -> None:
+    job, yaml = load(inputs=[ORDERS], sql=sql), load(inputs=[ORDERS], topN=top_n(**rule), select=select)
+    assert compile_job(job) == compile_job(yaml)
+    assert definition(job) == definition(yaml)
+
+
+def test_a_condition_on_the_key_leaves_rows_out_before_they_are_numbered() -> None:
+    sql = f"SELECT * FROM (SELECT id, currency, {OVER} AS rn FROM orders) o WHERE o.rn <= 3 AND o.currency <> 'x'"
+    select = [*ID, {"column": "orders.currency"}, NUMBER]
+    yaml = load(inputs=[{**ORDERS, "where": "orders.currency <> 'x'"}], topN=top_n(), select=select)
+    assert compile_job(load(inputs=[ORDERS], sql=sql)) == compile_job(yaml)
+
+
+def test_the_rows_of_joins_are_ranked_by_the_columns_of_several_inputs() -> None:
+    sql = (
+        "SELECT m, rn FROM (SELECT p.method AS m, ROW_NUMBER() OVER (PARTITION BY p.method, TUMBLE(p.ts, INTERVAL '1' "
+        "HOUR) ORDER BY o.amount DESC, p.ts) AS rn FROM orders o JOIN payments p ON o.id = p.order_id "
+        "AND p.ts BETWEEN o.ts AND o.ts + INTERVAL '24' HOUR) WHERE rn <= 3"
+    )
+    order = [*HIGHEST, {"expression": "payments.ts"}]
+    rule = top_n(by=["payments.method"], of="payments", orderBy=order)
+    select = [{"column": "payments.method", "as": "m"}, NUMBER]
+    job, yaml = load(inputs=[ORDERS, PAYMENTS], sql=sql), load(step(), topN=rule, select=select)
+    assert compile_job(job) == compile_job(yaml)
+    assert definition(job) == definition(yaml)
+
+
+def test_top_n_beside_sql_says_the_window_and_what_sql_has_no_words_for() -> None:
+    sql = "SELECT id, ROW_NUMBER() OVER (PARTITION BY currency ORDER BY amount DESC) AS rn FROM orders QUALIFY rn <= 3"
+    beside = {"of": "orders", "window": HOUR, "allowedLateness": "1m", "limits": {"maxRecords": 10_000}}
+    yaml = load(inputs=[ORDERS], topN=top_n(**beside), select=[*ID, NUMBER])
+    assert compile_job(load(inputs=[ORDERS], sql=sql, topN=beside)) == compile_job(yaml)
+
+
+def test_sql_selects_the_columns_of_a_top_n_beside_it() -> None:
+    sql = "SELECT id, window_start, row_number AS rn FROM orders"
+    yaml = load(inputs=[ORDERS], topN=top_n(), select=[*ID, TIMES[0], NUMBER])
+    assert compile_job(load(inputs=[ORDERS], sql=sql, topN=top_n())) == compile_job(yaml)
+
+
+def numbered(*, over: str = f"currency, {PER_HOUR} ORDER BY amount", where: str = "rn <= 3", select: str = "id") -> str:
+    return f"SELECT {select} FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY {over}) AS rn FROM orders) WHERE {where}"
+
+
+BAD: list[tuple[str, str]] = [
+    (numbered(over="currency ORDER BY amount"), "into PARTITION BY write TUMBLE(<event time>, INTERVAL '1' HOUR)"),
+    (numbered(over="currency, window_start, window_end ORDER BY amount"), "nothing says which windows these are"),
+    (numbered(over="currency, SESSION(ts, INTERVAL '1' HOUR) ORDER BY amount"), "write TUMBLE, HOP or CUMULATE"),
+    (numbered(over=f"{PER_HOUR}, {PER_HOUR} ORDER BY amount"), "there are two windows; keep one"),
+    (numbered(over=f"UPPER(currency), {PER_HOUR} ORDER BY amount"), "write columns of the inputs into PARTITION BY"),
+    (numbered(over=f"currency, {PER_HOUR}"), "nothing says which row comes first"),
+    (numbered(over=f"currency, {PER_HOUR} ORDER BY SUM(amount)"), "by columns and expressions of each row alone"),
+    (numbered(over=f"currency, {PER_HOUR} ORDER BY UPER(id)"), "UPPER"),
+    (numbered(over=f"{PER_HOUR} ORDER BY id ROWS BETWEEN 1 PRECEDING AND CURRENT ROW"), "leave ROWS or RANGE out"),
+    (numbered(over="currency, TUMBLE(amount, INTERVAL '1' HOUR) ORDER BY amount"), "'orders' is ts; write TUMBLE(ts,"),
+    (numbered(where="rn <= 3 AND amount > 5"), "into the WHERE of the rows that are numbered"),
+    (numbered(where="rn > 1"), "write <= 10, select the number, and leave them out where the rows are read"),
+    (numbered(where="rn BETWEEN 2 AND 3"), "rows before number 2 have to be emitted too; write <= 3"),
+    (numbered(where="rn < 1"), "no row has such a number"),
+    (numbered(where="rn <= 20000"), "at most 10,000 rows of each key and window"),
+    (numbered(where="rn <= amount"), "is compared with whole numbers alone"),
+    (numbered(where="rn <= 3", select="rn * 2 AS r"), "write ROW_NUMBER() OVER (...) AS y and QUALIFY y <= 10"),
+    (numbered(where="currency = 'x'", select="id, rn"), "write ROW_NUMBER() OVER (...) AS y and QUALIFY y <= 10"),
+    (numbered(select="id, COUNT(*) AS n") + f" GROUP BY id, {PER_HOUR}", "are the end of a job in SQL"),
+    (numbered().replace("ROW_NUMBER", "RANK"), "RANK gives equal rows one number"),
+    (numbered().replace("ROW_NUMBER", "DENSE_RANK"), "DENSE_RANK gives equal rows one number"),
+    (numbered().replace("ROW_NUMBER()", "SUM(amount)"), "a job numbers rows with ROW_NUMBER alone"),
+    (f"SELECT id, {OVER} FROM orders QUALIFY {OVER} <= 3", "write ROW_NUMBER() OVER (...) AS <name>"),
+    (f"SELECT id FROM orders QUALIFY {OVER} <= 3 AND {OVER.replace('DESC', 'ASC')} <= 3", "numbers its rows once"),
+    (f"SELECT * FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY window_end ORDER BY id) AS rn FROM {FLINK}) "
+     "WHERE rn <= 3", "write OVER (PARTITION BY <columns>, window_start, window_end ORDER BY ...)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sql", "words"), BAD)
+def test_what_cannot_be_ranked_is_rejected_with_what_to_write(sql: str, words: str) -> None:
+    said = mistakes(inputs=[ORDERS], sql=sql)
+    assert [*said] == ["spec.topN.window" if "into PARTITION BY write" in words else "spec.sql"]
+    assert words in "".join(said.values())
+
+
+def test_what_both_say_is_rejected() -> None:
+    sql = f"SELECT id FROM orders QUALIFY {OVER} <= 3"
+    said = mistakes(inputs=[ORDERS], sql=sql, topN={"rows": 3, "window": HOUR})
+    assert {path: said[path].partition(" and")[0] for path in said} == {
+        "spec.topN.rows": "rows", "spec.topN.window": "window",
+    }  # fmt: skip

@@ -1,0 +1,96 @@
+"""Jobs whose SQL DuckDB runs as well give the rows that DuckDB gives."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars as pl
+import pytest
+
+from joinery_runtime import run
+
+# TUMBLE and HOP as table functions make the rows that Flink's have; in PARTITION BY, TUMBLE is a function of a time.
+MACROS = """
+CREATE MACRO tumble(t, size) AS time_bucket(size, t);
+CREATE MACRO tumbling(size) AS TABLE SELECT *, time_bucket(size, ts) AS window_start,
+    time_bucket(size, ts) + size AS window_end FROM bids;
+CREATE MACRO hopping(slide, parts) AS TABLE SELECT *, time_bucket(slide, ts) - part * slide AS window_start,
+    time_bucket(slide, ts) + (parts - part) * slide AS window_end FROM bids, range(parts) AS r(part)
+"""
+AS_IN_DUCKDB = {
+    "TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '10' MINUTE))": "tumbling(INTERVAL '10' MINUTE)",
+    "TABLE(HOP(TABLE bids, DESCRIPTOR(ts), INTERVAL '5' MINUTE, INTERVAL '15' MINUTE))": (
+        "hopping(INTERVAL '5' MINUTE, 3)"
+    ),
+}
+COLUMNS = {"auction": "string", "bidder": "int64", "price": "int64", "ts": "timestamp"}
+BIDS = [
+    {"auction": "abc"[(n * 7) % 3], "bidder": n, "price": (n * 37) % 101, "ts": f"2026-03-01T10:{n % 50:02}:00Z"}
+    for n in range(150)
+]
+
+QUERIES = {
+    "qualify": """
+        SELECT auction, price, bidder, ROW_NUMBER() OVER (PARTITION BY auction, TUMBLE(ts, INTERVAL '10' MINUTE)
+            ORDER BY price DESC, bidder) AS place
+        FROM bids WHERE price > 10 QUALIFY place <= 3""",
+    "no key": """
+        SELECT bidder, price + 1 AS more FROM bids
+        QUALIFY ROW_NUMBER() OVER (PARTITION BY TUMBLE(ts, INTERVAL '1' HOUR) ORDER BY price % 10 DESC, bidder) < 8""",
+    "Flink's window top-N": """
+        SELECT * FROM (
+            SELECT bidder, auction, price, ROW_NUMBER() OVER (
+                PARTITION BY window_start, window_end, auction ORDER BY price DESC, bidder DESC) AS rownum
+            FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '10' MINUTE)))
+        WHERE rownum <= 2 AND auction <> 'b'""",
+    "hopping": """
+        WITH ranked AS (
+            SELECT auction AS a, price, bidder, ROW_NUMBER() OVER (
+                PARTITION BY w.window_start, w.window_end, w.auction ORDER BY w.price, w.bidder) AS rn
+            FROM TABLE(HOP(TABLE bids, DESCRIPTOR(ts), INTERVAL '5' MINUTE, INTERVAL '15' MINUTE)) AS w)
+        SELECT rn AS place, a, price, bidder FROM ranked WHERE 2 > rn""",
+}  # fmt: skip
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> dict[str, Any]:
+    """A job over the bids, in four epochs, without its SQL."""
+    (tmp_path / "bids.jsonl").write_text("".join(json.dumps(bid) + "\n" for bid in BIDS))
+    schema = [{"name": name, "type": kind} for name, kind in COLUMNS.items()]
+    source = {"file": {"path": str(tmp_path / "bids.jsonl")}, "format": "json", "schema": schema}
+    spec = {
+        "inputs": [{"name": "bids", **source, "eventTime": "ts", "watermark": {"delay": "1h"}}],
+        "output": {"file": {"path": str(tmp_path / "out")}},
+        "stateStore": {"memory": {}},
+        "trigger": {"maxRecordsPerEpoch": 40},
+    }
+    return {"apiVersion": "joinery.dev/v1alpha1", "kind": "StreamJoin", "metadata": {"name": "rows"}, "spec": spec}
+
+
+def rows_of(table: Any) -> Counter[tuple[Any, ...]]:
+    """The rows with their columns' names in front, as a multiset."""
+    frame = pl.DataFrame(table)
+    return Counter([tuple(frame.columns), *frame.rows()])
+
+
+def rows_in_duckdb(sql: str) -> Counter[tuple[Any, ...]]:
+    for written, instead in AS_IN_DUCKDB.items():
+        sql = sql.replace(written, instead)
+    with duckdb.connect() as connection:
+        connection.register("events", pl.DataFrame(BIDS).with_columns(pl.col("ts").str.to_datetime("%FT%TZ")))
+        connection.execute(f"CREATE TABLE bids AS FROM events;{MACROS}")
+        return rows_of(connection.sql(sql).pl())
+
+
+@pytest.mark.filterwarnings("ignore:stateStore is memory")
+@pytest.mark.parametrize("sql", QUERIES.values(), ids=QUERIES)
+def test_a_job_gives_the_rows_that_duckdb_gives_for_its_sql(sql: str, job: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(job | {"spec": job["spec"] | {"sql": sql}}))
+    expected = rows_in_duckdb(sql)
+    assert len(expected) > 5
+    assert rows_of(run(path, local=True).output()) == expected
