@@ -129,6 +129,13 @@ def two_sided(a: str, b: str) -> list[tuple[str, Check]]:
     ]
 
 
+def _ends_behind(columns: Mapping[str, Mapping[str, Any]], name: str) -> bool | None:
+    end, value = columns[""]["window_end"], columns[name]["v"]
+    if end is None:
+        return True
+    return None if value is None else bool(end > value)
+
+
 def _three_or_null(v: Any, w: Any) -> bool | None:
     if w is None:
         return True
@@ -159,14 +166,23 @@ def wheres(draw: Any, left: Sequence[str], right: str, *, versions: bool) -> tup
 
 
 @st.composite
-def filters(draw: Any, left: Sequence[str], right: str, join_type: str) -> tuple[str, Check] | None:
-    """A filter of a step that only the step itself can check, because the step pads what the filter reads."""
+def filters(
+    draw: Any, left: Sequence[str], right: str, join_type: str, *, windowed: bool = False
+) -> tuple[str, Check] | None:
+    """A filter of a step that only the step itself can check, because the step pads what the filter reads, or because
+    it reads the window (`windowed`: rows are in one)."""
     a, b = left[-1], right
     options = {
         "left": [*one_sided(b), *two_sided(a, b), (f"{b}.v IS NULL", lambda columns: columns[b]["v"] is None)],
         "right": [*one_sided(a), *two_sided(a, b)],
         "full": [*one_sided(a), *one_sided(b), *two_sided(a, b)],
     }.get(join_type, [])
+    if windowed:
+        options = [
+            *options,
+            ("window_start % 10 = 0", known(lambda start: start % 10 == 0, ("", "window_start"))),
+            (f"window_end > {a}.v OR window_start IS NULL", lambda columns: _ends_behind(columns, a)),
+        ]
     return draw(st.sampled_from(options)) if options and draw(st.integers(0, 2)) == 0 else None
 
 
@@ -322,14 +338,15 @@ def jobs(draw: Any, kind: str) -> Job:
             step["keys"] = draw(computed_keys(left, right, table="asOf" in step))
         where, predicates[number] = draw(wheres(left, right, versions="asOf" in step))
         steps.append({"right": right, **step, **({"where": where} if where else {})})
-        if (chosen := draw(filters(left, right, step["type"]))) is not None:
+        windowed = any("window" in made for made in steps)
+        if (chosen := draw(filters(left, right, step["type"], windowed=windowed))) is not None:
             steps[-1]["filter"], keeps[number] = chosen
         left = left if step["type"] in EXISTENCE else (*left, right)
     inputs = [draw(an_input(name, key)) for name in names]
     for side, step in zip(inputs[1:], steps, strict=True):
         if "asOf" in step:
             side["table"] = {"key": [text.partition(".")[2] for text in step["keys"].values()]}
-    select, computed = draw(selects(left))
+    select, computed = draw(selects(left, windowed=any("window" in step for step in steps)))
     spec = {"inputs": inputs, "joins": steps, **select, "output": {"file": {"path": "out.jsonl"}, "format": "json"}}
     spec["deadLetter"] = {"file": {"path": "dead.jsonl"}}
     job = StreamJoin.model_validate({"metadata": {"name": "random"}, "spec": spec})
@@ -403,9 +420,10 @@ def an_input(draw: Any, name: str, key: str) -> dict[str, Any]:
 
 
 @st.composite
-def selects(draw: Any, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, Check]]:
-    """Every column, or a few with an expression that a padded row has to make something of."""
-    if draw(st.integers(0, 3)):
+def selects(draw: Any, names: Sequence[str], *, windowed: bool = False) -> tuple[dict[str, Any], dict[str, Check]]:
+    """Every column, or a few with an expression that a padded row has to make something of. `windowed`: rows are in
+    windows, and an expression reads their times."""
+    if draw(st.integers(0, 1 if windowed else 3)):
         return {}, {}
     first, last = names[0], names[-1]
     chosen = [
@@ -413,4 +431,8 @@ def selects(draw: Any, names: Sequence[str]) -> tuple[dict[str, Any], dict[str, 
         {"column": f"{last}.ts"},
         {"expression": f"{last}.v IS NULL", "as": "unknown"},
     ]
-    return {"select": chosen}, {"unknown": lambda columns: columns[last]["v"] is None}
+    computed: dict[str, Check] = {"unknown": lambda columns: columns[last]["v"] is None}
+    if windowed:
+        chosen.append({"expression": "window_end - 3", "as": "until"})
+        computed["until"] = lambda columns: None if columns[""]["window_end"] is None else columns[""]["window_end"] - 3
+    return {"select": chosen}, computed

@@ -88,6 +88,7 @@ def test_good_steps_load(steps: list[Any], more: Any) -> None:
     assert mistakes(*steps, **more) == {}
 
 
+FIRST_TEN = {"orderBy": [{"expression": "orders.amount"}], "rows": 10, "window": {"tumbling": {"size": "1h"}}}
 BAD_STEPS: list[tuple[list[Any], dict[str, Any], str, str]] = [
     # which inputs
     ([], {"inputs": [ORDERS, PAYMENTS]}, "joins", "there is no join step"),
@@ -480,10 +481,16 @@ BAD_STEPS: list[tuple[list[Any], dict[str, Any], str, str]] = [
         "is a column of window joins only (rule W4)",
     ),
     (
-        [window(tumbling="1h")],
+        [],
+        {"inputs": [ORDERS], "topN": FIRST_TEN, "select": [{"expression": "row_number + 1", "as": "s"}]},
+        "select[0].expression",
+        "select it as it is: column: row_number",
+    ),
+    (
+        [step()],
         {"select": [{"expression": "window_start / 1000", "as": "s"}]},
         "select[0].expression",
-        "select it as it is: column: window_start",
+        "'window_start' does not name its input",
     ),
     (
         [step(name, keys={"a.id": f"{name}.id"}, interval={**DAY, "of": "a"}) for name in ("b", "a_b")],

@@ -136,8 +136,11 @@ REJECTED = [
      "takes 1 INTERVAL behind DESCRIPTOR"),
     (f"SELECT l.a FROM {tumble('a')} l JOIN {tumble('b')} r ON {KEY} AND {SAME_WINDOW} {TUMBLING}",
      "table functions say in which windows rows are joined; leave WINDOW out"),
-    (f"SELECT l.a, r.window_start {JOINED.format('LEFT JOIN')}",
-     "is NULL in Flink in the rows that have none of 'r', and a row has its window here (rule W4); write window_start"),
+    (f"SELECT l.a, r.window_start FROM {tumble('a')} l LEFT JOIN (SELECT id, b, window_start, window_end FROM "
+     f"{tumble('b')}) r ON {KEY} AND {SAME_WINDOW}",
+     "is NULL in the rows that have none of 'r', which its event time would tell; write window_start, or select the"),
+    (f"SELECT l.a FROM {tumble('a')} l JOIN {tumble('b')} r ON {KEY} AND {SAME_WINDOW} AND l.window_start > 0",
+     "is a column of the rows that the joins make; write it into WHERE or the select list"),
     (f"SELECT l.a, l.window_time {JOINED.format('JOIN')}", "it is the last millisecond before window_end"),
     (f"SELECT l.a FROM {read(tumble('a'), 'WHERE window_start > ts')} l JOIN {tumble('b')} r ON {KEY} AND "
      f"{SAME_WINDOW}", "a condition on the windows of one side is one on the joined rows"),
@@ -164,6 +167,8 @@ QUERIES = {
     f"(SELECT * FROM {read(tumble('b'), 'WHERE b > 5')} r WHERE l.id = r.id AND {SAME_WINDOW})",
     "anti": f"SELECT l.a, window_start FROM {read(tumble('a'))} l WHERE NOT EXISTS "
     f"(SELECT * FROM {read(tumble('b'))} r WHERE l.id = r.id AND {SAME_WINDOW})",
+    "padded": f"SELECT l.a, r.b, r.window_start, r.window_end - l.window_start AS n {JOINED.format('LEFT JOIN')} "
+    "WHERE l.window_start > 300000 AND (r.window_end IS NULL OR r.window_end < 1500000)",
     "hopping": f"SELECT l.a, r.b, l.window_start FROM {hop('a')} l LEFT JOIN {hop('b')} r ON {KEY} AND {SAME_WINDOW}",
 }
 SIZE = 300_000

@@ -86,7 +86,7 @@ class Step:
     def filtered(self, rows: Iterable[Joined], dropped: Mapping[str, Counter[str]]) -> list[Joined]:
         """The rows that the step emits, of those that it makes; counts the others."""
         joined = list(rows)
-        emitted = [row for row in joined if self.keeps is None or self.keeps(row.by_input) is True]
+        emitted = [row for row in joined if self.keeps is None or self.keeps(row.columns) is True]
         if len(emitted) < len(joined):
             dropped[self.right][FILTERED_ROWS] += len(joined) - len(emitted)
         return emitted
@@ -138,7 +138,7 @@ class Projection:
         if self.window is not None:
             return None if row.window is None else row.window[self.window]
         if self.computed is not None:
-            return self.computed(row.by_input)
+            return self.computed(row.columns)
         return row.values(self.input)[self.column]
 
 

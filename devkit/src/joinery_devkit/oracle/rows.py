@@ -8,6 +8,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from joinery_runtime.job.model.references import WINDOW_COLUMNS
+
 END = 2**63 - 1  # the watermark of an input that has ended (T7)
 
 Values = Mapping[str, Any]
@@ -59,6 +61,12 @@ class Joined:
     @property
     def by_input(self) -> Mapping[str, Values]:
         return {name: self.values(name) for name in self.rows}
+
+    @property
+    def columns(self) -> Mapping[str, Values]:
+        """What a condition or an expression behind the step may read: the columns by input, and without an input the
+        times of the window, NULL without one (W4)."""
+        return {**self.by_input, "": dict(zip(WINDOW_COLUMNS, self.window or (None, None), strict=True))}
 
 
 Forget = Callable[[int, Joined], Joined]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 
@@ -86,6 +86,8 @@ class JoinCompiler:
         self._keys = KeyCompiler(job, self._declared)
         self._keys.compile()
         self._schemas = {name: self._keys.schema_of(name) for name in self._declared}
+        times = [pa.field(name, arrow_type(job.window_times)) for name in WINDOW_COLUMNS] if job.windowed else []
+        self._windows = {"": pa.schema(times)} if times else {}
         self._output = self._outputs()
         self._ranked_by = self._ranking_expressions()
         written = [self._written_conditions(number, step) for number, step in enumerate(job.joins)]
@@ -142,10 +144,11 @@ class JoinCompiler:
         """Place a condition on the rows that a step makes where it leaves out the same rows earliest: at the step
         itself, an earlier one, among the conditions on matches of an inner one (`matching`, by step), or at an input.
         A condition that may fail stays, because elsewhere it would be computed for other rows. So do those of session
-        windows, where a row that is left out earlier would change sessions."""
+        windows, where a row that is left out earlier would change sessions, and those on the times of windows, which a
+        row has once the step has made it."""
         step = self._job.joins[number]
         inputs = {ref.input for ref in condition.columns}
-        if not inputs or condition.may_fail or step.kind == "session":
+        if not inputs or "" in inputs or condition.may_fail or step.kind == "session":
             self._filters[number].append(condition)
         elif step.type in {"inner", "semi"}:
             matching[number].append(condition)
@@ -167,6 +170,7 @@ class JoinCompiler:
             output=tuple(self._output_columns(split)),
             emits=_emits(split.step),
             filter=split.filter,
+            window_times=arrow_type(self._job.window_times),
         )
 
     def _side(self, split: _SplitStep, side: int) -> SideSpec:
@@ -199,7 +203,8 @@ class JoinCompiler:
         naming = Intake(schema, "", (), (), chained=chained)
         names = {naming.name_of(ref) for ref in read_columns}
         if chained and not split.step.matching.windowed:
-            names |= {*self._forwarded_windows(split.number)}
+            own = [ref.column for ref in split.filtered_by if not ref.input]
+            names |= {*own, *self._forwarded_windows(split.number)}
         return Intake(
             schema=schema,
             event_time=WINDOW_START if split.one_window and chained else naming.name_of(event_time),
@@ -306,10 +311,14 @@ class JoinCompiler:
         windowed = [later for later, step in enumerate(self._job.joins) if step.matching.windowed]
         if not windowed or windowed[0] > number:
             return ()
-        if windowed[-1] > number:
-            return (WINDOW_START,)
-        selected = {output.step_column for output in self._output}
-        return tuple(name for name in WINDOW_COLUMNS if name in selected)
+        following = next((later for later in windowed if later > number), None)
+        readers = self._steps[number + 1 : following]  # a step in windows makes the columns again
+        refs = {ref for reader in readers for ref in reader.filtered_by}
+        if following is None:
+            refs |= {ref for output in self._output for ref in output.columns}
+            refs |= {ColumnRef("", output.step_column) for output in self._output if output.step_column is not None}
+        read = {ref.column for ref in refs if not ref.input} | ({WINDOW_START} if following is not None else set())
+        return tuple(name for name in WINDOW_COLUMNS if name in read)
 
     def _output_columns(self, split: _SplitStep) -> Iterable[OutputColumn]:
         if split is not self._steps[-1] or self._job.ranking is not None:
@@ -390,7 +399,8 @@ class JoinCompiler:
                 )
             else:
                 path = f"spec.select[{number}].expression"
-                expression, kind = computed_column(self._job, path, column.expression or "", self._declared)
+                schemas = {**self._declared, **self._windows}
+                expression, kind = computed_column(self._job, path, column.expression or "", schemas)
                 outputs.append(_Output(column.name, kind, expression=expression))
         return outputs
 
@@ -404,12 +414,16 @@ class JoinCompiler:
         if step.filter is None:
             return []
         made_of = self._job.left_inputs(number + 1)
-        return conjuncts(self._predicate(f"spec.joins[{number}].filter", step.filter, made_of))
+        is_windowed = any(before.matching.windowed for before in self._job.joins[: number + 1])
+        windows = self._windows if is_windowed else {}
+        return conjuncts(self._predicate(f"spec.joins[{number}].filter", step.filter, made_of, windows))
 
-    def _predicate(self, path: str, text: str, inputs: Sequence[str]) -> Expression:
+    def _predicate(
+        self, path: str, text: str, inputs: Sequence[str], windows: Mapping[str, pa.Schema] | None = None
+    ) -> Expression:
         try:
             expression = parse_expression(text)
-            check_predicate(expression, {name: self._declared[name] for name in inputs})
+            check_predicate(expression, {**{name: self._declared[name] for name in inputs}, **(windows or {})})
         except ExpressionError as error:
             raise error_at(self._job, path, str(error)) from error
         return expression

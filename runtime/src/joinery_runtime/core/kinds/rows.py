@@ -183,7 +183,9 @@ def residual(step: StepSpec, pairs: Pairs, failures: PairFailures) -> np.ndarray
 
 
 def resolve(step: StepSpec, pairs: Pairs, ref: ColumnRef) -> pa.Array:
-    """An input's column for the pairs, NULL where its side is padded."""
+    """An input's column for the pairs, NULL where its side is padded; without an input, a time of their windows."""
+    if not ref.input:
+        return _window_column(step, pairs, ref.column, step.window_times)
     side, name = step.locate_column(ref)
     return _column(step, pairs, side, name)
 
@@ -240,14 +242,19 @@ def _filter_mask(
 def _output(step: StepSpec, pairs: Pairs, column: OutputColumn) -> pa.Array:
     if column.step_column is None:
         return _column(step, pairs, column.side, column.column)
+    return _window_column(step, pairs, column.step_column, column.type)
+
+
+def _window_column(step: StepSpec, pairs: Pairs, name: str, kind: pa.DataType) -> pa.Array:
+    """One of RANK_COLUMNS of the pairs, as values of this type."""
     if pairs.windows is not None:
-        times = pa.array(pairs.windows[RANK_COLUMNS.index(column.step_column)])
+        times = pa.array(pairs.windows[RANK_COLUMNS.index(name)])
     else:  # of a step before
-        times = _column(step, pairs, LEFT, column.step_column)
-    if pa.types.is_timestamp(column.type):  # a window reaches further than its rows
+        times = _column(step, pairs, LEFT, name)
+    if pa.types.is_timestamp(kind):  # a window reaches further than its rows
         lowest, highest = (pa.scalar(time, pa.int64()) for time in (EVENT_TIME_MIN, EVENT_TIME_MAX))
         times = pc.max_element_wise(lowest, pc.min_element_wise(highest, times, skip_nulls=False), skip_nulls=False)
-    return times.cast(column.type)
+    return times.cast(kind)
 
 
 def _column(step: StepSpec, pairs: Pairs, side: int, name: str) -> pa.Array:

@@ -202,12 +202,14 @@ def _flatten_and(node: exp.Expr) -> Iterator[exp.Expr]:
 
 def _check_column(ref: ColumnRef, schemas: dict[str, pa.Schema], text: str) -> None:
     if ref.input not in schemas:
-        inputs = ", ".join(sorted(schemas))
+        inputs = ", ".join(sorted(filter(None, schemas)))
         raise ExpressionError(f"{text!r} uses {str(ref).lstrip('.')!r}", facts=f"the inputs are {inputs}",
                               todo="Write a column as <input>.<column>")  # fmt: skip
     if ref.column not in schemas[ref.input].names:
         columns = ", ".join(schemas[ref.input].names)
-        raise ExpressionError(f"{text!r} uses unknown column {str(ref)!r}", facts=f"{ref.input} has {columns}")
+        raise ExpressionError(
+            f"{text!r} uses unknown column {str(ref).lstrip('.')!r}", facts=f"{ref.input} has {columns}"
+        )
 
 
 # --- what is supported ------------------------------------------------------------------------------------------------

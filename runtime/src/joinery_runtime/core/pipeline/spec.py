@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -193,6 +193,8 @@ class StepSpec:
     columns of windows, by the names of its step columns (G7)."""
     changelog_key: tuple[str, ...] | None = None
     """The step columns by which a row replaces an earlier one (G9); None: rows are only appended."""
+    window_times: pa.DataType = field(default_factory=pa.int64)
+    """The type that the times of windows have in expressions, where they are columns without an input (W4)."""
 
     def output_schema(self) -> pa.Schema:
         return pa.schema([pa.field(c.name, c.type) for c in self.output])

@@ -9,7 +9,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from joinery_runtime.job.join.steps import STEP_KINDS
-from joinery_runtime.job.kinds.ranking import RANKING_KINDS
+from joinery_runtime.job.kinds.ranking import RANKING_KINDS, RankingKind
 from joinery_runtime.job.model.draft import (
     Finding,
     JobDraft,
@@ -68,6 +68,8 @@ def check_expression(at: Loc, text: str, draft: JobDraft) -> Iterator[Finding]:
     for call, reason in wrong_calls(tree):
         yield at, f"{call.sql()!r}: {reason}"
     for column in tree.find_all(exp.Column):
+        if not column.table and column.name in WINDOW_COLUMNS and _is_windowed(draft) and not _rankings(draft):
+            continue
         if not column.table and column.name in _engine_columns(draft):
             yield at, f"{column.name!r} is computed after expressions; select it as it is: column: {column.name}"
         elif not column.table:
@@ -156,12 +158,19 @@ def _every_column(draft: JobDraft) -> Iterator[str]:
 
 def _engine_columns(draft: JobDraft) -> tuple[str, ...]:
     """The columns that rows have beside those of inputs."""
-    rankings = [kind for kind in RANKING_KINDS if dig(draft.data, "spec", kind.field) is not None]
-    if rankings:
+    if rankings := _rankings(draft):
         return tuple(name for kind in rankings for name in kind.adds)
+    return WINDOW_COLUMNS if _is_windowed(draft) else ()
+
+
+def _rankings(draft: JobDraft) -> list[type[RankingKind]]:
+    return [kind for kind in RANKING_KINDS if dig(draft.data, "spec", kind.field) is not None]
+
+
+def _is_windowed(draft: JobDraft) -> bool:
+    """Say whether a step puts rows into windows."""
     fields = {kind.field for kind in STEP_KINDS if kind.windowed}
-    windowed = any(step.data.get(field) is not None for step in draft.steps for field in fields)
-    return WINDOW_COLUMNS if windowed else ()
+    return any(step.data.get(field) is not None for step in draft.steps for field in fields)
 
 
 RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (_items, _names, _default_names, _keys_known)

@@ -42,7 +42,8 @@ class JoinStep(Model):
     """An SQL condition over columns of the inputs (`input.column`) that a pair must meet."""
     filter: Text | None = Field(default=None, examples=["payments.method IS NULL OR payments.method <> 'test'"])
     """An SQL condition on the rows that the step makes, also on those padded with nulls: rows for which it is not true
-    are not emitted, and the next step does not get them."""
+    are not emitted, and the next step does not get them. From the first window step on, it can name window_start and
+    window_end."""
     late_data: Literal["drop", "reopen", "dlq"] = "drop"
     """What happens to late rows: `drop` counts them, `reopen` joins them with what is still kept, `dlq` writes them to
     the dead letters."""
@@ -90,7 +91,8 @@ class SelectItem(Model):
     column: Text | None = Field(default=None, examples=["orders.order_id"])
     """`input.column`, or of a window join: window_start, window_end."""
     expression: Text | None = Field(default=None, examples=["orders.amount * rates.rate"])
-    """An SQL expression over columns of inputs, in place of `column`."""
+    """An SQL expression over columns of inputs and, of a window join, window_start and window_end, in place of
+    `column`."""
     as_: Annotated[str | None, Field(alias="as", min_length=1)] = Field(default=None, examples=["amount_eur"])
     """The output column's name; if absent, the column's own without its input's."""
 

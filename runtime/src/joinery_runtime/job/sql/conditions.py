@@ -25,8 +25,8 @@ _DROPS = {"inner", "semi"}
 
 @dataclass(frozen=True, slots=True)
 class Predicate:
-    """One condition. Columns of `node` are qualified with the inputs' own names; `inputs` are these names; `at` is the
-    condition's place in the text."""
+    """One condition. Columns of `node` are qualified with the inputs' own names; `inputs` are these names, and the
+    empty one for the times of windows; `at` is the condition's place in the text."""
 
     node: exp.Expr
     inputs: frozenset[str]
@@ -41,14 +41,16 @@ class ClauseConditions:
     broken: bool = False
 
 
-def read_predicates(condition: exp.Expr | None, scope: Scope, tested: Source | None = None) -> ClauseConditions:
-    """Read a clause; `tested` as in `Scope.resolve`."""
+def read_predicates(
+    condition: exp.Expr | None, scope: Scope, tested: Source | None = None, *, behind_joins: bool = False
+) -> ClauseConditions:
+    """Read a clause; `tested` and `behind_joins` as in `Scope.qualify`."""
     if condition is None:
         return ClauseConditions()
     predicates, broken = [], False
     for node in (part.copy() for part in split_ands(condition)):
         at = node_position(node)  # before names are replaced
-        if node.find(exp.Query) is None and scope.qualify(node, tested):
+        if node.find(exp.Query) is None and scope.qualify(node, tested, behind_joins=behind_joins):
             predicates.append(Predicate(node, frozenset(column.table for column in node.find_all(exp.Column)), at))
         else:
             broken = True  # a sub-query, which `query` has reported, or a wrong name
@@ -177,7 +179,7 @@ def place_conditions(
 def _filterable_input(predicate: Predicate, links: Sequence[Link]) -> str | None:
     """Return the input whose rows may be dropped before all joins instead: each emitted row has one, and no other
     row is emitted in its stead without a match."""
-    if len(predicate.inputs) != 1:
+    if len(predicate.inputs) != 1 or "" in predicate.inputs:
         return None
     (name,) = predicate.inputs
     for link in links:
@@ -190,6 +192,8 @@ def _filterable_input(predicate: Predicate, links: Sequence[Link]) -> str | None
 
 def _earliest_filter(predicate: Predicate, links: Sequence[Link]) -> Link | None:
     """Return the earliest join at which the condition on matches drops what a filter after the last join would drop."""
+    if "" in predicate.inputs:
+        return None  # a row has a window once the join has made it
     earliest = None
     for link in reversed(links):
         earliest = link if link.type in _DROPS else earliest

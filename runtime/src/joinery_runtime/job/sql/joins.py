@@ -87,7 +87,7 @@ def _translate(sql: str, tables: Sequence[SqlInput], beside: str | None) -> Tran
     if read is None:
         return Translation((), [], report.problems)
     query, options = read
-    scope = Scope(query.sources, tables, report)
+    scope = Scope(query.sources, tables, report, windowed=query.window is not None and bool(query.joined))
     inputs = [table.name for table in tables]
     prefixes = dict(zip(inputs, side_prefixes(inputs), strict=True))
     aggregate, ranking = None, read_ranking(query, scope, beside)
@@ -165,7 +165,7 @@ def _link_query(
     """Return the links with their conditions, and the conditions of inputs; none if an input is unknown, and then only
     names are checked. `selected` are the inputs that the select list reads."""
     on = [read_predicates(joined.on, scope, joined.source if joined.source.hidden else None) for joined in query.joined]
-    where = read_predicates(query.where, scope)
+    where = read_predicates(query.where, scope, behind_joins=True)
     if query.first is None or not scope.is_complete:
         return [], {}
     _check_window_times(scope)

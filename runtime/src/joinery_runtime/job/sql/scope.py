@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from sqlglot import exp
 
 from joinery_runtime.job.model.draft import InputDraft
+from joinery_runtime.job.model.references import WINDOW_COLUMNS
 from joinery_runtime.job.model.wording import listed, suggestion
-from joinery_runtime.job.sql.derived import REJECTED
+from joinery_runtime.job.sql.derived import OF_WINDOW, REJECTED
 from joinery_runtime.job.sql.query import OUTER_NAME, Source
 from joinery_runtime.job.sql.report import Report, node_position
 
@@ -34,12 +35,18 @@ class Relation:
 
 class Scope:
     """The relations of one SELECT by their aliases. The alias of a rejected source counts as already reported.
-    `qualified`: the job writes a column as `<input>.<column>`."""
+    `qualified`: the job writes a column as `<input>.<column>`. `windowed`: the joined rows are in windows."""
 
     def __init__(
-        self, sources: Sequence[Source], tables: Sequence[SqlInput], report: Report, *, qualified: bool = True
+        self,
+        sources: Sequence[Source],
+        tables: Sequence[SqlInput],
+        report: Report,
+        *,
+        qualified: bool = True,
+        windowed: bool = False,
     ) -> None:
-        self.report, self.qualified = report, qualified
+        self.report, self.qualified, self.windowed = report, qualified, windowed
         self.relations: dict[str, Relation] = {}
         self._rejected_aliases: set[str] = set()
         self._sources = len(sources)
@@ -82,6 +89,11 @@ class Scope:
 
     def has_column(self, name: str) -> bool:
         return any(name in relation.table.columns for relation in self.visible.values())
+
+    def is_window_column(self, column: exp.Expr) -> bool:
+        """Say whether this names a time of the joined row's window (rule W4)."""
+        is_plain = isinstance(column, exp.Column) and not column.table and column.name in WINDOW_COLUMNS
+        return self.windowed and is_plain and (OF_WINDOW in column.meta or not self.has_column(column.name))
 
     def resolve(self, column: exp.Column, tested: Source | None = None) -> tuple[Relation, str] | None:
         """Return the relation and column that a name means; None if the name is wrong, which the report then says.
@@ -127,17 +139,22 @@ class Scope:
         if len(owners) > 1:
             choices = " or ".join(f"{relation.source.alias}.{column.name}" for relation in owners)
             self.report.add(node_position(column), f"is ambiguous, several inputs have it; write {choices}")
+        elif self.is_window_column(column):
+            facts = "is a column of the rows that the joins make"
+            self.report.add(node_position(column), f"{facts}; write it into WHERE or the select list")
         elif not self._rejected_aliases:
             every = [name for relation in relations for name in relation.table.columns]
             hint = suggestion(column.name, every)
             self.report.add(node_position(column), f"no input has a column {column.name!r}{hint}")
         return None
 
-    def qualify(self, condition: exp.Expr, tested: Source | None = None) -> bool:
+    def qualify(self, condition: exp.Expr, tested: Source | None = None, *, behind_joins: bool = False) -> bool:
         """Qualify all columns of the condition with the inputs' own names. Returns False if a name is wrong. `tested`
-        as in `resolve`."""
+        as in `resolve`. `behind_joins`: it may name the times of windows, which have no input."""
         good = True
         for column in list(condition.find_all(exp.Column)):
+            if behind_joins and self.is_window_column(column):
+                continue
             resolved = self.resolve(column, tested)
             good = good and resolved is not None
             if resolved is not None:

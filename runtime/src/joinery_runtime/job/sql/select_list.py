@@ -111,7 +111,7 @@ def _read_expression(value: exp.Expr, renamed: str, scope: Scope) -> Iterator[It
         facts = "is computed over many rows, a join emits each row by itself"
         todo = f"{_RANKED}, or {_TODO}" if value.find(exp.Window) is not None else _TODO
         scope.report.add(at, f"{facts}; {todo}")
-    elif value.find(exp.Query) is None and scope.qualify(value):  # `query` reports a sub-query
+    elif value.find(exp.Query) is None and scope.qualify(value, behind_joins=True):  # `query` reports a sub-query
         if renamed:
             yield _item({"expression": value.sql(comments=False)}, renamed)
         else:

@@ -323,10 +323,12 @@ class _Rewriting:
                 if source.time is not None and isinstance(test, exp.Is) and isinstance(test.expression, exp.Null):
                     node.replace(exp.column(source.time, table=source.alias))
                     continue
-                facts = (
-                    f"is NULL in Flink in the rows that have none of {source.alias!r}, and a row has its window here"
-                )
-                self.report.add(node_position(node), f"{facts} (rule W4); write {name}")
+                if source.time is not None:
+                    time = exp.column(source.time, table=source.alias)
+                    _put(name, node, exp.Not(this=exp.Is(this=time, expression=exp.Null())))
+                    continue
+                facts = f"is NULL in the rows that have none of {source.alias!r}, which its event time would tell"
+                self.report.add(node_position(node), f"{facts}; write {name}, or select the time in the sub-query")
                 node.meta[REJECTED] = True
 
 
@@ -407,15 +409,17 @@ def _remove(condition: exp.Expr) -> None:
         parent.set("on", None)
 
 
-def _put(name: str, node: exp.Expr) -> None:
-    """Replace a column of a source's windows by the one of the row's window, which keeps its place in the text."""
+def _put(name: str, node: exp.Expr, condition: exp.Expr | None = None) -> None:
+    """Replace a column of a source's windows by the one of the row's window, which keeps its place in the text, where
+    the condition is true (None: in every row)."""
     starts = [part.meta for part in node.walk() if "start" in part.meta]
     column = exp.column(name)
     column.this.meta.update(starts[0] if starts else {})
     column.meta[OF_WINDOW] = True
+    value = column if condition is None else exp.Case(ifs=[exp.If(this=condition, true=column)])
     in_list = isinstance(node.parent, exp.Select) and node.arg_key == "expressions"
-    renamed = in_list and isinstance(node, exp.Column) and node.name != name
-    node.replace(exp.alias_(column, node.name, copy=False) if renamed else column)
+    renamed = in_list and isinstance(node, exp.Column) and (node.name != name or value is not column)
+    node.replace(exp.alias_(value, node.name, copy=False) if renamed else value)
 
 
 def _take_outputs(select: exp.Select) -> Mapping[str, str]:
