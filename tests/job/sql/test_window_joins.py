@@ -82,6 +82,19 @@ SAME = [
      f"SELECT a FROM a l WHERE a > 1 AND NOT EXISTS (SELECT 1 FROM b r WHERE l.id = r.id AND r.b > l.a) {TUMBLING}"),
     (f"SELECT l.a {JOINED.format('LEFT JOIN')} WHERE r.window_start IS NULL",
      f"SELECT l.a {OURS.format('LEFT ANTI JOIN')}"),
+    # groups in the windows of the join
+    (f"SELECT l.window_start, r.window_end, COUNT(*) AS n {JOINED.format('JOIN')} "
+     "GROUP BY l.window_start, r.window_end",
+     "SELECT window_start, window_end, COUNT(*) AS n FROM a l JOIN b r ON l.id = r.id "
+     f"GROUP BY TUMBLE(l.ts, {MINUTES}) {TUMBLING}"),
+    (f"SELECT r.b, COUNT(l.a) AS n {JOINED.format('RIGHT JOIN')} GROUP BY window_end, r.b, window_start "
+     "HAVING window_start > 5",
+     f"SELECT r.b, COUNT(l.a) AS n FROM a l RIGHT JOIN b r ON l.id = r.id GROUP BY r.b, TUMBLE(r.ts, {MINUTES}) "
+     f"HAVING window_start > 5 {TUMBLING}"),
+    (f"SELECT starts, COUNT(*) AS n FROM (SELECT l.a, l.window_start AS starts, l.window_end AS ends "
+     f"{JOINED.format('LEFT JOIN')}) GROUP BY starts, ends",
+     f"SELECT window_start AS starts, COUNT(*) AS n FROM a l LEFT JOIN b r ON l.id = r.id "
+     f"GROUP BY TUMBLE(l.ts, {MINUTES}) {TUMBLING}"),
     # three inputs, one after the other or one joined to a joined sub-query
     (f"SELECT l.a, r.b, q.c, q.window_start FROM {tumble('a')} l JOIN {tumble('b')} r ON l.id = r.id AND {SAME_WINDOW} "
      f"JOIN {tumble('c')} q ON q.id = r.id AND {THIRD}",
@@ -141,6 +154,15 @@ REJECTED = [
      "is NULL in the rows that have none of 'r', which its event time would tell; write window_start, or select the"),
     (f"SELECT l.a FROM {tumble('a')} l JOIN {tumble('b')} r ON {KEY} AND {SAME_WINDOW} AND l.window_start > 0",
      "is a column of the rows that the joins make; write it into WHERE or the select list"),
+    (f"SELECT COUNT(*) AS n {JOINED.format('JOIN')} GROUP BY window_start", "write window_end as well"),
+    (f"SELECT l.id, COUNT(*) AS n {JOINED.format('JOIN')} GROUP BY l.id",
+     "or window_start and window_end, for the windows of the joins"),
+    (f"SELECT COUNT(*) AS n {JOINED.format('FULL JOIN')} GROUP BY window_start, window_end",
+     "each input may be missing in a joined row"),
+    (f"SELECT COUNT(*) AS n FROM a l JOIN b r ON {KEY} GROUP BY window_start, window_end {HOPPING}",
+     "joined in hopping windows does not say in which of them that was; join in tumbling windows"),
+    (f"SELECT COUNT(*) AS n FROM a l JOIN b r ON {KEY} GROUP BY window_start, window_end, "
+     f"TUMBLE(l.ts, {MINUTES}) {TUMBLING}", "there are two windows; keep one"),
     (f"SELECT l.a, l.window_time {JOINED.format('JOIN')}", "it is the last millisecond before window_end"),
     (f"SELECT l.a FROM {read(tumble('a'), 'WHERE window_start > ts')} l JOIN {tumble('b')} r ON {KEY} AND "
      f"{SAME_WINDOW}", "a condition on the windows of one side is one on the joined rows"),
@@ -169,6 +191,8 @@ QUERIES = {
     f"(SELECT * FROM {read(tumble('b'))} r WHERE l.id = r.id AND {SAME_WINDOW})",
     "padded": f"SELECT l.a, r.b, r.window_start, r.window_end - l.window_start AS n {JOINED.format('LEFT JOIN')} "
     "WHERE l.window_start > 300000 AND (r.window_end IS NULL OR r.window_end < 1500000)",
+    "groups": f"SELECT l.id, l.window_start, COUNT(*) AS n, MAX(r.b) AS highest {JOINED.format('LEFT JOIN')} "
+    "GROUP BY l.id, l.window_start, l.window_end HAVING COUNT(r.b) < 2 AND l.window_end > 300000",
     "hopping": f"SELECT l.a, r.b, l.window_start FROM {hop('a')} l LEFT JOIN {hop('b')} r ON {KEY} AND {SAME_WINDOW}",
 }
 SIZE = 300_000

@@ -14,10 +14,11 @@ from sqlglot import exp
 
 from joinery_runtime.job.model.expression_tree import NotALengthError, interval_ms
 from joinery_runtime.job.model.function_calls import wrong_calls
+from joinery_runtime.job.model.references import WINDOW_COLUMNS
 from joinery_runtime.job.sql.clauses import length_problem
 from joinery_runtime.job.sql.query import Query
 from joinery_runtime.job.sql.report import Report, node_position
-from joinery_runtime.job.sql.scope import Scope, SqlInput
+from joinery_runtime.job.sql.scope import Relation, Scope, SqlInput
 
 _WINDOWS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "SESSION": ("session", ("gap",)),
@@ -75,11 +76,20 @@ def read_groups(query: Query, table: SqlInput, scope: Scope) -> Grouping:
     aliases = {item.alias: item.this for item in query.items if isinstance(item, exp.Alias)}
     functions = _WINDOWS if scope.qualified else ("SESSION",)
     windows = [node for node in query.groups if _function_name(node) in functions]
-    group_nodes = [node for node in query.groups if node not in windows]
+    own_columns = [node for node in query.groups if scope.is_window_column(node.unnest())]
+    group_nodes = [node for node in query.groups if node not in [*windows, *own_columns]]
     for node in group_nodes:
         _read_group(node, aliases, table, grouping, scope)
-    grouping.window = _read_window(windows, query, table, scope)
-    if not group_nodes and query.groups and (grouping.window is None or grouping.window.kind == "session"):
+    if own_columns:
+        grouping.window = _window_of_joins(own_columns, windows, query, scope)
+    else:
+        grouping.window = _read_window(windows, query, table, scope)
+    if (
+        not group_nodes
+        and not own_columns
+        and query.groups
+        and (grouping.window is None or grouping.window.kind == "session")
+    ):
         facts = "there is no group column: one session of the whole stream would not be bounded by key (rule S1)"
         scope.report.add(query.group_at, f"{facts}; name at least one")
     return grouping
@@ -184,8 +194,47 @@ def _read_window(nodes: Sequence[exp.Expr], query: Query, table: SqlInput, scope
     if query.groups:
         todo = _GAP.format(time=table.event_time)
         others = ", or TUMBLE, HOP or CUMULATE" if scope.qualified else ""
+        others += ", or window_start and window_end, for the windows of the joins" if scope.windowed else ""
         scope.report.add(query.group_at, f"nothing says which rows are of one session (rule S1); {todo}{others}")
     return None
+
+
+def _window_of_joins(
+    columns: Sequence[exp.Expr], functions: Sequence[exp.Expr], query: Query, scope: Scope
+) -> GroupWindow | None:
+    """Return the window of the joins as that of the groups, which name its `columns`. Tumbling windows hold the event
+    times of all inputs of a row, so that of an input which no join pads says in which of them the row was joined."""
+    clause, at = query.window, query.group_at
+    assert clause is not None, "the joined rows are in windows"
+    for node in functions:
+        scope.report.add(node_position(node), _TWICE)
+    missing = [name for name in WINDOW_COLUMNS if name not in {node.unnest().name for node in columns}]
+    if missing:
+        facts = "a group is one window of the joined rows, which its start and its end name"
+        scope.report.add(node_position(columns[0]), f"{facts}; write {missing[0]} as well")
+        return None
+    if clause.kind != "tumbling":
+        facts = f"the time of a row that is joined in {clause.kind} windows does not say in which of them that was"
+        todo = "join in tumbling windows, or let a second job group this one's output by window_start and window_end"
+        scope.report.add(at, f"{facts}; {todo}")
+        return None
+    if (relation := _never_padded(query, scope)) is None:
+        facts = "each input may be missing in a joined row, so none of their event times says when it is"
+        todo = "write a LEFT or a RIGHT JOIN, or let a second job group this one's output"
+        scope.report.add(at, f"{facts}; {todo}")
+        return None
+    return GroupWindow("tumbling", {name.lower(): ms for name, ms in clause.lengths.items()}, relation.table.name)
+
+
+def _never_padded(query: Query, scope: Scope) -> Relation | None:
+    """Return the first input that is no table and has a row in each joined row; None: there is none."""
+    sources = [] if query.first is None else [query.first]
+    for join in query.joined:
+        if join.type in {"right", "full"}:
+            sources.clear()
+        if join.type in {"inner", "right"} and join.source.as_of is None:
+            sources.append(join.source)
+    return next((relation for relation in scope.relations.values() if relation.source in sources), None)
 
 
 def window_function(node: exp.Expr) -> str:
