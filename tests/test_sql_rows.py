@@ -17,7 +17,7 @@ from joinery_runtime import run
 MACROS = """
 CREATE MACRO tumble(t, size) AS time_bucket(size, t);
 CREATE MACRO tumbling(size) AS TABLE SELECT *, time_bucket(size, ts) AS window_start,
-    time_bucket(size, ts) + size AS window_end FROM bids;
+    time_bucket(size, ts) + size AS window_end, window_end - INTERVAL '1' MILLISECOND AS window_time FROM bids;
 CREATE MACRO hopping(slide, parts) AS TABLE SELECT *, time_bucket(slide, ts) - part * slide AS window_start,
     time_bucket(slide, ts) + (parts - part) * slide AS window_end FROM bids, range(parts) AS r(part)
 """
@@ -53,6 +53,20 @@ QUERIES = {
                 PARTITION BY w.window_start, w.window_end, w.auction ORDER BY w.price, w.bidder) AS rn
             FROM TABLE(HOP(TABLE bids, DESCRIPTOR(ts), INTERVAL '5' MINUTE, INTERVAL '15' MINUTE)) AS w)
         SELECT rn AS place, a, price, bidder FROM ranked WHERE 2 > rn""",
+    "groups of groups": """
+        SELECT MAX(n) AS most, MIN(total) AS least, COUNT(*) AS auctions
+        FROM (
+            SELECT auction, window_start, window_end, COUNT(*) AS n, SUM(price) AS total
+            FROM TABLE(HOP(TABLE bids, DESCRIPTOR(ts), INTERVAL '5' MINUTE, INTERVAL '15' MINUTE))
+            WHERE price > 20 GROUP BY auction, window_start, window_end HAVING COUNT(*) > 1)
+        WHERE total > 300 GROUP BY window_start, window_end HAVING COUNT(*) > 1""",
+    "groups in windows of their own": """
+        WITH highest AS (
+            SELECT w.auction AS a, w.price % 5 AS kind, w.window_time AS upto, MAX(w.price) AS top
+            FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '10' MINUTE)) AS w
+            GROUP BY w.auction, w.price % 5, w.window_start, w.window_end, w.window_time)
+        SELECT a, AVG(top) AS mean, COUNT(DISTINCT kind) AS kinds FROM highest
+        GROUP BY a, TUMBLE(upto, INTERVAL '20' MINUTE)""",
 }  # fmt: skip
 
 

@@ -190,6 +190,7 @@ REJECTED: list[tuple[str, str]] = [
     ),
     (grouped("o.id, COUNT(*) AS n", f"o.currency, {SESSION}"), "is not in GROUP BY"),
     (grouped("o.currency, COUNT(*)", f"o.currency, {SESSION}"), "write <aggregate> AS <name>"),
+    (grouped("o.currency, COUNT(*) AS n", "TUMBLE(o.ts, INTERVAL '1' HOUR)"), "is not in GROUP BY"),
     (grouped("COUNT(*) AS n", SESSION), "there is no group column"),
     (
         grouped("o.currency, COUNT(*) AS n", "o.currency, TUMBLE(o.ts, INTERVAL '1' HOUR)", end=f"{LIMIT} = '5')"),

@@ -380,7 +380,7 @@ def test_the_examples_of_the_page_are_understood():
     page = (Path(__file__).parents[3] / "docs" / "sql.md").read_text(encoding="utf-8")
     blocks = [block.removeprefix("sql\n") for block in page.split("```")[1::2] if "SELECT" in block]
     examples = [block if block.startswith("WITH") else block[block.index("SELECT") :] for block in blocks]
-    assert len(examples) == 9
+    assert len(examples) == 10
     for sql in examples:
         tables = tuple(
             SqlInput(name, columns, "ts") for name, columns in PAGE.items() if re.search(rf"[ (]{name}[ ,]", sql)

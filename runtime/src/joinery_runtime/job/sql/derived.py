@@ -25,9 +25,10 @@ Columns = Mapping[str, Collection[str]]
 EventTimes = Mapping[str, str]
 """The event time columns of the job's inputs, by input; no record is without a value there."""
 BY_STAR, CONDITION, REJECTED = "joinery.star", "joinery.condition", "joinery.rejected"
-DESCRIPTOR, OF_WINDOW = "joinery.descriptor", "joinery.window"
+DESCRIPTOR, OF_WINDOW, FIRST = "joinery.descriptor", "joinery.window", "joinery.first"
 """Marks of nodes: a column that a star stands for; the condition of an input that a sub-query filters; a source or a
-column that was reported; the time that a source's table function names; a column of the row's window."""
+column that was reported; the time that a source's table function names; a column of the row's window; a SELECT
+that groups the groups of another one, which is the first."""
 _EXISTENCE = {"SEMI", "ANTI"}
 """Kinds of JOIN whose right side has no columns in the rows that they make, and that pad none."""
 
@@ -80,6 +81,10 @@ class _Merging:
         written = _own_columns(select)
         read = [self._read_clause(clause, select, named) for clause in (start, *joins)]
         sources = [source for source, _ in read]
+        grouped = next((inner for _, inner in read if inner is not None), None)
+        if grouped is not None and select.args.get("group") is not None:
+            self._put_behind(grouped, select, sources, written)
+            return
         if any(source.derived for source in sources) or any(join.args.get("using") for join in joins):
             shared, conditions = self._read_using(sources, joins)
             self._replace_names(select, joins, sources, shared, written)
@@ -87,8 +92,8 @@ class _Merging:
                 if parts:
                     join.set("using", None)
                     join.set("on", exp.and_(*parts, copy=False))
-        for groups in (inner for _, inner in read if inner is not None):
-            _merge_groups(groups, select)
+        if grouped is not None:
+            _merge_groups(grouped, select)
 
     def _read_clause(
         self, clause: exp.Expr, select: exp.Select, named: Mapping[str, exp.Expr]
@@ -168,13 +173,15 @@ class _Merging:
             return _ranking_problem(inner, select)
         if not grouped and any(item.find(exp.AggFunc, exp.Window) for item in inner.expressions):
             return "a sub-query computes over many rows and has no GROUP BY; write GROUP BY with a window"
-        alone = not joins and not any(select.args.get(part) for part in ("group", "having", "qualify"))
-        if grouped and not alone:
-            facts = "groups are the end of a job in SQL: joins and further groups of them are a job of their own"
-            then = "for groups of the groups, write the job in YAML with aggregate.then"
-            return f"{facts}; let a second job read this one's output, or {then}"
-        if grouped and any(
-            not isinstance(item.unalias().unnest(), exp.Column | exp.Star) for item in select.expressions
+        if grouped and (joins or is_ranking(select)):
+            facts = "groups are the end of a job in SQL: joins and numbers of them are a job of their own"
+            return f"{facts}; let a second job read this one's output"
+        if grouped and FIRST in inner.meta and select.args.get("group") is not None:
+            return "a job aggregates twice at most; let a second job read this one's output"
+        if (
+            grouped
+            and select.args.get("group") is None
+            and any(not isinstance(item.unalias().unnest(), exp.Column | exp.Star) for item in select.expressions)
         ):
             facts = "the SELECT around groups names their columns"
             return f"{facts}; write expressions into the sub-query, as groups or inside of aggregates"
@@ -213,6 +220,20 @@ class _Merging:
         elif condition is not None:
             _add_condition(clause.parent_select, condition.this)
         return source
+
+    def _put_behind(
+        self, first: exp.Select, select: exp.Select, sources: Sequence[_Source], written: Sequence[exp.Column]
+    ) -> None:
+        """Mark a SELECT that groups the rows of another one, whose groups meet the conditions of its WHERE."""
+        where = select.args.get("where")
+        for column in written if where is not None else ():
+            if column.find_ancestor(exp.Where) is where:
+                meant = self._meant(column, sources, [], {}, SESSION_COLUMNS, nested=False)
+                if meant is not None:
+                    _put(meant, column)
+        _require(first, [] if where is None else [where.this])
+        select.set("where", None)
+        select.meta[FIRST] = first
 
     def _is_of_window(self, column: exp.Column, table: str) -> bool:
         """Say whether the name is that of a column of windows or of ROW_NUMBER, which the input does not have."""
@@ -526,8 +547,16 @@ def _move_conditions(inner: exp.Select, select: exp.Select) -> None:
 
 def _merge_groups(inner: exp.Select, select: exp.Select) -> None:
     """Make the SELECT that of the groups: its own WHERE is about groups."""
-    having, where = inner.args.get("having"), select.args.get("where")
-    parts = [clause.this for clause in (having, where) if clause is not None]
-    for name in ("from_", "joins", "group", "where"):
+    where = select.args.get("where")
+    _require(inner, [] if where is None else [where.this])
+    for name in ("from_", "joins", "group", "where", "having"):
         select.set(name, inner.args.get(name))
-    select.set("having", exp.Having(this=exp.and_(*parts, copy=False)) if parts else None)
+    if FIRST in inner.meta:
+        select.meta[FIRST] = inner.meta[FIRST]
+
+
+def _require(groups: exp.Select, conditions: Sequence[exp.Expr]) -> None:
+    """Add conditions to those that the groups have to meet."""
+    having = groups.args.get("having")
+    parts = [*([having.this] if having is not None else []), *conditions]
+    groups.set("having", exp.Having(this=exp.and_(*parts, copy=False)) if parts else None)

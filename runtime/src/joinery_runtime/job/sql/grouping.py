@@ -64,22 +64,24 @@ class GroupWindow:
 
 @dataclass(slots=True)
 class Grouping:
-    """The groups and the window (None: there is none, and the report says so)."""
+    """The groups and the window (None: there is none, and the report says so). `broken`: a group is missing or wrong,
+    which the report says, so others may seem to be missing."""
 
     window: GroupWindow | None = None
     by_text: dict[str, GroupExpression] = field(default_factory=dict)
+    broken: bool = False
 
 
 def read_groups(query: Query, table: SqlInput, scope: Scope) -> Grouping:
     """Read GROUP BY. Sessions are the only windows unless columns are `qualified`, as those of a StreamJoin are."""
-    grouping = Grouping()
+    grouping, before = Grouping(), len(scope.report.problems)
     aliases = {item.alias: item.this for item in query.items if isinstance(item, exp.Alias)}
     functions = _WINDOWS if scope.qualified else ("SESSION",)
     windows = [node for node in query.groups if _function_name(node) in functions]
     own_columns = [node for node in query.groups if scope.is_window_column(node.unnest())]
     group_nodes = [node for node in query.groups if node not in [*windows, *own_columns]]
     for node in group_nodes:
-        _read_group(node, aliases, table, grouping, scope)
+        read_group(node, aliases, table, grouping, scope)
     if own_columns:
         grouping.window = _window_of_joins(own_columns, windows, query, scope)
     else:
@@ -92,6 +94,7 @@ def read_groups(query: Query, table: SqlInput, scope: Scope) -> Grouping:
     ):
         facts = "there is no group column: one session of the whole stream would not be bounded by key (rule S1)"
         scope.report.add(query.group_at, f"{facts}; name at least one")
+    grouping.broken = not query.groups or len(scope.report.problems) > before
     return grouping
 
 
@@ -138,13 +141,15 @@ def _function_name(node: exp.Expr) -> str:
 # --- groups -------------------------------------------------------------------------------------------------------
 
 
-def _read_group(
+def read_group(
     node: exp.Expr,
     aliases: Mapping[str, exp.Expr],
     table: SqlInput,
     grouping: Grouping,
     scope: Scope,
 ) -> None:
+    """Add a group, which is a column or an expression; wrong ones are reported. `aliases` are those of the select
+    list."""
     at, value = node_position(node), node.unnest()
     if isinstance(value, exp.Column) and not value.table and not scope.has_column(value.name):
         value = aliases.get(value.name, value).unnest()  # an alias of the select list

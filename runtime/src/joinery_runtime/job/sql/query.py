@@ -15,7 +15,7 @@ from sqlglot.tokenizer_core import Token
 from joinery_runtime.job.model.expression_tree import split_ands
 from joinery_runtime.job.model.references import JoinType
 from joinery_runtime.job.sql.clauses import JoinKind, WindowClause, Within
-from joinery_runtime.job.sql.derived import CONDITION, DESCRIPTOR, REJECTED, Columns, EventTimes
+from joinery_runtime.job.sql.derived import CONDITION, DESCRIPTOR, FIRST, REJECTED, Columns, EventTimes
 from joinery_runtime.job.sql.parse import WITHIN, Parsed, parse_select
 from joinery_runtime.job.sql.report import UNION, Form, Report, TextPosition, node_position
 
@@ -65,12 +65,24 @@ class JoinClause:
 
 
 @dataclass(frozen=True, slots=True)
+class NextGroups:
+    """A SELECT with GROUP BY around another one, which is called `alias` in it."""
+
+    alias: str
+    at: TextPosition
+    items: tuple[exp.Expr, ...]
+    groups: tuple[exp.Expr, ...]
+    having: exp.Expr | None
+
+
+@dataclass(frozen=True, slots=True)
 class Query:
     """The parts of a SELECT. `first` is what FROM names (None: nothing), `joined` are the others, in text order, those
     of sub-queries in WHERE last; `where` is without these. `groups` are the entries of GROUP BY, `grouped` says whether
     there is one. `qualify` are the conditions of QUALIFY that number rows; those on the key alone are part of `where`,
     as they leave out all rows of a key. `start` and `group_at` are the positions of SELECT and GROUP BY, `changes` and
-    `final` those of EMIT CHANGES and EMIT FINAL (None: there is none)."""
+    `final` those of EMIT CHANGES and EMIT FINAL (None: there is none). `then` is the SELECT around this one that groups
+    its groups (None: there is none)."""
 
     start: TextPosition
     first: Source | None
@@ -86,6 +98,7 @@ class Query:
     changes: TextPosition | None
     final: TextPosition | None
     options: Sequence[Token]
+    then: NextGroups | None = None
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -112,7 +125,8 @@ def read_query(
     parsed = parse_select(sql, report, form, columns, event_times)
     if parsed is None:
         return None
-    select = parsed.select
+    select = parsed.select.meta.get(FIRST, parsed.select)
+    then = _read_next(parsed, report) if select is not parsed.select else None
     start, where, group, having = (select.args.get(part) for part in ("from_", "where", "group", "having"))
     conditions, tests = list(split_ands(where.this)) if where is not None else [], list[_ExistenceTest]()
     if form.tests_existence:
@@ -120,7 +134,8 @@ def read_query(
         conditions = [node for node in conditions if node not in [test.node for test in tests]]
     numbering, of_keys = _split_qualify(select)
     conditions += of_keys
-    _reject_other_parts(parsed, report, form, [test.query for test in tests])
+    for part in [select, parsed.select] if then is not None else [select]:
+        _reject_other_parts(part, parsed, report, form, [test.query for test in tests])
     by_tests = [_read_test(test, conditions, report) for test in tests]
     if having is not None and group is None:
         facts = "HAVING is about groups, and there is no GROUP BY"
@@ -140,6 +155,19 @@ def read_query(
         changes=parsed.clauses.changes,
         final=parsed.clauses.final,
         options=parsed.clauses.options,
+        then=then,
+    )
+
+
+def _read_next(parsed: Parsed, report: Report) -> NextGroups:
+    select = parsed.select
+    having, start = select.args.get("having"), select.args["from_"]
+    return NextGroups(
+        start.this.alias_or_name,
+        parsed.position_of("GROUP BY"),
+        tuple(select.expressions),
+        _read_groups(select.args["group"], parsed, report),
+        having.this if having is not None else None,
     )
 
 
@@ -172,14 +200,16 @@ def _is_same_column(column: exp.Column, other: exp.Expr) -> bool:
     return column.table in {other.table, ""} or not other.table
 
 
-def _reject_other_parts(parsed: Parsed, report: Report, form: Form, tests: Sequence[exp.Expr]) -> None:
-    for name, value in parsed.select.args.items():
+def _reject_other_parts(
+    select: exp.Select, parsed: Parsed, report: Report, form: Form, tests: Sequence[exp.Expr]
+) -> None:
+    for name, value in select.args.items():
         if value and name not in form.parts:
             at = parsed.position_of(_WORDS.get(name, name.strip("_").upper()))
             report.add(at, f"is not supported: {form.rejected.get(name, form.rest)}")
-    for query in parsed.select.find_all(exp.Query):
+    for query in select.find_all(exp.Query):
         # `_read_source` reports a sub-query in place of an input.
-        if query is not parsed.select and not isinstance(query.parent, exp.Query | exp.From | exp.Join):
+        if query is not select and not isinstance(query.parent, exp.Query | exp.From | exp.Join):
             text = "a sub-query is not supported; use columns of the inputs"
             if form.tests_existence and isinstance(query.parent, exp.Exists | exp.In):
                 todo = "write [NOT] EXISTS or IN as a condition of its own, with AND, into the WHERE of the job"

@@ -35,7 +35,8 @@ class Relation:
 
 class Scope:
     """The relations of one SELECT by their aliases. The alias of a rejected source counts as already reported.
-    `qualified`: the job writes a column as `<input>.<column>`. `windowed`: the joined rows are in windows."""
+    `qualified`: the job writes a column as `<input>.<column>`. `windowed`: the joined rows are in windows.
+    `keeps_groups`: a group that is a column has the column's name, whatever the select list calls it."""
 
     def __init__(
         self,
@@ -45,8 +46,10 @@ class Scope:
         *,
         qualified: bool = True,
         windowed: bool = False,
+        keeps_groups: bool = True,
     ) -> None:
         self.report, self.qualified, self.windowed = report, qualified, windowed
+        self.keeps_groups = keeps_groups
         self.relations: dict[str, Relation] = {}
         self._rejected_aliases: set[str] = set()
         self._sources = len(sources)

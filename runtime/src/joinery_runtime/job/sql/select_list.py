@@ -211,7 +211,7 @@ def _read_group_item(
         return
     group = groups.by_text.get(qualified.sql(comments=False))
     is_unknown = isinstance(value, exp.Anonymous) and cannot_call(value.name.upper(), len(value.expressions)) != ""
-    if group is None and (groups.by_text or is_unknown):
+    if group is None and (groups.by_text or not groups.broken or is_unknown):
         unknown_function = f"is not an aggregate of sessions; these are {AGGREGATES}"
         many = "is not in GROUP BY, and a session holds many rows of it; group by it, or write FIRST(...) or LAST(...)"
         scope.report.add(at, unknown_function if is_unknown else many)
@@ -219,7 +219,7 @@ def _read_group_item(
         scope.report.add(at, "this group is selected twice; keep one")
     elif group is not None:
         group.selected = True
-        if renamed and not scope.has_column(renamed) and not (scope.qualified and group.column is not None):
+        if renamed and not scope.has_column(renamed) and not (scope.keeps_groups and group.column is not None):
             group.name = renamed
         chosen.add(group.name, renamed)
 

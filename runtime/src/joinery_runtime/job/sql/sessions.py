@@ -16,6 +16,7 @@ from joinery_runtime.job.model.wording import listed
 from joinery_runtime.job.sql.clauses import AGGREGATE_LATENESS, EMIT_EVERY, MAX_DURATION, VALUES_LIMIT, Options
 from joinery_runtime.job.sql.grouping import GroupWindow, read_groups, reject_wrong_calls
 from joinery_runtime.job.sql.having import read_having
+from joinery_runtime.job.sql.next_groups import read_next, split_window_time
 from joinery_runtime.job.sql.query import Query, read_query
 from joinery_runtime.job.sql.report import SESSIONS, Report, node_position, problems_of, token_position
 from joinery_runtime.job.sql.scope import Scope, SqlInput
@@ -54,6 +55,8 @@ def _read_sessions(sql: str, columns: Mapping[str, Sequence[str]], report: Repor
     query = read_query(sql, report, SESSIONS, columns)
     if query is None:
         return None
+    if query.then is not None:
+        report.add(query.then.at, "a job of sessions aggregates once; let a second job read this one's output")
     for join in query.joined:
         report.add(join.source.at, "sessions are of one input; join in a StreamJoin whose output this job reads")
     if query.options:
@@ -81,7 +84,7 @@ def _translate(sql: str, table: SqlInput) -> SessionTranslation:
     query = _read_sessions(sql, {table.name: table.columns}, report)
     if query is None or query.first is None:
         return SessionTranslation(problems=report.problems)
-    scope = Scope((query.first,), (table,), report, qualified=False)
+    scope = Scope((query.first,), (table,), report, qualified=False, keeps_groups=False)
     reject_wrong_calls(query, report)
     groups = read_groups(query, table, scope)
     chosen = read_session_columns(query.items, groups, scope)
@@ -123,34 +126,40 @@ def read_aggregate(
     if not scope.relations:
         return None, []
     groups = read_groups(query, next(iter(scope.relations.values())).table, scope)
-    chosen = read_session_columns(query.items, groups, scope)
+    items, times = split_window_time(query.items, scope) if query.then is not None else (query.items, {})
+    chosen = read_session_columns(items, groups, scope)
     having = read_having(query.having, chosen, groups, scope)
     named = list(groups.by_text.values())
     computed = {group.name: group.text for group in named if group.name != group.column} | chosen.computed
     window = None if groups.window is None else _window_fields(groups.window, query, scope, options)
     lateness = options.ms.get(AGGREGATE_LATENESS, 0)
-    aggregate = {
+    aggregate: dict[str, Any] = {
         "groupBy": [group.name for group in named],
         "window": window,
         **({"compute": [{"expression": text, "as": name} for name, text in computed.items()]} if computed else {}),
-        "aggregates": _limited(chosen.aggregates, scope, options),
+        "aggregates": chosen.aggregates,
         **({"having": having} if having is not None else {}),
         **({"lateData": options.aggregate_late_data} if options.aggregate_late_data != "drop" else {}),
         **({"allowedLateness": lateness} if lateness else {}),
         **({"emitRetractions": True} if options.retractions else {}),
         **({"emit": {"every": options.ms[EMIT_EVERY]}} if EMIT_EVERY in options.ms else {}),
     }
-    return aggregate, chosen.select
+    last = chosen
+    if query.then is not None:
+        aggregate["then"], last = read_next(query.then, times, aggregate, chosen, scope.report)
+    _limit([*chosen.aggregates, *(last.aggregates if last is not chosen else ())], scope, options)
+    return aggregate, last.select
 
 
-def _limited(aggregates: list[dict[str, Any]], scope: Scope, options: Options) -> list[dict[str, Any]]:
+def _limit(aggregates: Sequence[dict[str, Any]], scope: Scope, options: Options) -> None:
     """Give the aggregates that keep values the limit of the options."""
     if options.values_limit is None:
-        return aggregates
+        return
     keeping = [item for item in aggregates if item["function"] in KEEPING_VALUES and item.get("method") != "hll"]
     if not keeping:
         scope.report.add(options.at[VALUES_LIMIT], f"is for {listed(KEEPING_VALUES)}, and there is none; leave it out")
-    return [item | {"limit": options.values_limit} if item in keeping else item for item in aggregates]
+    for item in keeping:
+        item["limit"] = options.values_limit
 
 
 def _window_fields(window: GroupWindow, query: Query, scope: Scope, options: Options) -> dict[str, Any]:

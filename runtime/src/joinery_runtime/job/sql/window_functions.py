@@ -120,7 +120,7 @@ def _rewrite_flink(query: exp.Select, report: Report) -> None:
         clause.this.meta[REJECTED] = True
         return
     for column in [*query.find_all(exp.Column)]:
-        if column.table == function.alias and column.name in WINDOW_COLUMNS and column.parent_select is query:
+        if column.table == function.alias and column.name in FUNCTION_COLUMNS and column.parent_select is query:
             _name_column(column, column.name)
 
 

@@ -1,0 +1,179 @@
+"""GROUP BY over GROUP BY: the outer one is `aggregate.then`, which groups the rows of the inner one (rule G10).
+
+`derived` keeps the two apart. Here, the names of the outer one become those that the first aggregate gives its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlglot import exp
+
+from joinery_runtime.job.model.references import WINDOW_COLUMNS, parse_reference
+from joinery_runtime.job.model.wording import listed, suggestion
+from joinery_runtime.job.sql.derived import REJECTED
+from joinery_runtime.job.sql.grouping import (
+    BadAggregateError,
+    Grouping,
+    GroupWindow,
+    is_aggregate,
+    read_call,
+    read_group,
+    read_window_call,
+    window_function,
+)
+from joinery_runtime.job.sql.having import read_having
+from joinery_runtime.job.sql.query import NextGroups, Source
+from joinery_runtime.job.sql.report import Report, node_position
+from joinery_runtime.job.sql.scope import Scope, SqlInput
+from joinery_runtime.job.sql.select_list import Chosen, read_session_columns
+
+_WINDOW_TIME = "window_time"
+"""The event time of the first aggregate's rows, as Flink calls it: the last millisecond of their window."""
+_OWN_WINDOW = f"TUMBLE({_WINDOW_TIME}, INTERVAL '1' DAY)"
+
+
+def split_window_time(items: Sequence[exp.Expr], scope: Scope) -> tuple[Sequence[exp.Expr], Mapping[str, str]]:
+    """Return the first select list without the event time of its rows, which no aggregate emits, and the names that the
+    list gives this time."""
+    named, others = dict[str, str](), []
+    for item in items:
+        value = item.unalias().unnest()
+        if isinstance(value, exp.Column) and value.name == _WINDOW_TIME and not scope.has_column(_WINDOW_TIME):
+            named[item.alias_or_name] = _WINDOW_TIME
+        else:
+            others.append(item)
+    return others, named
+
+
+def read_next(
+    outer: NextGroups, times: Mapping[str, str], first: Mapping[str, Any], selected: Chosen, report: Report
+) -> tuple[dict[str, Any], Chosen]:
+    """Return `aggregate.then`, and what its select list chooses. `first` is the first aggregate, `selected` its select
+    list, and `times` are names of the time of its rows."""
+    computed = {item["as"] for item in first.get("compute", ())}
+    by_alias = dict[str, str](times)
+    for item in selected.select:
+        name = _name_in_rows(item["column"], computed)
+        if name in by_alias.values() and name not in WINDOW_COLUMNS:
+            report.add(outer.at, f"two columns of the sub-query are {name!r} in its rows; give one another name")
+        by_alias[item.get("as", name)] = name
+    names = _Names(outer, by_alias, report)
+    items, groups = [names.item(item) for item in outer.items], [names.renamed(node) for node in outer.groups]
+    columns = [name for name in by_alias.values() if name not in {*WINDOW_COLUMNS, _WINDOW_TIME}]
+    alias = outer.alias or "(sub-query)"
+    table = SqlInput(alias, (*columns, _WINDOW_TIME), _WINDOW_TIME)
+    source = Source(alias, alias, False, outer.at)
+    scope = Scope((source,), (table,), report, qualified=False, keeps_groups=True)
+    grouping, window = _read_groups(groups, table, outer, scope)
+    having = names.renamed(outer.having) if outer.having is not None else None
+    for node in [*items, *([having] if having is not None else [])]:
+        _reject_expressions(node, report)
+    chosen = read_session_columns(items, grouping, scope)
+    condition = read_having(having, chosen, grouping, scope)
+    then: dict[str, Any] = {
+        **({"groupBy": [group.name for group in grouping.by_text.values()]} if grouping.by_text else {}),
+        **({"window": {window.kind: dict(window.lengths)}} if window is not None else {}),
+        "aggregates": chosen.aggregates,
+        **({"having": condition} if condition is not None else {}),
+    }
+    return then, chosen
+
+
+def _name_in_rows(name: str, computed: set[str]) -> str:
+    """Return the name that a group or an aggregate has in the rows of the first aggregate."""
+    reference = parse_reference(name) if name not in computed else None
+    return name if reference is None else reference.column
+
+
+class _Names:
+    """Replaces the names of the outer SELECT. `by_alias` are the columns of the sub-query, with their names in the rows
+    of the first aggregate."""
+
+    def __init__(self, outer: NextGroups, by_alias: Mapping[str, str], report: Report) -> None:
+        self._alias, self._by_alias, self._report = outer.alias, by_alias, report
+        has_own_window = any(window_function(node) for node in outer.groups)
+        own = {item.alias for item in outer.items if isinstance(item, exp.Alias)}
+        self._own = own | ({*WINDOW_COLUMNS, _WINDOW_TIME} if has_own_window else set())
+        self._hides_windows = has_own_window
+
+    def item(self, item: exp.Expr) -> exp.Expr:
+        """Return an entry of the select list, which keeps the name that it has in the output."""
+        renamed = self.renamed(item)
+        keeps_name = isinstance(item, exp.Alias) or renamed.alias_or_name == item.alias_or_name
+        return renamed if keeps_name else exp.alias_(renamed, item.alias_or_name, copy=False)
+
+    def renamed(self, node: exp.Expr) -> exp.Expr:
+        node = node.copy()
+        for column in [*node.find_all(exp.Column)]:
+            if isinstance(column.this, exp.Star) or column.table not in {"", self._alias}:
+                continue
+            name = self._by_alias.get(column.name)
+            if name is None and column.name not in self._own:
+                facts = f"the sub-query has no column {column.name!r}{suggestion(column.name, self._by_alias)}"
+                self._report.add(node_position(column), f"{facts}; its columns are {listed(self._by_alias)}")
+                column.meta[REJECTED] = True
+            elif name in WINDOW_COLUMNS and column.parent is not None and window_function(column.parent):
+                facts = "a row of an aggregate counts at the last millisecond of its window"
+                self._report.add(node_position(column), f"{facts}; write {_WINDOW_TIME} in place of {column.name}")
+                column.meta[REJECTED] = True
+            elif name in WINDOW_COLUMNS and self._hides_windows and column.name != name:
+                facts = "a time of the first windows is not there behind windows of their rows"
+                self._report.add(node_position(column), f"{facts}; leave it out, or write {name} for the outer ones")
+                column.meta[REJECTED] = True
+            else:
+                column.this.set("this", name or column.name)
+                if (name or column.name) in WINDOW_COLUMNS:
+                    column.set("table", None)
+        return node
+
+
+def _read_groups(
+    nodes: Sequence[exp.Expr], table: SqlInput, outer: NextGroups, scope: Scope
+) -> tuple[Grouping, GroupWindow | None]:
+    """Return the groups and the window; None: the windows are those of the rows, or wrong, which is reported."""
+    grouping, report = Grouping(), scope.report
+    before = len(report.problems)
+    calls = [node for node in nodes if window_function(node)]
+    named = [node for node in nodes if isinstance(node, exp.Column) and node.name in WINDOW_COLUMNS]
+    for node in nodes:
+        if node not in calls and node not in named:
+            read_group(node, {}, table, grouping, scope)
+    for group in grouping.by_text.values():
+        if group.column is None:
+            facts = f"{group.name} is an expression over rows of an aggregate"
+            report.add(outer.at, f"{facts}; write it into the GROUP BY of the sub-query, with a name")
+    grouping.broken = len(report.problems) > before
+    missing = [name for name in WINDOW_COLUMNS if name not in {node.name for node in named}]
+    if not calls and missing:
+        facts = "without a window no group of groups would ever end"
+        todo = f"write {', '.join(WINDOW_COLUMNS)} into both SELECTs and GROUP BY, or {_OWN_WINDOW} into this GROUP BY"
+        report.add(outer.at, f"{facts}; {todo}")
+    if not calls:
+        return grouping, None
+    for node in [*calls[1:], *named]:
+        report.add(node_position(node), "there are two windows; keep one")
+    if window_function(calls[0]) == "SESSION":
+        facts = "rows of an aggregate are grouped in windows that end together"
+        report.add(node_position(calls[0]), f"{facts}; write TUMBLE, HOP or CUMULATE")
+        return grouping, None
+    return grouping, read_window_call(calls[0], table, scope, "GROUP BY")
+
+
+def _reject_expressions(node: exp.Expr, report: Report) -> None:
+    """Report what aggregates of plain columns cannot say."""
+    for call in [part for part in node.walk() if is_aggregate(part) and not is_aggregate(part.parent or exp.Null())]:
+        try:
+            read = read_call(call)
+        except BadAggregateError:
+            continue  # which `read_session_columns` reports
+        arguments = [argument for argument in (read.argument, read.by) if argument is not None]
+        if not all(isinstance(argument, exp.Column) for argument in arguments):
+            facts = "an aggregate of an aggregate takes columns of the sub-query, this is an expression"
+            report.add(
+                node_position(call), f"{facts}; write it into the sub-query, as a group or inside of an aggregate"
+            )
+        if read.where is not None:
+            facts = "FILTER is not for an aggregate of an aggregate"
+            report.add(node_position(call), f"{facts}; write the condition into WHERE, which leaves rows out")
