@@ -45,7 +45,7 @@ AT = [
      "JOIN shipments s USING (order_id, window_start, window_end)",
      "shipments", "in no windows, and another side is", "TABLE(TUMBLE(TABLE shipments, DESCRIPTOR(<event time>)"),
     (SEED_001, "SELECT o.order_id FROM orders o "
-     "JOIN HOP(orders, event_time, INTERVAL '1' HOUR, INTERVAL '2' HOUR) s ON o.order_id = s.order_id",
+     "JOIN HOP(orders, INTERVAL '1' HOUR, INTERVAL '2' HOUR) s ON o.order_id = s.order_id",
      "HOP", "a table function is written", "DESCRIPTOR(<event time>)"),
     (SEED_001, f"SELECT o.order_id FROM orders o JOIN shipments s ON o.order_id || s.order_id = s.order_id AND {DAY}",
      "shipments", "is no key: each side of one is computed of one input, and one side of s (rule J12)", "compare such"),
@@ -119,7 +119,7 @@ AT = [
      "o.amount", "no name of its own",
      "write <expression> AS <name>"),
     (SEED_001, SHIPPED.replace("o.order_id FROM", "COUNT(s.carrier) AS n FROM") + f" AND {DAY}", None,
-     "is computed over many rows", "write a.x"),
+     "is computed over many rows", "write GROUP BY with a window"),
     (SEED_001, SHIPPED.replace("o.order_id FROM", "o.order_id, s.carrier AS order_id FROM") + f" AND {DAY}",
      "s.carrier",
      "two output columns are named 'order_id' (rule J10)", "name one with AS"),

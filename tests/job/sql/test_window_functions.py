@@ -150,10 +150,11 @@ def test_the_job_is_that_of_the_fields() -> None:
             "write GROUP BY <columns>, window_start",
         ),
         (
-            f"SELECT COUNT(*) AS n FROM TABLE(TUMBLE(TABLE orders, DESCRIPTOR(ts), {HOUR})) GROUP BY window_start",
+            f"SELECT COUNT(*) AS n FROM TABLE(CUMULATE(TABLE orders, DESCRIPTOR(ts), {QUARTER}, {HOUR})) "
+            "GROUP BY window_start",
             "write GROUP BY <columns>, window_start, window_end",
         ),
-        (of_flink(f"TUMBLE(TABLE orders, ts, {HOUR})"), "a table function is written TABLE(TUMBLE("),
+        (of_flink(f"TUMBLE(TABLE orders, {HOUR})"), "a table function is written TABLE(TUMBLE("),
         (of_flink(f"TUMBLE(TABLE orders, DESCRIPTOR(amount), {HOUR})"), "the eventTime of 'orders' is ts"),
         (of_flink("TUMBLE(TABLE orders, DESCRIPTOR(ts))"), "takes the event time and an INTERVAL"),
         (of_flink(f"TUMBLE(TABLE order, DESCRIPTOR(ts), {HOUR})"), "did you mean 'orders'?"),

@@ -114,8 +114,8 @@ def test_the_job_is_that_of_window(flink: str, ours: str) -> None:
 
 KEY = "l.id = r.id"
 REJECTED = [
-    (f"SELECT l.a FROM {tumble('a')} l JOIN {tumble('b')} r ON {KEY} AND l.window_start = r.window_start",
-     "no condition says that rows of 'r' are in the windows of those before; write l.window_end = r.window_end"),
+    (f"SELECT l.a FROM {tumble('a')} l JOIN {tumble('b')} r ON {KEY} AND l.window_end = r.window_end",
+     "no condition says that rows of 'r' are in the windows of those before; write l.window_start = r.window_start"),
     (f"SELECT l.a FROM {tumble('a')} l JOIN {tumble('b')} r ON {KEY}",
      "write l.window_start = r.window_start AND l.window_end = r.window_end"),
     (f"SELECT l.a FROM {read(tumble('a'))} l WHERE l.id IN (SELECT id FROM {tumble('b')} r)",

@@ -224,6 +224,12 @@ def _parsed(text: str) -> datetime:
     return datetime.strptime(text, "%Y-%m-%d %H:%M")  # DuckDB's timestamps have no zone
 
 
+def _padded(text: str) -> datetime:
+    if not re.fullmatch(r"\d{4}-\d{2}-\d{2} \d{2}:\d{2}", text):
+        raise ValueError
+    return _parsed(text)
+
+
 def _months_later(time: datetime, months: int) -> datetime:
     month = time.year * 12 + time.month - 1 + months
     if not 12 <= month < 10_000 * 12:
@@ -245,6 +251,12 @@ def _span(number: int, milliseconds: int) -> datetime:
     if abs(number) > 10**16:
         raise ValueError
     return _in_years(lambda: _EPOCH + timedelta(milliseconds=number * milliseconds))
+
+
+def _seconds(number: float) -> datetime:
+    if not math.isfinite(number):
+        raise ValueError
+    return _span(math.floor(number), 1000)
 
 
 # What is NaN or infinite by IEEE 754 is an error in DuckDB.
@@ -607,6 +619,11 @@ CASES: dict[str, list[Case]] = {
             "DATE_ADD(a, b)", ("timestamp", "count"), None, lambda a, b: _in_years(lambda: a + timedelta(days=b)).date()
         )
     ],
+    "DATE_SUB": [
+        Case(
+            "DATE_SUB(a, b)", ("timestamp", "count"), None, lambda a, b: _in_years(lambda: a - timedelta(days=b)).date()
+        )
+    ],
     "MAKE_DATE": [
         Case("MAKE_DATE(a, b, c)", ("year", "month", "day"), None, lambda a, b, c: _in_years(lambda: date(a, b, c)))
     ],
@@ -642,6 +659,16 @@ CASES: dict[str, list[Case]] = {
     "TO_TIMESTAMP": [
         Case("TO_TIMESTAMP(DATE_FORMAT(a, 'yyyyMMdd HHmmss.SSS'), 'yyyyMMdd HHmmss.SSS')", ("timestamp",), "a"),
         Case("TO_TIMESTAMP(a, 'yyyy-MM-dd HH:mm')", ("clock",), None, _parsed),
+        Case("TO_TIMESTAMP(STRFTIME(a, '%Y-%m-%d %H:%M:%S.%3f'))", ("timestamp",), "a"),
+        Case("TO_TIMESTAMP(a)", ("clock",), None, _padded),
+    ],
+    "FROM_UNIXTIME": [
+        Case("FROM_UNIXTIME(a, 'yyyy-MM-dd')", ("double",), None, lambda a: _seconds(a).strftime("%Y-%m-%d")),
+        Case("FROM_UNIXTIME(a)", ("count",), None, lambda a: _seconds(a).strftime("%Y-%m-%d %H:%M:%S")),
+    ],
+    "TO_TIMESTAMP_LTZ": [
+        Case("TO_TIMESTAMP_LTZ(a)", ("count",), None, lambda a: _span(a, 1)),
+        Case("TO_TIMESTAMP_LTZ(a, 0)", ("count",), None, lambda a: _span(a, 1000)),
     ],
     "STRPTIME": [
         Case("STRPTIME(STRFTIME(a, '%Y %j %I%p'), '%Y %j %I%p')", ("timestamp",), "date_trunc('hour', a)"),
@@ -652,7 +679,10 @@ CASES: dict[str, list[Case]] = {
             lambda a: _of_clocks(_parsed(a), "Europe/Berlin"),
         ),
     ],
-    "TO_DATE": [Case("TO_DATE(DATE_FORMAT(a, 'dd.MM.yyyy'), 'dd.MM.yyyy')", ("timestamp",), "a::date")],
+    "TO_DATE": [
+        Case("TO_DATE(DATE_FORMAT(a, 'dd.MM.yyyy'), 'dd.MM.yyyy')", ("timestamp",), "a::date"),
+        Case("TO_DATE(STRFTIME(a, '%Y-%m-%dT%H:%M'))", ("timestamp",), "a::date"),
+    ],
     # conditionals
     "NULLIF": [
         Case("NULLIF(a, b)", (kind, other))

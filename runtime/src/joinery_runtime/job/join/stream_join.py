@@ -273,7 +273,13 @@ class StreamJoin(Job):
         if self.spec.sql is None:
             return None
         tables = (
-            SqlInput(side.name, tuple(side.types), side.event_time, side.types[side.event_time].name == "int64")
+            SqlInput(
+                side.name,
+                tuple(side.types),
+                side.event_time,
+                side.types[side.event_time].name == "int64",
+                side.table is not None,
+            )
             for side in self.inputs
         )
         written = self.spec.top_n or self.spec.deduplicate

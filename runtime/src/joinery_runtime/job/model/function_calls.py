@@ -48,6 +48,7 @@ _NOT_REPEATABLE = {
             "CURRENT_ROW_TIMESTAMP",
             "UNIX_TIMESTAMP",
             "CURRENT_WATERMARK",
+            "MZ_NOW",
         ),
         _CLOCK,
     ),
@@ -93,7 +94,8 @@ _OTHERWISE = {
     "CONVERT_TIMEZONE": "is FROM_UTC_TIMESTAMP or TO_UTC_TIMESTAMP here",
     "DATE_DIFF": "is TIMESTAMPDIFF(DAY, first, second), or DATEDIFF(later, earlier) in days, here",
     "TIMESTAMP_DIFF": "is TIMESTAMPDIFF(DAY, first, second) here",
-    "DATEADD": "is time + INTERVAL '1' DAY, or TIMESTAMPADD(DAY, 1, time), here",
+    "TIMESTAMPTOSTRING": "is DATE_FORMAT(TIMESTAMP_MILLIS(x), 'yyyy-MM-dd HH:mm:ss') here",
+    "STRINGTOTIMESTAMP": "is UNIX_MILLIS(TO_TIMESTAMP(text, 'yyyy-MM-dd HH:mm:ss')) here",
     "NVL2": "is CASE WHEN x IS NOT NULL THEN a ELSE b END here",
     "DECODE": "is CASE x WHEN a THEN b ELSE c END, or FROM_UTF8(bytes), here",
     "ENCODE": "is TO_UTF8, TO_BASE64 or HEX here",
@@ -158,7 +160,7 @@ def cannot_call(name: str, count: int) -> str:
     """Say why this function cannot be called with so many arguments; empty if it can."""
     if name in _DECLARED.get():
         return "" if count else "a function that the job declares takes at least one argument"
-    signature = _BY_NAME.get(name)
+    signature = _BY_NAME.get(name) if count or name not in _NOT_REPEATABLE else None
     if signature is None:
         reason = _NOT_REPEATABLE.get(name)
         if reason is not None:
@@ -193,6 +195,12 @@ def _builder(name: str, *, has_unit: bool) -> Callable[[list[exp.Expr]], exp.Exp
     return lambda arguments: exp.Anonymous(this=name, expressions=_unit_as_text(arguments) if has_unit else arguments)
 
 
+def _truncation(arguments: list[exp.Expr]) -> exp.Expr:
+    """Build DATE_TRUNC of TIMESTAMP_TRUNC(time, unit)."""
+    unit, times = arguments[1:2], arguments[:1]
+    return exp.Anonymous(this="DATE_TRUNC", expressions=_unit_as_text([*unit, *times, *arguments[2:]]))
+
+
 def _is_kept(name: str, builder: object) -> bool:
     """Whether a function of sqlglot's keeps its own node: aggregates, and what is an operator or a CASE here."""
     node = getattr(builder, "__self__", None)
@@ -210,6 +218,8 @@ class _Parser(sqlglot.parser.Parser):
             name: _builder(signature.names[0], has_unit=signature.text.startswith(f"{signature.names[0]}(unit "))
             for name, signature in _BY_NAME.items()
         },
+        **dict.fromkeys(("IFF", "IIF"), exp.If.from_arg_list),
+        "TIMESTAMP_TRUNC": _truncation,
     }
 
 

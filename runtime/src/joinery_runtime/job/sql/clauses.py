@@ -3,7 +3,8 @@
 * `WINDOW TUMBLING(...)`, `SLIDING(...)`, `HOPPING(...)` or `SESSION(...)`, there or behind FROM, as in ksqlDB;
 * `WITHIN 1 HOUR GRACE PERIOD 5 MINUTES` behind the source of a JOIN, as in ksqlDB;
 * `WITH ('join.lower_bound' = '0s', ...)`: the options of a join;
-* `EMIT CHANGES`, which says nothing that a job does not do anyway, and `EMIT FINAL`, which is for groups;
+* `EMIT CHANGES`, which says nothing that a job does not do anyway, and `EMIT FINAL`, which is for groups, as is
+  RisingWave's `EMIT ON WINDOW CLOSE`;
 * `PARTITION BY`, which is ksqlDB's for the key of the output's records, and is rejected.
 """
 
@@ -50,6 +51,8 @@ def split_clauses(tokens: list[Token], report: Report, form: Form) -> Clauses:
     while i < len(tokens):
         if not _is_clause(tokens, i):
             text = f"is not understood here; see docs/sql.md for what may follow {form.before}"
+            if keyword(tokens, i) in {"LIMIT", "ORDER BY"}:
+                text = f"{keyword(tokens, i)} is not supported: {form.rejected.get('limit', form.rest)}"
             report.add(token_position(tokens[i]), text)
             break
         end = _clause_end(tokens, i)
@@ -73,7 +76,7 @@ def _read_clause(clause: list[Token], clauses: Clauses, report: Report) -> None:
         report.add(token_position(clause[0]), f"{facts}; leave it out, and write output.kafka.key: [<columns>]")
     elif clauses.final is not None or clauses.changes is not None:
         report.add(token_position(clause[0]), "a second EMIT; keep one")
-    elif following == "FINAL":
+    elif following in {"FINAL", "ON"}:
         clauses.final = token_position(clause[0])
     else:
         clauses.changes = token_position(clause[0])
@@ -83,7 +86,7 @@ def _clause_end(tokens: list[Token], i: int) -> int:
     """Return the position after the clause that starts at `i`: two words, words followed by a bracket, or PARTITION BY
     with all up to the next clause."""
     if keyword(tokens, i) == "EMIT":
-        return i + 2
+        return i + (4 if _closes_window(tokens, i) else 2)
     if keyword(tokens, i) == "PARTITION BY":
         return next((at for at in range(i + 1, len(tokens)) if _is_clause(tokens, at)), len(tokens))
     depth = 0
@@ -107,11 +110,16 @@ def _outside_brackets(tokens: list[Token]) -> list[int]:
 def _is_clause(tokens: list[Token], i: int) -> bool:
     word, following = keyword(tokens, i), keyword(tokens, i + 1)
     return (
-        (word == "EMIT" and following in {"CHANGES", "FINAL"})
+        (word == "EMIT" and (following in {"CHANGES", "FINAL"} or _closes_window(tokens, i)))
         or (word == "WITH" and following == "(")
         or word == "PARTITION BY"
         or (word == "WINDOW" and following in WINDOW_KINDS)
     )
+
+
+def _closes_window(tokens: list[Token], i: int) -> bool:
+    """Say whether this is RisingWave's EMIT ON WINDOW CLOSE."""
+    return [keyword(tokens, i + n) for n in range(1, 4)] == ["ON", "WINDOW", "CLOSE"]
 
 
 def keyword(tokens: Sequence[Token], i: int) -> str:

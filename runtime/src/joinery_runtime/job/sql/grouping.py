@@ -307,6 +307,7 @@ _FUNCTIONS: Mapping[type[exp.Expr], str] = {
     exp.Avg: "avg",
     exp.Min: "min",
     exp.Max: "max",
+    exp.AnyValue: "first",
     exp.First: "first",
     exp.FirstValue: "first",
     exp.Last: "last",
@@ -343,17 +344,33 @@ _SECOND_ARGUMENTS = {
 """For functions that may have two arguments: what sqlglot calls the second one, and how to write the call."""
 AGGREGATES = (
     "COUNT(*), COUNT(x), COUNT(DISTINCT x), COUNT_IF, APPROX_COUNT_DISTINCT(x), SUM, AVG, MIN, MAX, "
-    "FIRST (FIRST_VALUE), LAST (LAST_VALUE), MIN_BY, MAX_BY, VAR_POP, VAR_SAMP (VARIANCE), "
+    "FIRST (FIRST_VALUE, ANY_VALUE), LAST (LAST_VALUE), MIN_BY, MAX_BY, VAR_POP, VAR_SAMP (VARIANCE), "
     "STDDEV_POP, STDDEV_SAMP (STDDEV), "
     "MEDIAN, PERCENTILE_CONT, PERCENTILE_DISC, APPROX_PERCENTILE, BOOL_AND (EVERY), BOOL_OR, "
     "ARRAY_AGG (COLLECT_LIST) and STRING_AGG (LISTAGG), each also with FILTER (WHERE ...)"
 )
+_OTHERWISE = {
+    **dict.fromkeys(("TUMBLE", "HOP", "WINDOW", "SESSION"), "write window_start or window_end, and this into GROUP BY"),
+    "LATEST_BY_OFFSET": "write LAST(x), which goes by event time",
+    "EARLIEST_BY_OFFSET": "write FIRST(x), which goes by event time",
+    "TOPK": "write topN beside sql for the rows, or ARRAY_AGG(x) for all values",
+    "TOPKDISTINCT": "write topN beside sql for the rows",
+    "COLLECT_SET": "write ARRAY_AGG(x), or COUNT(DISTINCT x)",
+    "HISTOGRAM": "group by the value, and write COUNT(*)",
+}
+"""Aggregates of other systems, and what to write for them."""
 _NODES = (exp.AggFunc, exp.Filter, exp.Window, exp.IgnoreNulls, exp.RespectNulls, exp.WithinGroup)
 _NO_MEANING = {"this", "big_int"}
 
 
 def is_aggregate(value: exp.Expr) -> bool:
     return isinstance(value, _NODES) or _function_name(value) in _NAMES
+
+
+def unknown_aggregate(value: exp.Expr) -> str:
+    """Say that a call is no aggregate, and what to write."""
+    todo = _OTHERWISE.get(_function_name(value) or value.key.upper())
+    return f"is not an aggregate here; {todo}" if todo else f"is not an aggregate; these are {AGGREGATES}"
 
 
 class BadAggregateError(ValueError):
@@ -381,7 +398,7 @@ def read_call(value: exp.Expr) -> Call:
         return _read_percentile(value)
     function = _FUNCTIONS.get(type(value)) or _NAMES.get(_function_name(value))
     if function is None or isinstance(value, exp.PercentileCont | exp.PercentileDisc):
-        raise BadAggregateError(f"is not an aggregate of sessions; these are {AGGREGATES}")
+        raise BadAggregateError(unknown_aggregate(value))
     first, second = _arguments(value, function)
     if isinstance(value, exp.Count):
         return _read_count(value)

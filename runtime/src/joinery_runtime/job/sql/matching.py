@@ -294,6 +294,10 @@ def interval_of(matching: Matching, link: Link, distances: Distances, report: Re
                 "the bound on time has one side only" if sides else f"the join has no bound on {earlier} and {right}"
             )
             todo = f"write {right} BETWEEN {earlier} AND {earlier} + INTERVAL '1' HOUR"
+            if link.right.table.table:
+                source = link.right.source
+                alias = "" if source.alias == source.name else f" AS {source.alias}"
+                todo = f"{source.name!r} is a table: write JOIN {source.name} FOR SYSTEM_TIME AS OF {earlier}{alias}"
             report.add(link.joined.source.at, f"{facts}, so its state would grow for ever (rule J8); {todo}")
         return None
     best = min(candidates, key=lambda interval: interval.upper - interval.lower)

@@ -14,6 +14,7 @@ from joinery_runtime.job.model.expression_tree import TOO_DEEP, too_deep
 from joinery_runtime.job.model.function_calls import JoinerySql
 from joinery_runtime.job.sql.clauses import Clauses, Within, split_clauses, take_withins
 from joinery_runtime.job.sql.derived import Columns, EventTimes, merge_derived
+from joinery_runtime.job.sql.dialects import common_tokens, rewrite_dialects
 from joinery_runtime.job.sql.report import JOINS, UNION, Form, Report, TextPosition, token_position
 from joinery_runtime.job.sql.window_functions import readable_tokens, rewrite_windows
 from joinery_runtime.job.sql.window_joins import rewrite_window_joins
@@ -59,11 +60,12 @@ def parse_select(
         at = token_position(tokens[0]) if tokens else TextPosition(0, sql.strip())
         report.add(at, f"the SQL of a job is one SELECT; {form.example}")
         return None
-    tokens, withins = take_withins(tokens, report)
+    tokens, withins = take_withins([*common_tokens(tokens)], report)
     clauses = split_clauses(tokens, report, form)
     tree = _tree(clauses.body, sql, report)
     if isinstance(tree, exp.Select):
         _attach(withins, tree, report)
+        rewrite_dialects(tree, event_times or {}, report, form, windowed=clauses.window is not None)
         window = rewrite_window_joins(tree, report)
         if window is not None and clauses.window is not None:
             report.add(clauses.window.at, "table functions say in which windows rows are joined; leave WINDOW out")
@@ -73,7 +75,10 @@ def parse_select(
         return Parsed(tree, clauses)
     if tree is not None:
         facts = f"the SQL of a job is one SELECT, this is {tree.key.upper()}"
-        report.add(token_position(tokens[0]), f"{facts}; {UNION if isinstance(tree, exp.Union) else form.example}")
+        todo = UNION if isinstance(tree, exp.Union) else form.example
+        if isinstance(tree, exp.Except | exp.Intersect) and form.tests_existence:
+            todo = "write WHERE [NOT] EXISTS (SELECT 1 FROM <input> WHERE <equalities> AND <bound on time>)"
+        report.add(token_position(tokens[0]), f"{facts}; {todo}")
     return None
 
 
@@ -100,12 +105,19 @@ def _tree(tokens: list[Token], sql: str, report: Report) -> exp.Expr | None:
             "a second statement; the SQL of a job is one SELECT",
         )
         return None
+    pattern = next((token for token in tokens if token.text.upper() == "MATCH_RECOGNIZE"), None)
+    if pattern is not None:
+        todo = "for A followed by B within a time, write a join of the two with a bound on time"
+        report.add(token_position(pattern), f"patterns of rows are not supported; {todo}")
+        return None
     try:
         return JoinerySql().parser().parse([*readable_tokens(tokens)], sql)[0]
     except ParseError as error:
         first = error.errors[0] if error.errors else {}
         highlight = str(first.get("highlight") or "")
         message = str(first.get("description") or _first_line(error)).partition(" but got <Token")[0].rstrip(".")
+        if "<class" in message:
+            message = "a name or a value is missing before this; a word of SQL as a name stands in double quotes"
         line, column = int(first.get("line") or 1), int(first.get("col") or 1) - len(highlight)
         start = sum(len(text) + 1 for text in sql.split("\n")[: line - 1]) + max(column, 0)
         report.add(TextPosition(start, highlight), f"is not SQL that is understood here: {message}; see docs/sql.md")

@@ -224,8 +224,11 @@ def _read_groups(group: exp.Expr, parsed: Parsed, report: Report) -> tuple[exp.E
         node for node in group.expressions if isinstance(node, exp.Cube | exp.Rollup | exp.GroupingSets | exp.Tuple)
     ]
     if more or sets:
-        facts = "groups are columns and expressions with commas between them; write only these"
-        report.add(parsed.position_of("GROUP BY"), facts)
+        problem = "groups are columns and expressions with commas between them; write only these"
+        if more != ["all"]:
+            facts = "a job has one set of groups, so GROUPING SETS, ROLLUP and CUBE are not supported"
+            problem = f"{facts}; write a job for each set, or group by all the columns"
+        report.add(parsed.position_of("GROUP BY"), problem)
     return tuple(node for node in group.expressions if node not in sets)
 
 
@@ -344,6 +347,10 @@ def _read_source(table: exp.Expr, report: Report) -> Source:
     alias = table.args.get("alias")
     if not plain or extra or (alias is not None and alias.args.get("columns")):
         label = "a sub-query" if isinstance(table, exp.Query) else "this"
+        if isinstance(table, exp.Unnest | exp.Lateral):
+            facts = "a job makes no row of each element of a list, and calls no function for each row in FROM"
+            report.add(node_position(table), f"{facts}; let the producer write a record of each, and name that input")
+            return Source("", table.alias_or_name, False, node_position(table))
         todo = UNION if isinstance(table.this, exp.Union) else "name an input of the job: FROM <input> [alias]"
         report.add(node_position(table), f"{label} is not supported here; {todo}")
         return Source("", table.alias_or_name, False, node_position(table))

@@ -9,7 +9,7 @@ from sqlglot import exp
 
 from joinery_runtime.job.model.draft import InputDraft
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
-from joinery_runtime.job.model.wording import listed, suggestion
+from joinery_runtime.job.model.wording import either, listed, suggestion
 from joinery_runtime.job.sql.derived import OF_WINDOW, REJECTED
 from joinery_runtime.job.sql.query import OUTER_NAME, Source
 from joinery_runtime.job.sql.report import Report, node_position
@@ -17,12 +17,14 @@ from joinery_runtime.job.sql.report import Report, node_position
 
 @dataclass(frozen=True, slots=True)
 class SqlInput:
-    """An input of the job: its columns in order; `integer_time` says that event time is a number of milliseconds."""
+    """An input of the job: its columns in order; `integer_time` says that event time is a number of milliseconds,
+    `table` that records are versions of rows."""
 
     name: str
     columns: tuple[str, ...]
     event_time: str
     integer_time: bool = False
+    table: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,9 @@ class Scope:
         elif not self._rejected_aliases:
             every = [name for relation in relations for name in relation.table.columns]
             hint = suggestion(column.name, every)
+            if column.name.upper() == "ROWTIME":
+                times = [f"{relation.source.alias}.{relation.table.event_time}" for relation in relations]
+                hint = f"; the event time, which ksqlDB calls so, is {either(times)}"
             self.report.add(node_position(column), f"no input has a column {column.name!r}{hint}")
         return None
 
@@ -172,4 +177,5 @@ def table_of(source: InputDraft) -> SqlInput | None:
     kind = source.types.get(time) if source.types is not None and isinstance(time, str) else None
     if source.name is None or source.types is None or not isinstance(time, str) or kind is None:
         return None
-    return SqlInput(source.name, tuple(source.types), time, integer_time=kind.name == "int64")
+    is_table = source.data.get("table") is not None
+    return SqlInput(source.name, tuple(source.types), time, integer_time=kind.name == "int64", table=is_table)

@@ -14,13 +14,13 @@ from joinery_runtime.job.model.function_calls import cannot_call
 from joinery_runtime.job.model.references import RANK_COLUMNS, SESSION_COLUMNS
 from joinery_runtime.job.sql.derived import BY_STAR, OF_WINDOW
 from joinery_runtime.job.sql.grouping import (
-    AGGREGATES,
     BadAggregateError,
     Grouping,
     column_name,
     computed_name,
     is_aggregate,
     read_call,
+    unknown_aggregate,
 )
 from joinery_runtime.job.sql.report import TextPosition, node_position
 from joinery_runtime.job.sql.scope import Scope
@@ -107,10 +107,13 @@ def _item(item: Item, renamed: str) -> Item:
 
 def _read_expression(value: exp.Expr, renamed: str, scope: Scope) -> Iterator[Item]:
     at = node_position(value)
-    if value.find(exp.AggFunc, exp.Window) is not None:
-        facts = "is computed over many rows, a join emits each row by itself"
-        todo = f"{_RANKED}, or {_TODO}" if value.find(exp.Window) is not None else _TODO
+    if value.find(exp.Window) is not None:
+        facts = "a job computes nothing over the rows before or around a row"
+        todo = f"write GROUP BY with HOP(...) for a value of each window, or {_RANKED}"
         scope.report.add(at, f"{facts}; {todo}")
+    elif value.find(exp.AggFunc) is not None:
+        facts = "is computed over many rows, and rows have no end"
+        scope.report.add(at, f"{facts}; write GROUP BY with a window, such as TUMBLE(<event time>, INTERVAL '1' HOUR)")
     elif value.find(exp.Query) is None and scope.qualify(value, behind_joins=True):  # `query` reports a sub-query
         if renamed:
             yield _item({"expression": value.sql(comments=False)}, renamed)
@@ -175,9 +178,9 @@ def read_session_columns(items: Sequence[exp.Expr], groups: Grouping, scope: Sco
         renamed = item.alias if isinstance(item, exp.Alias) else ""
         own = own_column(value, scope)
         if own:
-            if own != value.name and not renamed:
+            if isinstance(value, exp.Anonymous) and not renamed:
                 scope.report.add(at, f"is called {own} here (rule S6); write {own}, or give it a name with AS")
-            chosen.add(own, renamed)
+            chosen.add(own, renamed or value.name)  # ksqlDB's WINDOWSTART keeps its name
         elif value.is_star:
             scope.report.add(at, "a star is not supported: a session holds many rows; name groups and aggregates")
         elif is_aggregate(value):
@@ -212,7 +215,7 @@ def _read_group_item(
     group = groups.by_text.get(qualified.sql(comments=False))
     is_unknown = isinstance(value, exp.Anonymous) and cannot_call(value.name.upper(), len(value.expressions)) != ""
     if group is None and (groups.by_text or not groups.broken or is_unknown):
-        unknown_function = f"is not an aggregate of sessions; these are {AGGREGATES}"
+        unknown_function = unknown_aggregate(value)
         many = "is not in GROUP BY, and a session holds many rows of it; group by it, or write FIRST(...) or LAST(...)"
         scope.report.add(at, unknown_function if is_unknown else many)
     elif group is not None and group.selected:

@@ -15,12 +15,13 @@ from joinery_runtime.core.pipeline.functions.hashing import HASHING
 from joinery_runtime.core.pipeline.functions.numbers import BITS, NUMBERS
 from joinery_runtime.core.pipeline.functions.patterns import JSON, PATTERNS
 from joinery_runtime.core.pipeline.functions.text import TEXT
+from joinery_runtime.core.pipeline.functions.time_texts import TIME_TEXTS
 from joinery_runtime.core.pipeline.functions.times import TIMES
 from joinery_runtime.core.pipeline.operators import Value
 from joinery_runtime.errors import ExpressionError
 from joinery_runtime.job.model.function_calls import call_of, cannot_call
 
-FAMILIES: tuple[Family, ...] = (TEXT, PATTERNS, JSON, HASHING, NUMBERS, BITS, TIMES, CONDITIONALS)
+FAMILIES: tuple[Family, ...] = (TEXT, PATTERNS, JSON, HASHING, NUMBERS, BITS, TIMES, TIME_TEXTS, CONDITIONALS)
 FUNCTIONS: dict[str, Function] = {
     name: function
     for family in FAMILIES

@@ -205,7 +205,7 @@ _PATH = re.compile(r"""\$(\.[^.\[\]"'*?@\s]+|\["[^"]*"\]|\['[^']*'\]|\[-?\d+\])*
 
 
 @JSON.define(
-    "JSON_VALUE GET_JSON_OBJECT JSON_EXTRACT_STRING JSON_EXTRACT_SCALAR",
+    "JSON_VALUE GET_JSON_OBJECT JSON_EXTRACT_STRING JSON_EXTRACT_SCALAR EXTRACTJSONFIELD",
     string("text"),
     constant(string("path")),
     returns="string",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,6 @@ import pyarrow.compute as pc
 from joinery_runtime.core.pipeline.functions.base import (
     Family,
     Parameter,
-    computed_by_polars,
     constant,
     integer,
     optional,
@@ -53,16 +51,16 @@ def _unit_of(unit: str, units: dict[str, Any]) -> str:
 # --- milliseconds and calendars ---------------------------------------------------------------------------------------
 
 
-def _ms_of(*values: Value) -> list[Any]:
+def ms_of(*values: Value) -> list[Any]:
     """Times and integers as NumPy's int64 of one length, with 0 for a NULL."""
     length = row_count(values)
     arrays = [to_array(value, length) for value in values]
     return [pc.fill_null(array.cast(pa.int64()), 0).to_numpy(zero_copy_only=False) for array in arrays]
 
 
-def _local_ms(time: Value, zone: str | None) -> Any:
+def local_ms(time: Value, zone: str | None) -> Any:
     """The milliseconds by the clocks of a zone."""
-    (utc,) = _ms_of(time)
+    (utc,) = ms_of(time)
     if zone is None:
         return utc
     return utc_to_zone(pl.Series(utc), _known_zone(zone)).to_numpy()
@@ -75,7 +73,7 @@ def _known_zone(zone: str) -> str:
         raise pa.ArrowTypeError(f"its zone {error}") from error
 
 
-def _timestamps(ms: Any, valid: Any = True) -> pa.Array:
+def timestamps(ms: Any, valid: Any = True) -> pa.Array:
     """Timestamps of milliseconds. Rows outside the years 1 to 9999, and those that are not `valid`, fail."""
     inside = (ms >= EVENT_TIME_MIN) & (ms <= EVENT_TIME_MAX) & valid
     require(pa.array(inside), _OUTSIDE)
@@ -153,7 +151,7 @@ _PARTS: dict[str, Callable[[Any], Any]] = {
 def _date_part(unit: str, time: Value, zone: str | None = None) -> Value:
     name = _unit_of(unit, _PARTS)
     # The epoch is the same by all clocks.
-    return pa.array(_PARTS[name](_local_ms(time, None if name == "EPOCH" else zone)), pa.int64())
+    return pa.array(_PARTS[name](local_ms(time, None if name == "EPOCH" else zone)), pa.int64())
 
 
 def _define_part(names: str, unit: str, meaning: str, result: str) -> None:
@@ -185,26 +183,7 @@ TIMES.define(
     meaning="the day of the week, 1 on Sunday, as in Flink and Spark",
     example="DAYOFWEEK(DATE '2024-07-01')",
     result="2",
-)(lambda time, zone=None: pa.array((_weekday(_local_ms(time, zone)) + 1) % 7 + 1, pa.int64()))
-TIMES.define(
-    "DAYNAME",
-    _TIME,
-    _ZONE,
-    returns="string",
-    meaning="the day's English name",
-    example="DAYNAME(DATE '2024-07-01')",
-    result="'Monday'",
-)(lambda time, zone=None: _formatted(time, "%A", zone))
-TIMES.define(
-    "MONTHNAME",
-    _TIME,
-    _ZONE,
-    returns="string",
-    meaning="the month's English name",
-    example="MONTHNAME(DATE '2024-07-01')",
-    result="'July'",
-)(lambda time, zone=None: _formatted(time, "%B", zone))
-
+)(lambda time, zone=None: pa.array((_weekday(local_ms(time, zone)) + 1) % 7 + 1, pa.int64()))
 # --- rounding ---------------------------------------------------------------------------------------------------------
 
 
@@ -216,29 +195,29 @@ TIMES.define(
     returns="timestamp",
     meaning="the start of its MILLISECOND, SECOND, MINUTE, HOUR, DAY, WEEK (Monday), MONTH, QUARTER or YEAR. By "
     "a zone's clocks "
-    "a day that skips midnight begins when its clocks do",
+    "a day that skips midnight begins when its clocks do. Also `TIMESTAMP_TRUNC(time, unit)`",
     example="DATE_TRUNC('month', TIMESTAMP '2024-07-15 12:30:00')",
     result="TIMESTAMP '2024-07-01'",
     fails=True,
 )
 def _date_trunc(unit: str, time: Value, zone: str | None = None) -> Value:
     name = _unit_of(unit, {**_FIXED, **_MONTHS})
-    local = _local_ms(time, zone)
+    local = local_ms(time, zone)
     if name in _MONTHS:
         start = _first_ms(_months_since_1970(local) // _MONTHS[name] * _MONTHS[name])
     else:
         origin = _MONDAY if name == "WEEK" else 0
         start = (local - origin) // _FIXED[name] * _FIXED[name] + origin
     if zone is None:
-        return _timestamps(start)
-    (utc,) = _ms_of(time)
+        return timestamps(start)
+    (utc,) = ms_of(time)
     if _FIXED.get(name, _DAY) < _DAY:
-        return _timestamps(start - (local - utc))  # the clocks are not set within it, or both hours of the name count
+        return timestamps(start - (local - utc))  # the clocks are not set within it, or both hours of the name count
     starts = zone_to_utc(pl.Series(start), zone)
     # The last moment before a skipped start is by the old offset, and the start is the same by it.
     before = start - (local - utc) - 2 * 3_600_000
     old = utc_to_zone(pl.Series(before), zone).to_numpy() - before
-    return _timestamps(starts.fill_null(pl.Series(start - old)).to_numpy())
+    return timestamps(starts.fill_null(pl.Series(start - old)).to_numpy())
 
 
 TIMES.define(
@@ -267,8 +246,8 @@ def _date_bin(width: Any, time: Value, origin: Any = None) -> Value:
     if step <= 0:
         raise pa.ArrowTypeError("its width must be more than nothing")
     first = 0 if origin is None else round(origin.timestamp() * 1000)
-    (ms,) = _ms_of(time)
-    return _timestamps((ms - first) // step * step + first)
+    (ms,) = ms_of(time)
+    return timestamps((ms - first) // step * step + first)
 
 
 def _day_ms(date: pa.Array) -> Any:
@@ -277,14 +256,14 @@ def _day_ms(date: pa.Array) -> Any:
 
 
 def _dates(ms: Any) -> pa.Array:
-    return _timestamps(ms).cast(pa.date32())
+    return timestamps(ms).cast(pa.date32())
 
 
 # --- arithmetic -------------------------------------------------------------------------------------------------------
 
 
 @TIMES.define(
-    "TIMESTAMPADD",
+    "TIMESTAMPADD DATEADD",
     _UNIT,
     integer("count"),
     _TIME,
@@ -296,14 +275,14 @@ def _dates(ms: Any) -> pa.Array:
 )
 def _timestampadd(unit: str, count: Value, time: Value) -> Value:
     name = _unit_of(unit, {**_FIXED, **_MONTHS})
-    counts, ms = _ms_of(count, time)
+    counts, ms = ms_of(count, time)
     # No more units than the calendar has, so that nothing leaves int64.
     limit = (EVENT_TIME_MAX - EVENT_TIME_MIN) // _FIXED.get(name, 28 * _DAY) + 1
     valid = (counts >= -limit) & (counts <= limit)
     steps = np.where(valid, counts, 0)
     if name in _FIXED:
-        return _timestamps(ms + steps * _FIXED[name], valid)
-    return _timestamps(_plus_months(ms, steps * _MONTHS[name]), valid)
+        return timestamps(ms + steps * _FIXED[name], valid)
+    return timestamps(_plus_months(ms, steps * _MONTHS[name]), valid)
 
 
 def _plus_months(ms: Any, months: Any) -> Any:
@@ -326,7 +305,7 @@ def _plus_months(ms: Any, months: Any) -> Any:
 )
 def _timestampdiff(unit: str, start: Value, stop: Value) -> Value:
     name = _unit_of(unit, {**_FIXED, **_MONTHS})
-    first, last = _ms_of(start, stop)
+    first, last = ms_of(start, stop)
     if name in _FIXED:
         distance = last - first
         whole = np.abs(distance) // _FIXED[name]
@@ -363,6 +342,20 @@ def _date_add(date: Value, days: Value) -> Value:
     return _timestampadd("DAY", days, date.cast(TIMESTAMP)).cast(pa.date32())
 
 
+@TIMES.define(
+    "DATE_SUB",
+    _DATE,
+    integer("days"),
+    returns="date",
+    meaning="the date so many days earlier, as in Spark",
+    example="DATE_SUB(DATE '2024-03-01', 1)",
+    result="DATE '2024-02-29'",
+    fails=True,
+)
+def _date_sub(date: Value, days: Value) -> Value:
+    return _date_add(date, pc.negate(days))  # the lowest int64 stays, which is outside the calendar either way
+
+
 # --- numbers and parts to times ---------------------------------------------------------------------------------------
 
 
@@ -378,7 +371,7 @@ def _date_add(date: Value, days: Value) -> Value:
     fails=True,
 )
 def _make_date(year: Value, month: Value, day: Value) -> Value:
-    years, months, days = _ms_of(year, month, day)
+    years, months, days = ms_of(year, month, day)
     valid = (years >= 1) & (years <= 9999) & (months >= 1) & (months <= 12) & (days >= 1) & (days <= 31)
     number = np.where(valid, (years - 1970) * 12 + months - 1, 0)
     start = _first_ms(number)
@@ -395,9 +388,9 @@ for _names, _factor, _what in (
 ):
 
     def _from_number(number: Value, factor: int = _factor) -> Value:
-        (numbers,) = _ms_of(number)
+        (numbers,) = ms_of(number)
         valid = np.abs(numbers // 2) <= EVENT_TIME_MAX // factor
-        return _timestamps(np.where(valid, numbers, 0) * factor, valid)
+        return timestamps(np.where(valid, numbers, 0) * factor, valid)
 
     TIMES.define(
         _names,
@@ -410,7 +403,7 @@ for _names, _factor, _what in (
     )(_from_number)
 for _names, _factor, _what in (
     ("UNIX_MILLIS EPOCH_MS", 1, "milliseconds"),
-    ("UNIX_SECONDS", 1_000, "whole seconds"),
+    ("UNIX_SECONDS UNIX_TIMESTAMP", 1_000, "whole seconds"),
 ):
     TIMES.define(
         _names,
@@ -419,7 +412,7 @@ for _names, _factor, _what in (
         meaning=f"the {_what} since 1970 (UTC)",
         example=f"{_names.split()[0]}(TIMESTAMP '2024-07-01 12:30:00')",
         result=str(1_719_837_000_000 // _factor),
-    )(lambda time, factor=_factor: pa.array(_ms_of(time)[0] // factor, pa.int64()))
+    )(lambda time, factor=_factor: pa.array(ms_of(time)[0] // factor, pa.int64()))
 
 # --- zones ------------------------------------------------------------------------------------------------------------
 
@@ -435,7 +428,7 @@ for _names, _factor, _what in (
     fails=True,
 )
 def _from_utc(time: Value, zone: str) -> Value:
-    return _timestamps(_local_ms(time, zone))
+    return timestamps(local_ms(time, zone))
 
 
 @TIMES.define(
@@ -449,134 +442,8 @@ def _from_utc(time: Value, zone: str) -> Value:
     result="TIMESTAMP '2024-07-01 12:00:00'",
     fails=True,
 )
-def _to_utc(time: Value, zone: str) -> Value:
-    (local,) = _ms_of(time)
+def to_utc(time: Value, zone: str) -> Value:
+    (local,) = ms_of(time)
     utc = zone_to_utc(pl.Series(local), _known_zone(zone))
     require(utc.is_not_null().to_arrow(), f"the clocks of {zone} skip this time")
-    return _timestamps(utc.to_numpy())
-
-
-# --- text -------------------------------------------------------------------------------------------------------------
-
-# What a directive reads. Patterns are constants, and the texts are checked first: Polars would take more.
-_DIRECTIVES = {
-    "%Y": r"\d{4}", "%y": r"\d{2}", "%m": r"\d{1,2}", "%d": r"\d{1,2}", "%j": r"\d{3}", "%b": "[A-Za-z]{3}",
-    "%B": "[A-Za-z]+", "%H": r"\d{1,2}", "%I": r"\d{1,2}", "%p": "(?:AM|PM|am|pm)", "%M": r"\d{1,2}", "%S": r"\d{1,2}",
-    "%3f": r"\d{3}", "%%": "%", "%a": None, "%A": None,
-}  # fmt: skip
-_JAVA = {
-    "yyyy": "%Y", "uuuu": "%Y", "yy": "%y", "MM": "%m", "MMM": "%b", "MMMM": "%B", "dd": "%d", "DDD": "%j", "HH": "%H",
-    "hh": "%I", "a": "%p", "mm": "%M", "ss": "%S", "SSS": "%3f", "E": "%a", "EEE": "%a", "EEEE": "%A",
-}  # fmt: skip
-_TOKEN = re.compile(r"%\d?[A-Za-z%]|[^%]+|%")
-_JAVA_TOKEN = re.compile(r"'((?:[^']|'')*)'|([A-Za-z])\2*|[^A-Za-z']+|'")
-
-
-def _checked_pattern(pattern: str) -> list[str]:
-    """Cut a pattern into directives and literal text. Raises ArrowTypeError for an unknown directive."""
-    tokens = _TOKEN.findall(pattern)
-    unknown = next((token for token in tokens if token.startswith("%") and token not in _DIRECTIVES), None)
-    if unknown is not None:
-        raise pa.ArrowTypeError(f"its pattern has {unknown!r}, known are {', '.join(_DIRECTIVES)}")
-    return tokens
-
-
-def _from_java(pattern: str) -> str:
-    """Write a pattern of Java's letters, as Spark and Flink have them, with directives."""
-    text = ""
-    for match in _JAVA_TOKEN.finditer(pattern):
-        token = match[0]
-        if token[0] == "'":
-            text += (match[1] or "").replace("''", "'").replace("%", "%%") or "'"
-        elif token.isalpha() and token not in _JAVA:
-            raise pa.ArrowTypeError(f"its pattern has {token!r}, known are {', '.join(_JAVA)}")
-        else:
-            text += _JAVA.get(token, token.replace("%", "%%"))
-    return text
-
-
-def _formatted(time: Value, pattern: str, zone: str | None) -> Value:
-    _checked_pattern(pattern)
-    local = pa.array(_local_ms(time, zone), pa.int64()).cast(pa.timestamp("ms"))
-    return computed_by_polars(lambda time: time.dt.strftime(pattern), local)
-
-
-def _parsed(text: Value, pattern: str, zone: str | None) -> Value:
-    tokens = _checked_pattern(pattern)
-    readers = [_DIRECTIVES[token] if token.startswith("%") else re.escape(token) for token in tokens]
-    if None in readers or len({"%Y", "%y"} & set(tokens)) != 1 or not {"%j", "%d"} & set(tokens):
-        raise pa.ArrowTypeError("its pattern must name the year and the day, and cannot name a day of the week")
-    matching = pc.match_substring_regex(text, f"^(?:{''.join(filter(None, readers))})$")
-    # Polars reads a time only with hour and minute.
-    missing = "%H:%M" if not {"%H", "%I"} & set(tokens) else "" if "%M" in tokens else "%M"
-    zeros = missing.replace("%H", "00").replace("%M", "00")
-    times = computed_by_polars(
-        lambda text, matching: (
-            pl.when(matching)
-            .then(text + f" {zeros}")
-            .str.to_datetime(f"{pattern} {missing}", time_unit="ms", strict=False)
-        ),
-        text,
-        matching,
-    )
-    require(pc.or_(pc.is_valid(times), pc.is_null(text)), f"the text is no time in the pattern {pattern!r}")
-    timestamps = _timestamps(*_ms_of(times.cast(pa.timestamp("ms"))))
-    return timestamps if zone is None else _to_utc(timestamps, zone)
-
-
-_PATTERN = constant(string("pattern"))
-TIMES.define(
-    "DATE_FORMAT",
-    _TIME,
-    _PATTERN,
-    _ZONE,
-    returns="string",
-    meaning="the time as text, in the letters of Spark and Flink: `yyyy`, `MM`, `dd`, `HH`, `mm`, `ss`, `SSS`, "
-    "`MMM`, `EEE`, `a`",
-    example="DATE_FORMAT(TIMESTAMP '2024-07-01 12:30:00', 'yyyy-MM-dd HH:mm')",
-    result="'2024-07-01 12:30'",
-)(lambda time, pattern, zone=None: _formatted(time, _from_java(pattern), zone))
-TIMES.define(
-    "STRFTIME",
-    _TIME,
-    _PATTERN,
-    _ZONE,
-    returns="string",
-    meaning="likewise with directives: `%Y`, `%m`, `%d`, `%H`, `%M`, `%S`, `%3f` (milliseconds), `%j`, `%b`, "
-    "`%a`, `%p`",
-    example="STRFTIME(TIMESTAMP '2024-07-01 12:30:00', '%d.%m.%Y')",
-    result="'01.07.2024'",
-)(lambda time, pattern, zone=None: _formatted(time, pattern, zone))
-TIMES.define(
-    "TO_TIMESTAMP",
-    string("text"),
-    _PATTERN,
-    _ZONE,
-    returns="timestamp",
-    meaning="the time of a text in the letters of `DATE_FORMAT`, by the clocks of UTC or of the zone; fails for "
-    "other text",
-    example="TO_TIMESTAMP('2024-07-01 12:30', 'yyyy-MM-dd HH:mm')",
-    result="TIMESTAMP '2024-07-01 12:30:00'",
-    fails=True,
-)(lambda text, pattern, zone=None: _parsed(text, _from_java(pattern), zone))
-TIMES.define(
-    "STRPTIME",
-    string("text"),
-    _PATTERN,
-    _ZONE,
-    returns="timestamp",
-    meaning="likewise with the directives of `STRFTIME`",
-    example="STRPTIME('01.07.2024', '%d.%m.%Y')",
-    result="TIMESTAMP '2024-07-01'",
-    fails=True,
-)(lambda text, pattern, zone=None: _parsed(text, pattern, zone))
-TIMES.define(
-    "TO_DATE",
-    string("text"),
-    _PATTERN,
-    returns="date",
-    meaning="the date of a text in the letters of `DATE_FORMAT`; fails for other text",
-    example="TO_DATE('20240701', 'yyyyMMdd')",
-    result="DATE '2024-07-01'",
-    fails=True,
-)(lambda text, pattern: _parsed(text, _from_java(pattern), None).cast(pa.date32()))
+    return timestamps(utc.to_numpy())

@@ -1,0 +1,293 @@
+"""What other systems write for things that a job has, in the words that the rest of this package reads.
+
+* `FROM TUMBLE(t, ts, INTERVAL '1 hour')`, as RisingWave: Flink's table function. `PARTITION BY` in Flink's SESSION, and
+  one of `window_start` and `window_end` in GROUP BY or in the ON of two such functions, which tells the other;
+* `GROUP BY DATE_TRUNC('hour', ts)`, TIMESTAMP_TRUNC, DATE_BIN or TIME_BUCKET: `TUMBLE(ts, INTERVAL '1' HOUR)`;
+* `GROUP BY 1, 2`: the entries of the select list;
+* `ASOF [LEFT] JOIN r ON o.k = r.k AND r.ts <= o.ts`, also with MATCH_CONDITION: `FOR SYSTEM_TIME AS OF o.ts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+
+from sqlglot import exp
+from sqlglot.tokenizer_core import Token, TokenType
+
+from joinery_runtime.job.model.references import WINDOW_COLUMNS
+from joinery_runtime.job.model.wording import listed
+from joinery_runtime.job.sql.clauses import keyword
+from joinery_runtime.job.sql.derived import EventTimes
+from joinery_runtime.job.sql.report import JOINS, Form, Report, node_position
+
+_PARTITION = "PARTITION_BY"
+"""The name of the call that PARTITION BY of a table function becomes."""
+_WINDOWS = {"TUMBLE", "HOP", "CUMULATE", "SESSION"}
+_WINDOW_NAMES = {*WINDOW_COLUMNS, "window_time"}
+_UNITS = {"SECOND": 1, "MINUTE": 1, "HOUR": 1, "DAY": 1, "WEEK": 7}
+"""The units whose ranges of time have one length: how many of the INTERVAL's unit, which is a day for a week."""
+
+
+def common_tokens(tokens: Sequence[Token]) -> Iterator[Token]:
+    """Yield the tokens with `LEFT ASOF JOIN` as ASOF LEFT JOIN, MATCH_CONDITION as the first condition of ON, and
+    PARTITION BY of a table function as a call."""
+    i, partition_end, condition_end = 0, -1, -1
+    while i < len(tokens):
+        token = tokens[i]
+        if keyword(tokens, i) in {"LEFT", "INNER"} and keyword(tokens, i + 1) == "ASOF":
+            yield tokens[i + 1]
+            if keyword(tokens, i) == "LEFT":
+                yield token
+            i += 2
+            continue
+        if keyword(tokens, i) == "MATCH_CONDITION" and keyword(tokens, i + 1) == "(":
+            condition_end = _closing(tokens, i + 1)
+            yield _like(token, TokenType.ON, "ON")
+        elif condition_end >= 0 and i == condition_end + 1 and keyword(tokens, i) == "ON":
+            yield _like(token, TokenType.AND, "AND")
+        elif keyword(tokens, i) == "PARTITION BY" and keyword(tokens, i - 2) == "TABLE" and i > 1:
+            partition_end = _descriptor(tokens, i)
+            yield _like(token, TokenType.COMMA, ",")
+            yield _like(token, TokenType.VAR, _PARTITION)
+            yield _like(token, TokenType.L_PAREN, "(")
+        elif i == partition_end:
+            yield _like(token, TokenType.R_PAREN, ")")
+            yield token
+        else:
+            yield token
+        i += 1
+
+
+def rewrite_dialects(
+    select: exp.Select, event_times: EventTimes, report: Report, form: Form, *, windowed: bool
+) -> None:
+    """Rewrite a SELECT and all its sub-queries, in place. `event_times` are those of the job's inputs; `windowed`: a
+    clause WINDOW says what the windows are."""
+    for query in select.find_all(exp.Select):
+        _number_groups(query)
+        _rewrite_sources(query, report)
+        if form is JOINS:
+            for join in query.args.get("joins") or []:
+                if join.method == "ASOF":
+                    _rewrite_asof(join, event_times, report)
+            if not (windowed and query is select):
+                _rewrite_time_groups(query)
+
+
+def _like(token: Token, kind: TokenType, text: str) -> Token:
+    return Token(kind, text, line=token.line, col=token.col, start=token.start, end=token.end)
+
+
+def _closing(tokens: Sequence[Token], opening: int) -> int:
+    """Return where the bracket is closed; the end if it is not."""
+    depth = 0
+    for i in range(opening, len(tokens)):
+        depth += {TokenType.L_PAREN: 1, TokenType.R_PAREN: -1}.get(tokens[i].token_type, 0)
+        if not depth:
+            return i
+    return len(tokens)
+
+
+def _descriptor(tokens: Sequence[Token], i: int) -> int:
+    """Return the comma before DESCRIPTOR behind a place; -1 if there is none."""
+    return next((at for at in range(i, len(tokens) - 1) if keyword(tokens, at + 1) == "DESCRIPTOR"), -1)
+
+
+def _name_of(node: exp.Expr | None) -> str:
+    return node.name.upper() if isinstance(node, exp.Anonymous) else ""
+
+
+# --- groups -------------------------------------------------------------------------------------------------------
+
+
+def _number_groups(query: exp.Select) -> None:
+    """Put the entries of the select list in place of their numbers in GROUP BY; an aggregate and a star stay numbers,
+    which are reported."""
+    group = query.args.get("group")
+    items = query.expressions
+    for node in [*(group.expressions if group is not None else ())]:
+        number = int(node.name) if isinstance(node, exp.Literal) and node.name.isdecimal() and not node.is_string else 0
+        value = items[number - 1].unalias().unnest() if 0 < number <= len(items) else None
+        if value is not None and value.find(exp.AggFunc, exp.Window, exp.Query, exp.Star) is None:
+            node.replace(value.copy())
+
+
+def _rewrite_time_groups(query: exp.Select) -> None:
+    """Make a group that cuts off times, such as DATE_TRUNC('hour', ts), the window, if nothing else is one; the select
+    list has the start of the window for it. One with the length added, `DATE_BIN('1 minute', ts) + INTERVAL '1'
+    MINUTE`, is the end of the window."""
+    group = query.args.get("group")
+    nodes = group.expressions if group is not None else []
+    spark = {"WINDOW", "SESSION_WINDOW"}
+    aliases = {item.alias: item.this for item in query.expressions if isinstance(item, exp.Alias)}
+    windows = _WINDOW_NAMES - {*aliases}
+    if any(_name_of(node) in _WINDOWS | spark or node.name in windows for node in nodes):
+        return
+    for node in nodes:
+        plain = isinstance(node, exp.Column) and not node.table
+        value = (aliases.get(node.name, node) if plain else node).unnest()
+        column, call = WINDOW_COLUMNS[0], _window_of(value)
+        if call is None and isinstance(value, exp.Add) and (call := _window_of(value.left.unnest())) is not None:
+            column = WINDOW_COLUMNS[1]
+            call = call if _length_of(value.right) == call.expressions[1] else None
+        if call is None:
+            continue
+        for item in query.expressions:
+            if item.unalias().unnest() == value:
+                named = exp.column(column)
+                named.this.meta.update(next((part.meta for part in value.walk() if "start" in part.meta), {}))
+                item.unalias().replace(named)
+        node.replace(call)
+        return
+
+
+def _window_of(value: exp.Expr) -> exp.Anonymous | None:
+    """Return TUMBLE(<time>, <length>[, <offset>]) for a call that cuts off times; None for another expression, for the
+    clocks of a zone, and for units whose lengths differ."""
+    name, arguments = _name_of(value), [*value.expressions] if isinstance(value, exp.Anonymous) else []
+    if name in {"DATE_TRUNC", "TIMESTAMP_TRUNC"} and len(arguments) == 2:
+        unit, time = arguments if name == "DATE_TRUNC" else arguments[::-1]
+        text = unit.name.upper() if isinstance(unit, exp.Literal | exp.Column) else ""
+        text = text if text in _UNITS else text.removesuffix("S")
+        if text not in _UNITS or not isinstance(time, exp.Column):
+            return None
+        offset = [_interval("4", "DAY")] if text == "WEEK" else []  # 1970 began on a Thursday, a week on Monday
+        return _tumble(time, _interval(str(_UNITS[text]), "DAY" if text == "WEEK" else text), *offset)
+    if name in {"DATE_BIN", "TIME_BUCKET"} and len(arguments) in {2, 3}:
+        length, time = _length_of(arguments[0]), arguments[1]
+        if length is None or not isinstance(time, exp.Column):
+            return None
+        if len(arguments) == 2:
+            return _tumble(time, length)
+        origin = _ms_of_literal(arguments[2])
+        return None if origin is None else _tumble(time, length, _interval(str(origin), "MILLISECOND"))
+    return None
+
+
+def _ms_of_literal(node: exp.Expr) -> int | None:
+    """Return the milliseconds of a time as a text, or TIMESTAMP '...'; None for anything else."""
+    literal = node.this if isinstance(node, exp.Cast) else node
+    if not isinstance(literal, exp.Literal) or not literal.is_string:
+        return None
+    try:
+        time = datetime.fromisoformat(literal.name)
+    except ValueError:
+        return None
+    return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def _tumble(time: exp.Column, *lengths: exp.Expr) -> exp.Anonymous:
+    return exp.Anonymous(this="TUMBLE", expressions=[time.copy(), *lengths])
+
+
+def _interval(number: str, unit: str) -> exp.Interval:
+    return exp.Interval(this=exp.Literal.string(number), unit=exp.Var(this=unit))
+
+
+def _length_of(node: exp.Expr) -> exp.Interval | None:
+    """Return the INTERVAL, or what a text such as '15 minutes' says, with the unit in the singular; None for anything
+    else."""
+    node = node.unnest()
+    if isinstance(node, exp.Literal) and node.is_string:
+        number, _, unit = node.name.strip().partition(" ")
+    elif isinstance(node, exp.Interval) and isinstance(node.this, exp.Literal) and node.unit is not None:
+        number, unit = node.this.name, node.unit.name
+    else:
+        return None
+    return _interval(number, unit.strip().upper().removesuffix("S"))
+
+
+# --- FROM ---------------------------------------------------------------------------------------------------------
+
+
+def _rewrite_sources(query: exp.Select, report: Report) -> None:
+    """Write the table functions of FROM and JOIN as Flink does. Of one alone, GROUP BY names both bounds of a window
+    where it names one, if this tells the other."""
+    clauses = [query.args.get("from_"), *(query.args.get("joins") or [])]
+    calls = [call for clause in clauses if clause is not None and (call := _table_call(clause.this)) is not None]
+    for call in calls:
+        _take_partition(call, query, report)
+        table, time = [*call.expressions, None, None][:2]
+        if isinstance(table, exp.Column | exp.Subquery) and isinstance(time, exp.Column):
+            time.replace(exp.Anonymous(this="DESCRIPTOR", expressions=[time.copy()]))
+    for join in query.args.get("joins") or []:
+        if len(clauses) == len(calls) and join.args.get("on") is not None:
+            _compare_ends(join)
+    group = query.args.get("group")
+    if len(clauses) == len(calls) == 1 and group is not None:
+        bounds = [node for node in group.expressions if isinstance(node, exp.Column) and node.name in WINDOW_COLUMNS]
+        tells_other = _name_of(calls[0]) != "CUMULATE" or bounds[:1] == [exp.column(WINDOW_COLUMNS[1])]
+        if len(bounds) == 1 and tells_other:
+            (other,) = {*WINDOW_COLUMNS} - {bounds[0].name}
+            group.append("expressions", exp.column(other))
+
+
+def _table_call(source: exp.Expr) -> exp.Anonymous | None:
+    """Return the table function that a source calls, with TABLE around it or not."""
+    call = source.this if isinstance(source, exp.Table) else None
+    if _name_of(call) == "TABLE" and call is not None and call.expressions:
+        call = call.expressions[0]
+    return call if isinstance(call, exp.Anonymous) and _name_of(call) in _WINDOWS else None
+
+
+def _compare_ends(join: exp.Join) -> None:
+    """Add the equality of the ends of windows to a condition that compares their starts alone."""
+    conditions = join.args["on"]
+    pairs = {
+        name: [
+            (part.left, part.right)
+            for part in conditions.find_all(exp.EQ)
+            if all(isinstance(side, exp.Column) and side.name == name for side in (part.left, part.right))
+        ]
+        for name in WINDOW_COLUMNS
+    }
+    starts, ends = pairs.values()
+    if len(starts) == 1 and not ends:
+        columns = [exp.column(WINDOW_COLUMNS[1], table=side.table) for side in starts[0]]
+        join.set("on", exp.and_(conditions, exp.EQ(this=columns[0], expression=columns[1]), copy=False))
+
+
+def _take_partition(call: exp.Anonymous, query: exp.Select, report: Report) -> None:
+    """Take PARTITION BY off a table function: sessions are those of a group, whose columns it must name."""
+    partition = next((node for node in call.expressions if _name_of(node) == _PARTITION), None)
+    if partition is None:
+        return
+    partition.pop()
+    group = query.args.get("group")
+    names = {node.name for node in (group.expressions if group is not None else ())} - _WINDOW_NAMES
+    columns = {node.name for node in partition.expressions}
+    if names != columns:
+        facts = f"windows are those of the groups, and PARTITION BY names {listed(sorted(columns))}"
+        todo = f"write GROUP BY {', '.join(sorted(columns))}, window_start, window_end"
+        report.add(node_position(partition), f"{facts}; {todo}")
+
+
+# --- ASOF JOIN ----------------------------------------------------------------------------------------------------
+
+
+def _rewrite_asof(join: exp.Join, event_times: Mapping[str, str], report: Report) -> None:
+    """Make the comparison of times of an ASOF JOIN its FOR SYSTEM_TIME AS OF."""
+    table, on = join.this, join.args.get("on")
+    parts = [part.unnest() for part in (on.flatten() if isinstance(on, exp.And) else [on]) if part is not None]
+    if not isinstance(table, exp.Table):
+        return
+    alias, event_time = table.alias_or_name, event_times.get(table.name)
+    comparisons = [part for part in parts if isinstance(part, exp.LTE | exp.GTE | exp.LT | exp.GT)]
+    bound = f"{alias}.{event_time or '<event time>'} <= <event time>"
+    todo = f"write ASOF JOIN {table.name} ON <key> = {alias}.<key> AND {bound}"
+    if len(comparisons) != 1:
+        report.add(node_position(table), f"an ASOF JOIN compares the times of its rows once; {todo}")
+        return
+    comparison = comparisons[0]
+    sides = [comparison.left.unnest(), comparison.right.unnest()]
+    earlier, later = sides if isinstance(comparison, exp.LTE | exp.LT) else sides[::-1]
+    is_time = isinstance(earlier, exp.Column) and earlier.table == alias and event_time in {None, earlier.name}
+    if isinstance(comparison, exp.LT | exp.GT) or not is_time or not isinstance(later, exp.Column):
+        facts = f"the row of {table.name!r} is the last one before or at a time, by its event time"
+        report.add(node_position(comparison), f"{facts}; {todo}")
+        return
+    join.set("method", None)
+    table.set("version", exp.Version(this="TIMESTAMP", kind="AS OF", expression=later.copy()))
+    rest = [part for part in parts if part is not comparison]
+    join.set("on", exp.and_(*rest, copy=False) if rest else None)

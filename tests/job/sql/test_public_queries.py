@@ -1,0 +1,148 @@
+"""Queries of the public documentation and tests of seven systems: which work, with the rows that they give, and what a
+message says to write for the others.
+
+public_queries.yaml has them, and the inputs that they read. Of a query:
+
+* `source` is the system and the page; `sql` has its form, over our names and constants;
+* `needs` is what a job must say beyond it: without it the query is rejected, with the words `rejected`;
+* `truth` is a text that DuckDB runs over the same rows, `same` if it is the query itself; `rows` were reckoned by hand,
+  with a time as "08:05";
+* `rejected` alone: words of the message that say what to write instead.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, date, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+import yaml
+
+from joinery_runtime.core.compile import compile_job
+from joinery_runtime.errors import JobError
+from joinery_runtime.inspect.trace import run_trace
+from joinery_runtime.job import Job, parse_job
+from joinery_runtime.state.memory import MemoryStore
+
+DOCUMENT = yaml.safe_load((Path(__file__).parent / "public_queries.yaml").read_text())
+INPUTS: Mapping[str, Mapping[str, Any]] = DOCUMENT["inputs"]
+QUERIES: Sequence[Mapping[str, Any]] = DOCUMENT["queries"]
+WORKING = [query for query in QUERIES if "truth" in query or "rows" in query]
+REJECTED = [query for query in QUERIES if "rejected" in query]
+LEAST_QUERIES, LEAST_WORKING = 60, 50
+TYPES = {"int64": pa.int64(), "string": pa.string(), "double": pa.float64(), "timestamp": pa.timestamp("ms")}
+
+
+def columns_of(name: str) -> list[tuple[str, str]]:
+    """The columns of an input with their types; the last one is event time."""
+    pairs = (column.split() for column in INPUTS[name]["columns"].split(","))
+    return [(column, kind) for column, kind in pairs]
+
+
+def moment(clock: str) -> datetime:
+    return datetime.fromisoformat(f"2024-01-01T{clock}:00")
+
+
+def job_of(query: Mapping[str, Any], sql: str) -> Job:
+    inputs = []
+    for name in query["inputs"]:
+        schema = [{"name": column, "type": kind} for column, kind in columns_of(name)]
+        key = INPUTS[name].get("table")
+        inputs.append(
+            {
+                "name": name,
+                "file": {"path": f"{name}.jsonl"},
+                "format": "json",
+                "schema": schema,
+                "eventTime": schema[-1]["name"],
+                **({"table": {"key": [key]}} if key else {}),
+            }
+        )
+    spec = {"inputs": inputs, "sql": sql, "output": {"file": {"path": "out.jsonl"}}, "stateStore": {"memory": {}}}
+    resource = {"apiVersion": "joinery.dev/v1alpha1", "kind": "StreamJoin", "metadata": {"name": "q"}, "spec": spec}
+    job = parse_job(json.dumps(resource), "q.yaml")
+    compile_job(job)
+    return job
+
+
+def rows_of_job(query: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    """The rows that the job emits. It reads one input after the other, tables first, in the order of event time."""
+    steps: list[dict[str, Any]] = []
+    for name in sorted(query["inputs"], key=lambda name: "table" not in INPUTS[name]):
+        columns = columns_of(name)
+        rows = [
+            {
+                column: f"{moment(value).isoformat()}Z" if kind == "timestamp" and value is not None else value
+                for (column, kind), value in zip(columns, row, strict=True)
+            }
+            for row in INPUTS[name]["rows"]
+        ]
+        steps.append({"input": name, "rows": sorted(rows, key=lambda row: str(row[columns[-1][0]]))})
+    text = f"{query['sql']} {query.get('needs', '')}"
+    lines = run_trace(job_of(query, text), [*steps, {"end": True}], MemoryStore())
+    return [tuple(row.values()) for line in lines for row in line["output"]]
+
+
+@cache
+def database() -> duckdb.DuckDBPyConnection:
+    """The inputs as tables."""
+    connection = duckdb.connect()
+    for name, entry in INPUTS.items():
+        columns = columns_of(name)
+        arrays = [
+            pa.array(
+                [moment(row[i]) if kind == "timestamp" and row[i] is not None else row[i] for row in entry["rows"]],
+                TYPES[kind],
+            )
+            for i, (_, kind) in enumerate(columns)
+        ]
+        connection.register(name, pa.table(arrays, names=[column for column, _ in columns]))
+    return connection
+
+
+def comparable(rows: Sequence[Sequence[Any]]) -> list[str]:
+    """The rows as texts in one order: times as milliseconds, and numbers without the differences of their types."""
+    return sorted(str([_comparable(value) for value in row]) for row in rows)
+
+
+def _comparable(value: Any) -> Any:
+    if isinstance(value, str) and re.fullmatch(r"\d\d:\d\d", value):
+        value = moment(value)
+    if isinstance(value, datetime):
+        return float(round(value.replace(tzinfo=UTC).timestamp() * 1000))
+    if isinstance(value, date):
+        return value.isoformat()
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+@pytest.mark.parametrize("query", WORKING, ids=lambda query: query["name"])
+def test_a_query_gives_the_rows_of_duckdb_or_those_reckoned_by_hand(query: Mapping[str, Any]) -> None:
+    expected = query.get("rows")
+    if expected is None:
+        truth = query["sql"] if query["truth"] == "same" else query["truth"]
+        expected = database().execute(truth).fetchall()
+    assert expected
+    assert comparable(rows_of_job(query)) == comparable(expected)
+
+
+@pytest.mark.parametrize("query", REJECTED, ids=lambda query: query["name"])
+def test_a_rejected_query_says_where_and_what_to_write(query: Mapping[str, Any]) -> None:
+    with pytest.raises(JobError) as error:
+        job_of(query, query["sql"])
+    assert any(query["rejected"] in problem.message for problem in error.value.problems), error.value
+    for problem in error.value.problems:
+        assert problem.path != "spec.sql" or re.match(r"line 1, column \d+, `", problem.message), problem
+
+
+def test_the_table_is_complete() -> None:
+    assert len(QUERIES) >= LEAST_QUERIES
+    assert len(WORKING) >= LEAST_WORKING
+    assert len({query["name"] for query in QUERIES}) == len(QUERIES)
+    assert all({"name", "source", "inputs", "sql"} <= query.keys() for query in QUERIES)
