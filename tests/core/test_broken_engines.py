@@ -19,6 +19,7 @@ from core.harness import check_against_oracle, few_hashes, merge_early
 from core.random_deduplication import deduplicated_cases
 from core.random_sessions import session_cases
 from core.random_top_n import ranked_cases
+from core.random_top_of_windows import top_of_windows_cases
 from core.random_twice import twice_cases
 from core.random_windows import windowed_cases
 from joinery_runtime.core.kinds import deduplicate, grouping, interval, top_n
@@ -314,6 +315,11 @@ def next_window(patch: Patch) -> None:
     patch.setattr(Windows, "numbers_of", numbers_of)
 
 
+def panes_of_several_windows(patch: Patch) -> None:
+    """A row of a window is in one pane with rows of the windows that overlap it."""
+    patch.setattr(Windows, "pane", property(lambda self: self.size))
+
+
 MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "a row is late one millisecond early": ("interval", late_by_one),
     "the upper bound is not included": ("interval", another_duration(upper=lambda ms: ms - 1)),
@@ -400,6 +406,11 @@ MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "the second windows are emitted again": ("aggregates twice", other_horizons(without_before, LEFT)),
     "one second group takes the rows of another": ("aggregates twice", one_group_per_hash),
     "second windows wait for the next row": ("aggregates twice", no_following_epochs),
+    "ranked rows of windows are late": ("top-N of windows", hands_on_its_own_horizon),
+    "a ranked row is in the window behind its own": ("top-N of windows", next_window),
+    "equal rows of windows are in any order": ("top-N of windows", ranks_go_by_no_place),
+    "rows of several windows displace each other": ("top-N of windows", panes_of_several_windows),
+    "ranked rows of windows wait for the next row": ("top-N of windows", no_following_epochs),
 }
 
 OF_ONE_INPUT = {
@@ -408,6 +419,7 @@ OF_ONE_INPUT = {
     "deduplication": deduplicated_cases,
     "top-N": ranked_cases,
     "aggregates twice": twice_cases,
+    "top-N of windows": top_of_windows_cases,
     "sessions with having": partial(session_cases, having=True),
     "windows with having": partial(windowed_cases, having=True),
     "early sessions": partial(session_cases, early=True),
@@ -417,6 +429,7 @@ OF_ONE_INPUT = {
 
 # Seeds with which a mistake is found within a dozen examples; the others are with 1.
 FOUND_WITH = {
+    "equal rows of windows are in any order": 4,
     "a row is late one millisecond early": 2,
     "a row is closed one millisecond early": 2,
     "rows are padded again": 2,

@@ -185,7 +185,7 @@ def resource(spec: Mapping[str, Any], name: str) -> dict[str, Any]:
         filled["aggregate"] = _aggregate(spec["aggregate"], names[0])
     if "deduplicate" in spec:
         filled["deduplicate"] = {"by": [f"{names[0]}.k"], "within": 10, **spec["deduplicate"]}
-    if "topN" in spec:
+    if "topN" in spec and "aggregate" not in spec:
         filled["topN"] = {**_TOP_N, "by": [f"{names[0]}.k"], **spec["topN"]}
         order = [{"expression": f"{names[0]}.v", "direction": "desc"}]
         filled["topN"] = {"orderBy": order, **filled["topN"]}

@@ -495,6 +495,15 @@ RULED += [
 ]
 
 
+DEAD = {"deadLetter": {"file": {"path": "dead"}}}
+SPENT = {
+    "groupBy": ["orders.currency"],
+    "window": {"tumbling": {"size": "1h"}},
+    "aggregates": [{"function": "sum", "column": "orders.amount", "as": "spent"}],
+}
+TOP_OF_WINDOWS = {"orderBy": [{"expression": "spent", "direction": "desc"}], "rows": 2}
+
+
 def ranked(*steps: Any, of_spec: Any = None, **fields: Any) -> dict[str, Any]:
     """A job that emits the two highest orders of each currency and hour."""
     order = [{"expression": "orders.amount", "direction": "desc"}]
@@ -505,7 +514,18 @@ def ranked(*steps: Any, of_spec: Any = None, **fields: Any) -> dict[str, Any]:
 
 
 RULED += [
-    ranked(of_spec={"aggregate": aggregated()["spec"]["aggregate"]}),
+    *(
+        chains.document(inputs=[chains.ORDERS], topN=TOP_OF_WINDOWS | rule, aggregate=SPENT | of_aggregate, **DEAD)
+        for rule, of_aggregate in (
+            ({"window": {"tumbling": {"size": "1h"}}}, {}),
+            ({"of": "orders"}, {}),
+            ({"allowedLateness": "1m"}, {}),
+            ({"lateData": "dlq"}, {}),
+            ({}, {"window": {"session": {"gap": "30s", "maxDuration": "1h"}}}),
+            ({}, {"lateData": "reopen"}),
+            ({}, {"emit": {"every": "10s"}}),
+        )
+    ),
     ranked(of_spec={"deduplicate": {"by": ["orders.id"], "within": "1h"}}),
     ranked(of="nothing"),
     ranked(orderBy=None),

@@ -128,11 +128,6 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         "spec.topN",
         "deduplicate and topN are both named; keep one",
     ),
-    (
-        document(step(), topN=rule(), aggregate={"groupBy": ["orders.id"], "window": HOUR}),
-        "spec.topN",
-        "aggregate and topN are both named; keep one",
-    ),
     (document(window(tumbling={"size": "1m"}), topN=rule()), "spec.joins[0].window", "no topN follows window steps"),
 ]
 

@@ -16,6 +16,7 @@ from joinery_devkit.oracle.rows import END, Row, Values, comparable
 from joinery_devkit.oracle.windowed import Span, spans_of
 from joinery_runtime.job import StreamJoin
 from joinery_runtime.job.kinds.ranking import RankOrder, TopN
+from joinery_runtime.job.model.references import WINDOW_COLUMNS
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class TopNShape:
         return spans_of(self.rule.window, ts)
 
     def key(self, row: Row) -> tuple[Hashable, ...]:
-        return tuple(comparable(row.values[name.partition(".")[2]]) for name in self.rule.keys)
+        return tuple(comparable(row.values[name.rpartition(".")[2]]) for name in self.rule.keys)
 
     def ranked(self, rows: Sequence[Row]) -> list[Row]:
         """The rows of a key and window in their order (R2), as many as the job emits."""
@@ -52,11 +53,14 @@ class TopNShape:
 
     def _compare(self, left: Row, right: Row) -> int:
         for item in self.rule.order:
-            name = item.expression.partition(".")[2]
+            name = item.expression.rpartition(".")[2]
             if differs := _compare_values(left.values[name], right.values[name], item):
                 return differs
-        positions = [(row.ts, row.partition, row.offset) for row in (left, right)]
-        return -1 if positions[0] < positions[1] else 1
+        return -1 if self.place(left) < self.place(right) else 1
+
+    def place(self, row: Row) -> tuple[Any, ...]:
+        """What orders rows that are equal in all of `orderBy`."""
+        return row.ts, row.partition, row.offset
 
 
 def _compare_values(left: Any, right: Any, item: RankOrder) -> int:
@@ -66,6 +70,29 @@ def _compare_values(left: Any, right: Any, item: RankOrder) -> int:
     are_nan = [isinstance(value, float) and isnan(value) for value in (left, right)]
     differs = are_nan[0] - are_nan[1] if any(are_nan) else int(left > right) - int(left < right)  # NaN is the greatest
     return -differs if item.direction == "desc" else differs
+
+
+@dataclass(frozen=True)
+class TopOfWindowsShape(TopNShape):
+    """Rows of an aggregate (R6), which are in the windows from which they come. Rows that are equal in `orderBy` are in
+    the order of their values."""
+
+    def spans(self, ts: int) -> list[Span]:
+        assert self.job.last_aggregation is not None, "an aggregate makes the rows"
+        return [span for span in spans_of(self.job.last_aggregation.window, ts) if span[1] == ts + 1]
+
+    def output(self, row: Row, span: Span, number: int) -> dict[str, Any]:
+        return {**row.values, "row_number": number}
+
+    def place(self, row: Row) -> tuple[Any, ...]:
+        values = (value for name, value in row.values.items() if name not in WINDOW_COLUMNS)
+        return tuple(map(_sortable, values))
+
+
+def _sortable(value: Any) -> tuple[bool, bool, Any]:
+    """A value in the order of values: numbers, NaN, NULL."""
+    is_nan = isinstance(value, float) and isnan(value)
+    return value is None, is_nan, 0 if value is None or is_nan else value
 
 
 class TopNOracle:

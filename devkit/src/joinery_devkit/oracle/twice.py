@@ -1,4 +1,4 @@
-"""The oracle of an aggregate of an aggregate (G10): what two jobs would do, the second of which reads the rows of the
+"""The oracle of a step behind an aggregate (G10, R6): what two jobs would do, the second of which reads the rows of the
 first one, each at the last millisecond of its window."""
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from joinery_devkit.oracle.horizons import as_watermark
 from joinery_devkit.oracle.joins import EpochExpectation, SideBatches, Watermarks
 from joinery_devkit.oracle.rows import END, Row
+from joinery_devkit.oracle.top_n import TopNOracle
 from joinery_devkit.oracle.windowed import Span, WindowOracle, WindowShape
 
 
@@ -28,9 +29,15 @@ class TwiceOracle:
     """The oracle. `second` is that of a job whose only input is called as that of the first, and has the columns of its
     rows."""
 
-    def __init__(self, first: WindowOracle, second: WindowOracle) -> None:
+    def __init__(self, first: WindowOracle | TwiceOracle, second: WindowOracle | TopNOracle) -> None:
         self.inputs, self._first, self._second = first.inputs, first, second
         (self._time,) = second.inputs
+
+    @property
+    def handed_on(self) -> int:
+        """As of the second oracle, which aggregates."""
+        assert isinstance(self._second, WindowOracle), "a ranking is the last step"
+        return self._second.handed_on
 
     @property
     def depth(self) -> int:

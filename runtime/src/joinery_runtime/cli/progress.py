@@ -29,8 +29,6 @@ from joinery_runtime.engine.messages import RunsOn
 from joinery_runtime.engine.report import EpochReport, Rates, Totals, furthest
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job, StreamJoin
-from joinery_runtime.job.kinds.aggregate.model import aggregate_part
-from joinery_runtime.job.kinds.ranking import RANKING_KINDS, ranking_part
 from joinery_runtime.job.model.outputs import NamedOutput
 from joinery_runtime.job.model.wording import counted
 
@@ -352,9 +350,7 @@ def _sides_table(job: Job, report: EpochReport) -> Iterator[RenderableType]:
 def _side_name(job: Job, part: str) -> str:
     if not isinstance(job, StreamJoin):
         return f"{part}: {', '.join(side.name for side in job.inputs)}"
-    behind = [kind.field for kind in RANKING_KINDS]
-    steps = [aggregate_part(number) for number in range(len(job.joins), len(job.joins) + 2)]
-    if part in {*steps, *(ranking_part(field, len(job.joins)) for field in behind)}:
+    if part in job.behind_joins:
         return f"{part}: {', '.join(side.name for side in job.inputs)}"
     for number, step in enumerate(job.joins):
         inputs = {LEFT: job.left_inputs(number), RIGHT: (step.right,)}

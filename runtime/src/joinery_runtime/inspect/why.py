@@ -272,7 +272,7 @@ def _is_regrouped(job: Job) -> bool:
     if not isinstance(job, StreamJoin):
         return False
     behind_joins = bool(job.joins) and (job.aggregation is not None or job.ranking is not None)
-    return behind_joins or len(job.aggregations) > 1
+    return behind_joins or job.follows_aggregate
 
 
 def _steps_of(job: Job, pipeline: Pipeline, texts: Sequence[str], co_partitions: int) -> list[StepKey]:
@@ -281,10 +281,11 @@ def _steps_of(job: Job, pipeline: Pipeline, texts: Sequence[str], co_partitions:
     keys = keys_of(job, pipeline, texts, None, co_partitions)
     if not _is_regrouped(job):
         return keys
-    if isinstance(job, StreamJoin) and len(job.aggregations) > 1:
+    if isinstance(job, StreamJoin) and job.follows_aggregate:
         raise JoineryError(
             f"--key {' '.join(texts)} names no records",
-            facts=f"job {job.name} aggregates twice, so each record of a window may be in each row",
+            facts=f"a step of job {job.name} reads the rows of an aggregate, so each record of a window may be in each "
+            "row",
             todo="Ask for one record with --record; `joinery state show` shows what is stored of a group",
         )
     of_groups = [key for key in keys if key.step == pipeline.last.number]

@@ -195,19 +195,19 @@ def _join(job: StreamJoin, spec: Mapping[str, Any], stored: Mapping[str, Any]) -
         for step in job.joins
     }
     joins = [{**_without({"limits"}, step), **limits.get(step.get("right"), {})} for step in stored.get("joins", ())]
+    rankings = {
+        kind.field: {**stored[kind.field], "limits": dig(spec, kind.field, "limits")}
+        for kind in RANKING_KINDS
+        if kind.field in stored
+    }
     if "aggregate" not in stored:
-        rankings = {
-            kind.field: {**stored[kind.field], "limits": dig(spec, kind.field, "limits")}
-            for kind in RANKING_KINDS
-            if kind.field in stored
-        }
         return {"inputs": inputs, "joins": joins, **rankings}
     aggregate = {**stored["aggregate"], **_with_limits(stored["aggregate"], job.aggregation, dig(spec, "aggregate"))}
     if "then" in aggregate:
         following = job.aggregation.next if job.aggregation is not None else None
         fields = dig(spec, "aggregate", "then")
         aggregate["then"] = {**aggregate["then"], **_with_limits(aggregate["then"], following, fields)}
-    return {"inputs": inputs, "joins": joins, "aggregate": aggregate}
+    return {"inputs": inputs, "joins": joins, "aggregate": aggregate, **rankings}
 
 
 def _sessions(job: SessionWindow, spec: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from typing import Any
 from joinery_runtime.job.join.differences import refusals, warnings
 from joinery_runtime.job.join.steps import SIDES, JoinStep, part_names
 from joinery_runtime.job.join.stream_join import StreamJoin, stored_type
-from joinery_runtime.job.kinds.aggregate.model import aggregate_part
-from joinery_runtime.job.kinds.ranking import ranking_part
+from joinery_runtime.job.kinds.aggregate.model import Aggregation
+from joinery_runtime.job.kinds.ranking import RankingKind, TopN
 from joinery_runtime.job.kinds.session.resource import SessionWindow
 from joinery_runtime.job.kinds.session.sessions import SESSIONS_PART
 from joinery_runtime.job.kinds.session.signature import aggregate_fields, called_functions, column_origins
@@ -74,7 +74,7 @@ def _of_kind(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     match job:
         case StreamJoin():
             steps = [_step(job, index, step, stored) for index, step in enumerate(job.joins)]
-            return {"steps": steps, **_aggregate(job, stored), **_ranking(job, stored)}
+            return {"steps": steps, **_aggregate(job, stored), **_rankings(job, stored)}
         case SessionWindow():
             types = {**job.spec.input.types, **job.function_types}
             return aggregate_fields(job.aggregation, types, stored[SESSIONS_PART])
@@ -87,10 +87,11 @@ def _aggregate(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> dict[str
     if aggregation is None:
         return {}
     window = {"window": aggregation.form.field, "of": job.aggregated_time}
-    fields = {**window, **aggregate_fields(aggregation, types, stored[aggregate_part(len(job.joins))])}
+    parts = [part for part, step in job.behind_joins.items() if isinstance(step, Aggregation)]
+    fields = {**window, **aggregate_fields(aggregation, types, stored[parts[0]])}
     if (following := aggregation.next) is not None and aggregation.then is not None:
         handed_on = column_origins(aggregation, types)
-        signed = aggregate_fields(following, handed_on, stored[aggregate_part(len(job.joins) + 1)])
+        signed = aggregate_fields(following, handed_on, stored[parts[1]])
         if aggregation.then.same_windows:  # its windows are those of the first aggregate, which is compared
             signed = {name: value for name, value in signed.items() if name not in following.form.durations()}
         else:
@@ -99,18 +100,33 @@ def _aggregate(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> dict[str
     return {"aggregate": fields}
 
 
-def _ranking(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    ranking, types = job.ranking, job.aggregated_types
-    if ranking is None:
-        return {}
-    fields = {
-        "keys": [[name, types[name].key_type] for name in ranking.keys],
-        "of": job.ranked_time,
-        **ranking.signed(),
-        "allowedLateness": ranking.allowed_lateness,
-        "stored": {name: str(types[name]) for name in stored[ranking_part(ranking.field, len(job.joins))]},
-    }
-    return {ranking.field: fields}
+def _rankings(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    types, rankings = job.aggregated_types, dict[str, Any]()
+    for part, step in job.behind_joins.items():
+        if not isinstance(step, RankingKind):
+            continue
+        if isinstance(step, TopN) and job.top_of_windows is not None:
+            origins = _origins_of_windows(job)
+            keys, kinds, time = [[name, origins[name]] for name in step.keys], origins, job.aggregated_time
+        else:
+            keys = [[name, types[name].key_type] for name in step.keys]
+            kinds, time = {name: str(kind) for name, kind in types.items()}, job.ranked_time
+        rankings[step.field] = {
+            "keys": keys,
+            "of": time,
+            **step.signed(),
+            "allowedLateness": step.allowed_lateness,
+            "stored": {name: kinds[name] for name in stored[part]},
+        }
+    return rankings
+
+
+def _origins_of_windows(job: StreamJoin) -> Mapping[str, str]:
+    """What each column of the rows that the aggregates make holds, in words, by the name that `topN` writes."""
+    origins: Mapping[str, Any] = {**job.aggregated_types, **job.function_types}
+    for aggregation in job.aggregations:
+        origins = column_origins(aggregation, origins)
+    return origins
 
 
 def _step(job: StreamJoin, index: int, step: JoinStep, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 """Compiles what a job aggregates to a step with one side, whose state is made of groups and their accumulators: all of
-a `SessionWindow`, or the last steps of a `StreamJoin`."""
+a `SessionWindow`, or the last steps of a `StreamJoin`. Also the step that ranks the rows of an aggregate."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
+from typing import cast
 
 import pyarrow as pa
 
 from joinery_runtime.core.aggregates import AggregateCall, accumulator, condition_column
-from joinery_runtime.core.kinds.base import Aggregating, find_kinds
+from joinery_runtime.core.kinds.base import Aggregating, Ranking, find_kinds
 from joinery_runtime.core.pipeline.expression import (
     Expression,
     check_predicate,
@@ -24,9 +25,12 @@ from joinery_runtime.core.pipeline.spec import InputSpec, Pipeline, StepSpec
 from joinery_runtime.core.table.columns import arrow_schema, arrow_type, type_name
 from joinery_runtime.errors import ExpressionError, JobError, Problem
 from joinery_runtime.job import Aggregate, Input, Job, SessionWindow, StreamJoin
-from joinery_runtime.job.kinds.aggregate.model import Aggregation, aggregate_part
+from joinery_runtime.job.kinds.aggregate.aligned import AlignedWindow
+from joinery_runtime.job.kinds.aggregate.model import Aggregation
+from joinery_runtime.job.kinds.base import part_behind
+from joinery_runtime.job.kinds.ranking import TopN
 from joinery_runtime.job.kinds.session.sessions import has_order, takes, takes_text
-from joinery_runtime.job.model.references import RETRACTED, WINDOW_COLUMNS, WINDOW_TIME
+from joinery_runtime.job.model.references import RANK_COLUMNS, RETRACTED, WINDOW_COLUMNS, WINDOW_TIME
 
 SQL_PATH = "spec.sql"
 ToError = Callable[[str, str], JobError]
@@ -115,16 +119,32 @@ def _predicate(path: str, text: str | None, side: Input, error: ToError) -> Expr
 def aggregate_steps(
     job: StreamJoin, aggregation: Aggregation, rows: AggregatedRows, number: int, input_filter: Expression | None = None
 ) -> tuple[StepSpec, ...]:
-    """The steps that aggregate the rows behind `number` joins: one, or with `then` two. `input_filter` is that of an
-    only input."""
-    first = AggregateCompiler(job, aggregation, rows, error_of_aggregate(job)).step(
-        number, aggregate_part(number), input_filter=input_filter
-    )
-    then, following = aggregation.then, aggregation.next
-    if then is None or following is None:
-        return (first,)
-    schema = first.output_schema()
-    handed_on = AggregatedRows(
+    """The steps that aggregate the rows behind `number` steps: one, two with `then`, and one more that ranks the rows
+    of the last aggregate. `input_filter` is that of an only input."""
+    then, following, top = aggregation.then, aggregation.next, job.top_of_windows
+    order = () if top is None else _order_of_windows(job, top)
+    read = None if top is None else _read_by(job, top, order)
+    read_of_first = read if following is None else _aggregated_columns(following)
+    error = error_of_aggregate(job)
+    compiler = AggregateCompiler(job, aggregation, rows, error, read_next=read_of_first)
+    steps = [compiler.step(number, input_filter=input_filter)]
+    if then is not None and following is not None:
+        handed_on, error = _handed_on(steps[-1], rows), error_of_aggregate(job, "then.")
+        second = AggregateCompiler(job, following, handed_on, error, same_windows=then.same_windows, read_next=read)
+        steps.append(second.step(number + 1))
+    if top is not None:
+        steps.append(_top_step(job, top, order, _handed_on(steps[-1], rows), number + len(steps)))
+    return tuple(steps)
+
+
+def _aggregated_columns(aggregation: Aggregation) -> Collection[str]:
+    return {*aggregation.group_by, *(name for aggregate in aggregation.aggregates for name in aggregate.columns)}
+
+
+def _handed_on(step: StepSpec, rows: AggregatedRows) -> AggregatedRows:
+    """The rows that a step has made of `rows`."""
+    schema = step.output_schema()
+    return AggregatedRows(
         schema=schema,
         names={name: name for name in schema.names},
         columns=schema.names,
@@ -133,9 +153,63 @@ def aggregate_steps(
         event_time=WINDOW_TIME,
         chained=True,
     )
-    error = error_of_aggregate(job, "then.")
-    compiler = AggregateCompiler(job, following, handed_on, error, same_windows=then.same_windows)
-    return first, compiler.step(number + 1, aggregate_part(number + 1))
+
+
+# --- the first rows of windows ----------------------------------------------------------------------------------------
+
+
+def _order_of_windows(job: StreamJoin, top: TopN) -> tuple[Expression, ...]:
+    """What the rows of an aggregate are ranked by."""
+    order = []
+    for path, text in top.expressions.items():
+        try:
+            order.append(parse_expression(text))
+        except ExpressionError as problem:
+            raise error_at(job, f"spec.{top.field}.{path}", str(problem)) from problem
+    return tuple(order)
+
+
+def _read_by(job: StreamJoin, top: TopN, order: Sequence[Expression]) -> Collection[str]:
+    """The columns of an aggregate's rows that they are ranked by, or that the job emits. The times of their windows,
+    which the step knows, are among them only if rows are ranked by these."""
+    aggregation = job.last_aggregation
+    assert aggregation is not None, "the rows are those of an aggregate"
+    names = {column: name for name, column in aggregation.columns_by_name.items()}
+    emitted = {column.step_column or "" for column in job.output_columns} - {*RANK_COLUMNS}
+    return {*top.keys, *(ref.column for key in order for ref in key.columns), *(names[column] for column in emitted)}
+
+
+def _top_step(job: StreamJoin, top: TopN, order: tuple[Expression, ...], rows: AggregatedRows, number: int) -> StepSpec:
+    """The step that emits the first of an aggregate's `rows` of each key and window (R6)."""
+    aggregation, schema = job.last_aggregation, rows.schema
+    assert aggregation is not None, "the rows are those of an aggregate"
+    for (path, _), expression in zip(top.expressions.items(), order, strict=True):
+        try:
+            column_type(expression, {"": schema})
+        except ExpressionError as problem:
+            raise error_at(job, f"spec.{top.field}.{path}", str(problem)) from problem
+    intake = Intake(
+        schema=schema,
+        event_time=rows.event_time,
+        keys=top.keys,
+        stored=tuple(name for name in schema.names if name != rows.event_time),
+        grouped=True,
+        chained=True,
+    )
+    kind = next(kind for kind in ranking_kinds() if isinstance(top, kind.written_as))
+    side = SideSpec(part_behind(top.field, number), rows.inputs, rows.time, intake, flags=True)
+    names = {column: name for name, column in aggregation.columns_by_name.items()}
+    output = []
+    for column in job.output_columns:
+        written = column.step_column or ""
+        if written in RANK_COLUMNS:
+            output.append(OutputColumn(column.name, arrow_type(column.type or job.window_times), step_column=written))
+        else:
+            output.append(OutputColumn(column.name, schema.field(names[written]).type, column=names[written]))
+    return StepSpec(number, (side,), kind.of(top, order, cast(AlignedWindow, aggregation.form)), None, tuple(output))
+
+
+# --- an aggregate -----------------------------------------------------------------------------------------------------
 
 
 def error_of_aggregate(job: StreamJoin, prefix: str = "") -> ToError:
@@ -149,7 +223,8 @@ def error_at(job: StreamJoin, path: str, message: str) -> JobError:
 
 
 class AggregateCompiler:
-    """Compiles one aggregation. `same_windows`: the rows are those of an aggregate with the same windows."""
+    """Compiles one aggregation. `same_windows`: the rows are those of an aggregate with the same windows. `read_next`
+    are the columns that the step behind it reads (None: it is the last step)."""
 
     def __init__(
         self,
@@ -159,8 +234,10 @@ class AggregateCompiler:
         error: ToError,
         *,
         same_windows: bool = False,
+        read_next: Collection[str] | None = None,
     ) -> None:
         self._job, self._aggregation, self._rows, self._error = job, aggregation, rows, error
+        self._read_next = read_next
         self._keys = tuple(rows.names[name] for name in aggregation.group_by)
         self._aggregates = tuple(self._aggregate(n, aggregate) for n, aggregate in enumerate(aggregation.aggregates))
         kind = next(kind for kind in aggregate_kinds() if isinstance(aggregation.form, kind.written_as))
@@ -169,9 +246,15 @@ class AggregateCompiler:
             self._kind = self._kind.of_same_windows()
 
     def step(
-        self, number: int, part: str, *, where: Expression | None = None, input_filter: Expression | None = None
+        self,
+        number: int,
+        part: str | None = None,
+        *,
+        where: Expression | None = None,
+        input_filter: Expression | None = None,
     ) -> StepSpec:
-        """The step with this number. `where` is a condition on the rows, `input_filter` that of the input itself."""
+        """The step with this number. `part` is that of its state (None: that of an aggregate at this place), `where` a
+        condition on the rows, `input_filter` that of the input itself."""
         read = {*self._keys, *(name for call in self._aggregates for name in call.columns)}
         rows = self._rows
         intake = Intake(
@@ -186,6 +269,7 @@ class AggregateCompiler:
             filter=input_filter,
         )
         state = self._kind.state_schema(intake)
+        part = part_behind(self._aggregation.field, number) if part is None else part
         side = SideSpec(part, rows.inputs, rows.time, intake, flags=True, state=state)
         return StepSpec(
             number,
@@ -230,12 +314,11 @@ class AggregateCompiler:
         types = self._step_types() | dict.fromkeys(WINDOW_COLUMNS, arrow_type(self._job.window_times))
         types[RETRACTED] = pa.bool_()
         groups = dict(zip(self._aggregation.group_by, self._keys, strict=True))
-        following = self._aggregation.next
-        if following is None:
+        if self._read_next is None:
             columns = [(column.name, column.step_column or "") for column in self._job.output_columns]
         else:
-            read = {*following.group_by, *(name for aggregate in following.aggregates for name in aggregate.columns)}
-            columns = [(name, column) for name, column in self._aggregation.columns_by_name.items() if name in read]
+            names = self._aggregation.columns_by_name.items()
+            columns = [(name, column) for name, column in names if name in self._read_next]
             columns.append((WINDOW_TIME, WINDOW_TIME))
         return [
             OutputColumn(name, types[step_column], step_column=step_column)
@@ -263,6 +346,12 @@ class AggregateCompiler:
             separator="," if aggregate.separator is None else aggregate.separator,
             condition=aggregate.condition(self._rows.columns),
         )
+
+
+@cache
+def ranking_kinds() -> tuple[type[Ranking], ...]:
+    """The kinds of step that emit some of their rows."""
+    return find_kinds(Ranking)  # type: ignore[type-abstract]
 
 
 @cache

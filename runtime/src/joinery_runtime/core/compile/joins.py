@@ -9,10 +9,10 @@ from functools import cache
 import pyarrow as pa
 
 from joinery_runtime.core.aggregates import condition_column
-from joinery_runtime.core.compile.aggregates import AggregatedRows, aggregate_steps, error_at
+from joinery_runtime.core.compile.aggregates import AggregatedRows, aggregate_steps, error_at, ranking_kinds
 from joinery_runtime.core.compile.matching import KeyCompiler, deciding_side, move_conditions
 from joinery_runtime.core.compile.only_input import computed_column, input_filter
-from joinery_runtime.core.kinds.base import Join, Ranking, find_kinds
+from joinery_runtime.core.kinds.base import Join, find_kinds
 from joinery_runtime.core.pipeline.expression import (
     ColumnRef,
     Expression,
@@ -28,7 +28,8 @@ from joinery_runtime.core.table.columns import arrow_schema, arrow_type
 from joinery_runtime.errors import ExpressionError
 from joinery_runtime.job import JoinStep, Reference, StreamJoin
 from joinery_runtime.job.kinds.aggregate.model import Aggregation
-from joinery_runtime.job.kinds.ranking import RankingKind, ranking_part
+from joinery_runtime.job.kinds.base import part_behind
+from joinery_runtime.job.kinds.ranking import RankingKind
 from joinery_runtime.job.model.references import WINDOW_COLUMNS, WINDOW_START, parse_reference
 
 
@@ -266,7 +267,7 @@ class JoinCompiler:
         )
         written = next(kind for kind in ranking_kinds() if isinstance(ranking, kind.written_as))
         kind = written.of(ranking, tuple(self._ranked_by))
-        side = SideSpec(ranking_part(ranking.field, number), self._job.joined, time, intake, flags=True)
+        side = SideSpec(part_behind(ranking.field, number), self._job.joined, time, intake, flags=True)
         output = [
             OutputColumn(column.name, column.type, column=naming.name_of(column.ref))
             if column.ref is not None
@@ -447,12 +448,6 @@ def _placement(step: JoinStep, inputs: tuple[str, ...]) -> Placement:
     if step.broadcast is None:
         return Placement.BY_KEY
     return Placement.EVERYWHERE if step.broadcast in inputs else Placement.SPREAD
-
-
-@cache
-def ranking_kinds() -> tuple[type[Ranking], ...]:
-    """The kinds of step that emit some of their rows."""
-    return find_kinds(Ranking)  # type: ignore[type-abstract]
 
 
 @cache

@@ -17,6 +17,7 @@ from joinery_runtime.core.pipeline.sides import LEFT, WINDOW_END, Intake, SideSp
 from joinery_runtime.core.pipeline.spec import Distance, Emits, StepOperator, StepSpec
 from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Watermark, earlier
 from joinery_runtime.job import JoinStep
+from joinery_runtime.job.kinds.aggregate.aligned import AlignedWindow
 from joinery_runtime.job.kinds.aggregate.model import Aggregation
 from joinery_runtime.job.kinds.base import StepKind, WindowKind
 from joinery_runtime.job.kinds.ranking import RankingKind
@@ -82,8 +83,11 @@ class Ranking(StepOperator):
 
     @classmethod
     @abstractmethod
-    def of(cls, ranking: RankingKind, expressions: tuple[Expression, ...], /) -> Self:
-        """The kind as the job asks for it, with its compiled `expressions`."""
+    def of(
+        cls, ranking: RankingKind, expressions: tuple[Expression, ...], of_windows: AlignedWindow | None = None, /
+    ) -> Self:
+        """The kind as the job asks for it, with its compiled `expressions`. `of_windows`: an aggregate with these
+        windows makes the rows."""
 
     def flagged_rows_leave(self, step: StepSpec) -> bool:
         return True

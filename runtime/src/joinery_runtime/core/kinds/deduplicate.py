@@ -41,6 +41,7 @@ from joinery_runtime.core.pipeline.watermark import (
 )
 from joinery_runtime.core.table.columns import HASH, TS
 from joinery_runtime.core.table.segment import SegmentMeta
+from joinery_runtime.job.kinds.aggregate.aligned import AlignedWindow
 from joinery_runtime.job.kinds.ranking import Deduplication, RankingKind
 
 
@@ -80,7 +81,9 @@ class Deduplicate(Ranking):
         object.__setattr__(self, "retention", (retention,))
 
     @classmethod
-    def of(cls, ranking: RankingKind, _expressions: tuple[Expression, ...], /) -> Self:
+    def of(
+        cls, ranking: RankingKind, _expressions: tuple[Expression, ...], _of_windows: AlignedWindow | None = None, /
+    ) -> Self:
         written = cast(Deduplication, ranking)
         return cls(written.within, written.keep == "last", written.allowed_lateness, written.late_data == "dlq")
 

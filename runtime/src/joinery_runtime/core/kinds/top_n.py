@@ -1,4 +1,4 @@
-"""Ranks the rows of one side: of each key and window, emits those that come first in an order (rules R1 to R5).
+"""Ranks the rows of one side: of each key and window, emits those that come first in an order (rules R1 to R6).
 
 A row is kept in the pane (`Windows.pane`) that holds its event time. A row that so many others of its key and pane
 precede as the job emits is never one of the first of a window, because each window holds a pane whole or not at all. So
@@ -9,7 +9,7 @@ same work gives the same rows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self, cast
 
 import numpy as np
@@ -40,6 +40,7 @@ from joinery_runtime.core.pipeline.step import Horizon, Horizons, StepResult, St
 from joinery_runtime.core.pipeline.watermark import Watermark
 from joinery_runtime.core.table.columns import HASH, TS
 from joinery_runtime.core.table.segment import Run, SegmentMeta, concat
+from joinery_runtime.job.kinds.aggregate.aligned import AlignedWindow
 from joinery_runtime.job.kinds.ranking import RankingKind, TopN
 
 
@@ -84,14 +85,17 @@ class FirstRows(Ranking):
         object.__setattr__(self, "retention", (retention,))
 
     @classmethod
-    def of(cls, ranking: RankingKind, expressions: tuple[Expression, ...], /) -> Self:
+    def of(
+        cls, ranking: RankingKind, expressions: tuple[Expression, ...], of_windows: AlignedWindow | None = None, /
+    ) -> Self:
         written = cast(TopN, ranking)
         order = (
             SortKey(expression, item.direction == "desc", item.nulls_first)
             for expression, item in zip(expressions, written.order, strict=True)
         )
+        windows = Windows.of(written.form if of_windows is None else of_windows)
         return cls(
-            Windows.of(written.form),
+            replace(windows, of_windows=of_windows is not None),
             written.count,
             tuple(order),
             allowed_lateness=written.allowed_lateness,

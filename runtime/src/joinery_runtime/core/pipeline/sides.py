@@ -97,8 +97,8 @@ class Intake:
         )
 
     def name_of(self, ref: ColumnRef) -> str:
-        """The name of an input's column in batches of this side."""
-        return str(ref) if self.chained else ref.column
+        """The name in batches of this side of an input's column, or of an aggregate's, which has no input."""
+        return str(ref) if self.chained and ref.input else ref.column
 
     def prepared_schema(self) -> pa.Schema:
         added = [JOINABLE_FIELD] * self.preserved + [DELETED_FIELD, UNAVAILABLE_FIELD] * self.table

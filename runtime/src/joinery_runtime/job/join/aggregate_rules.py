@@ -11,9 +11,9 @@ from joinery_runtime.job.join.steps import STEP_KINDS
 from joinery_runtime.job.kinds.aggregate.aligned import ALIGNED_WINDOWS, OwnWindow
 from joinery_runtime.job.kinds.aggregate.model import WINDOW_KINDS, AggregateWindow
 from joinery_runtime.job.kinds.aggregate.session import SessionOfGroup
-from joinery_runtime.job.kinds.base import WindowKind
-from joinery_runtime.job.kinds.ranking import RANKING_KINDS, RankingKind
-from joinery_runtime.job.kinds.session.rules import AGGREGATE_RULES, EMITTED_RULES, GroupedDraft
+from joinery_runtime.job.kinds.base import WindowKind, milliseconds
+from joinery_runtime.job.kinds.ranking import NO_SESSIONS, RANKING_KINDS, STAYS, RankingKind, TopN
+from joinery_runtime.job.kinds.session.rules import AGGREGATE_RULES, EMITTED_RULES, GroupedDraft, expression_of_windows
 from joinery_runtime.job.model.changelog import changelog_sources
 from joinery_runtime.job.model.draft import (
     Finding,
@@ -27,6 +27,7 @@ from joinery_runtime.job.model.draft import (
     repeats,
 )
 from joinery_runtime.job.model.output_rules import late_without_dead_letters
+from joinery_runtime.job.model.references import ROW_NUMBER
 from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import either, listed, suggestion
 
@@ -37,8 +38,25 @@ _THEN: Loc = (*_AT, "then")
 
 def broken_aggregate_rules(draft: JobDraft) -> Iterator[Finding]:
     """Every finding about a job that has an `aggregate`."""
+    grouped = _grouped(draft)
+    following = _following(grouped)
+    emitted = following or grouped
+    for rule in _RULES:
+        yield from rule(draft)
+    for aggregate in (grouped, following) if following is not None else (grouped,):
+        for grouped_rule in AGGREGATE_RULES:
+            yield from grouped_rule(aggregate)
+    if dig(draft.data, "spec", TopN.field) is not None:
+        yield from _top_of_windows(emitted)
+        emitted = replace(emitted, window=(*emitted.window, ROW_NUMBER))
+    for emitted_rule in EMITTED_RULES:
+        yield from emitted_rule(emitted)
+
+
+def _grouped(draft: JobDraft) -> GroupedDraft:
+    """What `aggregate` aggregates."""
     kind = _kind(draft) or WINDOW_KINDS[0]
-    grouped = GroupedDraft(
+    return GroupedDraft(
         draft.data,
         draft.inputs,
         draft.steps,
@@ -50,26 +68,25 @@ def broken_aggregate_rules(draft: JobDraft) -> Iterator[Finding]:
         row_words=kind.rows,
         needs_groups=kind.needs_groups,
     )
-    following = _following(grouped, kind)
-    for rule in _RULES:
-        yield from rule(draft)
-    for aggregate in (grouped, following) if following is not None else (grouped,):
-        for grouped_rule in AGGREGATE_RULES:
-            yield from grouped_rule(aggregate)
-    for emitted_rule in EMITTED_RULES:
-        yield from emitted_rule(following or grouped)
 
 
-def _following(first: GroupedDraft, kind: type[WindowKind]) -> GroupedDraft | None:
-    """What `then` aggregates: the rows of the first aggregate. Only the core knows the types of aggregates."""
+def _following(first: GroupedDraft) -> GroupedDraft | None:
+    """What `then` aggregates: the rows of the first aggregate."""
     if dig(first.data, *_THEN) is None:
         return None
-    groups, names = first.fields("groupBy"), [dig(aggregate, "as") for aggregate in first.fields("aggregates")]
-    columns: dict[str, ColumnType | None] | None = None
-    if first.columns is not None and all(isinstance(name, str) for name in (*groups, *names)):
-        columns = {first.output_name(name): first.columns.get(name) for name in groups}
-        columns |= dict.fromkeys((*kind.columns, *names))
+    columns = _columns_of_rows(first)
     return replace(first, at=_THEN, columns=columns, source="the first aggregate has", needs_groups=False)
+
+
+def _columns_of_rows(aggregate: GroupedDraft) -> Mapping[str, ColumnType | None] | None:
+    """The columns of an aggregate's rows; None while a mistake hides one. Only the core knows the types of
+    aggregates."""
+    groups, calls = aggregate.fields("groupBy"), aggregate.fields("aggregates")
+    names = [dig(call, "as") for call in calls]
+    if aggregate.columns is None or not all(isinstance(name, str) for name in (*groups, *names)):
+        return None
+    columns = {aggregate.output_name(name): aggregate.columns.get(name) for name in groups}
+    return columns | dict.fromkeys((*aggregate.window, *names))
 
 
 def _kind(draft: JobDraft) -> type[WindowKind] | None:
@@ -220,15 +237,40 @@ def broken_ranking_rules(draft: JobDraft) -> Iterator[Finding]:
         yield from _broken_ranking(kind, draft)
 
 
+def _top_of_windows(aggregate: GroupedDraft) -> Iterator[Finding]:
+    """Every finding about a `topN` that ranks the rows of an aggregate (R6), which has no sessions and no changelog."""
+    data, at = aggregate.data, ("spec", TopN.field)
+    for name, text in TopN.of_windows.items():
+        value = dig(data, *at, name)
+        if value is not None and value != "drop" and (name != "allowedLateness" or milliseconds(value) != 0):
+            yield (*at, name), text
+    for source in changelog_sources(data, _AT):
+        yield (*_AT, source.field), f"{source.facts}, {STAYS.format(todo=source.todo)}"
+    if dig(data, *_WINDOW, SessionOfGroup.field) is not None:
+        yield (*_WINDOW, SessionOfGroup.field), NO_SESSIONS
+    columns = _columns_of_rows(aggregate)
+    if columns is not None and ROW_NUMBER in columns:
+        facts = f"topN numbers the rows, and {ROW_NUMBER!r} is already a column of the aggregate (rule R6)"
+        yield at, f"{facts}; give that column another name, with `as` or `compute`"
+    yield from _ranked_keys((*at, "by"), aggregate, columns, "columns are")
+    for i, item in enumerate(items(data, *at, "orderBy")):
+        text = dig(item, "expression")
+        if isinstance(text, str):
+            written_at = (*at, "orderBy", i, "expression")
+            yield from expression_of_windows(written_at, text, "expression", columns, aggregate.row_words)
+
+
 def _broken_ranking(kind: type[RankingKind], draft: JobDraft) -> Iterator[Finding]:
     at: Loc = ("spec", kind.field)
-    if dig(draft.data, "spec", "aggregate") is not None:
-        facts = f"aggregate and {kind.field} are both named; keep one, and do the other in a job of its own"
-        yield at, facts
+    aggregated = dig(draft.data, "spec", "aggregate") is not None
     for name, text in kind.missing.items():
-        if dig(draft.data, *at, name) is None:
+        if dig(draft.data, *at, name) is None and not (aggregated and "aggregate" in kind.missing_unless.get(name, ())):
             yield (*at, name), f"is missing: {text}"
-    yield from _ranked_keys(draft, (*at, "by"))
+    if aggregated and kind is TopN:
+        return
+    if aggregated:
+        yield at, f"aggregate and {kind.field} are both named; keep one, and do the other in a job of its own"
+    yield from _ranked_keys((*at, "by"), draft, _emitted_columns(draft), "write <input>.<column>, of")
     yield from _ranked_order(draft, (*at, "orderBy"))
     yield from _own_window(draft, (*at, "window"))
     yield from _counted_time(draft, (*at, "of"), ("rows would wait for ever", "no order"))
@@ -238,8 +280,11 @@ def _broken_ranking(kind: type[RankingKind], draft: JobDraft) -> Iterator[Findin
     yield from _ranked_tables(draft, kind.field)
 
 
-def _ranked_keys(draft: JobDraft, at: Loc) -> Iterator[Finding]:
-    names, columns = items(draft.data, *at), _emitted_columns(draft)
+def _ranked_keys(
+    at: Loc, draft: JobDraft, columns: Mapping[str, ColumnType | None] | None, todo: str
+) -> Iterator[Finding]:
+    """Check the columns of the key. `columns` are those that the rows have (None: unknown), which follow `todo`."""
+    names = items(draft.data, *at)
     for i, name in repeats(names):
         yield (*at, i), f"names column {name!r} twice; drop one"
     for i, name in enumerate(names):
@@ -247,7 +292,7 @@ def _ranked_keys(draft: JobDraft, at: Loc) -> Iterator[Finding]:
             continue
         if name not in columns:
             facts = f"{name!r} is no column of the rows{suggestion(name, columns)}"
-            yield (*at, i), f"{facts}; write <input>.<column>, of {listed(columns)}"
+            yield (*at, i), f"{facts}; {todo} {listed(columns)}"
         elif text := no_key(name, columns):
             yield (*at, i), text
 

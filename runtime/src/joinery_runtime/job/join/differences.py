@@ -123,7 +123,7 @@ def _ranking(old: Signed, new: Signed) -> Iterator[str]:
             keys = [listed(f"{name} ({type_})" for name, type_ in signed["keys"]) for signed in (was, now)]
             yield f"{kind.field}.by was {keys[0]}, it is now {keys[1]}"
         for field, words in kind.fixed.items():
-            if was[field] != now[field]:
+            if was.get(field) != now.get(field):
                 yield f"{words} was {kind.signed_text(was[field])}, it is now {kind.signed_text(now[field])}"
         yield from _changed_types(was["stored"], now["stored"], "")
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from joinery_runtime.job.join.steps import JoinStep, part_names
 from joinery_runtime.job.join.stream_join import StreamJoin, stored_type
-from joinery_runtime.job.kinds.aggregate.model import Aggregation, aggregate_part
-from joinery_runtime.job.kinds.base import Chain, StepWords
-from joinery_runtime.job.kinds.ranking import RankingKind, ranking_part
+from joinery_runtime.job.kinds.aggregate.model import Aggregation
+from joinery_runtime.job.kinds.base import Chain, StepWords, part_behind
+from joinery_runtime.job.kinds.ranking import RankingKind, TopN
 from joinery_runtime.job.kinds.session.explain import Aggregated, aggregate_plan
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.plan import BYTES, COMPUTED_BYTES, ENGINE_ROW_BYTES, SidePlan, StepPlan, limits_text
@@ -20,16 +21,16 @@ from joinery_runtime.job.model.wording import listed
 
 def step_plans(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> tuple[StepPlan, ...]:
     """The plans of the steps. `stored` names the columns that segments keep, per part of the state."""
-    if not job.joins and job.aggregation is None and job.ranking is None:
+    behind = [
+        _ranking_plan(job, step, number, stored[part])
+        if isinstance(step, RankingKind)
+        else _aggregate_plan(job, step, number)
+        for number, (part, step) in enumerate(job.behind_joins.items(), start=len(job.joins))
+    ]
+    if not job.joins and not behind:
         return (_projection_plan(job),)
     joins = [_StepExplainer(job, number).plan(stored, kept_ms) for number, kept_ms in enumerate(kept_for(job))]
-    if job.ranking is not None:
-        return (*joins, _ranking_plan(job, job.ranking, stored))
-    if job.aggregation is None:
-        return tuple(joins)
-    following = job.aggregation.next
-    then = [] if following is None else [_next_plan(job, job.aggregation, following)]
-    return (*joins, _aggregate_plan(job, job.aggregation), *then)
+    return (*joins, *behind)
 
 
 def _projection_plan(job: StreamJoin) -> StepPlan:
@@ -39,68 +40,84 @@ def _projection_plan(job: StreamJoin) -> StepPlan:
     return StepPlan(f"projection of {side.name}", (*lines, ("late rows", late)), (), "")
 
 
-def _ranking_plan(job: StreamJoin, ranking: RankingKind, stored: Mapping[str, Sequence[str]]) -> StepPlan:
-    after, time = len(job.joins), job.ranked_time
-    part = ranking_part(ranking.field, after)
-    rows_of, watermark, lag = " + ".join(job.joined), _watermark(job, time), _lag(job, time)
+def _ranking_plan(job: StreamJoin, ranking: RankingKind, number: int, stored: Sequence[str]) -> StepPlan:
+    """The plan of step `number` (0 is the first), which emits some of the rows of the step before."""
+    read = _rows_before(job, number)
+    time = job.aggregated_time if read.of_windows else job.ranked_time
+    watermark = _watermark(time, number)
     lateness = f"{format_duration(ranking.allowed_lateness)} [allowedLateness]"
     handling = "written to the dead letters" if ranking.late_data == "dlq" else "dropped"
-    none = "none, unless a step has lateData: reopen; such rows are " if after else ""
+    none = "none, unless a step has lateData: reopen; such rows are " if number else ""
+    late = "none: a window is emitted once"
+    if not read.of_windows:
+        late = f"{none}{handling} and counted when {ranking.late_text(watermark, lateness)}"
     lines = (
         ("key", ", ".join(ranking.keys) or "none: all rows are of one key, on one shard"),
-        *((("event time", f"that of {time}"),) if after else ()),
+        *((("event time", f"that of {time}"),) if number and not read.of_windows else ()),
         *ranking.lines(watermark, lateness),
-        ("late rows", f"{none}{handling} and counted when {ranking.late_text(watermark, lateness)}"),
+        ("late rows", late),
         *((("limits", limits_text(ranking.limits, "the state")),) if ranking.limits is not None else ()),
     )
+    widths = {name: BYTES[kind.name] for name, kind in read.types.items()}
     side = SidePlan(
-        part=part,
-        rows_of=rows_of,
+        part=part_behind(ranking.field, number),
+        rows_of=read.words,
         kept_until=f"{watermark} {ranking.kept_text} + {lateness}",
-        kept_for_ms=ranking.kept_for + ranking.allowed_lateness + lag,
-        row_bytes=ENGINE_ROW_BYTES + 1 + sum(BYTES[job.aggregated_types[name].name] for name in stored[part]),
+        kept_for_ms=ranking.kept_for + ranking.allowed_lateness + _lag(job, time, number),
+        row_bytes=ENGINE_ROW_BYTES + 1 + sum(widths.get(name, COMPUTED_BYTES) for name in stored),
     )
-    return StepPlan(f"{ranking.title} of {rows_of}", lines, (side,), ranking.shorter)
+    return StepPlan(f"{ranking.title} of {read.words}", lines, (side,), ranking.shorter)
 
 
-def _aggregate_plan(job: StreamJoin, aggregation: Aggregation) -> StepPlan:
-    time, after = job.aggregated_time, len(job.joins)
+def _aggregate_plan(job: StreamJoin, aggregation: Aggregation, number: int) -> StepPlan:
+    """The plan of step `number` (0 is the first), which aggregates the rows of the step before."""
+    time, read = job.aggregated_time, _rows_before(job, number)
+    then = job.aggregation.then if job.aggregation is not None and read.of_windows else None
     aggregated = Aggregated(
-        rows_of=" + ".join(job.joined),
+        rows_of=read.words,
         time=time,
-        watermark=_watermark(job, time),
-        lag=_lag(job, time),
-        types=job.aggregated_types,
-        part=aggregate_part(after),
-        from_steps=after > 0,
+        watermark=_watermark(time, number),
+        lag=_lag(job, time, number),
+        types=read.types,
+        part=part_behind(aggregation.field, number),
+        from_steps=number > 0 and not read.of_windows,
+        of_windows=read.of_windows,
+        same_windows=then is not None and then.same_windows,
     )
     return aggregate_plan(aggregation, aggregated)
 
 
-def _next_plan(job: StreamJoin, first: Aggregation, following: Aggregation) -> StepPlan:
-    """The plan of `then`, which reads the rows of the first aggregate (G10)."""
-    after, time = len(job.joins) + 1, job.aggregated_time
-    aggregated = Aggregated(
-        rows_of=f"{first.form.rows} of step {after}",
-        time=time,
-        watermark=f"wm({time} after step {after})",
-        lag=_lag(job, time) + first.allowed_lateness,
-        types={},
-        part=aggregate_part(after),
-        of_windows=True,
-        same_windows=first.then is not None and first.then.same_windows,
-    )
-    return aggregate_plan(following, aggregated)
+@dataclass(frozen=True, slots=True)
+class _RowsBefore:
+    """The rows that a step behind the joins reads, in `words`, with the `types` of columns that the job declares.
+    `of_windows`: an aggregate makes them."""
+
+    words: str
+    types: Mapping[str, ColumnType]
+    of_windows: bool = False
 
 
-def _watermark(job: StreamJoin, time: str) -> str:
-    """The name of the watermark that the last join hands on for the input `time`, or the only input's own."""
-    return f"wm({time} after step {len(job.joins)})" if job.joins else f"wm({time})"
+def _rows_before(job: StreamJoin, number: int) -> _RowsBefore:
+    before = [step for _, step in _steps_before(job, number)]
+    if before and isinstance(before[-1], Aggregation):
+        return _RowsBefore(f"{before[-1].form.rows} of step {number}", {}, of_windows=True)
+    return _RowsBefore(" + ".join(job.joined), job.aggregated_types)
 
 
-def _lag(job: StreamJoin, time: str) -> int:
+def _steps_before(job: StreamJoin, number: int) -> list[tuple[str, RankingKind | Aggregation]]:
+    """The steps behind the joins and before step `number`, with their parts."""
+    return list(job.behind_joins.items())[: number - len(job.joins)]
+
+
+def _watermark(time: str, number: int) -> str:
+    """The name of the watermark of the input `time` that step `number` sees: that of the step before, or its own."""
+    return f"wm({time} after step {number})" if number else f"wm({time})"
+
+
+def _lag(job: StreamJoin, time: str, number: int) -> int:
     """How far that watermark trails the rows (ms)."""
-    return _chain(job).lag[time] if job.joins else job.input(time).watermark.delay
+    joined = _chain(job).lag[time] if job.joins else job.input(time).watermark.delay
+    return joined + sum(step.allowed_lateness for _, step in _steps_before(job, number))
 
 
 class _StepExplainer:
@@ -205,11 +222,13 @@ def assumed_columns(job: StreamJoin) -> Mapping[str, Sequence[str]]:
         refs = [ref for name in job.left_inputs(number) for ref in _stored(job, name, chained=chained)]
         columns[left] = [f"{ref.input}.{ref.column}" if chained else ref.column for ref in refs]
         columns[right] = [ref.column for ref in _stored(job, step.right, chained=False)]
-    if job.ranking is not None:
-        chained = bool(job.joins)
-        refs = [ref for name in job.joined for ref in _stored(job, name, chained=chained)]
-        part = ranking_part(job.ranking.field, len(job.joins))
-        columns[part] = [str(ref) if chained else ref.column for ref in refs]
+    for part, behind in job.behind_joins.items():
+        if isinstance(behind, TopN) and job.last_aggregation is not None:
+            columns[part] = tuple(job.last_aggregation.columns_by_name)
+        elif isinstance(behind, RankingKind):
+            chained = bool(job.joins)
+            refs = [ref for name in job.joined for ref in _stored(job, name, chained=chained)]
+            columns[part] = [str(ref) if chained else ref.column for ref in refs]
     return columns
 
 

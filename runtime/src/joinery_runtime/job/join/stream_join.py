@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import Field, PrivateAttr
 
 from joinery_runtime.job.join import select_rules, step_rules
 from joinery_runtime.job.join.aggregate_rules import broken_aggregate_rules, broken_ranking_rules
 from joinery_runtime.job.join.steps import JoinStep, SelectItem, part_names
-from joinery_runtime.job.kinds.aggregate.model import Aggregation, aggregate_part
-from joinery_runtime.job.kinds.ranking import RANKING_KINDS, Deduplication, RankingKind, TopN, ranking_part
+from joinery_runtime.job.kinds.aggregate.model import Aggregation
+from joinery_runtime.job.kinds.base import part_behind
+from joinery_runtime.job.kinds.ranking import RANKING_KINDS, Deduplication, RankingKind, TopN
 from joinery_runtime.job.kinds.session.sessions import KEEPS_TYPE
 from joinery_runtime.job.model import input_rules, output_rules
 from joinery_runtime.job.model.base import PLAIN_NUMBERS, Limits, Text
@@ -24,6 +25,7 @@ from joinery_runtime.job.model.references import (
     POSTGRES_NAME_BYTES,
     RANK_COLUMNS,
     RETRACTED,
+    ROW_NUMBER,
     WINDOW_COLUMNS,
     ComputedKey,
     KeyPair,
@@ -43,6 +45,7 @@ from joinery_runtime.job.sql import SqlInput, SqlRanking, Translation, check_sha
 
 _RULES = (*input_rules.RULES, *step_rules.RULES, *output_rules.RULES)
 _SQL: Loc = ("spec", "sql")
+Ranking = TypeVar("Ranking", bound=RankingKind)
 _FROM_SQL = ("joins", "select", "aggregate")
 
 
@@ -185,27 +188,51 @@ class StreamJoin(Job):
         return tuple(aggregation for aggregation in (self.aggregation, following) if aggregation is not None)
 
     @property
-    def before_then(self) -> Self:
-        """The job with the steps before `aggregate.then` alone."""
+    def without_last(self) -> Self:
+        """The job without the last of the steps behind its aggregate."""
         assert self.aggregation is not None, "there is an aggregate"
-        first = self.aggregation.model_copy(update={"then": None})
-        spec = self.spec.model_copy(update={**self.without_sql, "aggregate": first, "select": None, "sql": None})
-        return self.model_copy(update={"spec": spec})
+        fields = {**self.without_sql, "select": None, "sql": None}
+        if self.top_of_windows is not None:
+            fields["top_n"] = None
+        else:
+            fields["aggregate"] = self.aggregation.model_copy(update={"then": None})
+        return self.model_copy(update={"spec": self.spec.model_copy(update=fields)})
 
     @property
-    def emitted_aggregation(self) -> Aggregation | None:
-        """What makes the rows that are emitted: `aggregate.then`, else `aggregate`."""
+    def last_aggregation(self) -> Aggregation | None:
+        """What makes the rows that are emitted, or those that `topN` ranks: `aggregate.then`, else `aggregate`."""
         return self.aggregations[-1] if self.aggregations else None
 
     @property
     def ranking(self) -> RankingKind | None:
-        """The step that emits some of the rows; ROW_NUMBER in `spec.sql` may say which."""
-        written, sql = self.spec.top_n or self.spec.deduplicate, self._from_sql
-        if sql is None or sql.ranking is None:
+        """The step that emits some of the rows which the joins make."""
+        top = self._ranking_of(TopN) if self.aggregation is None else None
+        return top or self._ranking_of(Deduplication)
+
+    @property
+    def top_of_windows(self) -> TopN | None:
+        """The step that emits some of the rows which the aggregates make (R6)."""
+        return self._ranking_of(TopN) if self.aggregation is not None else None
+
+    def _ranking_of(self, kind: type[Ranking]) -> Ranking | None:
+        """The ranking of this kind; ROW_NUMBER in `spec.sql` may say some of its fields or all."""
+        written = next((field for field in (self.spec.deduplicate, self.spec.top_n) if isinstance(field, kind)), None)
+        sql = self._from_sql
+        if sql is None or sql.ranking is None or sql.ranking.field != kind.field:
             return written
-        kind = next(kind for kind in RANKING_KINDS if kind.field == sql.ranking.field)
         beside = written.model_dump(by_alias=True, exclude_unset=True) if written is not None else {}
         return kind.model_validate({**beside, **sql.ranking.entries}, context=PLAIN_NUMBERS)
+
+    @property
+    def behind_joins(self) -> Mapping[str, RankingKind | Aggregation]:
+        """The steps behind the joins in their order, by the parts of the state that hold their rows."""
+        steps = [step for step in (self.ranking, *self.aggregations, self.top_of_windows) if step is not None]
+        return {part_behind(step.field, number): step for number, step in enumerate(steps, start=len(self.joins))}
+
+    @property
+    def follows_aggregate(self) -> bool:
+        """Whether a step reads the rows of an aggregate."""
+        return len(self.aggregations) > 1 or self.top_of_windows is not None
 
     @property
     def joined(self) -> tuple[str, ...]:
@@ -257,7 +284,7 @@ class StreamJoin(Job):
             "inputs": inputs,
             "aggregate": self.aggregation,
             "deduplicate": self.ranking if isinstance(self.ranking, Deduplication) else None,
-            "top_n": self.ranking if isinstance(self.ranking, TopN) else None,
+            "top_n": self._ranking_of(TopN),
         }
 
     @property
@@ -338,12 +365,12 @@ class StreamJoin(Job):
         aggregates = self.aggregation.aggregates if self.aggregation is not None else ()
         computed = self.aggregation is not None and bool(self.aggregation.compute)
         computed = computed or any(aggregate.where is not None for aggregate in aggregates) or bool(self.computed_keys)
-        computed = computed or (self.ranking is not None and bool(self.ranking.expressions))
+        computed = computed or any(ranking.expressions for ranking in (self.ranking, self.top_of_windows) if ranking)
         return conditions or computed or any(item.expression for item in self.select or ())
 
     def upsert_key(self, output: NamedOutput) -> tuple[str, ...]:
         """`postgres.upsertKey`, else of an aggregate the groups and what tells the windows apart (rule S6)."""
-        target, aggregation = output.postgres, self.emitted_aggregation
+        target, aggregation = output.postgres, self.last_aggregation
         if target is None or target.upsert_key or aggregation is None:
             return target.upsert_key if target is not None else ()
         names = {column.step_column: column.name for column in reversed(self.columns_of(output))}
@@ -362,11 +389,7 @@ class StreamJoin(Job):
         limits: dict[tuple[str, ...], Limits] = {
             part_names(number): step.limits or Limits() for number, step in enumerate(self.joins)
         }
-        if self.ranking is not None:
-            return {**limits, (ranking_part(self.ranking.field, len(self.joins)),): self.ranking.limits or Limits()}
-        for number, aggregation in enumerate(self.aggregations, start=len(self.joins)):
-            limits[(aggregate_part(number),)] = aggregation.limits or Limits()
-        return limits
+        return {**limits, **{(part,): step.limits or Limits() for part, step in self.behind_joins.items()}}
 
     @property
     def inputs_without_lateness(self) -> frozenset[str]:
@@ -474,7 +497,8 @@ class StreamJoin(Job):
 
     @property
     def _aggregated(self) -> tuple[OutputField, ...]:
-        """The columns of what is aggregated last, with RETRACTED last if retractions are on (rule S6)."""
+        """The columns of what is aggregated last: with ROW_NUMBER last if `topN` ranks it (rule R6), with RETRACTED if
+        retractions are on (rule S6)."""
         columns = {
             f"{name}.{column}": OutputField(column, Reference(name, column), type=kind)
             for name in self.joined
@@ -484,6 +508,8 @@ class StreamJoin(Job):
         for aggregation in self.aggregations:
             fields = _fields_of(aggregation, columns)
             columns = {field.name: field for field in fields.values()}
+        if self.top_of_windows is not None:
+            fields[ROW_NUMBER] = self._window_column(ROW_NUMBER, ROW_NUMBER)
         written = [(item.as_, item.column or "") for item in self.select or ()]
         chosen = [
             replace(fields[column], name=name or fields[column].name)

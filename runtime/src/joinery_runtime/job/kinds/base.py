@@ -233,6 +233,11 @@ class WindowKind(ABC):
         allowedLateness in words."""
 
 
+def part_behind(field: str, number: int) -> str:
+    """The part of the state that holds rows of the step `field` behind so many steps: `aggregate`, `aggregate.2`."""
+    return field if number == 0 else f"{field}.{number + 1}"
+
+
 def plus(ms: int) -> str:
     return f"{'-' if ms < 0 else '+'} {format_duration(abs(ms))}"
 

@@ -1,6 +1,6 @@
 """Steps that emit some of the rows which the joins make, or an only input has: `spec.deduplicate`, of each key the
 first or the last row of a span of time (rules D1 to D4), and `spec.topN`, of each key and window the rows that come
-first in an order (rules R1 to R5)."""
+first in an order (rules R1 to R5). Beside `spec.aggregate`, `topN` ranks the rows of the aggregate (rule R6)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,11 @@ from pydantic import Field
 
 from joinery_runtime.job.kinds.aggregate.aligned import AlignedWindow, OwnWindow
 from joinery_runtime.job.model.base import Length, Limits, Model, PositiveDuration, Text
-from joinery_runtime.job.model.cel import Rule, dead_letter_rules, positive
+from joinery_runtime.job.model.cel import Rule, dead_letter_rules, positive, time
+from joinery_runtime.job.model.changelog import SOURCES
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.references import MOST_RANKED_ROWS, RANK_COLUMNS
 from joinery_runtime.job.model.wording import counted
-
-
-def ranking_part(field: str, joins: int) -> str:
-    """The part of the state that holds rows of the step `field` after so many joins: `deduplicate`, ..."""
-    return field if joins == 0 else f"{field}.{joins + 1}"
 
 
 class RankingKind(Model):
@@ -36,8 +32,8 @@ class RankingKind(Model):
     """What makes its state smaller."""
     missing: ClassVar[Mapping[str, str]]
     """What a missing field says, by its name, for the fields that a job needs."""
-    from_sql: ClassVar[tuple[str, ...]] = ()
-    """Those of `missing` that SQL may say instead."""
+    missing_unless: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Those of `missing` that a job with one of these other fields of `spec` need not have."""
     lost: ClassVar[str]
     """What a longer time does not bring back, to follow `rows that left the state before stay gone`."""
     adds: ClassVar[tuple[str, ...]] = ()
@@ -102,7 +98,7 @@ class Deduplication(RankingKind):
     fixed: ClassVar[Mapping[str, str]] = {"keep": "the row of a span that is emitted (keep)"}
     shorter: ClassVar[str] = "shorten deduplicate.within"
     missing: ClassVar[Mapping[str, str]] = {"by": "it says which rows are of one key; name at least one column"}
-    from_sql: ClassVar[tuple[str, ...]] = ("by",)
+    missing_unless: ClassVar[Mapping[str, tuple[str, ...]]] = {"by": ("sql",)}
     lost: ClassVar[str] = "so repeats of them may be emitted"
 
     keep: Literal["first", "last"] = "first"
@@ -154,7 +150,8 @@ class RankOrder(Model):
 
 
 class TopN(RankingKind):
-    """Emits of each key and window the rows that come first in an order, once the window has ended."""
+    """Emits of each key and window the rows that come first in an order, once the window has ended. Without `window`,
+    the rows are those of an aggregate, in its windows."""
 
     field: ClassVar[str] = "topN"
     title: ClassVar[str] = "top-N"
@@ -170,7 +167,19 @@ class TopN(RankingKind):
         "window": "without a window no row would ever be one of the first for good; write for example "
         "window: {tumbling: {size: 1h}}",
     }
-    from_sql: ClassVar[tuple[str, ...]] = ("orderBy", "rows", "window")
+    missing_unless: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "orderBy": ("sql",),
+        "rows": ("sql",),
+        "window": ("aggregate", "sql"),
+    }
+    of_windows: ClassVar[Mapping[str, str]] = {
+        "window": "the rows are in windows already, those of the aggregate (rule R6); leave it out",
+        "of": "the rows are in windows already, and aggregate.window.of says whose event time counts (rule R6); leave "
+        "it out",
+        "allowedLateness": "no row of an aggregate is late (rule R6); leave it out, or write aggregate.allowedLateness",
+        "lateData": "no row of an aggregate is late (rule R6); write drop, and lateData: dlq in aggregate",
+    }
+    """Why a field has no meaning for the rows of an aggregate, by its name."""
     lost: ClassVar[str] = "so open windows may lack them"
     adds: ClassVar[tuple[str, ...]] = RANK_COLUMNS
 
@@ -182,7 +191,7 @@ class TopN(RankingKind):
     rows: Annotated[int, Field(ge=1, le=MOST_RANKED_ROWS)] | None = Field(default=None, examples=[10])
     """How many rows of each key and window are emitted, at most."""
     window: OwnWindow | None = Field(default=None, examples=[{"tumbling": {"size": "1h"}}])
-    """The windows."""
+    """The windows. Beside `aggregate` there is none: its rows are in windows."""
 
     @property
     def order(self) -> tuple[RankOrder, ...]:
@@ -206,8 +215,8 @@ class TopN(RankingKind):
         return {f"orderBy[{number}].expression": item.expression for number, item in enumerate(self.order)}
 
     def signed(self) -> dict[str, Any]:
-        window = {self.form.field: self.form.durations()}
-        return {"orderBy": [item.text for item in self.order], "rows": self.count, "window": window}
+        window = {} if self.window is None else {"window": {self.form.field: self.form.durations()}}
+        return {"orderBy": [item.text for item in self.order], "rows": self.count, **window}
 
     @classmethod
     def signed_text(cls, signed: Any) -> str:
@@ -221,7 +230,7 @@ class TopN(RankingKind):
 
     @property
     def kept_for(self) -> int:
-        return self.form.closes_after
+        return 0 if self.window is None else self.form.closes_after
 
     @property
     def kept_text(self) -> str:
@@ -232,18 +241,26 @@ class TopN(RankingKind):
 
     def lines(self, watermark: str, lateness: str) -> Iterator[tuple[str, str]]:
         yield "order", ", ".join(item.text for item in self.order)
-        yield from self.form.lines()
+        pane = "window"
+        if self.window is None:
+            yield "windows", "those of the rows"
+        else:
+            yield from self.form.lines()
+            pane = f"span of {format_duration(self.form.pane)}"
         yield (
             "emitted",
             f"the first {counted(self.count, 'row')} of each window, when {watermark} >= its end + {lateness}",
         )
-        yield (
-            "kept",
-            f"{counted(self.count, 'row')} of each key and span of {format_duration(self.form.pane)}; others leave",
-        )
+        yield "kept", f"{counted(self.count, 'row')} of each key and {pane}; others leave"
 
 
 RANKING_KINDS: tuple[type[RankingKind], ...] = (Deduplication, TopN)
+
+NO_SESSIONS = (
+    "each session ends at a time of its own, and topN beside aggregate ranks windows that end together (rule R6); "
+    "write tumbling, hopping or cumulative, or rank the output in a job of its own"
+)
+STAYS = "and topN ranks rows that stay (rule R6); {todo}, or rank the output in a job of its own"
 
 # --- the rules that the API server can check ------------------------------------------------------------------------
 
@@ -252,23 +269,42 @@ def _rules_of(kind: type[RankingKind]) -> Iterator[Rule]:
     field = kind.field
     named = f"has(self.{field})"
     yield Rule(
-        f"!{named} || !has(self.aggregate)",
-        f"aggregate and {field} are both named; keep one, and do the other in a job of its own",
-        f".{field}",
-    )
-    yield Rule(
         f"!{named} || !has(self.{field}.of) || self.inputs.exists(i, i.name == self.{field}.of)",
         "names no input",
         f".{field}.of",
     )
     for name, text in kind.missing.items():
-        is_named = f"has(self.{field}.{name})" + (" || has(self.sql)" if name in kind.from_sql else "")
+        elsewhere = kind.missing_unless.get(name, ())
+        is_named = " || ".join([f"has(self.{field}.{name})", *(f"has(self.{other})" for other in elsewhere)])
         yield Rule(f"!{named} || {is_named}", f"is missing: {text}", f".{field}.{name}")
     yield from dead_letter_rules(field)
 
 
+def _rules_of_windows() -> Iterator[Rule]:
+    both = "!has(self.topN) || !has(self.aggregate)"
+    present = {
+        "allowedLateness": f"{time('topN.allowedLateness')} != duration('0s')",
+        "lateData": "self.topN.lateData == 'dlq'",
+    }
+    for name, text in TopN.of_windows.items():
+        yield Rule(f"{both} || !({present.get(name, f'has(self.topN.{name})')})", text, f".topN.{name}")
+    yield Rule(f"{both} || !has(self.aggregate.window.session)", NO_SESSIONS, ".aggregate.window.session")
+    for source in SOURCES:
+        yield Rule(
+            f"{both} || !({source.condition.format('self.aggregate')})",
+            f"{source.facts}, {STAYS.format(todo=source.todo)}",
+            f".aggregate.{source.field}",
+        )
+
+
 RANKING_RULES: tuple[Rule, ...] = (
     *(rule for kind in RANKING_KINDS for rule in _rules_of(kind)),
+    Rule(
+        "!has(self.deduplicate) || !has(self.aggregate)",
+        "aggregate and deduplicate are both named; keep one, and do the other in a job of its own",
+        ".deduplicate",
+    ),
+    *_rules_of_windows(),
     Rule(
         "!has(self.deduplicate) || !has(self.topN)",
         "deduplicate and topN are both named; keep one, and do the other in a job of its own",

@@ -130,7 +130,8 @@ EXISTENCE: Final = ("semi", "anti")
 
 WINDOW_COLUMNS = ("window_start", "window_end")
 """The columns that a window join can emit beside those of its inputs (rule W4): int64 milliseconds."""
-RANK_COLUMNS = (*WINDOW_COLUMNS, "row_number")
+ROW_NUMBER = "row_number"
+RANK_COLUMNS = (*WINDOW_COLUMNS, ROW_NUMBER)
 """The columns that a row of `topN` has beside those of its inputs (rule R3): int64 milliseconds twice, int64."""
 MOST_RANKED_ROWS = 10_000
 """How many rows of each key and window `topN` emits at most."""

@@ -23,13 +23,6 @@ from joinery_runtime.job.model.changelog import SOURCES, lake_rules
 from joinery_runtime.job.model.references import parse_reference
 
 AGGREGATE = "aggregate"
-
-
-def aggregate_part(joins: int) -> str:
-    """The part of the state that holds what is aggregated after so many joins: `aggregate`, `aggregate.2`, ..."""
-    return AGGREGATE if joins == 0 else f"{AGGREGATE}.{joins + 1}"
-
-
 WINDOW_KINDS: tuple[type[WindowKind], ...] = (*ALIGNED_WINDOWS, SessionOfGroup)
 
 
@@ -87,6 +80,8 @@ class NextAggregation(Model):
 
 class Aggregation(Model):
     """Groups rows by columns and windows of event time, and computes aggregates of each."""
+
+    field: ClassVar[str] = AGGREGATE
 
     group_by: tuple[Text, ...] = Field(default=(), examples=[["orders.country"]])
     """Columns whose values have windows of their own: `<input>.<column>`, or names of `compute`. Without any, all rows

@@ -3,7 +3,7 @@ rule."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -177,9 +177,9 @@ def _names(draft: GroupedDraft) -> Iterator[Finding]:
             if draft.at[-1] == "then":
                 todo = "leave it out: a row is aggregated in the window from which it comes"
             yield (*draft.at, "groupBy", i), f"{_reserved_name(name, draft)}; {todo}"
-        elif name in groups[:i] and dig(draft.data, *draft.at, "then") is not None:
+        elif name in groups[:i] and (reader := _next_reader(draft)) is not None:
             todo = f"name one with compute: [{{expression: {draft.fields('groupBy')[i]}, as: ...}}]"
-            yield (*draft.at, "groupBy", i), f"then would read two columns named {name!r}, of two inputs; {todo}"
+            yield (*draft.at, "groupBy", i), f"{reader} would read two columns named {name!r}, of two inputs; {todo}"
         elif name in groups[:i] and not items(draft.data, *_SELECT) and len(draft.at) > 1:
             facts = f"two output columns would be named {name!r}, after columns of two inputs"
             yield (*draft.at, "groupBy", i), f"{facts}; name the columns with `select`, and one of these with `as`"
@@ -195,6 +195,13 @@ def _names(draft: GroupedDraft) -> Iterator[Finding]:
             yield at, f"two aggregates are named {name!r} (rule S6); rename one"
         elif name.startswith("$"):
             yield at, f"{name!r} starts with `$`, which engine columns do; choose another name"
+
+
+def _next_reader(draft: GroupedDraft) -> str | None:
+    """The field whose step reads the rows of this aggregate; None: they are emitted."""
+    if dig(draft.data, *draft.at, "then") is not None:
+        return "then"
+    return "topN" if dig(draft.data, "spec", "topN") is not None else None
 
 
 def _select(draft: GroupedDraft) -> Iterator[Finding]:
@@ -228,23 +235,31 @@ def _having(draft: GroupedDraft) -> Iterator[Finding]:
     if dig(draft.data, *draft.at, "emit") is not None:
         facts = f"{draft.row_words} that were emitted early may stop meeting the condition, and what they were is not"
         yield at, f"{facts} stored (rule G8); keep one of having and emit"
+    own = draft.inputs[0].name if len(draft.inputs) == 1 else None
+    yield from expression_of_windows(at, text, "condition", _session_columns(draft), draft.row_words, own)
+
+
+def expression_of_windows(
+    at: Loc, text: str, kind: str, columns: Collection[str] | None, row_words: str, own: str | None = None
+) -> Iterator[Finding]:
+    """Check an SQL `kind` (condition or expression) over the `columns` of windows or sessions, which are called
+    `row_words` (None: unknown): its syntax, its calls and its names. Columns of the input `own` may have its name
+    before them."""
     try:
         tree = parse_tree(text)
     except SqlglotError as error:
-        yield at, f"{shown(text)} is not an SQL condition: {str(error).strip().splitlines()[0]}"
+        yield at, f"{shown(text)} is not an SQL {kind}: {str(error).strip().splitlines()[0]}"
         return
     for call, reason in wrong_calls(tree):
         yield at, f"{call.sql()!r}: {reason}"
     for aggregate in tree.find_all(exp.AggFunc):
         yield at, f"{aggregate.sql()!r} is an aggregate; add it to `aggregates`, and write its `as` here"
-    columns = _session_columns(draft)
     if columns is None:
         return
-    own = draft.inputs[0].name if len(draft.inputs) == 1 else None
     for node in tree.find_all(exp.Column):
         name = f"{node.table}.{node.name}" if node.table else node.name
         if name not in columns and not (own is not None and node.table == own and node.name in columns):
-            facts = f"{name!r} is no column of these {draft.row_words}{suggestion(name, columns)}"
+            facts = f"{name!r} is no column of these {row_words}{suggestion(name, columns)}"
             yield at, f"{facts}; columns are {listed(columns)}"
 
 

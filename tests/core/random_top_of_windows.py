@@ -1,0 +1,79 @@
+"""Hypothesis strategies: random aggregates of the windows of one input, once or twice, whose rows are ranked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+
+from core.cases import Case
+from core.random_sessions import INPUT, histories
+from core.random_twice import twice_jobs
+from core.random_windows import WindowedJob, windowed_jobs
+from joinery_devkit.oracle.top_n import TopNOracle, TopOfWindowsShape
+from joinery_devkit.oracle.twice import TwiceOracle
+from joinery_runtime.job import StreamJoin
+
+CALLS = [
+    {"function": "count", "as": "rows"},
+    {"function": "max", "column": f"{INPUT}.v", "as": "most"},
+    {"function": "avg", "column": f"{INPUT}.v", "as": "average"},
+]
+
+
+@dataclass(frozen=True, repr=False)
+class TopOfWindowsJob(WindowedJob):
+    """`aggregated` is the job without `topN`."""
+
+    aggregated: WindowedJob | None = None
+
+    def oracle(self) -> Any:
+        """A fresh one."""
+        assert self.aggregated is not None
+        return TwiceOracle(self.aggregated.oracle(), TopNOracle(TopOfWindowsShape(self.job)))
+
+    def edit(self, oracle: Any, before: Any) -> None:
+        raise AssertionError("these jobs are not edited")
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()}, ranked by {self.job.spec.top_n}"
+
+
+@st.composite
+def top_of_windows_jobs(draw: Any) -> TopOfWindowsJob:
+    aggregated = draw(twice_jobs()) if draw(st.integers(0, 2)) == 0 else draw(_counted())
+    document = aggregated.job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    last = aggregated.job.last_aggregation
+    groups = [name.rpartition(".")[2] for name in last.group_by]
+    ranked_by = [*groups, *(call.as_ for call in last.aggregates), "window_start"]
+    names = draw(st.lists(st.sampled_from(ranked_by), min_size=1, max_size=2, unique=True))
+    document["spec"]["topN"] = {
+        "by": draw(st.lists(st.sampled_from(groups), min_size=1, unique=True))
+        if groups and draw(st.booleans())
+        else None,
+        "orderBy": [
+            {
+                "expression": name,
+                "direction": draw(st.sampled_from(["asc", "desc"])),
+                "nulls": draw(st.sampled_from([None, "first", "last"])),
+            }
+            for name in names
+        ],
+        "rows": draw(st.sampled_from([1, 1, 2, 3, 50])),
+    }
+    job = StreamJoin.model_validate(document)
+    return TopOfWindowsJob(job, aggregated.types, aggregated.where, aggregated.computed, aggregated.busy, aggregated)
+
+
+@st.composite
+def _counted(draw: Any) -> WindowedJob:
+    """Aggregates whose values have an order in Python, too."""
+    windowed = draw(windowed_jobs(having=True))
+    return windowed._edited(aggregates=CALLS, **({} if draw(st.booleans()) else {"having": None}))
+
+
+@st.composite
+def top_of_windows_cases(draw: Any, longest: int = 6) -> Case:
+    """As `random_sessions.session_cases`, of top-N behind aggregates."""
+    return draw(histories(draw(top_of_windows_jobs()), longest))
