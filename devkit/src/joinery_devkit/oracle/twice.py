@@ -30,11 +30,12 @@ class TwiceOracle:
     rows."""
 
     def __init__(self, first: WindowOracle | TwiceOracle, second: WindowOracle | TopNOracle) -> None:
-        self.inputs, self._first, self._second = first.inputs, first, second
+        self.inputs: tuple[str, ...] = first.inputs
+        self._first, self._second = first, second
         (self._time,) = second.inputs
 
     @property
-    def handed_on(self) -> int:
+    def handed_on(self) -> float:
         """As of the second oracle, which aggregates."""
         assert isinstance(self._second, WindowOracle), "a ranking is the last step"
         return self._second.handed_on

@@ -48,7 +48,7 @@ def broken_aggregate_rules(draft: JobDraft) -> Iterator[Finding]:
             yield from grouped_rule(aggregate)
     if dig(draft.data, "spec", TopN.field) is not None:
         yield from _top_of_windows(emitted)
-        emitted = replace(emitted, window=(*emitted.window, ROW_NUMBER))
+        emitted = emitted.numbered()
     for emitted_rule in EMITTED_RULES:
         yield from emitted_rule(emitted)
 
@@ -74,19 +74,7 @@ def _following(first: GroupedDraft) -> GroupedDraft | None:
     """What `then` aggregates: the rows of the first aggregate."""
     if dig(first.data, *_THEN) is None:
         return None
-    columns = _columns_of_rows(first)
-    return replace(first, at=_THEN, columns=columns, source="the first aggregate has", needs_groups=False)
-
-
-def _columns_of_rows(aggregate: GroupedDraft) -> Mapping[str, ColumnType | None] | None:
-    """The columns of an aggregate's rows; None while a mistake hides one. Only the core knows the types of
-    aggregates."""
-    groups, calls = aggregate.fields("groupBy"), aggregate.fields("aggregates")
-    names = [dig(call, "as") for call in calls]
-    if aggregate.columns is None or not all(isinstance(name, str) for name in (*groups, *names)):
-        return None
-    columns = {aggregate.output_name(name): aggregate.columns.get(name) for name in groups}
-    return columns | dict.fromkeys((*aggregate.window, *names))
+    return replace(first, at=_THEN, columns=first.columns_of_rows, source="the first aggregate has", needs_groups=False)
 
 
 def _kind(draft: JobDraft) -> type[WindowKind] | None:
@@ -248,7 +236,7 @@ def _top_of_windows(aggregate: GroupedDraft) -> Iterator[Finding]:
         yield (*_AT, source.field), f"{source.facts}, {STAYS.format(todo=source.todo)}"
     if dig(data, *_WINDOW, SessionOfGroup.field) is not None:
         yield (*_WINDOW, SessionOfGroup.field), NO_SESSIONS
-    columns = _columns_of_rows(aggregate)
+    columns = aggregate.columns_of_rows
     if columns is not None and ROW_NUMBER in columns:
         facts = f"topN numbers the rows, and {ROW_NUMBER!r} is already a column of the aggregate (rule R6)"
         yield at, f"{facts}; give that column another name, with `as` or `compute`"

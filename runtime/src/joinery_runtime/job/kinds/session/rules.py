@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlglot import exp
@@ -38,7 +38,7 @@ from joinery_runtime.job.model.draft import (
 )
 from joinery_runtime.job.model.expression_tree import parse_tree, shown
 from joinery_runtime.job.model.function_calls import declared_names, wrong_calls
-from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS, SESSION_ID, WINDOW_START
+from joinery_runtime.job.model.references import RETRACTED, ROW_NUMBER, SESSION_COLUMNS, SESSION_ID, WINDOW_START
 from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import listed, suggestion
 from joinery_runtime.job.sql import check_session_shape, table_of, translate_sessions
@@ -70,6 +70,20 @@ class GroupedDraft(JobDraft):
         """The name in the output of a column that no `select` renames: that of a group loses its input's."""
         ref = reference(column) if column in (self.columns or {}) and len(self.at) > 1 else None
         return ref.column if ref is not None else column
+
+    @property
+    def columns_of_rows(self) -> Mapping[str, ColumnType | None] | None:
+        """The columns of the rows that are made; None while a mistake hides one. Only the core knows the types of
+        aggregates."""
+        groups, names = self.fields("groupBy"), [dig(call, "as") for call in self.fields("aggregates")]
+        if self.columns is None or not all(isinstance(name, str) for name in (*groups, *names)):
+            return None
+        columns = {self.output_name(name): self.columns.get(name) for name in groups}
+        return columns | dict.fromkeys((*self.window, *names))
+
+    def numbered(self) -> GroupedDraft:
+        """The job whose rows `topN` numbers (R6)."""
+        return replace(self, window=(*self.window, ROW_NUMBER))
 
 
 def broken_rules(data: Mapping[str, Any]) -> list[Finding]:
