@@ -45,7 +45,7 @@ from joinery_runtime.job.sql import SqlInput, SqlRanking, Translation, check_sha
 
 _RULES = (*input_rules.RULES, *step_rules.RULES, *output_rules.RULES)
 _SQL: Loc = ("spec", "sql")
-Ranking = TypeVar("Ranking", bound=RankingKind)
+_ANY_RANKING = TypeVar("_ANY_RANKING", bound=RankingKind)
 _FROM_SQL = ("joins", "select", "aggregate")
 
 
@@ -214,7 +214,7 @@ class StreamJoin(Job):
         """The step that emits some of the rows which the aggregates make (R6)."""
         return self._ranking_of(TopN) if self.aggregation is not None else None
 
-    def _ranking_of(self, kind: type[Ranking]) -> Ranking | None:
+    def _ranking_of(self, kind: type[_ANY_RANKING]) -> _ANY_RANKING | None:
         """The ranking of this kind; ROW_NUMBER in `spec.sql` may say some of its fields or all."""
         written = next((field for field in (self.spec.deduplicate, self.spec.top_n) if isinstance(field, kind)), None)
         sql = self._from_sql
