@@ -67,6 +67,8 @@ def kind(trace: Trace) -> str:
             return parsed.ranking.field
         if parsed.aggregation is None:
             return "projection"
+        if parsed.top_of_windows is not None:
+            return "topN of windows"
         return "windows" if parsed.aggregation.then is None else "windows of windows"
     steps = parsed.joins
     if len(steps) > 1 or steps[0].broadcast:
@@ -79,7 +81,7 @@ ONE_OF_EACH = {kind(trace): trace for trace in reversed(SAMPLE)}
 
 def test_the_sample_has_every_kind() -> None:
     joins = {"interval", "broadcast", "chain", "window", "session", "asOf"}
-    one_input = {"sessions", "windows", "windows of windows", "deduplicate", "topN", "projection"}
+    one_input = {"sessions", "windows", "windows of windows", "deduplicate", "topN", "topN of windows", "projection"}
     assert ONE_OF_EACH.keys() == joins | one_input
     types = {step["type"] for trace in SAMPLE for step in trace.job["spec"].get("joins", ()) if "type" in step}
     assert types >= {"left", "full"}
