@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from budget import LARGE, examples
 from joinery_runtime.formats.compiled import kernels
 from joinery_runtime.formats.json import decoder as json_format
-from joinery_runtime.formats.json.compiled import JsonKernel, follows
-from joinery_runtime.formats.json.decoder import JsonDecoder
+from joinery_runtime.formats.json.decoder import JsonDecoder, JsonKernel, follows
 from joinery_runtime.formats.json.fallback import JsonFallbackDecoder, NestedJsonDecoder, is_nested
 from joinery_runtime.formats.json.texts import WantedValue, tree
 from joinery_runtime.formats.records import Decoded

@@ -20,8 +20,8 @@ from joinery_runtime.connectors.store_identity import StoreIdentity
 from joinery_runtime.core.table.columns import UNAVAILABLE_FIELD, arrow_schema
 from joinery_runtime.errors import SourceError
 from joinery_runtime.formats import format_of
+from joinery_runtime.formats.debezium.events import OP, WantedOps, leaves_out
 from joinery_runtime.formats.debezium.json import DebeziumJsonDecoder
-from joinery_runtime.formats.debezium.ops import OP, WantedOps, leaves_out
 from joinery_runtime.formats.guarded import Guarded
 from joinery_runtime.formats.json.columns import JsonColumns
 from joinery_runtime.formats.json.decoder import JsonDecoder
@@ -89,7 +89,7 @@ def reader_for(model: Input) -> SourceReader:
         case Input(kafka=KafkaInput() as kafka):
             return KafkaReader(model.name, kafka, keyed=model.keyed, headers=model.headers)
         case Input(file=FileInput()) if format_of(model).columnar:
-            return ParquetReader.of_paths(_as_written(model)[1].values())
+            return ParquetReader({path[0] for path in _as_written(model)[1].values()})
         case Input(file=FileInput()):
             return FileReader(format_of(model).cut(model))
         case _:

@@ -7,7 +7,7 @@ that a damaged page hides are one bad record, which names them (rule T8): the ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -20,7 +20,7 @@ from joinery_runtime.connectors.source import Bounds, Range, StoredOffsets
 from joinery_runtime.errors import SourceError
 from joinery_runtime.formats.batch import PartitionRef, RawBatch
 from joinery_runtime.formats.opened_files import readable, require_planned, stamp_of
-from joinery_runtime.formats.parquet.columns import can_be, type_at
+from joinery_runtime.formats.parquet.decoder import can_be, type_at
 from joinery_runtime.job.model.paths import Path
 
 _BATCH_ROWS = 65_536
@@ -108,10 +108,6 @@ class ParquetReader:
 
     def __init__(self, names: Collection[str | int], trial: Trial | None = None) -> None:
         self._names, self._trial = names, trial
-
-    @classmethod
-    def of_paths(cls, paths: Iterable[Path]) -> ParquetReader:
-        return cls({path[0] for path in paths})
 
     def after(self, trial: Trial) -> ParquetReader:
         """The same reader, which tries each row group first."""
