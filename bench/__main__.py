@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from bench import joins, kinds, latency, memory, nexmark, plot, scale, sessions, state, table, upserts
+from bench import joins, kinds, latency, memory, nexmark, scale, sessions, state, table, upserts
 from bench.peer import Figures
 from bench.usage import adopt_orphans
 
@@ -162,7 +162,7 @@ def write(out: Path, texts: Sequence[str], results: Mapping[str, Any]) -> None:
     rates = {
         name: section for name, section in sections.items() if all(isinstance(figures, Figures) for figures in section)
     }
-    (out / "rates.svg").write_text(plot.svg(rates))
+    (out / "rates.svg").write_text(table.rates_picture(rates))
 
 
 def _plain(value: Any) -> Any:

@@ -166,7 +166,7 @@ def run_to_end(job: Peer) -> Ended:
     epochs = epochs_in(job.log)
     if not epochs or not ending.startswith("ended with 0"):
         raise SystemExit(f"{job.name} {ending}")
-    rows, seconds = sum(map(rows_in, epochs)), (committed_at(epochs[-1]) - began).total_seconds()
+    rows, seconds = sum(map(rows_in, epochs)), (datetime.fromisoformat(epochs[-1]["timestamp"]) - began).total_seconds()
     later = epochs[max(1, len(epochs) // 4) :]
     spent = sum(epoch["seconds"] for epoch in later)
     return Ended(
@@ -181,7 +181,3 @@ def run_to_end(job: Peer) -> Ended:
 
 def rows_in(epoch: dict[str, Any]) -> int:
     return sum(epoch["rows_in"].values())
-
-
-def committed_at(epoch: dict[str, Any]) -> datetime:
-    return datetime.fromisoformat(epoch["timestamp"])

@@ -76,7 +76,10 @@ def run(work: Path, records: int, names: list[str] | None) -> list[Figures]:
 def _peer(kind: str, bootstrap: str, records: int, work: Path) -> Peer:
     topics, steps, select = KINDS[kind]
     slug = kind.replace(" ", "-")
-    inputs = [_input(topic, bootstrap) for topic in topics]
+    inputs = [
+        joinery_jobs.kafka_input(topic.removeprefix("hot_"), bootstrap, topic=topic, stopAt="latest")
+        for topic in topics
+    ]
     if kind == "as-of":
         inputs[1]["table"] = {"key": ["order_id"]}
     spec = {
@@ -91,7 +94,3 @@ def _peer(kind: str, bootstrap: str, records: int, work: Path) -> Peer:
     return joinery_jobs.peer(
         f"Joinery, {kind}", f"{records:,} records of each of {', '.join(topics)}", job, work / slug
     )
-
-
-def _input(topic: str, bootstrap: str) -> dict[str, Any]:
-    return joinery_jobs.kafka_input(topic.removeprefix("hot_"), bootstrap, topic=topic, stopAt="latest")

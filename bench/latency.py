@@ -19,8 +19,7 @@ import numpy as np
 from confluent_kafka import Consumer, TopicPartition
 
 from bench import flink_peer, joinery_jobs, streams_peer
-from bench.background import Background
-from bench.peer import Peer, running
+from bench.peer import Background, Peer, running
 from joinery_devkit.kafka import KafkaBroker
 from joinery_devkit.topics import ordered_producer
 

@@ -27,8 +27,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from bench import joinery_jobs
-from bench.background import Background
-from bench.peer import Peer, running
+from bench.peer import Background, Peer, running
 from bench.section import PARTITIONS
 from bench.topics import START_MS, produce_records
 from bench.usage import descendants, end_all, kind_of

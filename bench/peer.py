@@ -13,17 +13,39 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import psutil
 
-from bench.background import Background
 from bench.outputs import Ends, Fingerprint, Output, fingerprint
 from bench.usage import CpuMeter, end_all, memory_bytes
+
+
+class Background(ABC):
+    """Runs `_run` until it returns; leaving the `with` sets `_done` and waits for that."""
+
+    def __init__(self) -> None:
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    @abstractmethod
+    def _run(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
 
 WARM_FROM = 0.25
 _LOOK_SECONDS = 0.2

@@ -16,9 +16,8 @@ import numpy as np
 import polars as pl
 
 from bench import flink_peer, joinery_jobs, spark_peer, streams_peer
-from bench.background import Background
 from bench.outputs import Schema
-from bench.peer import Figures, Peer, typical
+from bench.peer import Background, Figures, Peer, typical
 from bench.raw_read import measure_raw
 from bench.section import PARTITIONS, Candidates, Ground, only, run_all
 from bench.topics import produce_records

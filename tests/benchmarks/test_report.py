@@ -11,8 +11,7 @@ from bench.__main__ import problems, write
 from bench.latency import Delays, summary
 from bench.nexmark import figures_by_query
 from bench.peer import Figures, Peer
-from bench.plot import svg
-from bench.table import delays, rates
+from bench.table import delays, rates, rates_picture
 
 SVG = "{http://www.w3.org/2000/svg}"
 OURS = Figures("Joinery, into files", "4 shards", 6000, 3000, 500.0, 1000.0, 4.0, 2.0, 2_000_000_000)
@@ -58,7 +57,7 @@ def test_delays_are_summed_up_and_none_is_a_problem() -> None:
 
 
 def test_bars_are_as_long_as_rates_and_what_failed_has_none() -> None:
-    picture = ElementTree.fromstring(svg({"joins": [OURS, THEIRS, SMALL, FAILED], "sessions": [THEIRS]}))
+    picture = ElementTree.fromstring(rates_picture({"joins": [OURS, THEIRS, SMALL, FAILED], "sessions": [THEIRS]}))
     bars = [float(bar.attrib["width"]) for bar in picture.iter(f"{SVG}rect")][1:]
     assert bars == [500.0, 125.0, 25.0, 500.0]
     texts = [text.text for text in picture.iter(f"{SVG}text")]
