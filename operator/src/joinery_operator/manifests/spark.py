@@ -257,12 +257,6 @@ _SHUFFLE_BYTES = 20 * 2**30
 _USUAL_BLOCKS = 2 * 2**30
 
 
-def _blocks_limit(spark: SparkSpec) -> str:
-    """The size limit of the volume: the cache of the state, plus shuffled blocks and what one worker writes while
-    another one makes room."""
-    return format_bytes(_cache_bytes(spark, _CACHE_BYTES) + _SHUFFLE_BYTES)
-
-
 def _cache_bytes(spark: SparkSpec, default: int) -> int:
     """The size of the cache that the job asks for. Raises ManifestError."""
     try:
@@ -287,7 +281,11 @@ def executor_template(revision: JobRevision) -> dict[str, Any]:
                 job_volume(ChildNames(revision.resource).config_map(revision.revision)),
                 SCRATCH_VOLUME,
                 KEY_VOLUME,
-                {"name": _BLOCKS, "emptyDir": {"sizeLimit": _blocks_limit(spark)}},
+                {
+                    # The cache of the state, plus shuffled blocks and what one worker writes while another makes room.
+                    "name": _BLOCKS,
+                    "emptyDir": {"sizeLimit": format_bytes(_cache_bytes(spark, _CACHE_BYTES) + _SHUFFLE_BYTES)},
+                },
                 *secret_volumes(revision.job.spec),
             ],
             "containers": [

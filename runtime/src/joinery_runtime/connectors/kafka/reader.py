@@ -44,10 +44,6 @@ class _Partition:
     ahead: list[tuple[RawBatch, int]] = field(default_factory=list)
     lost: int = 0
 
-    @property
-    def ahead_bytes(self) -> int:
-        return sum(size for _, size in self.ahead)
-
 
 class KafkaReader:
     """Reads all partitions of an input that belong to this process, with one consumer. Hands records out as they come,
@@ -141,7 +137,7 @@ class KafkaReader:
     def _limit_ahead(self, waiting: Planned, planned: Collection[PartitionRef]) -> None:
         """If too much is buffered, drops the partitions that this call did not ask for, and stops fetching those that
         have been read until they are asked for again."""
-        if sum(partition.ahead_bytes for partition in self._partitions.values()) > _AHEAD_BYTES:
+        if sum(sum(size for _, size in partition.ahead) for partition in self._partitions.values()) > _AHEAD_BYTES:
             self._forget_partitions([ref for ref in self._partitions if ref not in planned])
             self._unassign_partitions([ref for ref in self._partitions if ref not in waiting])
 
