@@ -22,7 +22,7 @@ from joinery_devkit.clicks import (
     records,
 )
 from joinery_devkit.datagen import GeneratedRecord, kinds
-from joinery_devkit.demo_sessions import EXAMPLE, SessionsOfClicks
+from joinery_devkit.demo_scenarios import SESSION_EXAMPLE, SessionsOfClicks
 from joinery_devkit.topics import readable
 from joinery_runtime.job import SessionWindow, parse_job
 
@@ -105,7 +105,7 @@ def test_records_say_what_was_drawn(drawn: Clicks) -> None:
 
 
 def test_the_example_says_what_the_clicks_are_meant_against(job: SessionWindow) -> None:
-    assert EXAMPLE.is_file()
+    assert SESSION_EXAMPLE.is_file()
     assert job.spec.input.watermark.delay == DELAY_MS
     assert (job.sessions.gap, job.spec.allowed_lateness) == (GAP_MS, LATENESS_MS)
     assert job.spec.emit_retractions

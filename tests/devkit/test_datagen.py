@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from joinery_devkit.datagen import DELAY_MS, INTERVAL_MS, LATENESS_MS, MALFORMED, GeneratedRecord, Kind, kinds, make
-from joinery_devkit.demo_joins import job_text
+from joinery_devkit.demo_scenarios import job_text
 from joinery_devkit.topics import milliseconds, readable
 from joinery_runtime.job import StreamJoin, parse_job
 

@@ -1,7 +1,7 @@
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from joinery_devkit.kafka_tools import GroupRow, describe_groups
+from joinery_devkit.kafka_admin import GroupRow, describe_groups
 from joinery_devkit.topics import ordered_producer
 from joinery_runtime.errors import EnvironmentProblem
 

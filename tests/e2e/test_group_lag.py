@@ -14,7 +14,7 @@ import pytest
 from e2e.driver_process import caught_up
 from e2e.kill_harness import INPUTS, Feeder, log_of, wait_until_read
 from e2e.scene import PATIENCE_S, Scene
-from joinery_devkit.kafka_tools import GroupRow, describe_groups
+from joinery_devkit.kafka_admin import GroupRow, describe_groups
 from joinery_devkit.topics import read_topic
 from joinery_runtime.engine.job_state import input_offsets
 from joinery_runtime.engine.plan import InputState

@@ -14,9 +14,8 @@ import psutil
 import pytest
 
 from joinery_devkit.images.base import RELEASE
-from joinery_devkit.images.build import PROJECT, image_store, operator_image, stage
+from joinery_devkit.images.build import INSTALLED, PROJECT, image_store, operator_image, stage
 from joinery_devkit.images.run import Image
-from joinery_devkit.images.variants import INSTALLED
 
 pytestmark = [pytest.mark.node, pytest.mark.slow]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from joinery_devkit.images.variants import (
+from joinery_devkit.images.build import (
     FAILING_MIGRATION,
     FAILING_START,
     INSTALLED,
@@ -73,7 +73,7 @@ def test_a_driver_that_does_not_start_fails_before_spark(tmp_path: Path) -> None
 def test_an_edit_that_no_longer_fits_the_sources_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shutil.copytree(SOURCES, tmp_path, dirs_exist_ok=True)
     (tmp_path / "core" / "table" / "segment.py").write_text("STATE_VERSION: Final = 1\n")
-    monkeypatch.setattr("joinery_devkit.images.variants.SOURCES", tmp_path)
+    monkeypatch.setattr("joinery_devkit.images.build.SOURCES", tmp_path)
 
     with pytest.raises(ValueError, match=r"0 times in the source"):
         files_of(MIGRATING)

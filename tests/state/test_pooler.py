@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from connectors.rows import attempt, recovery
-from joinery_devkit.pgbouncer import pooled
+from joinery_devkit.postgres import pooled
 from joinery_runtime.connectors.postgres.sink import PostgresSink, Staging
 from joinery_runtime.connectors.postgres.table import TargetTable
 from joinery_runtime.errors import Fenced

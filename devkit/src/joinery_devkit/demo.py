@@ -26,9 +26,8 @@ from rich.console import Console
 from rich.syntax import Syntax
 
 from joinery_devkit.datagen import GeneratedRecord
-from joinery_devkit.demo_joins import Joins
 from joinery_devkit.demo_process import RunningJob, Sender
-from joinery_devkit.demo_sessions import SessionsOfClicks
+from joinery_devkit.demo_scenarios import Joins, SessionsOfClicks
 from joinery_devkit.demo_view import Progress, Rows, Wording, open_view, table_of
 from joinery_devkit.environment import java_command
 from joinery_devkit.kafka import KafkaBroker, kafka_jars

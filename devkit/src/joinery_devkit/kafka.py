@@ -56,7 +56,13 @@ class KafkaCluster(KafkaAdmin):
         voting = range(1, brokers + 1 if brokers > 2 else 2)
         quorum = Quorum(brokers, {number: free_port() for number in voting})
         self._nodes = {
-            number: KafkaNode(number, self._folder(number, brokers), quorum, self._listeners(number), properties or {})
+            number: KafkaNode(
+                number,
+                self.directory if brokers == 1 else self.directory / f"broker-{number}",
+                quorum,
+                self._listeners(number),
+                properties or {},
+            )
             for number in range(1, brokers + 1)
         }
         super().__init__(self._bootstrap(MAIN))
@@ -134,9 +140,6 @@ class KafkaCluster(KafkaAdmin):
 
     def _chosen(self, number: int | None) -> Sequence[KafkaNode]:
         return list(self._nodes.values()) if number is None else [self._nodes[number]]
-
-    def _folder(self, number: int, brokers: int) -> Path:
-        return self.directory if brokers == 1 else self.directory / f"broker-{number}"
 
     def _listeners(self, number: int) -> list[Listener]:
         listeners = [Listener(MAIN, free_port(), self._host)]

@@ -18,7 +18,7 @@ from typing import Any
 
 from joinery_devkit import oracle
 from joinery_devkit.expectation import Log, ReadableRecord, Reading, Values, read
-from joinery_devkit.oracle.session_rows import Identify, Output
+from joinery_devkit.oracle.sessions import Identify, Output
 from joinery_devkit.topics import Record
 from joinery_devkit.verify_plan import (
     CheckResult,

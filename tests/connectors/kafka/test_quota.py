@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from connectors.kafka.kafka_bench import eventually
 from connectors.rows import attempt
-from joinery_devkit.kafka_tools import limit_producers
+from joinery_devkit.kafka_admin import limit_producers
 from joinery_runtime.connectors.kafka.producers import Producers
 from joinery_runtime.connectors.kafka.target import KafkaTarget
 from joinery_runtime.connectors.kafka.transactions import PartNames, PartWrite

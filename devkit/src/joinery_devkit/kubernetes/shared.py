@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from joinery_devkit.images.build import image_name, operator_image, release_image, runtime_image
-from joinery_devkit.images.variants import RELEASES
+from joinery_devkit.images.build import RELEASES, image_name, operator_image, release_image, runtime_image
 from joinery_devkit.kafka import KafkaBroker
-from joinery_devkit.kubernetes.postgres import postgres_at
 from joinery_devkit.kubernetes.providers import KubernetesCluster, join_cluster, open_cluster
+from joinery_devkit.postgres import postgres_at
 from joinery_devkit.services import Starter, address_of
 
 CLUSTER, CLUSTER_KAFKA, CLUSTER_POSTGRES = "cluster", "cluster's Kafka", "cluster's Postgres"

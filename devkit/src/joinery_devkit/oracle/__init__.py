@@ -16,7 +16,7 @@ a SessionWindow these are `SessionOracle` and `sessions_at_once`, for windows in
 from joinery_devkit.oracle.brute_force import brute_force
 from joinery_devkit.oracle.composed import ComposedOracle
 from joinery_devkit.oracle.deduplication import DeduplicationOracle, DeduplicationShape
-from joinery_devkit.oracle.horizons import ChainTimes
+from joinery_devkit.oracle.horizons import ChainTimes, WatermarkOracle, too_far_ahead
 from joinery_devkit.oracle.joins import EpochExpectation, Oracle
 from joinery_devkit.oracle.model import (
     AsOfRule,
@@ -33,10 +33,8 @@ from joinery_devkit.oracle.model import (
 )
 from joinery_devkit.oracle.projection import ProjectionOracle
 from joinery_devkit.oracle.rows import END, Joined, Row, Values, differences, multiset
-from joinery_devkit.oracle.session_rows import SessionShape, sessions_at_once
-from joinery_devkit.oracle.sessions import SessionOracle
+from joinery_devkit.oracle.sessions import SessionOracle, SessionShape, sessions_at_once
 from joinery_devkit.oracle.top_n import TopNOracle, TopNShape
-from joinery_devkit.oracle.watermarks import WatermarkOracle, too_far_ahead
 from joinery_devkit.oracle.windowed import WindowOracle, WindowShape
 
 __all__ = [
