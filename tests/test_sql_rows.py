@@ -67,6 +67,15 @@ QUERIES = {
             GROUP BY w.auction, w.price % 5, w.window_start, w.window_end, w.window_time)
         SELECT a, AVG(top) AS mean, COUNT(DISTINCT kind) AS kinds FROM highest
         GROUP BY a, TUMBLE(upto, INTERVAL '20' MINUTE)""",
+    "distinct": """
+        SELECT auction, kind FROM (
+            SELECT DISTINCT auction, price % 3 AS kind, window_start
+            FROM TABLE(HOP(TABLE bids, DESCRIPTOR(ts), INTERVAL '5' MINUTE, INTERVAL '15' MINUTE)) WHERE price > 50)""",
+    "distinct in groups": """
+        SELECT auction, COUNT(*) AS kinds FROM (
+            SELECT DISTINCT w.auction, w.price % 7 AS kind, w.window_start, w.window_end
+            FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '10' MINUTE)) w)
+        GROUP BY auction, window_start, window_end""",
 }  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from job.chains import ORDERS, load
+from job.chains import ORDERS, load, stream
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.job.sql import SqlInput, Translation, translate
 
@@ -163,3 +163,39 @@ def test_the_job_is_that_of_the_fields() -> None:
 )
 def test_rejected_with_what_to_write(sql: str, words: str) -> None:
     assert any(words in problem for problem in translate(sql, INPUTS).problems)
+
+
+DISTINCT = [
+    (f"SELECT DISTINCT country, window_start FROM TABLE(TUMBLE(TABLE orders, DESCRIPTOR(ts), {HOUR}))",
+     f"SELECT country, window_start FROM orders GROUP BY country, TUMBLE(ts, {HOUR})"),
+    ("SELECT DISTINCT w.window_end AS until, UPPER(w.country) AS c FROM TABLE(HOP(TABLE orders, DESCRIPTOR(ts), "
+     f"{QUARTER}, {HOUR})) w WHERE w.amount > 5",
+     f"SELECT window_end AS until, UPPER(country) AS c FROM orders WHERE amount > 5 GROUP BY UPPER(country), "
+     f"HOP(ts, {QUARTER}, {HOUR})"),
+    (f"SELECT DISTINCT window_start, window_end FROM TABLE(CUMULATE(TABLE orders, DESCRIPTOR(ts), {QUARTER}, {HOUR}))",
+     f"SELECT window_start, window_end FROM orders GROUP BY CUMULATE(ts, {QUARTER}, {HOUR})"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("distinct", "groups"), DISTINCT)
+def test_distinct_with_a_time_of_the_windows_is_group_by(distinct: str, groups: str) -> None:
+    assert translated(distinct) == translated(groups)
+    inputs = [stream("orders", "id", "country", "amount:double")]
+    compile_job(load(inputs=inputs, sql=distinct))
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT DISTINCT country FROM orders",
+        f"SELECT DISTINCT country FROM TABLE(TUMBLE(TABLE orders, DESCRIPTOR(ts), {HOUR}))",
+        f"SELECT DISTINCT window_start FROM TABLE(CUMULATE(TABLE orders, DESCRIPTOR(ts), {QUARTER}, {HOUR}))",
+        "SELECT DISTINCT * FROM orders",
+        "SELECT DISTINCT ON (country) country, ts FROM orders",
+    ],
+)
+def test_distinct_without_an_end_is_rejected_with_what_to_write(sql: str) -> None:
+    problems = translate(sql, INPUTS).problems
+    assert any(
+        "select window_start and window_end of" in text and "deduplicate: {within: 1h}" in text for text in problems
+    )

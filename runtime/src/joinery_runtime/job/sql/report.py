@@ -82,7 +82,7 @@ UNION = (
     "for topics of one cluster and schema, name them in one input: kafka: {topics: [a, b]}; otherwise let a job for "
     "each branch write to one topic, and read that"
 )
-"""What to write for a UNION of inputs."""
+"""What to write for a UNION of inputs, unless `StreamJoin` knows that they differ in their topics alone."""
 
 JOINS = Form(
     example="write SELECT <columns> FROM <input> JOIN <input> ON <conditions>",
@@ -91,8 +91,9 @@ JOINS = Form(
     parts=frozenset({"expressions", "from_", "joins", "where", "group", "having", "qualify"}),
     rest="a job emits every pair as it is found; leave it out",
     rejected={
-        "distinct": "an equal row may come at any time; write GROUP BY <columns> with a window, or name the columns in "
-        "deduplicate.by, beside sql",
+        "distinct": "an equal row may come at any time; select window_start and window_end of "
+        "TABLE(TUMBLE(TABLE <input>, DESCRIPTOR(<event time>), INTERVAL '1' HOUR)) as well, or write QUALIFY "
+        "ROW_NUMBER() OVER (PARTITION BY <columns> ORDER BY <event time>) = 1 and deduplicate: {within: 1h} beside sql",
         "limit": "rows have no end; leave it out, or for the first rows of each window write QUALIFY "
         "ROW_NUMBER() OVER (PARTITION BY TUMBLE(<event time>, INTERVAL '1' HOUR) ORDER BY <value>) <= 10",
     },

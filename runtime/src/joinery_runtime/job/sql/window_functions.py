@@ -4,7 +4,8 @@
   CUMULATE and SESSION, over an input, a query of WITH or a sub-query: `GROUP BY ..., TUMBLE(ts, <lengths>)`; the same
   in PARTITION BY of ROW_NUMBER;
 * Spark: `GROUP BY window(ts, '1 minute')`, also with a slide and a start, and `session_window(ts, '5 minutes')`, and
-  their columns `window.start` and `window.end`.
+  their columns `window.start` and `window.end`;
+* `SELECT DISTINCT` with a column of the windows: GROUP BY all that is selected.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ def rewrite_windows(select: exp.Select, report: Report) -> None:
     """Rewrite the windows of a SELECT and of all its sub-queries, in place."""
     for query in select.find_all(exp.Select):
         _rewrite_spark(query)
+        _group_distinct(query)
         _rewrite_flink(query, report)
 
 
@@ -77,6 +79,26 @@ def _interval(argument: exp.Expr) -> exp.Expr:
     interval = exp.Interval(this=exp.Literal.string(number), unit=exp.Var(this=unit.strip().upper().rstrip("S")))
     interval.meta.update(argument.meta)
     return interval
+
+
+# --- DISTINCT ---------------------------------------------------------------------------------------------------------
+
+
+def _group_distinct(query: exp.Select) -> None:
+    """Make GROUP BY of a DISTINCT that ends with the windows, as it selects a column of these; others stay."""
+    distinct, clause = query.args.get("distinct"), query.args.get("from_")
+    values = [item.unalias().unnest() for item in query.expressions]
+    times = [value for value in values if isinstance(value, exp.Column) and value.name in WINDOW_COLUMNS]
+    is_other = any(value.is_star or value.find(exp.AggFunc, exp.Window) is not None for value in values)
+    if distinct is None or distinct.args.get("on") is not None or query.args.get("group") is not None:
+        return
+    missing = [name for name in WINDOW_COLUMNS if name not in {time.name for time in times}]
+    cumulates = clause is not None and _name_of(_call_in(clause.this)) == "CUMULATE"
+    if is_other or not times or (missing and cumulates):  # windows that begin together differ in their ends
+        return
+    groups = [*values, *(exp.column(name, table=times[0].table or None) for name in missing)]
+    query.set("distinct", None)
+    query.set("group", exp.Group(expressions=[*{node.sql(): node.copy() for node in groups}.values()]))
 
 
 # --- Flink ------------------------------------------------------------------------------------------------------------
