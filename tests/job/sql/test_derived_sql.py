@@ -46,6 +46,13 @@ SAME = [
      f"WHERE {KEY} AND {HOUR})",
      f"SELECT o.order_id FROM orders o WHERE EXISTS (SELECT 1 FROM payments p WHERE p.method = 'a' AND {KEY} "
      f"AND {HOUR})", TWO),
+    ("WITH x AS (SELECT order_id AS k, ts AS t FROM orders), y AS (SELECT order_id AS j, ts FROM payments) SELECT k "
+     "FROM x WHERE EXISTS (SELECT 1 FROM y WHERE j = k AND y.ts BETWEEN t AND t + INTERVAL '1' HOUR)",
+     f"SELECT o.order_id AS k FROM orders o WHERE EXISTS (SELECT 1 FROM payments p WHERE {KEY} AND {HOUR})", TWO),
+    # a name that the sub-query hides means the outer one, also if the input has it
+    ("SELECT country FROM orders WHERE EXISTS (SELECT 1 FROM (SELECT order_id AS j, ts AS at FROM payments) z "
+     "WHERE z.j = order_id AND at BETWEEN ts AND ts + INTERVAL '1' HOUR)",
+     f"SELECT country FROM orders o WHERE EXISTS (SELECT 1 FROM payments p WHERE {KEY} AND {HOUR})", TWO),
     ("SELECT country, COUNT(*) AS n FROM (SELECT country, ts FROM orders WHERE amount > 1) o "
      f"GROUP BY country, {PER_HOUR}",
      f"SELECT country, COUNT(*) AS n FROM orders WHERE amount > 1 GROUP BY country, {PER_HOUR}", ONE),

@@ -1,7 +1,10 @@
 """SQL of every kind of join that is no job: the place in the text, the reason and what to do."""
 
+from typing import Any
+
 import pytest
 
+from job.chains import mistakes
 from job.resources import problems
 from job.sql_jobs import RATES, SEED_001, SEED_004
 
@@ -27,6 +30,8 @@ AT = [
     (SEED_001, WITHIN.format("()"), "WITHIN", "hold one length, or two", "(1 HOUR, 2 HOURS)"),
     (SEED_001, f"{WITHIN.format('1 HOUR')} WITHIN 2 HOURS", "WITHIN", "a second WITHIN of one join", "keep one"),
     (SEED_001, f"{WITHIN.format('1 HOUR')} EMIT CHANGES EMIT FINAL", "EMIT", "a second EMIT", "keep one"),
+    (SEED_001, f"{WITHIN.format('1 HOUR')} WINDOW TUMBLING (SIZE 1 HOUR) GROUP BY o.order_id", "TUMBLING",
+     "says which rows match, as WITHIN does", "GROUP BY ..., TUMBLE(<event time>, <length>) in its place"),
     (SEED_001, WITHIN.format("("), "WITHIN", "its bracket is not closed", "(1 HOUR, 2 HOURS)"),
     (SEED_001, WITHIN.format("(1 HOUR"), "WITHIN", "its bracket is not closed", "(1 HOUR, 2 HOURS)"),
     (SEED_001, WITHIN.format("(1 HOUR, soon)"), "WITHIN", "no INTERVAL and no number with a unit", "WITHIN (1 HOUR,"),
@@ -152,3 +157,26 @@ def test_refused_at_its_place(inputs, sql, at, why, todo):
     assert todo in problem.message
     if at is not None:
         assert problem.message.startswith(f"line 1, column {sql.rindex(at) + 1}, `")
+
+
+def kafka_input(name: str, topic: str) -> dict[str, Any]:
+    kafka = {"bootstrapServers": "kafka:9092", "topic": topic}
+    schema = [{"name": "id", "type": "string"}, {"name": "ts", "type": "timestamp"}]
+    return {"name": name, "kafka": kafka, "format": "json", "schema": schema, "eventTime": "ts"}
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT id FROM a UNION ALL SELECT id FROM b",
+        "SELECT id FROM (SELECT * FROM a UNION ALL SELECT * FROM b) u",
+        "WITH u AS (SELECT * FROM a UNION ALL SELECT * FROM b) SELECT id FROM u",
+    ],
+)
+def test_a_union_of_inputs_that_differ_in_their_topics_is_written_as_one_input(sql: str) -> None:
+    inputs = [kafka_input("a", "orders-eu"), kafka_input("b", "orders-us")]
+    said = mistakes(inputs=inputs, sql=sql)["spec.sql"]
+    assert "a and b differ in their topics alone" in said
+    assert "write kafka.topics: [orders-eu, orders-us] into a" in said
+    other = mistakes(inputs=[inputs[0], {**inputs[1], "format": "csv"}], sql=sql)["spec.sql"]
+    assert "let a job for each branch write to one topic" in other

@@ -71,7 +71,8 @@ def check_expression(at: Loc, text: str, draft: JobDraft) -> Iterator[Finding]:
         if not column.table and column.name in WINDOW_COLUMNS and _is_windowed(draft) and not _rankings(draft):
             continue
         if not column.table and column.name in _engine_columns(draft):
-            yield at, f"{column.name!r} is computed after expressions; select it as it is: column: {column.name}"
+            todo = f"select it as it is: column: {column.name}" if at[1] == "select" else "write a column of an input"
+            yield at, f"{column.name!r} is computed after expressions; {todo}"
         elif not column.table:
             yield at, f"{column.name!r} does not name its input; write <input>.{column.name}"
         elif column.args.get("db") is None:

@@ -41,7 +41,7 @@ from joinery_runtime.job.model.references import (
 from joinery_runtime.job.model.resource import Job, JobSpec, OutputField, PlacedExpression
 from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import listed
-from joinery_runtime.job.sql import SqlInput, SqlRanking, Translation, check_shape, table_of, translate
+from joinery_runtime.job.sql import UNION, SqlInput, SqlRanking, Translation, check_shape, table_of, translate
 
 _RULES = (*input_rules.RULES, *step_rules.RULES, *output_rules.RULES)
 _SQL: Loc = ("spec", "sql")
@@ -598,7 +598,8 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
     beside = next((kind.field for kind in reversed(RANKING_KINDS) if spec.get(kind.field) is not None), None)
     translation = translate(sql, tuple(tables), declared_names(), beside) if tables_known else None
     problems = translation.problems if translation is not None else check_shape(sql)
-    yield from ((_SQL, problem) for problem in problems)
+    union = input_rules.one_input_of(draft.inputs) or UNION
+    yield from ((_SQL, problem.replace(UNION, union)) for problem in problems)
     rest = {name: value for name, value in spec.items() if name not in _FROM_SQL}
     ranking = translation.ranking if translation is not None else None
     if translation is not None and not problems:

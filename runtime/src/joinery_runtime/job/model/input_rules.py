@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from joinery_runtime.job.model.draft import (
     Finding,
@@ -301,3 +302,23 @@ RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
     _change_events,
     _where,
 )
+
+
+def one_input_of(inputs: Sequence[InputDraft]) -> str | None:
+    """Write the inputs that differ in their topics alone as one, whose rows are the UNION ALL of theirs (rule U1);
+    None: there are none."""
+    alike: dict[str, list[InputDraft]] = {}
+    for source in inputs:
+        kafka = source.data.get("kafka")
+        if isinstance(kafka, Mapping) and source.name is not None:
+            rest = {name: value for name, value in kafka.items() if name not in {"topic", "topics"}}
+            key = {**source.data, "name": "", "kafka": rest}
+            alike.setdefault(json.dumps(key, sort_keys=True, default=str), []).append(source)
+    several = next((sources for sources in alike.values() if len(sources) > 1), None)
+    if several is None:
+        return None
+    named = [dig(source.data, "kafka", "topics") or [dig(source.data, "kafka", "topic")] for source in several]
+    topics = ", ".join(str(topic) for names in named for topic in names)
+    names = listed(source.name for source in several if source.name is not None)
+    facts = f"{names} differ in their topics alone, so one input has the rows of all"
+    return f"{facts}; take the others out of spec.inputs, and write kafka.topics: [{topics}] into {several[0].name}"

@@ -17,10 +17,12 @@ Each step adds what it rejects to one `report`, so that all problems of a text a
 
 from joinery_runtime.job.sql.joins import Translation, check_shape, translate
 from joinery_runtime.job.sql.ranking import SqlRanking
+from joinery_runtime.job.sql.report import UNION
 from joinery_runtime.job.sql.scope import SqlInput, table_of
 from joinery_runtime.job.sql.sessions import SessionTranslation, check_session_shape, translate_sessions
 
 __all__ = [
+    "UNION",
     "SessionTranslation",
     "SqlInput",
     "SqlRanking",

@@ -29,6 +29,8 @@ DESCRIPTOR, OF_WINDOW, FIRST = "joinery.descriptor", "joinery.window", "joinery.
 """Marks of nodes: a column that a star stands for; the condition of an input that a sub-query filters; a source or a
 column that was reported; the time that a source's table function names; a column of the row's window; a SELECT
 that groups the groups of another one, which is the first."""
+OUTER_NAME = "joinery.outer"
+"""Marks a column of a sub-query that tests for a match, whose name means no column of the sub-query's own source."""
 _EXISTENCE = {"SEMI", "ANTI"}
 """Kinds of JOIN whose right side has no columns in the rows that they make, and that pad none."""
 
@@ -68,13 +70,14 @@ class _Merging:
         self._columns, self._event_times, self._report, self._form = columns, event_times, report, form
         self._hidden: set[str] = set()  # aliases inside of joined sub-queries
 
-    def merge(self, select: exp.Select, outer: Mapping[str, exp.Expr]) -> None:
-        """Merge the sub-queries of a SELECT. `outer` are those of WITH around it."""
+    def merge(self, select: exp.Select, outer: Mapping[str, exp.Expr], *, tests: bool = False) -> None:
+        """Merge the sub-queries of a SELECT. `outer` are those of WITH around it. `tests`: it tests for a match in
+        WHERE of another SELECT, of which it may name columns."""
         named = self._named_queries(select, outer)
         where = select.args.get("where")
         for nested in [*where.find_all(exp.Select)] if where is not None else []:
             if nested.find_ancestor(exp.Select) is select:
-                self.merge(nested, named)
+                self.merge(nested, named, tests=True)
         start, joins = select.args.get("from_"), select.args.get("joins") or []
         if start is None:
             return
@@ -87,6 +90,8 @@ class _Merging:
             return
         if any(source.derived for source in sources) or any(join.args.get("using") for join in joins):
             shared, conditions = self._read_using(sources, joins)
+            if tests:
+                self._mark_outer_names(sources, written)
             self._replace_names(select, joins, sources, shared, written)
             for join, parts in zip(joins, conditions, strict=True):
                 if parts:
@@ -375,14 +380,24 @@ class _Merging:
         if len(owners) > 1 and derived:
             choices = " or ".join(f"{source.alias}.{name}" for source in owners)
             self._reject(column, f"is ambiguous, several inputs have it; write {choices}")
+        elif OUTER_NAME in column.meta and not nested:
+            return None  # which the SELECT around this one reads
         elif not owners and name not in own and all(source.derived and not source.star for source in sources):
             names = [output for source in sources for output in source.outputs]
             facts = f"the sub-query has no column {name!r}{suggestion(name, names)}"
             self._reject(column, f"{facts}; its columns are {listed(names)}")
         return derived[0].output(name, padded=_is_padded(sources.index(derived[0]), before)) if derived else None
 
+    def _mark_outer_names(self, sources: Sequence[_Source], written: Sequence[exp.Column]) -> None:
+        """Mark names that no source of a sub-query in WHERE has."""
+        for column in written:
+            if not column.table and not any(self._has(source, column.name) for source in sources):
+                column.meta[OUTER_NAME] = True
+
     def _may_be_own(self, column: exp.Column) -> bool:
         """Say whether a column without an alias in a sub-query of WHERE may be one of the sub-query's own inputs."""
+        if OUTER_NAME in column.meta:
+            return False
         query = column.parent_select
         start = query.args.get("from_") if query is not None else None
         joins = query.args.get("joins") or [] if query is not None else []

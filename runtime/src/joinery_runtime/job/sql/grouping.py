@@ -196,7 +196,8 @@ def _read_window(nodes: Sequence[exp.Expr], query: Query, table: SqlInput, scope
         return GroupWindow("session", {"gap": clause.lengths.get("GAP")})
     if nodes:
         return read_window_call(nodes[0], table, scope, "GROUP BY")
-    if query.groups:
+    has_two_bounds = query.window is not None and any(join.within is not None for join in query.joined)
+    if query.groups and not has_two_bounds:  # which are reported
         todo = _GAP.format(time=table.event_time)
         others = ", or TUMBLE, HOP or CUMULATE" if scope.qualified else ""
         others += ", or window_start and window_end, for the windows of the joins" if scope.windowed else ""

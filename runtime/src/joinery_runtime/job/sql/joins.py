@@ -143,10 +143,13 @@ def _check_parts(query: Query, report: Report) -> None:
         kind = query.kind_of(join)
         if join.within is not None and kind != "interval":
             joined = "a table is joined at a time" if kind == "asof" else "the rows of one window match"
-            todo = "leave it out"
-            if query.grouped:
-                todo += ", or for groups of the joined rows write GROUP BY ..., TUMBLE(<event time>, <length>)"
-            report.add(join.within.at, f"WITHIN is the bound of a join of streams, and {joined}; {todo}")
+            if query.window is None or not query.grouped:
+                report.add(join.within.at, f"WITHIN is the bound of a join of streams, and {joined}; leave it out")
+    bounds = [join.within for join in query.joined if join.within is not None]
+    if query.window is not None and query.grouped and bounds:
+        facts = "WINDOW behind a join says which rows match, as WITHIN does"
+        time = "TUMBLE(<event time>, <length>)"
+        report.add(query.window.at, f"{facts}; for groups of the joined rows write GROUP BY ..., {time} in its place")
     if query.first is not None and query.first.as_of is not None:
         facts = "FOR SYSTEM_TIME belongs to the table, which is joined"
         report.add(query.first.at, f"{facts}; write FROM <stream> JOIN <table> ...")

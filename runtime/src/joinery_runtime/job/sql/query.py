@@ -15,7 +15,7 @@ from sqlglot.tokenizer_core import Token
 from joinery_runtime.job.model.expression_tree import split_ands
 from joinery_runtime.job.model.references import JoinType
 from joinery_runtime.job.sql.clauses import JoinKind, WindowClause, Within
-from joinery_runtime.job.sql.derived import CONDITION, DESCRIPTOR, FIRST, REJECTED, Columns, EventTimes
+from joinery_runtime.job.sql.derived import CONDITION, DESCRIPTOR, FIRST, OUTER_NAME, REJECTED, Columns, EventTimes
 from joinery_runtime.job.sql.parse import WITHIN, Parsed, parse_select
 from joinery_runtime.job.sql.report import UNION, Form, Report, TextPosition, node_position
 
@@ -29,8 +29,6 @@ _WORDS = {
 
 _TYPES: dict[str, JoinType] = {"": "inner", "LEFT": "left", "RIGHT": "right", "FULL": "full"}
 _EXISTENCE_TYPES: dict[str, JoinType] = {"SEMI": "semi", "ANTI": "anti"}
-OUTER_NAME = "joinery.outer"
-"""Marks a column beside IN, whose name means no column of the sub-query's input."""
 
 
 @dataclass(frozen=True, slots=True)

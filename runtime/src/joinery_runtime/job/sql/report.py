@@ -91,9 +91,10 @@ JOINS = Form(
     parts=frozenset({"expressions", "from_", "joins", "where", "group", "having", "qualify"}),
     rest="a job emits every pair as it is found; leave it out",
     rejected={
-        "distinct": "an equal row may come at any time; select window_start and window_end of "
-        "TABLE(TUMBLE(TABLE <input>, DESCRIPTOR(<event time>), INTERVAL '1' HOUR)) as well, or write QUALIFY "
-        "ROW_NUMBER() OVER (PARTITION BY <columns> ORDER BY <event time>) = 1 and deduplicate: {within: 1h} beside sql",
+        "distinct": "an equal row may come at any time; write GROUP BY <columns> with a window, or select window_start "
+        "and window_end of TABLE(TUMBLE(TABLE <input>, DESCRIPTOR(<event time>), INTERVAL '1' HOUR)) as well, or write "
+        "QUALIFY ROW_NUMBER() OVER (PARTITION BY <columns> ORDER BY <event time>) = 1, and deduplicate: {within: 1h} "
+        "beside sql",
         "limit": "rows have no end; leave it out, or for the first rows of each window write QUALIFY "
         "ROW_NUMBER() OVER (PARTITION BY TUMBLE(<event time>, INTERVAL '1' HOUR) ORDER BY <value>) <= 10",
     },
