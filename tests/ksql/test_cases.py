@@ -17,7 +17,7 @@ from joinery_runtime.state.memory import MemoryStore
 
 FOLDER = Path(__file__).parent
 CASES: Sequence[Mapping[str, Any]] = json.loads((FOLDER / "cases.json").read_text())["cases"]
-LEAST_CASES, LEAST_SHARE = 110, 0.9
+LEAST_CASES, LEAST_SHARE = 170, 0.9
 AT_ONCE = 16
 
 
@@ -54,7 +54,7 @@ def _number(value: Any) -> Any:
 def passes(case: Mapping[str, Any]) -> bool:
     """Whether the rows are those of ksqlDB. Of windows that it emits once, at most every second of its clock, it has
     emitted some when its case ends; we have emitted these."""
-    columns = case["output"][0]
+    columns = case["output"][0] if case["output"] else ()
     ours, theirs = comparable(rows_of(case), columns), comparable(case["output"], columns)
     return ours == theirs if case["ends"] else theirs <= ours
 
@@ -63,7 +63,7 @@ def test_the_cases_are_there_and_most_of_them_pass() -> None:
     assert [name for name, _ in results()] == [case["name"] for case in CASES]
     assert len(CASES) >= LEAST_CASES
     assert sum(result == "pass" for _, result in results()) >= LEAST_SHARE * len(CASES)
-    assert all(case["output"] for case in CASES)
+    assert all(case["output"] or "having" in case["spec"].get("aggregate", ()) for case in CASES)
 
 
 @pytest.mark.parametrize("first", range(0, len(CASES), AT_ONCE))

@@ -4,9 +4,9 @@
         > tests/ksql/cases.json
 
 KSQL is a checkout of `confluentinc/ksql`, whose licence does not allow copies: what is written are the names of cases,
-jobs of ours, and values. A case is in scope if it joins streams within a time, or aggregates a stream, over columns of
-types that both have. ksqlDB emits each update of a row: what counts here is the last row of each key and window, and a
-row of an outer join that later has a partner does not count without it.
+jobs of ours, and values. A case is in scope if it joins streams within a time, aggregates a stream, or filters and
+computes its rows, over columns of types that both have. ksqlDB emits each update of a row: what counts here is the last
+row of each key and window, and a row of an outer join that later has a partner does not count without it.
 
 - A stream-stream join of more than two inputs counts `WITHIN` from the later time of the rows that are joined before.
 - Without `GRACE PERIOD` ksqlDB waits for a day.
@@ -23,10 +23,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from joinery_runtime.core.compile import compile_job
+from joinery_runtime.errors import JobError
+from joinery_runtime.job import parse_job
+from joinery_runtime.job.model.function_calls import JoinerySql
+
 FILES = (
     *("joins", "multi-joins", "tumbling-windows", "hopping-windows", "session-windows", "window-bounds", "suppress"),
     *("count", "count-distinct", "sum", "average-udaf", "min-group-by", "max-group-by", "standarddeviation", "having"),
     *("earliest-offset-udaf", "latest-offset-udaf"),
+    *("where", "project-filter", "between", "in", "like", "comparison-expression", "case-expression", "operators"),
 )
 TIME = "event_time"
 ROWS = list[tuple[str, dict[str, Any]]]
@@ -54,6 +64,10 @@ _WINDOWED = re.compile(
     r"(?:\s+HAVING\s+(.+?))?(?:\s+EMIT\s+(FINAL|CHANGES))?$",
     re.I | re.S,
 )
+_PROJECTED = re.compile(
+    r"(\w+)(?:\s+(?:AS\s+)?(?!WHERE\b|EMIT\b)(\w+))?(?:\s+WHERE\s+(.+?))?(?:\s+EMIT\s+CHANGES)?$", re.I | re.S
+)
+_GROUPED = re.compile(r"\bGROUP\s+BY\b", re.I)
 _CALL = re.compile(r"(\w+)\(\s*([\w.*]*)\s*(?:,\s*true\s*)?\)$", re.I)  # true: values that are NULL do not count
 
 
@@ -104,7 +118,7 @@ def _case(name: str, test: Mapping[str, Any]) -> KsqlCase:
     if len(selects) != 1 or len(sources) + 1 != len(statements):
         raise OutOfScopeError("several statements, or one that is no SELECT of streams")
     _, items, rest = selects[0].groups()
-    read = _read_join if _JOIN.search(rest) else _read_aggregate
+    read = _read_join if _JOIN.search(rest) else _read_aggregate if _GROUPED.search(rest) else _read_projection
     case = read(name, items, rest, sources)
     by_topic = {source.topic: (alias, source) for alias, source in _aliased(case, sources)}
     for record in test["inputs"]:
@@ -115,9 +129,11 @@ def _case(name: str, test: Mapping[str, Any]) -> KsqlCase:
             case.rows.append((alias, row))
     outputs = [record for record in test["outputs"] if record["topic"].upper() == selects[0][1].upper()]
     case.output = _last_rows(outputs, case) if "aggregate" in case.spec else _joined_rows(outputs, case)
-    if not case.output:
+    if not case.output and "having" not in case.spec.get("aggregate", {}):
         raise OutOfScopeError("no row comes out")
     formats = {*(source.value_format for source in sources.values()), *test.get("format", ())[:1]}
+    if case.spec.get("joins") == [] and _rejected(case):
+        raise OutOfScopeError("an expression that a job rejects: types that do not compare, a list, or a function")
     if "PROTOBUF" in formats:
         raise OutOfScopeError("Protobuf, in which ksqlDB writes a value that is missing as 0 or as an empty text")
     return case
@@ -301,8 +317,6 @@ def _read_aggregate(name: str, items: str, rest: str, sources: Mapping[str, Sour
     inputs = {stream.upper(): stream.upper()}
     ends = (emitted or "").upper() != "FINAL"
     window, grace = _window(kind, window_text or "", _GRACE_MS if ends else 0)
-    if having:
-        raise OutOfScopeError("HAVING")
     columns: dict[str, dict[str, Any]] = {}
     selected = []
     for item in _items(items):
@@ -317,19 +331,42 @@ def _read_aggregate(name: str, items: str, rest: str, sources: Mapping[str, Sour
         else:
             columns[output_name] = _aggregate(call, inputs, sources) | {"as": output_name}
             selected.append({"column": output_name})
+    condition = {"where": _expression(where, inputs, sources)} if where else {}
+    condition_of_groups = {"having": _having(having, columns, inputs, sources)} if having else {}
     spec = {
-        "inputs": [{"name": stream.upper(), "stream": stream.upper()}],
+        "inputs": [{"name": stream.upper(), "stream": stream.upper(), **condition}],
         "aggregate": {
             "groupBy": [".".join(_column(group, inputs, sources))],
             "window": window,
             "aggregates": list(columns.values()),
+            **condition_of_groups,
             "allowedLateness": f"{grace}ms",
         },
         "select": [*selected, {"column": "window_start"}, {"column": "window_end"}],
     }
-    if where:
-        raise OutOfScopeError("WHERE before an aggregate")
     return KsqlCase(name, spec, [], [], ends)
+
+
+def _having(
+    text: str,
+    columns: dict[str, dict[str, Any]],
+    inputs: Mapping[str, str],
+    sources: Mapping[str, SourceStream],
+) -> str:
+    """The condition, in which each aggregate is the column that has it; one that has none is added to `columns`."""
+
+    def named(match: re.Match[str]) -> str:
+        call = _CALL.match(match[0])
+        if call is None:
+            raise OutOfScopeError("an item that is neither a column nor an aggregate of one")
+        entry = _aggregate(call, inputs, sources)
+        name = next((name for name, column in columns.items() if {**column, "as": ""} == {**entry, "as": ""}), None)
+        if name is None:
+            name = f"HAVING_{len(columns)}"
+            columns[name] = entry | {"as": name}
+        return name
+
+    return re.sub(r"\b\w+\([\w.*]*\)", named, text)
 
 
 def _aggregate(call: re.Match[str], inputs: Mapping[str, str], sources: Mapping[str, SourceStream]) -> dict[str, Any]:
@@ -357,6 +394,56 @@ def _window(kind: str | None, text: str, default_grace: int) -> tuple[dict[str, 
         case "SESSION":
             return {"session": {"gap": f"{lengths['GAP']}ms", "maxDuration": "8760h"}}, grace
     return {"tumbling": {"size": "8760h"}}, 0
+
+
+# --- rows of one stream -----------------------------------------------------------------------------------------------
+
+
+def _read_projection(name: str, items: str, rest: str, sources: Mapping[str, SourceStream]) -> KsqlCase:
+    match = _PROJECTED.match(rest)
+    if match is None or match[1].upper() not in sources:
+        raise OutOfScopeError("neither a join nor an aggregate by one column, nor the rows of one stream")
+    stream, where = match[1].upper(), match[3]
+    inputs = {stream: stream}
+    select: list[dict[str, str]] = []
+    for position, item in enumerate(_items(items)):
+        if item == "*":
+            select += [{"column": f"{stream}.{column}", "as": column} for column in sources[stream].columns]
+            continue
+        tree = _tree(item, inputs, sources, match[2])
+        value = tree.unalias()
+        plain = isinstance(value, exp.Column)
+        named = (tree.alias if isinstance(tree, exp.Alias) else value.name if plain else f"KSQL_COL_{position}").upper()
+        select.append({"column" if plain else "expression": value.sql(), "as": named})
+    source = {"name": stream, "stream": stream}
+    if where:
+        source["where"] = _tree(where, inputs, sources, match[2]).sql()
+    return KsqlCase(name, {"inputs": [source], "joins": [], "select": select}, [], [], ends=True)
+
+
+def _tree(text: str, inputs: Mapping[str, str], sources: Mapping[str, SourceStream], alias: str | None) -> exp.Expr:
+    """Parse an expression, with columns as our jobs name them."""
+    try:
+        tree = sqlglot.parse_one(text, dialect=JoinerySql)
+    except SqlglotError as error:
+        raise OutOfScopeError("an expression over lists, maps or structures") from error
+    for column in list(tree.find_all(exp.Column)):
+        written = column.sql().removeprefix(f"{alias}.") if alias else column.sql()
+        owner, name = _column(written, inputs, sources)
+        column.set("table", exp.to_identifier(owner))
+        column.set("this", exp.to_identifier(name))
+    return tree
+
+
+def _rejected(case: KsqlCase) -> bool:
+    """Whether our job of the case is rejected when it is loaded."""
+    spec = case.spec | {"output": {"file": {"path": "unused.jsonl"}}, "stateStore": {"memory": {}}}
+    resource = {"apiVersion": "joinery.dev/v1alpha1", "kind": "StreamJoin", "metadata": {"name": "k"}, "spec": spec}
+    try:
+        compile_job(parse_job(json.dumps(resource), case.name))
+    except JobError:
+        return True
+    return False
 
 
 # --- outputs ----------------------------------------------------------------------------------------------------------

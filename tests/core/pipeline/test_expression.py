@@ -128,6 +128,9 @@ def test_null_on_either_side_gives_null(operator: str) -> None:
         ("o.i IN (1, 7)", True), ("o.i IN (1, 2)", False), ("o.i IN (1, NULL)", None), ("o.i IN (7, NULL)", True),
         ("o.i NOT IN (1, 2)", True), ("o.i NOT IN (1, NULL)", None), ("o.i NOT IN (7, NULL)", False),
         ("o.i IN (o.j, 7)", True), ("NULL IN (1)", None),
+        ("o.i IS DISTINCT FROM o.i", False), ("o.i IS DISTINCT FROM NULL", True),
+        ("o.i IS NOT DISTINCT FROM 7.0", True),
+        ("NULL IS NOT DISTINCT FROM NULL", True), ("NULL IS DISTINCT FROM o.i", True),
         ("o.s LIKE 'a%'", True), ("o.s LIKE 'b%'", False), ("o.s LIKE 'a_c'", True), ("o.s LIKE 'a.c'", False),
         ("o.s LIKE 'A%'", False), ("o.s ILIKE 'A%'", True), ("o.s NOT LIKE 'b%'", True), ("o.s NOT LIKE 'a%'", False),
         ("o.s NOT ILIKE 'A%'", False), ("NOT o.s LIKE 'b%'", True),
@@ -228,7 +231,7 @@ def test_a_value_that_does_not_fit_its_cast_is_an_error(text: str) -> None:
         ("CEIL(o.ts TO DAY)", "found Ceil"),
         ("COUNT(o.i) > 1", "found Count"),
         ("CURRENT_TIMESTAMP > o.ts", "CURRENT_TIMESTAMP reads the clock"),
-        ("o.i IS NOT DISTINCT FROM 7", "found NullSafeEQ"),
+        ("o.i IS NOT DISTINCT FROM 'a'", "do not go together"),
         ("o.i BETWEEN SYMMETRIC 9 AND 1", "Between with symmetric"),
         ("o.s LIKE 'a#%' ESCAPE '#'", "found Escape"),
         ("o.s LIKE o.s", "string literal"),
@@ -343,6 +346,7 @@ def test_every_supported_node_is_documented() -> None:
         "Boolean": "`TRUE`", "Null": "`NULL`", "Paren": "example", "Neg": "unary", "Is": "IS [NOT] NULL",
         "In": "[NOT] IN", "Between": "BETWEEN", "Like": "[NOT] LIKE", "ILike": "[NOT] ILIKE", "Case": "CASE WHEN",
         "Coalesce": "COALESCE", "Cast": "CAST(", "TryCast": "TRY_CAST(", "Interval": "INTERVAL 'n' unit",
+        "NullSafeEQ": "IS [NOT] DISTINCT FROM", "NullSafeNEQ": "IS [NOT] DISTINCT FROM",
     }  # fmt: skip
     supported = {kind.__name__ for kind in (*evaluation._BINARY, *evaluation._UNARY, *evaluation._SPECIAL)}
     assert supported == set(words)

@@ -384,6 +384,8 @@ _CASTS = {
 _BINARY: dict[type[exp.Expr], Callable[[Value, Value], Value]] = {
     exp.EQ: operators.comparison(pc.equal),
     exp.NEQ: operators.comparison(pc.not_equal),
+    exp.NullSafeEQ: operators.is_same,
+    exp.NullSafeNEQ: lambda a, b: pc.invert(operators.is_same(a, b)),
     exp.LT: operators.comparison(pc.less),
     exp.LTE: operators.comparison(pc.less_equal),
     exp.GT: operators.comparison(pc.greater),

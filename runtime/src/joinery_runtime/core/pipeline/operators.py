@@ -146,6 +146,15 @@ def comparison(function: Callable[[Value, Value], Value]) -> Callable[[Value, Va
     return lambda a, b: function(*to_common_type(a, b))
 
 
+def is_same(a: Value, b: Value) -> Value:
+    """Say whether both are equal or both are NULL: never NULL. Raises ArrowTypeError for types that do not compare."""
+    a, b = to_common_type(a, b)
+    if pa.types.is_null(a.type):
+        return pc.is_null(a)
+    both_null = pc.and_(pc.is_null(a), pc.is_null(b))
+    return pc.or_(both_null, pc.fill_null(pc.equal(a, b), False))
+
+
 def add(a: Value, b: Value) -> Value:
     return _sum(pc.add_checked, a, b)
 
