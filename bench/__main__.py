@@ -37,29 +37,29 @@ class SectionReport(NamedTuple):
     text: str  # shows the figures
 
 
-def _joins(work: Path, options: argparse.Namespace) -> SectionReport:
+def _measure_joins(work: Path, options: argparse.Namespace) -> SectionReport:
     figures = joins.run(work, options.rows, options.peers, options.runs)
     return SectionReport(figures, table.rates(f"Inner join within 60 s, 2 x {options.rows:,} records", figures))
 
 
-def _sessions(work: Path, options: argparse.Namespace) -> SectionReport:
+def _measure_sessions(work: Path, options: argparse.Namespace) -> SectionReport:
     figures = sessions.run(work, options.rows, options.peers, options.runs)
     return SectionReport(figures, table.rates(f"Sessions with a gap of 60 s, {options.rows:,} records", figures))
 
 
-def _latency(work: Path, options: argparse.Namespace) -> SectionReport:
+def _measure_latency(work: Path, options: argparse.Namespace) -> SectionReport:
     delays = latency.run(work, QUICK_LATENCY_SECONDS if options.quick else LATENCY_SECONDS, options.peers)
     return SectionReport(
         delays, table.delays(f"Latency at {latency.RATE:,} records per second and topic, exactly once", delays)
     )
 
 
-def _kinds(work: Path, options: argparse.Namespace) -> SectionReport:
+def _measure_kinds(work: Path, options: argparse.Namespace) -> SectionReport:
     figures = kinds.run(work, options.rows, options.peers)
     return SectionReport(figures, table.rates("Kinds of join", figures))
 
 
-def _nexmark(work: Path, options: argparse.Namespace) -> SectionReport:
+def _measure_nexmark(work: Path, options: argparse.Namespace) -> SectionReport:
     figures = nexmark.run(work, options.rows, options.peers, options.runs)
     tables = [
         table.rates(f"Nexmark {query}, {options.rows:,} events of three topics", of_query)
@@ -68,38 +68,38 @@ def _nexmark(work: Path, options: argparse.Namespace) -> SectionReport:
     return SectionReport(figures, "\n".join(tables))
 
 
-def _scale(work: Path, options: argparse.Namespace) -> SectionReport:
+def _measure_scale(work: Path, options: argparse.Namespace) -> SectionReport:
     figures = scale.run(work, options.rows, options.peers, options.runs)
     title = f"Executors and shards, every epoch on Spark, 2 x {options.rows:,} records"
     return SectionReport(figures, f"{table.cpu_by_kind(title, figures)}\n{table.goals(scale.goal_rows(figures))}")
 
 
-def _upserts(work: Path, options: argparse.Namespace) -> SectionReport:
+def _measure_upserts(work: Path, options: argparse.Namespace) -> SectionReport:
     rates_by_variant = upserts.run(work, options.rows)
     return SectionReport(rates_by_variant, upserts.rates_table(rates_by_variant))
 
 
-def _state(work: Path, options: argparse.Namespace) -> SectionReport:
+def _measure_state(work: Path, options: argparse.Namespace) -> SectionReport:
     sizes = (options.rows, options.rows) if options.quick else (STATE_ROWS, RECOVERED_ROWS)
     growth = state.run(work, *sizes)
     return SectionReport(growth, state.growth_table(growth))
 
 
-def _memory(work: Path, options: argparse.Namespace) -> SectionReport:
+def _measure_memory(work: Path, options: argparse.Namespace) -> SectionReport:
     peaks = memory.run(work, quick=options.quick)
     return SectionReport(peaks, memory.peaks_table(peaks))
 
 
 SECTIONS: dict[str, Callable[[Path, argparse.Namespace], SectionReport]] = {
-    "joins": _joins,
-    "sessions": _sessions,
-    "latency": _latency,
-    "scale": _scale,
-    "kinds": _kinds,
-    "nexmark": _nexmark,
-    "upserts": _upserts,
-    "state": _state,
-    "memory": _memory,
+    "joins": _measure_joins,
+    "sessions": _measure_sessions,
+    "latency": _measure_latency,
+    "scale": _measure_scale,
+    "kinds": _measure_kinds,
+    "nexmark": _measure_nexmark,
+    "upserts": _measure_upserts,
+    "state": _measure_state,
+    "memory": _measure_memory,
 }
 
 
@@ -157,7 +157,7 @@ def write(out: Path, texts: Sequence[str], results: Mapping[str, Any]) -> None:
     """`table.md`, `figures.json` and `rates.svg` in the folder `out`."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "table.md").write_text("\n".join(texts))
-    (out / "figures.json").write_text(json.dumps(results, indent=2, default=_plain))
+    (out / "figures.json").write_text(json.dumps(results, indent=2, default=_as_plain))
     sections = {name: section for name, section in results.items() if isinstance(section, list)}
     rates = {
         name: section for name, section in sections.items() if all(isinstance(figures, Figures) for figures in section)
@@ -165,7 +165,7 @@ def write(out: Path, texts: Sequence[str], results: Mapping[str, Any]) -> None:
     (out / "rates.svg").write_text(table.rates_picture(rates))
 
 
-def _plain(value: Any) -> Any:
+def _as_plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     raise TypeError(f"{type(value)} in the figures")

@@ -79,15 +79,15 @@ def input_table(
     watermark = f"WATERMARK FOR event_time AS event_time - INTERVAL '{delay_seconds}' SECOND"
     columns = f"{columns}, `{time}` BIGINT, event_time AS TO_TIMESTAMP_LTZ(`{time}`, 3), {watermark}"
     more = {"properties.group.id": "flink", "scan.startup.mode": start}
-    return _table(topic, topic, bootstrap, columns, more)
+    return _table_sql(topic, topic, bootstrap, columns, more)
 
 
 def output_table(topic: str, bootstrap: str, columns: str, setup: Setup) -> str:
     """The table `joined`."""
-    return _table("joined", topic, bootstrap, columns, setup.sink)
+    return _table_sql("joined", topic, bootstrap, columns, setup.sink)
 
 
-def _table(name: str, topic: str, bootstrap: str, columns: str, more: Mapping[str, str]) -> str:
+def _table_sql(name: str, topic: str, bootstrap: str, columns: str, more: Mapping[str, str]) -> str:
     options = {
         "connector": "kafka",
         "topic": topic,

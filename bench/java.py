@@ -19,11 +19,11 @@ _CACHE = Path(__file__).parents[1] / ".cache"
 def java_program(program: str, jars: Path, options: Sequence[str]) -> list[str]:
     """The command line of a program, without its arguments; compiled when its source is new. All peers have the
     collector that costs least per row."""
-    classes = f"{_compiled(program, jars)}:{class_path(jars)}"
+    classes = f"{_compile_program(program, jars)}:{class_path(jars)}"
     return [java_command(), "-XX:+UseParallelGC", *options, "-Dlog4j2.level=WARN", "-cp", classes, program]
 
 
-def _compiled(program: str, jars: Path) -> Path:
+def _compile_program(program: str, jars: Path) -> Path:
     """The folder with the program's classes."""
     source = _SOURCES / f"{program}.java"
     key = hashlib.sha256(source.read_bytes() + str(jars).encode()).hexdigest()[:12]

@@ -61,7 +61,7 @@ def job_spec(bootstrap: str) -> dict[str, Any]:
     }
 
 
-def _joinery(
+def _joinery_peer(
     ground: Ground,
     slug: str,
     *,
@@ -73,12 +73,12 @@ def _joinery(
     return joinery_jobs.compared("StreamJoin", name, spec, ground, slug, setup)
 
 
-def _spark(ground: Ground, slug: str, *, release: Callable[[], spark_peer.Spark]) -> Peer:
+def _spark_candidate(ground: Ground, slug: str, *, release: Callable[[], spark_peer.Spark]) -> Peer:
     settings = {"bootstrap": ground.bootstrap, "topic": slug, "window_ms": WINDOW_MS, "per_batch": ground.batch_rows(2)}
     return spark_peer.peer(release(), "join", settings, ground.folder(slug))
 
 
-def _flink(ground: Ground, slug: str, *, setup: flink_peer.Setup) -> Peer:
+def _flink_candidate(ground: Ground, slug: str, *, setup: flink_peer.Setup) -> Peer:
     seconds = WINDOW_MS // 1000
     columns = "order_id STRING, customer STRING, amount DOUBLE, payment_id STRING, `method` STRING"
     statements = [
@@ -93,22 +93,22 @@ def _flink(ground: Ground, slug: str, *, setup: flink_peer.Setup) -> Peer:
     return flink_peer.peer(setup, statements, ground.folder(slug))
 
 
-def _streams(ground: Ground, slug: str, *, setup: streams_peer.Setup) -> Peer:
+def _streams_candidate(ground: Ground, slug: str, *, setup: streams_peer.Setup) -> Peer:
     return streams_peer.peer(setup, "join", ground.bootstrap, slug, WINDOW_MS, ground.folder(slug))
 
 
 PEERS: Candidates = {
     **joinery_jobs.with_and_without_spark(
         {
-            "files": partial(_joinery, name="into files"),
-            "exactly-once": partial(_joinery, name="into Kafka exactly once"),
-            "at-least-once": partial(_joinery, name="into Kafka at least once", delivery="atLeastOnce"),
+            "files": partial(_joinery_peer, name="into files"),
+            "exactly-once": partial(_joinery_peer, name="into Kafka exactly once"),
+            "at-least-once": partial(_joinery_peer, name="into Kafka at least once", delivery="atLeastOnce"),
         }
     ),
-    "spark": partial(_spark, release=spark_peer.current),
-    "spark-previous": partial(_spark, release=spark_peer.previous),
-    "flink-heap": partial(_flink, setup=flink_peer.HEAP),
-    "flink-rocksdb": partial(_flink, setup=flink_peer.ROCKSDB),
-    "streams-at-least-once": partial(_streams, setup=streams_peer.AT_LEAST_ONCE),
-    "streams-exactly-once": partial(_streams, setup=streams_peer.EXACTLY_ONCE),
+    "spark": partial(_spark_candidate, release=spark_peer.current),
+    "spark-previous": partial(_spark_candidate, release=spark_peer.previous),
+    "flink-heap": partial(_flink_candidate, setup=flink_peer.HEAP),
+    "flink-rocksdb": partial(_flink_candidate, setup=flink_peer.ROCKSDB),
+    "streams-at-least-once": partial(_streams_candidate, setup=streams_peer.AT_LEAST_ONCE),
+    "streams-exactly-once": partial(_streams_candidate, setup=streams_peer.EXACTLY_ONCE),
 }

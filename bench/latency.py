@@ -95,22 +95,22 @@ class Sender(Background):
                 started, self.slips = started + behind, self.slips + 1
             now = time.time()
             for number in range(tick * self._per_tick, (tick + 1) * self._per_tick):
-                self._send("orders", number, {"id": str(number), "ts": int(now * 1000)})
+                self._send_row("orders", number, {"id": str(number), "ts": int(now * 1000)})
                 paid = number - _PAID_AFTER_TICKS * self._per_tick
                 if paid >= 0:
-                    self._send("payments", paid, {"order": str(paid), "sent": now, "ts": int(now * 1000)})
+                    self._send_row("payments", paid, {"order": str(paid), "sent": now, "ts": int(now * 1000)})
             self._producer.poll(0)
             tick += 1
         self._producer.flush(10)
 
-    def _send(self, topic: str, number: int, row: dict[str, Any]) -> None:
+    def _send_row(self, topic: str, number: int, row: dict[str, Any]) -> None:
         self._producer.produce(topic, json.dumps(row), str(number), number % self._partitions)
         self._produced += 1
 
 
 def measure(peer: Peer, bootstrap: str, topic: str, seconds: float) -> Delays:
     with Sender(bootstrap) as sender, running(peer) as ended:
-        return summary(peer, _read(bootstrap, topic, seconds, ended, lambda: sender.slips))
+        return summary(peer, _read_delays(bootstrap, topic, seconds, ended, lambda: sender.slips))
 
 
 def summary(peer: Peer, delays: list[float] | str) -> Delays:
@@ -121,7 +121,7 @@ def summary(peer: Peer, delays: list[float] | str) -> Delays:
     return Delays(peer.name, peer.settings_after_run(), len(delays), float(p50), float(p99))
 
 
-def _read(
+def _read_delays(
     bootstrap: str, topic: str, seconds: float, ended: Callable[[], str | None], slips: Callable[[], int]
 ) -> list[float] | str:
     """Seconds from sending to reading, per joined row, after the warm-up that begins with the first row. A row may come
@@ -155,7 +155,7 @@ def _read(
     return delays
 
 
-def _joinery(bootstrap: str, slug: str, folder: Path, *, setup: joinery_jobs.Setup) -> Peer:
+def _joinery_peer(bootstrap: str, slug: str, folder: Path, *, setup: joinery_jobs.Setup) -> Peer:
     settings = (
         "2 shards, no trigger: an epoch follows the one before, each a transaction; state in an embedded Postgres"
     )
@@ -167,8 +167,8 @@ def spec(bootstrap: str, topic: str, start: str) -> dict[str, Any]:
     """Joins what `Sender` sends, from the offsets `start` on, into a topic."""
     return {
         "inputs": [
-            _input(bootstrap, "orders", start, {"id": "string", "ts": "timestamp"}),
-            _input(bootstrap, "payments", start, {"order": "string", "sent": "double", "ts": "timestamp"}),
+            _kafka_input(bootstrap, "orders", start, {"id": "string", "ts": "timestamp"}),
+            _kafka_input(bootstrap, "payments", start, {"order": "string", "sent": "double", "ts": "timestamp"}),
         ],
         "joins": [
             {
@@ -183,7 +183,7 @@ def spec(bootstrap: str, topic: str, start: str) -> dict[str, Any]:
     }
 
 
-def _input(bootstrap: str, topic: str, start: str, columns: dict[str, str]) -> dict[str, Any]:
+def _kafka_input(bootstrap: str, topic: str, start: str, columns: dict[str, str]) -> dict[str, Any]:
     return {
         "name": topic,
         "kafka": {"bootstrapServers": bootstrap, "topic": topic, "startFrom": start},
@@ -194,7 +194,7 @@ def _input(bootstrap: str, topic: str, start: str, columns: dict[str, str]) -> d
     }
 
 
-def _flink(bootstrap: str, slug: str, folder: Path) -> Peer:
+def _flink_candidate(bootstrap: str, slug: str, folder: Path) -> Peer:
     setup, seconds = flink_peer.EXACTLY_ONCE, _WINDOW_MS // 1000
     statements = [
         flink_peer.input_table("orders", bootstrap, "id STRING", start="latest-offset"),
@@ -207,16 +207,16 @@ def _flink(bootstrap: str, slug: str, folder: Path) -> Peer:
     return flink_peer.peer(setup, statements, folder)
 
 
-def _streams(bootstrap: str, slug: str, folder: Path) -> Peer:
+def _streams_candidate(bootstrap: str, slug: str, folder: Path) -> Peer:
     setup = streams_peer.PROMPT
     return streams_peer.peer(setup, "latency", bootstrap, slug, _WINDOW_MS, folder)
 
 
 _TWO_EXECUTORS = joinery_jobs.on_spark(joinery_jobs.local_cluster(2, 1), name=", on Spark with two executors")
 PEERS: dict[str, Callable[[str, str, Path], Peer]] = {
-    "joinery": partial(_joinery, setup=joinery_jobs.BY_DEFAULT),
-    "joinery-local": partial(_joinery, setup=joinery_jobs.WITHOUT_SPARK),
-    "joinery-cluster-2x1": partial(_joinery, setup=_TWO_EXECUTORS),
-    "flink": _flink,
-    "streams": _streams,
+    "joinery": partial(_joinery_peer, setup=joinery_jobs.BY_DEFAULT),
+    "joinery-local": partial(_joinery_peer, setup=joinery_jobs.WITHOUT_SPARK),
+    "joinery-cluster-2x1": partial(_joinery_peer, setup=_TWO_EXECUTORS),
+    "flink": _flink_candidate,
+    "streams": _streams_candidate,
 }

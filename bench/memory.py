@@ -76,12 +76,12 @@ def large(records: int, *, one_key: bool = False) -> Case:
     later_ms = 500 if one_key else 60_000
 
     def make(side: int, partition: int) -> Iterator[Record]:
-        text = _text()
+        text = _random_text()
         for number in range(partition, records, PARTITIONS):
             order = number if side == 0 or number % 2 else records + number
             start = (number * 7919 + side) % (len(text) - 990_000)
             ts = START_MS + 1_000 * number + side * later_ms
-            yield _record(side, 0 if one_key else order, number, ts, text[start : start + 990_000])
+            yield _make_record(side, 0 if one_key else order, number, ts, text[start : start + 990_000])
 
     name = f"2 x {records:,} records of 1 MB"
     if one_key:
@@ -90,7 +90,7 @@ def large(records: int, *, one_key: bool = False) -> Case:
 
 
 @cache
-def _text() -> bytes:
+def _random_text() -> bytes:
     letters = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8)
     return letters[np.random.default_rng(1).integers(0, len(letters), 8 << 20)].tobytes()
 
@@ -100,12 +100,12 @@ def hot(records: int) -> Case:
 
     def make(side: int, partition: int) -> Iterator[Record]:
         for number in range(partition, records, PARTITIONS):
-            yield _record(side, 0, number, START_MS, b"%0100d" % (2 * number + side))
+            yield _make_record(side, 0, number, START_MS, b"%0100d" % (2 * number + side))
 
     return Case(f"2 x {records:,} records of one key", records, records * records, "1h", make)
 
 
-def _record(side: int, order: int, number: int, ts: int, text: bytes) -> Record:
+def _make_record(side: int, order: int, number: int, ts: int, text: bytes) -> Record:
     key = b"o%09d" % order
     if side:
         return key, b'{"payment_id":"p%09d","order_id":"%b","method":"%b","ts":%d}' % (number, key, text, ts)
@@ -126,18 +126,18 @@ def run(work: Path, *, quick: bool = False) -> list[Peak]:
     peaks = []
     for number, case in enumerate(cases):
         with KafkaBroker() as broker:
-            peaks.append(_measure(case, broker, work / str(number)))
-        print(f"  {_line(peaks[-1])}", file=sys.stderr, flush=True)
+            peaks.append(_measure_case(case, broker, work / str(number)))
+        print(f"  {_table_line(peaks[-1])}", file=sys.stderr, flush=True)
     return peaks
 
 
 def peaks_table(peaks: list[Peak]) -> str:
     head = ("job", "rows out", "seconds", "limit", "peak MiB", "peak of each kind of process", "problem")
     rows = ["| " + " | ".join(head) + " |", "| --- | ---: | ---: | --- | ---: | --- | --- |"]
-    return "\n".join(["## Memory", "", *rows, *map(_line, peaks), ""])
+    return "\n".join(["## Memory", "", *rows, *map(_table_line, peaks), ""])
 
 
-def _line(peak: Peak) -> str:
+def _table_line(peak: Peak) -> str:
     parts = ", ".join(f"{name} {size >> 20:,}" for name, size in sorted(peak.bytes.items(), key=lambda part: -part[1]))
     limit = f"{LIMIT >> 20:,} MiB, {'control group' if peak.limited else 'by looking'}"
     total = f"{peak.total >> 20:,}"
@@ -145,15 +145,15 @@ def _line(peak: Peak) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _measure(case: Case, broker: KafkaBroker, folder: Path) -> Peak:
+def _measure_case(case: Case, broker: KafkaBroker, folder: Path) -> Peak:
     for topic in ("orders", "payments", "joined"):
         broker.create_topic(topic, PARTITIONS)
     for side, topic in enumerate(("orders", "payments")):
         produce_records(broker.bootstrap, topic, [case.make(side, number) for number in range(PARTITIONS)])
-    job = _job(case, broker.bootstrap, folder)
+    job = _joinery_peer(case, broker.bootstrap, folder)
     earlier_pids = {process.pid for process in psutil.Process().children()}
     began = time.monotonic()
-    with _group() as group, _Looks(earlier_pids) as looks:
+    with _new_group() as group, _Looks(earlier_pids) as looks:
         peer = job if group is None else replace(job, command=group.command(job.command))
         ending = _killed_half_way(peer, earlier_pids, case.rows, broker.bootstrap) if case.crash else None
         if ending is None:
@@ -161,7 +161,7 @@ def _measure(case: Case, broker: KafkaBroker, folder: Path) -> Peak:
                 while (ending := ended()) is None:
                     time.sleep(_LOOK_SECONDS)
         killed = 0 if group is None else group.killed()
-    seconds, rows = time.monotonic() - began, _count(broker.bootstrap, "joined")
+    seconds, rows = time.monotonic() - began, _count_committed(broker.bootstrap, "joined")
     peak = Peak(case.name, rows, seconds, looks.peak, looks.total, group is not None, killed)
     peak = replace(peak, problem=problem(peak, case, ending))
     if peak.problem is None:
@@ -174,7 +174,7 @@ def _killed_half_way(peer: Peer, earlier_pids: Collection[int], rows: int, boots
     it ended if it did so before."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     with running(peer) as ended:
-        while (ending := ended()) is None and _written(admin, "joined") < rows // 2:
+        while (ending := ended()) is None and _count_written(admin, "joined") < rows // 2:
             time.sleep(_LOOK_SECONDS)
         end_all(earlier_pids, grace_seconds=0)
     return ending and f"was not killed half way: it {ending}"
@@ -191,7 +191,7 @@ def problem(peak: Peak, case: Case, ending: str) -> str | None:
     return None if peak.limited or peak.total <= LIMIT else "more memory than the limit"
 
 
-def _job(case: Case, bootstrap: str, folder: Path) -> Peer:
+def _joinery_peer(case: Case, bootstrap: str, folder: Path) -> Peer:
     """Defaults wherever the case says nothing; the master too is what a laptop has."""
     spec = {
         "inputs": [joinery_jobs.kafka_input(name, bootstrap, stopAt="latest") for name in ("orders", "payments")],
@@ -213,13 +213,13 @@ def _job(case: Case, bootstrap: str, folder: Path) -> Peer:
     return replace(job, command=[*command, *(() if case.cores is None else ("--master", f"local[{case.cores},4]"))])
 
 
-def _written(admin: AdminClient, topic: str) -> int:
+def _count_written(admin: AdminClient, topic: str) -> int:
     """Records of the topic, of transactions that did not end too."""
     ends = admin.list_offsets({TopicPartition(topic, number): OffsetSpec.latest() for number in range(PARTITIONS)})
     return sum(int(end.result().offset) for end in ends.values())
 
 
-def _count(bootstrap: str, topic: str) -> int:
+def _count_committed(bootstrap: str, topic: str) -> int:
     """Rows that a `read_committed` reader sees."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "memory", "isolation.level": "read_committed",
                          "enable.auto.commit": False, "enable.partition.eof": True})  # fmt: skip
@@ -286,7 +286,7 @@ class _Group:
 
 
 @contextmanager
-def _group() -> Iterator[_Group | None]:
+def _new_group() -> Iterator[_Group | None]:
     """None where this user can make none."""
     version_1 = _GROUPS / "memory"
     folder = (version_1 if version_1.is_dir() else _GROUPS) / f"joinery-bench-{os.getpid()}"

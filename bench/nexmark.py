@@ -201,7 +201,7 @@ def run(work: Path, events: int, slugs: Sequence[str] | None, runs: int) -> list
             broker.create_topic(name, PARTITIONS)
             produce_records(broker.bootstrap, name, by_partition(table))
         for query in QUERIES:
-            if not (candidates := _candidates(query, slugs)):
+            if not (candidates := _query_candidates(query, slugs)):
                 continue
             read = generated if query not in _OF_EVERY_BID else replace(generated, bid=with_last_events(generated.bid))
             expected = pl.DataFrame(expected_rows(query, read))
@@ -233,33 +233,33 @@ def figures_by_query(figures: Sequence[Figures]) -> Iterator[tuple[str, list[Fig
             yield query, of_query
 
 
-def _candidates(query: str, slugs: Sequence[str] | None) -> Candidates:
+def _query_candidates(query: str, slugs: Sequence[str] | None) -> Candidates:
     peers: Candidates = {
-        f"{query}-joinery": partial(_joinery, query=query),
-        f"{query}-flink-heap": partial(_flink, query=query, setup=flink_peer.HEAP),
-        f"{query}-flink-rocksdb": partial(_flink, query=query, setup=flink_peer.ROCKSDB),
-        **({f"{query}-spark": partial(_spark, query=query)} if QUERIES[query].spark else {}),
+        f"{query}-joinery": partial(_joinery_peer, query=query),
+        f"{query}-flink-heap": partial(_flink_candidate, query=query, setup=flink_peer.HEAP),
+        f"{query}-flink-rocksdb": partial(_flink_candidate, query=query, setup=flink_peer.ROCKSDB),
+        **({f"{query}-spark": partial(_spark_candidate, query=query)} if QUERIES[query].spark else {}),
     }
     return peers if slugs is None or query in slugs else only(peers, slugs)
 
 
-def _joinery(ground: Ground, slug: str, *, query: str) -> Peer:
+def _joinery_peer(ground: Ground, slug: str, *, query: str) -> Peer:
     spec = yaml.safe_load((_JOBS / f"{query}.yaml").read_text())["spec"]
     for source in spec["inputs"]:
         del source["file"]
         source.update(joinery_jobs.to_topic(ground.bootstrap, source["name"]), format="json")
     del spec["stateStore"]
-    return _named(joinery_jobs.compared("StreamJoin", "into Kafka exactly once", spec, ground, slug), query)
+    return _with_query(joinery_jobs.compared("StreamJoin", "into Kafka exactly once", spec, ground, slug), query)
 
 
-def _flink(ground: Ground, slug: str, *, query: str, setup: flink_peer.Setup) -> Peer:
+def _flink_candidate(ground: Ground, slug: str, *, query: str, setup: flink_peer.Setup) -> Peer:
     columns = ", ".join(f"`{name}` {_FLINK_TYPES[type(kind)]}" for name, kind in ground.schema.items())
     statements = [
         *(_flink_table(name, ground.bootstrap) for name in QUERIES[query].tables),
         flink_peer.output_table(slug, ground.bootstrap, columns, setup),
         f"INSERT INTO joined {QUERIES[query].flink}",
     ]
-    return _named(flink_peer.peer(setup, statements, ground.folder(slug)), query)
+    return _with_query(flink_peer.peer(setup, statements, ground.folder(slug)), query)
 
 
 def _flink_table(name: str, bootstrap: str) -> str:
@@ -267,7 +267,7 @@ def _flink_table(name: str, bootstrap: str) -> str:
     return flink_peer.input_table(name, bootstrap, columns, time=TIME, delay_seconds=4)
 
 
-def _spark(ground: Ground, slug: str, *, query: str) -> Peer:
+def _spark_candidate(ground: Ground, slug: str, *, query: str) -> Peer:
     settings = {
         "bootstrap": ground.bootstrap,
         "topic": slug,
@@ -275,8 +275,8 @@ def _spark(ground: Ground, slug: str, *, query: str) -> Peer:
         "tables": {name: ", ".join(map(" ".join, COLUMNS[name].items())) for name in QUERIES[query].tables},
         "sql": QUERIES[query].spark,
     }
-    return _named(spark_peer.peer(spark_peer.current(), "sql", settings, ground.folder(slug)), query)
+    return _with_query(spark_peer.peer(spark_peer.current(), "sql", settings, ground.folder(slug)), query)
 
 
-def _named(peer: Peer, query: str) -> Peer:
+def _with_query(peer: Peer, query: str) -> Peer:
     return replace(peer, name=f"{peer.name}, {query}")

@@ -102,16 +102,16 @@ class Usage:
     def calls(self) -> dict[str, float]:
         """By verb and kind."""
         calls: dict[str, float] = {}
-        for name, labels, value in self._samples("joinery_operator_api_calls_total"):
+        for name, labels, value in self._parse_samples("joinery_operator_api_calls_total"):
             assert name
             key = f"{labels['verb']} {labels['kind']}"
             calls[key] = calls.get(key, 0) + value
         return calls
 
     def total(self, metric: str) -> float:
-        return sum(value for _, _, value in self._samples(metric))
+        return sum(value for _, _, value in self._parse_samples(metric))
 
-    def _samples(self, metric: str) -> list[tuple[str, dict[str, str], float]]:
+    def _parse_samples(self, metric: str) -> list[tuple[str, dict[str, str], float]]:
         with urllib.request.urlopen(self._metrics, timeout=30) as answer:
             text = answer.read().decode()
         samples = []

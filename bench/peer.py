@@ -206,7 +206,7 @@ def figures(
     peer: Peer, rows: int, expected: Fingerprint, actual: Fingerprint, looks: Sequence[Look], peak: int
 ) -> Figures:
     """`looks` end with the one that saw the last row."""
-    last, warm = looks[-1], _warm(looks, expected.rows)
+    last, warm = looks[-1], _first_warm_look(looks, expected.rows)
     problem = None
     if actual != expected:
         problem = (
@@ -236,7 +236,7 @@ def _cpu_us_per_row(until: Mapping[str, float], since: Mapping[str, float], rows
     return {kind: 1e6 * (seconds - since.get(kind, 0.0)) / rows for kind, seconds in until.items()}
 
 
-def _warm(looks: Sequence[Look], expected: int) -> Look | None:
+def _first_warm_look(looks: Sequence[Look], expected: int) -> Look | None:
     """The first look that saw WARM_FROM of the rows; None where rows came in less than two further steps."""
     warm_look = next(number for number, look in enumerate(looks) if look.visible >= WARM_FROM * expected)
     steps = len({look.visible for look in looks[warm_look:]})

@@ -71,7 +71,7 @@ STANDALONE = Layout(
 )
 
 
-def _series(layout: Layout, shards: int) -> Line:
+def _series_line(layout: Layout, shards: int) -> Line:
     return Line(f"{layout.name}-shards-{shards}", layout, shards, _SERIES_EPOCH_ROWS)
 
 
@@ -81,14 +81,14 @@ def _co_partitioned(layout: Layout) -> Line:
 
 LINES = [
     Line(LOCAL.name, LOCAL),
-    *(_series(LOCAL, shards) for shards in SERIES),
+    *(_series_line(LOCAL, shards) for shards in SERIES),
     Line(ONE.name, ONE),
     Line(TWO.name, TWO),
     _co_partitioned(TWO),
-    *(_series(TWO, shards) for shards in SERIES),
+    *(_series_line(TWO, shards) for shards in SERIES),
     Line(FOUR.name, FOUR),
     _co_partitioned(FOUR),
-    _series(FOUR, 16),
+    _series_line(FOUR, 16),
     Line(STANDALONE.name, STANDALONE),
     _co_partitioned(STANDALONE),
 ]
@@ -193,10 +193,12 @@ class Goal:
 
 def _goals_of_shards(layout: Layout) -> Iterator[Goal]:
     """What many shards cost. The goals are those of one process."""
-    few = _series(layout, SERIES[0]).name
+    few = _series_line(layout, SERIES[0]).name
     for shards, most in {16: None, 64: 1.15, 512: 1.5}.items():
         text = f"{shards} shards against {SERIES[0]}, {layout.name}: CPU per row of Python"
-        yield Goal(text, warm_cpu(*PYTHON), _series(layout, shards).name, few, most=most if layout is LOCAL else None)
+        yield Goal(
+            text, warm_cpu(*PYTHON), _series_line(layout, shards).name, few, most=most if layout is LOCAL else None
+        )
 
 
 GOALS = [
@@ -207,7 +209,7 @@ GOALS = [
     Goal("two executors: CPU of Java, us per row", warm_cpu(JAVA), TWO.name, most=0.35),
     Goal(
         "four executors against two, 16 shards: CPU per row of Java and Python",
-        warm_cpu(*SPARK), _series(FOUR, 16).name, _series(TWO, 16).name, most=1.1,
+        warm_cpu(*SPARK), _series_line(FOUR, 16).name, _series_line(TWO, 16).name, most=1.1,
     ),
     *_goals_of_shards(LOCAL),
     *_goals_of_shards(TWO),

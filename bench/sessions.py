@@ -96,7 +96,7 @@ def expected_sessions(drawn: clicks.Clicks) -> pl.DataFrame:
     return sessions.select(*ROW)
 
 
-def _joinery(ground: Ground, slug: str, *, name: str, setup: joinery_jobs.Setup = joinery_jobs.BY_DEFAULT) -> Peer:
+def _joinery_peer(ground: Ground, slug: str, *, name: str, setup: joinery_jobs.Setup = joinery_jobs.BY_DEFAULT) -> Peer:
     spec = {
         "input": joinery_jobs.kafka_input("clicks", ground.bootstrap),
         "groupBy": ["user_id"],
@@ -107,12 +107,12 @@ def _joinery(ground: Ground, slug: str, *, name: str, setup: joinery_jobs.Setup 
     return joinery_jobs.compared("SessionWindow", name, spec, ground, slug, setup)
 
 
-def _spark(ground: Ground, slug: str, *, release: Callable[[], spark_peer.Spark]) -> Peer:
+def _spark_candidate(ground: Ground, slug: str, *, release: Callable[[], spark_peer.Spark]) -> Peer:
     settings = {"bootstrap": ground.bootstrap, "topic": slug, "gap_s": GAP_S, "per_batch": ground.batch_rows(1)}
     return spark_peer.peer(release(), "sessions", settings, ground.folder(slug))
 
 
-def _flink(ground: Ground, slug: str, *, setup: flink_peer.Setup) -> Peer:
+def _flink_candidate(ground: Ground, slug: str, *, setup: flink_peer.Setup) -> Peer:
     statements = [
         flink_peer.input_table("clicks", ground.bootstrap, "user_id STRING, page STRING"),
         flink_peer.output_table(slug, ground.bootstrap, "user_id STRING, events BIGINT, page STRING", setup),
@@ -123,7 +123,7 @@ def _flink(ground: Ground, slug: str, *, setup: flink_peer.Setup) -> Peer:
     return flink_peer.peer(setup, statements, ground.folder(slug))
 
 
-def _streams(ground: Ground, slug: str, *, setup: streams_peer.Setup) -> Peer:
+def _streams_candidate(ground: Ground, slug: str, *, setup: streams_peer.Setup) -> Peer:
     window = GAP_S * 1000
     return streams_peer.peer(setup, "sessions", ground.bootstrap, slug, window, ground.folder(slug))
 
@@ -131,14 +131,14 @@ def _streams(ground: Ground, slug: str, *, setup: streams_peer.Setup) -> Peer:
 PEERS: Candidates = {
     **joinery_jobs.with_and_without_spark(
         {
-            "files": partial(_joinery, name="into files"),
-            "exactly-once": partial(_joinery, name="into Kafka exactly once"),
+            "files": partial(_joinery_peer, name="into files"),
+            "exactly-once": partial(_joinery_peer, name="into Kafka exactly once"),
         }
     ),
-    "spark": partial(_spark, release=spark_peer.current),
-    "spark-previous": partial(_spark, release=spark_peer.previous),
-    "flink-heap": partial(_flink, setup=flink_peer.HEAP),
-    "flink-rocksdb": partial(_flink, setup=flink_peer.ROCKSDB),
-    "streams-at-least-once": partial(_streams, setup=streams_peer.AT_LEAST_ONCE),
-    "streams-exactly-once": partial(_streams, setup=streams_peer.EXACTLY_ONCE),
+    "spark": partial(_spark_candidate, release=spark_peer.current),
+    "spark-previous": partial(_spark_candidate, release=spark_peer.previous),
+    "flink-heap": partial(_flink_candidate, setup=flink_peer.HEAP),
+    "flink-rocksdb": partial(_flink_candidate, setup=flink_peer.ROCKSDB),
+    "streams-at-least-once": partial(_streams_candidate, setup=streams_peer.AT_LEAST_ONCE),
+    "streams-exactly-once": partial(_streams_candidate, setup=streams_peer.EXACTLY_ONCE),
 }

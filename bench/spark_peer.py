@@ -41,10 +41,10 @@ def current() -> Spark:
 
 
 def previous() -> Spark:
-    return Spark("4.2", "3", _environment("4.2.0"))
+    return Spark("4.2", "3", _make_environment("4.2.0"))
 
 
-def _environment(version: str) -> Path:
+def _make_environment(version: str) -> Path:
     """The Python of an environment that has this PySpark; made once."""
     folder = CACHE / f"pyspark-{version}"
     folder.parent.mkdir(exist_ok=True)

@@ -41,8 +41,8 @@ class Growth:
 
 def run(work: Path, state: int, recovered: int) -> Growth:
     """`state` and `recovered`: rows a side of the two parts."""
-    grown = _grow(work / "growth", state)
-    rows, seconds = _recover(work / "recovery", recovered)
+    grown = _grow_state(work / "growth", state)
+    rows, seconds = _recover_state(work / "recovery", recovered)
     return Growth(
         sum(map(joinery_jobs.rows_in, grown)),
         rates(grown),
@@ -83,29 +83,29 @@ def growth_table(growth: Growth) -> str:
     )
 
 
-def _grow(work: Path, state: int) -> list[dict[str, Any]]:
+def _grow_state(work: Path, state: int) -> list[dict[str, Any]]:
     with KafkaBroker() as broker:
         records = state + state // 4
-        _fill(broker, records, state)
+        _fill_state(broker, records, state)
         peer = _peer(broker.bootstrap, work, state, records, stop=True)
         epochs = joinery_jobs.run_to_end(peer).epochs
     shutil.rmtree(work, ignore_errors=True)
     return epochs
 
 
-def _recover(work: Path, state: int) -> tuple[int, float]:
+def _recover_state(work: Path, state: int) -> tuple[int, float]:
     """Rows of state, and seconds from the start of the second process to its first row."""
     with KafkaBroker() as broker:
-        _fill(broker, state, state)
+        _fill_state(broker, state, state)
         peer = _peer(broker.bootstrap, work, state, state, stop=False)
         output = FileOutput(work / "rows", {})
         with running(peer) as ended:
-            _until("all records were read", ended, lambda: _rows_read(peer) == 2 * state)
+            _wait_until("all records were read", ended, lambda: _rows_read(peer) == 2 * state)
         before, state_rows = output.ends()[0], joinery_jobs.epochs_in(peer.log)[-1]["state_rows"]
-        _more(broker, state)
+        _send_payments(broker, state)
         started = time.monotonic()
         with running(peer) as ended:
-            _until("a new row came", ended, lambda: output.ends()[0] > before)
+            _wait_until("a new row came", ended, lambda: output.ends()[0] > before)
             seconds = time.monotonic() - started
     print(f"  {seconds:.1f} s to the first row from {state_rows:,} rows of state", file=sys.stderr, flush=True)
     shutil.rmtree(work, ignore_errors=True)
@@ -116,7 +116,7 @@ def _rows_read(peer: Peer) -> int:
     return sum(map(joinery_jobs.rows_in, joinery_jobs.epochs_in(peer.log)))
 
 
-def _fill(broker: KafkaBroker, records: int, state: int) -> None:
+def _fill_state(broker: KafkaBroker, records: int, state: int) -> None:
     for topic in ("orders", "payments"):
         broker.create_topic(topic, PARTITIONS)
     produce(broker.bootstrap, Workload(records, PARTITIONS, paid_within_ms=_window_ms(state)))
@@ -126,7 +126,7 @@ def _window_ms(state: int) -> int:
     return state * 1000 // RECORDS_PER_SECOND
 
 
-def _more(broker: KafkaBroker, state: int) -> None:
+def _send_payments(broker: KafkaBroker, state: int) -> None:
     """Payments of the latest orders, just after them."""
     at = START_MS + _window_ms(state)
     keyed = [(number, b"o%09d" % number) for number in range(state - _NEW, state)]
@@ -158,7 +158,7 @@ def _peer(bootstrap: str, work: Path, state: int, records: int, *, stop: bool) -
     return joinery_jobs.peer("Joinery", "", job, work)
 
 
-def _until(event: str, ended: Callable[[], str | None], condition: Callable[[], bool]) -> None:
+def _wait_until(event: str, ended: Callable[[], str | None], condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + _WAIT_SECONDS
     while not condition():
         if problem := ended() or (time.monotonic() > deadline and f"still ran after {_WAIT_SECONDS:.0f} s") or None:

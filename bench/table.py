@@ -26,7 +26,7 @@ def rates(title: str, figures: Sequence[Figures]) -> str:
     joinery_rate = next(
         (peer.warm_rate for peer in figures if peer.name.startswith("Joinery") and peer.warm_rate), None
     )
-    return _table(title, _HEAD, [_rates_row(peer, joinery_rate) for peer in figures], figures)
+    return _markdown_table(title, _HEAD, [_rates_row(peer, joinery_rate) for peer in figures], figures)
 
 
 def _rates_row(figures: Figures, joinery_rate: float | None) -> list[str]:
@@ -34,11 +34,11 @@ def _rates_row(figures: Figures, joinery_rate: float | None) -> list[str]:
         return [figures.name, figures.problem, *[""] * (len(_HEAD) - 2)]
     return [
         figures.name,
-        _number(figures.cold_rate),
-        _number(figures.warm_rate),
+        _number_text(figures.cold_rate),
+        _number_text(figures.warm_rate),
         f"{figures.warm_rate / joinery_rate:.2f}" if figures.warm_rate and joinery_rate else "-",
-        _number(figures.cold_cpu_us, 2),
-        _number(figures.warm_cpu_us, 2),
+        _number_text(figures.cold_cpu_us, 2),
+        _number_text(figures.warm_cpu_us, 2),
         f"{figures.peak_bytes / 1e9:.2f} GB" if figures.peak_bytes else "-",
         f"{figures.rows_out:,}" if figures.rows_out else "-",
     ]
@@ -48,44 +48,45 @@ def cpu_by_kind(title: str, figures: Sequence[Figures]) -> str:
     """Rates, and CPU per row by kind of process, warm and with the start counted."""
     first, *later_kinds = KINDS
     head = ("", "rows/s, start counted", "warm", f"CPU us/row, warm (start counted): {first}", *later_kinds)
-    return _table(title, head, [_cpu_by_kind_row(peer) for peer in figures], figures)
+    return _markdown_table(title, head, [_cpu_by_kind_row(peer) for peer in figures], figures)
 
 
 def _cpu_by_kind_row(figures: Figures) -> list[str]:
     if figures.problem:
         return [figures.name, figures.problem, *[""] * (1 + len(KINDS))]
     cold, warm = figures.cold_cpu_by_kind, figures.warm_cpu_by_kind or {}
-    cells = [f"{_number(warm.get(kind), 2)} ({_number(cold.get(kind), 2)})" for kind in KINDS]
-    return [figures.name, _number(figures.cold_rate), _number(figures.warm_rate), *cells]
+    cells = [f"{_number_text(warm.get(kind), 2)} ({_number_text(cold.get(kind), 2)})" for kind in KINDS]
+    return [figures.name, _number_text(figures.cold_rate), _number_text(figures.warm_rate), *cells]
 
 
 def goals(rows: Sequence[tuple[str, float, str, str]]) -> str:
     """What is compared, warm; the value; its goal; and whether that is reached."""
-    lines = [_line(("warm", "measured", "goal", "reached")), _line(("---", "---:", "---:", "---"))]
-    return "\n".join([*lines, *(_line((text, f"{value:.2f}", *rest)) for text, value, *rest in rows), ""])
+    lines = [_table_line(("warm", "measured", "goal", "reached")), _table_line(("---", "---:", "---:", "---"))]
+    return "\n".join([*lines, *(_table_line((text, f"{value:.2f}", *rest)) for text, value, *rest in rows), ""])
 
 
 def delays(title: str, results: Sequence[Delays]) -> str:
     head = ("", "p50 ms", "p99 ms", "rows")
     rows = [
-        [peer.name, peer.problem or _number(peer.p50_ms), _number(peer.p99_ms), f"{peer.rows:,}"] for peer in results
+        [peer.name, peer.problem or _number_text(peer.p50_ms), _number_text(peer.p99_ms), f"{peer.rows:,}"]
+        for peer in results
     ]
-    return _table(title, head, rows, results)
+    return _markdown_table(title, head, rows, results)
 
 
-def _number(value: float | None, digits: int = 0) -> str:
+def _number_text(value: float | None, digits: int = 0) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
-def _table(
+def _markdown_table(
     title: str, head: Sequence[str], rows: Sequence[Sequence[str]], results: Sequence[Figures] | Sequence[Delays]
 ) -> str:
-    lines = [_line(head), _line(["---", *["---:"] * (len(head) - 1)]), *map(_line, rows)]
+    lines = [_table_line(head), _table_line(["---", *["---:"] * (len(head) - 1)]), *map(_table_line, rows)]
     notes = [f"- {peer.name}: {peer.settings}." for peer in results]
     return "\n".join([f"## {title}", "", *lines, "", *notes, ""])
 
 
-def _line(cells: Sequence[str]) -> str:
+def _table_line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
@@ -100,10 +101,10 @@ def rates_picture(sections: Mapping[str, Sequence[Figures]]) -> str:
     for title, results in sections.items():
         rates = [(figures.name, figures.warm_rate or figures.cold_rate) for figures in results if not figures.problem]
         most = max((rate for _, rate in rates if rate), default=1.0)
-        parts.append(_text(0, top + _TITLE - 12, f"{title}, rows per second", "bold"))
+        parts.append(_draw_text(0, top + _TITLE - 12, f"{title}, rows per second", "bold"))
         top += _TITLE
         for name, rate in rates:
-            parts += _bar(name, rate or 0.0, most, top)
+            parts += _draw_bar(name, rate or 0.0, most, top)
             top += _BAR + _GAP
     style = "<style>text{font:13px sans-serif;fill:#222}.bold{font-weight:bold}.end{text-anchor:end}</style>"
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {top}" width="{_WIDTH}" height="{top}">'
@@ -111,15 +112,15 @@ def rates_picture(sections: Mapping[str, Sequence[Figures]]) -> str:
     return "\n".join([head, style, ground, *parts, "</svg>", ""])
 
 
-def _bar(name: str, rate: float, most: float, top: int) -> list[str]:
+def _draw_bar(name: str, rate: float, most: float, top: int) -> list[str]:
     length = round((_WIDTH - _NAMES - 100) * rate / most, 1)
     colour = _OURS if name.startswith("Joinery") else _THEIRS
     return [
-        _text(_NAMES - 8, top + 14, name, "end"),
+        _draw_text(_NAMES - 8, top + 14, name, "end"),
         f'<rect x="{_NAMES}" y="{top}" width="{length}" height="{_BAR}" fill="{colour}"/>',
-        _text(_NAMES + length + 6, top + 14, f"{rate:,.0f}", ""),
+        _draw_text(_NAMES + length + 6, top + 14, f"{rate:,.0f}", ""),
     ]
 
 
-def _text(x: float, y: float, text: str, kind: str) -> str:
+def _draw_text(x: float, y: float, text: str, kind: str) -> str:
     return f'<text x="{x}" y="{y}" class="{kind}">{escape(text)}</text>'

@@ -54,26 +54,28 @@ def produce(bootstrap: str, workload: Workload, topics: Sequence[str] = ("orders
 
 def produce_records(bootstrap: str, topic: str, partitions: Sequence[Iterable[tuple[bytes, bytes]]]) -> None:
     """Fills a topic that exists: partition number n with the nth list of keys and records."""
-    producer = _producer(bootstrap)
+    producer = _open_producer(bootstrap)
     for number, records in enumerate(partitions):
-        _send(producer, topic, ((number, key, record) for key, record in records))
+        _send_records(producer, topic, ((number, key, record) for key, record in records))
 
 
 def _produce_topic(bootstrap: str, workload: Workload, topic: str) -> None:
     keyed = TOPICS[topic](workload)
     if workload.partitioner is not None:
-        producer = _producer(bootstrap, partitioner=workload.partitioner)
-        _send(producer, topic, ((_BY_PARTITIONER, key, record) for _, key, record in keyed))
+        producer = _open_producer(bootstrap, partitioner=workload.partitioner)
+        _send_records(producer, topic, ((_BY_PARTITIONER, key, record) for _, key, record in keyed))
         return
-    _send(_producer(bootstrap), topic, ((number % workload.partitions, key, record) for number, key, record in keyed))
+    _send_records(
+        _open_producer(bootstrap), topic, ((number % workload.partitions, key, record) for number, key, record in keyed)
+    )
 
 
-def _producer(bootstrap: str, **properties: str) -> Producer:
+def _open_producer(bootstrap: str, **properties: str) -> Producer:
     batches = {"linger.ms": 50, "batch.size": 1 << 20, "compression.type": "lz4"}
     return ordered_producer(bootstrap, {**batches, "queue.buffering.max.messages": 1_000_000, **properties})
 
 
-def _send(producer: Producer, topic: str, records: Iterable[Keyed]) -> None:
+def _send_records(producer: Producer, topic: str, records: Iterable[Keyed]) -> None:
     """Each to the partition that it names; to that of the partitioner if it names _BY_PARTITIONER."""
     for number, (partition, key, record) in enumerate(records):
         while True:
@@ -87,7 +89,7 @@ def _send(producer: Producer, topic: str, records: Iterable[Keyed]) -> None:
     producer.flush()
 
 
-def _orders(workload: Workload) -> Iterator[Keyed]:
+def _draw_orders(workload: Workload) -> Iterator[Keyed]:
     amounts, times = _order_values(workload)
     for number, ts, amount in zip(range(workload.records), times.tolist(), amounts.tolist(), strict=True):
         key = b"o%09d" % number
@@ -98,11 +100,11 @@ def _orders(workload: Workload) -> Iterator[Keyed]:
 def _order_values(workload: Workload) -> tuple[np.ndarray, np.ndarray]:
     """Amounts in cents, and event times."""
     random = np.random.default_rng(1)
-    times = _times(workload, random)
+    times = _draw_times(workload, random)
     return random.integers(100, 100_000, workload.records), times
 
 
-def _payments(workload: Workload) -> Iterator[Keyed]:
+def _draw_payments(workload: Workload) -> Iterator[Keyed]:
     orders, times = _payment_values(workload)
     for number, ts, order in zip(range(workload.records), times.tolist(), orders.tolist(), strict=True):
         key = b"o%09d" % order
@@ -113,7 +115,7 @@ def _payments(workload: Workload) -> Iterator[Keyed]:
 def _payment_values(workload: Workload) -> tuple[np.ndarray, np.ndarray]:
     """Numbers of the orders that are paid, and event times."""
     random = np.random.default_rng(2)
-    times = _times(workload, random)
+    times = _draw_times(workload, random)
     orders = np.arange(workload.records) - random.integers(0, workload.paid_within, workload.records)
     orders[(random.random(workload.records) > PAID) | (orders < 0)] += _NOBODY
     return orders, times
@@ -137,17 +139,17 @@ def expected_pairs(workload: Workload, window_ms: int) -> pl.DataFrame:
     )
 
 
-def _shipments(workload: Workload) -> Iterator[Keyed]:
+def _draw_shipments(workload: Workload) -> Iterator[Keyed]:
     """Shipment n is of a payment up to `paid_within` before."""
     random = np.random.default_rng(3)
-    times = _times(workload, random)
+    times = _draw_times(workload, random)
     paid = np.arange(workload.records) - random.integers(0, workload.paid_within, workload.records)
     for number, ts, payment in zip(range(workload.records), times.tolist(), (paid % 10**9).tolist(), strict=True):
         key = b"p%09d" % payment
         yield payment, key, b'{"shipment_id":"s%09d","payment_id":"%b","carrier":"post","ts":%d}' % (number, key, ts)
 
 
-def _hot(records: Iterator[Keyed]) -> Iterator[Keyed]:
+def _with_hot_key(records: Iterator[Keyed]) -> Iterator[Keyed]:
     """Every tenth record has the same order."""
     for number, (order, key, record) in enumerate(records):
         at = record.index(b'"order_id":"') + len(b'"order_id":"')
@@ -158,14 +160,14 @@ def _hot(records: Iterator[Keyed]) -> Iterator[Keyed]:
 
 
 TOPICS: dict[str, Callable[[Workload], Iterator[Keyed]]] = {
-    "orders": _orders,
-    "payments": _payments,
-    "shipments": _shipments,
-    "hot_orders": lambda workload: _hot(_orders(workload)),
-    "hot_payments": lambda workload: _hot(_payments(workload)),
+    "orders": _draw_orders,
+    "payments": _draw_payments,
+    "shipments": _draw_shipments,
+    "hot_orders": lambda workload: _with_hot_key(_draw_orders(workload)),
+    "hot_payments": lambda workload: _with_hot_key(_draw_payments(workload)),
 }
 
 
-def _times(workload: Workload, random: np.random.Generator) -> np.ndarray:
+def _draw_times(workload: Workload, random: np.random.Generator) -> np.ndarray:
     steady = START_MS + np.arange(workload.records) * 1000 // RECORDS_PER_SECOND
     return steady - random.integers(0, DISORDER_MS, workload.records)

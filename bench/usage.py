@@ -32,7 +32,7 @@ def adopt_orphans() -> None:
 
 def cpu_seconds() -> float:
     """CPU seconds of every descendant so far, those that ended included, this process not."""
-    times = filter(None, map(_times, psutil.Process().children(recursive=True)))
+    times = filter(None, map(_times_of, psutil.Process().children(recursive=True)))
     return _ended_children() + sum(process_times.own + process_times.ended_children for process_times in times)
 
 
@@ -114,7 +114,7 @@ class CpuMeter:
                         self._kinds[process.pid] = kind_of(process.name(), words)
         # Parents first, as psutil lists them: a child that ends in between must not be seen alive and count as ended.
         ended = _ended_children()
-        looked_at = [(process, _times(process)) for process in self._processes]
+        looked_at = [(process, _times_of(process)) for process in self._processes]
         self._processes = [process for process, times in looked_at if times is not None]
         times = [process_times for _, process_times in looked_at if process_times is not None]
         self._cpu.look([(process_times, self._kinds[process_times.pid]) for process_times in times], ended)
@@ -127,7 +127,7 @@ def _ended_children() -> float:
     return ended.ru_utime + ended.ru_stime
 
 
-def _times(process: psutil.Process) -> ProcessTimes | None:
+def _times_of(process: psutil.Process) -> ProcessTimes | None:
     try:
         with process.oneshot():
             times, parent = process.cpu_times(), process.ppid()
@@ -169,18 +169,18 @@ def end_all(without: Collection[int], grace_seconds: float = 10.0) -> None:
     deadline = time.monotonic() + grace_seconds
     while left := descendants(without):
         for process in left:
-            _reap(process)
+            _reap_child(process)
         if time.monotonic() > deadline:
             for process in left:
-                _kill(process)
+                _kill_process(process)
         time.sleep(0.05)
 
 
-def _reap(process: psutil.Process) -> None:
+def _reap_child(process: psutil.Process) -> None:
     with suppress(ChildProcessError):  # a grandchild, or reaped by its owner
         os.waitpid(process.pid, os.WNOHANG)
 
 
-def _kill(process: psutil.Process) -> None:
+def _kill_process(process: psutil.Process) -> None:
     with suppress(psutil.Error):
         process.send_signal(signal.SIGKILL)

@@ -41,8 +41,11 @@ def main(base: str) -> int:
 
 def changed_files(base: str) -> list[str]:
     """Return the files that differ from where this branch left `base`, new files included."""
-    start = _git("merge-base", base, "HEAD").strip()
-    return [*_git("diff", "--name-only", start).split(), *_git("ls-files", "--others", "--exclude-standard").split()]
+    start = _run_git("merge-base", base, "HEAD").strip()
+    return [
+        *_run_git("diff", "--name-only", start).split(),
+        *_run_git("ls-files", "--others", "--exclude-standard").split(),
+    ]
 
 
 def affected_tests(changed: Iterable[str]) -> set[str]:
@@ -94,7 +97,7 @@ def _imported_names(text: str) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
 
 
-def _git(*arguments: str) -> str:
+def _run_git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 

@@ -129,14 +129,14 @@ def make(seed: int, clicks: int, partitions: int) -> list[GeneratedRecord]:
     shares = (1 - sum(_SHARES), *_SHARES[1:])
     kinds = chance.choices(_ACCIDENTS, shares, k=len(drawn))
     rows = zip(drawn.user.tolist(), drawn.page.tolist(), drawn.ts.tolist(), kinds, strict=True)
-    in_time = [_record(chance, f"u{user:06d}", page, ts, kind, partitions) for user, page, ts, kind in rows]
+    in_time = [_make_record(chance, f"u{user:06d}", page, ts, kind, partitions) for user, page, ts, kind in rows]
     # Late clicks happen in the first half of the hour, so that they arrive in the second one.
     late_times = chance.sample(drawn.ts[: len(drawn) // 2].tolist(), int(_LATE_SHARE * len(drawn)))
-    late = [_record(chance, f"late{n}", 1, ts, "late", partitions) for n, ts in enumerate(late_times)]
+    late = [_make_record(chance, f"late{n}", 1, ts, "late", partitions) for n, ts in enumerate(late_times)]
     return sorted([*in_time, *late], key=lambda record: record.arrival_ms)
 
 
-def _record(chance: random.Random, user: str, page: int, ts: int, kind: Kind, partitions: int) -> GeneratedRecord:
+def _make_record(chance: random.Random, user: str, page: int, ts: int, kind: Kind, partitions: int) -> GeneratedRecord:
     row = {"user_id": user, "page": f"/p{page}", "ts": ts}
     value = encoded(row, kind, _CHANGES)
     return GeneratedRecord(

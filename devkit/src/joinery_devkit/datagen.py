@@ -73,7 +73,7 @@ class GeneratedRecord:
 def make(seed: int, orders: int) -> list[GeneratedRecord]:
     """`orders` orders and about 0.84 times as many payments, for topics `orders` and `payments`, in sending order."""
     chance = random.Random(seed)
-    records = [record for number in range(orders) for record in _order(chance, number, number * SPAN_MS // orders)]
+    records = [record for number in range(orders) for record in _draw_order(chance, number, number * SPAN_MS // orders)]
     return sorted(records, key=lambda record: record.arrival_ms)
 
 
@@ -81,7 +81,7 @@ def kinds(records: Iterable[GeneratedRecord]) -> Mapping[Kind, int]:
     return Counter(record.kind for record in records)
 
 
-def _order(chance: random.Random, number: int, after_ms: int) -> list[GeneratedRecord]:
+def _draw_order(chance: random.Random, number: int, after_ms: int) -> list[GeneratedRecord]:
     """An order, perhaps twice, and its payments, perhaps none."""
     order_id, ts = f"O-{number:06d}", FIRST_ORDER_MS + after_ms
     order = {
@@ -91,22 +91,22 @@ def _order(chance: random.Random, number: int, after_ms: int) -> list[GeneratedR
         "currency": chance.choice(_CURRENCIES),
         "ts": ts,
     }
-    records = [_record(chance, "orders", order, ts, "usual")]
+    records = [_make_record(chance, "orders", order, ts, "usual")]
     if chance.random() < 0.01:
-        records.append(_record(chance, "orders", order, ts, "repeated"))
-    return [*records, *_payments(chance, order, ts)]
+        records.append(_make_record(chance, "orders", order, ts, "repeated"))
+    return [*records, *_draw_payments(chance, order, ts)]
 
 
-def _payments(chance: random.Random, order: Mapping[str, Any], ordered_at: int) -> list[GeneratedRecord]:
+def _draw_payments(chance: random.Random, order: Mapping[str, Any], ordered_at: int) -> list[GeneratedRecord]:
     draw = chance.random()
     if draw < 0.18:
         return []
     parts = 2 if draw > 0.97 else 1
     kind: Kind = "outside" if draw < 0.21 else "unmatched" if draw < 0.22 else "usual"
-    return [_payment(chance, order, ordered_at, part, parts, kind) for part in range(parts)]
+    return [_draw_payment(chance, order, ordered_at, part, parts, kind) for part in range(parts)]
 
 
-def _payment(
+def _draw_payment(
     chance: random.Random, order: Mapping[str, Any], ordered_at: int, part: int, parts: int, kind: Kind
 ) -> GeneratedRecord:
     # Clocks differ: some payments seem to precede their order.
@@ -123,18 +123,18 @@ def _payment(
         "ts": datetime.fromtimestamp(ts / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
     }
     payment_kind: Kind = "repeated" if part else kind
-    return _record(chance, "payments", payment, ts, payment_kind)
+    return _make_record(chance, "payments", payment, ts, payment_kind)
 
 
-def _record(chance: random.Random, topic: str, row: Mapping[str, Any], ts: int, kind: Kind) -> GeneratedRecord:
+def _make_record(chance: random.Random, topic: str, row: Mapping[str, Any], ts: int, kind: Kind) -> GeneratedRecord:
     """The row as a record, which may be damaged or delayed."""
     if kind == "usual":
-        kind = _accident(chance)
+        kind = _draw_accident(chance)
     key = str(row["order_id"]).encode()
     return GeneratedRecord(topic, key, encoded(row, kind, _CHANGES), kind, ts + _delivery_ms(chance, kind))
 
 
-def _accident(chance: random.Random) -> Kind:
+def _draw_accident(chance: random.Random) -> Kind:
     luck = chance.random()
     for kind, share in _ACCIDENTS:
         luck -= share
@@ -165,13 +165,13 @@ Changes = Mapping[Kind, Mapping[str, Any]]  # columns that replace a record's ow
 
 def encoded(row: Mapping[str, Any], kind: Kind, changes: Changes) -> bytes | None:
     """The value of the row's record; its event time is the column `ts`."""
-    text = json.dumps(_changed(row, kind, changes)).encode()
+    text = json.dumps(_with_changes(row, kind, changes)).encode()
     if kind == "no_value":
         return None
     return text[: len(text) * 2 // 3] if kind == "cut_off" else text
 
 
-def _changed(row: Mapping[str, Any], kind: Kind, changes: Changes) -> Any:
+def _with_changes(row: Mapping[str, Any], kind: Kind, changes: Changes) -> Any:
     if kind == "no_object":
         return list(row.values())
     if kind == "no_time":

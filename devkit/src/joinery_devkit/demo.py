@@ -86,13 +86,13 @@ def demo(console: Console, scenario: Scenario, size: Size, *, keep: bool = False
     java_command()
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="joinery-demo-")))
-        broker = _broker(stack, console, scenario, directory)
+        broker = _start_broker(stack, console, scenario, directory)
         console.print("Starting an embedded Postgres, for state, offsets and output")
         dsn = stack.enter_context(embedded_postgres(directory / "postgres"))
         records = scenario.records(size.seed, size.records)
         job_file = directory / f"{scenario.name}.yaml"
         job_file.write_text(scenario.job(broker.bootstrap, dsn, records))
-        _show(console, job_file)
+        _show_job(console, job_file)
         sender = Sender(broker.bootstrap, records, size.seconds)
         console.print(
             f"Sending {len(records):,} records in {size.seconds:.0f} s, "
@@ -101,9 +101,9 @@ def demo(console: Console, scenario: Scenario, size: Size, *, keep: bool = False
         with sender.running(), RunningJob(job_file, directory).running() as job:
             _DemoRun(console, scenario, dsn).watch(job, sender)
         if not console.is_terminal:  # a terminal already shows these rows
-            console.print(table_of(f"The newest {scenario.words.title}", _query(dsn, scenario.newest)))
+            console.print(table_of(f"The newest {scenario.words.title}", _query_rows(dsn, scenario.newest)))
         console.print("Reading the topics again, and comparing the output with what the rules demand")
-        verdict = scenario.judge(job_file, broker.bootstrap, _query(dsn, f"SELECT * FROM {scenario.table}"))
+        verdict = scenario.judge(job_file, broker.bootstrap, _query_rows(dsn, f"SELECT * FROM {scenario.table}"))
         console.print(f"{verdict} ({time.monotonic() - began:.0f} s in all)", highlight=False, soft_wrap=True)
         if keep:
             write_environment(directory / "env", broker.bootstrap, dsn, directory / "home")
@@ -114,7 +114,7 @@ def demo(console: Console, scenario: Scenario, size: Size, *, keep: bool = False
     return verdict
 
 
-def _broker(stack: ExitStack, console: Console, scenario: Scenario, directory: Path) -> KafkaBroker:
+def _start_broker(stack: ExitStack, console: Console, scenario: Scenario, directory: Path) -> KafkaBroker:
     console.print("Starting a Kafka broker (the first time ever, this downloads 60 MB)")
     kafka_jars()
     broker = stack.enter_context(KafkaBroker(directory / "kafka"))
@@ -123,7 +123,7 @@ def _broker(stack: ExitStack, console: Console, scenario: Scenario, directory: P
     return broker
 
 
-def _show(console: Console, job_file: Path) -> None:
+def _show_job(console: Console, job_file: Path) -> None:
     console.print(f"The job, {job_file}:")
     text = job_file.read_text()
     if console.is_terminal:
@@ -143,7 +143,7 @@ class _DemoRun:
         progress = Progress()
         deadline = deadline_after(_STALLED_SECONDS)
         with open_view(self.console, self.scenario.words) as view:
-            while not self._over(job, sender, progress):
+            while not self._has_arrived(job, sender, progress):
                 before = progress.epoch
                 for event in job.events():
                     progress.take(event)
@@ -152,14 +152,16 @@ class _DemoRun:
                     deadline = deadline_after(_STALLED_SECONDS)
                 elif time.monotonic() > deadline:
                     raise job.problem(f"has made no progress for {_STALLED_SECONDS:.0f} s")
-                newest = _query(self.dsn, self.scenario.newest) if self.console.is_terminal and progress.out else ()
+                newest = (
+                    _query_rows(self.dsn, self.scenario.newest) if self.console.is_terminal and progress.out else ()
+                )
                 view.update(progress, sender.sent, newest)
                 time.sleep(0.2)
         if not self.scenario.ends:
             self.console.print("All is read: SIGTERM, the job stops after its epoch")
         job.stop()
 
-    def _over(self, job: RunningJob, sender: Sender, progress: Progress) -> bool:
+    def _has_arrived(self, job: RunningJob, sender: Sender, progress: Progress) -> bool:
         if self.scenario.ends:
             return job.ended
         if job.ended:
@@ -167,12 +169,12 @@ class _DemoRun:
         return sender.done and progress.read.total() >= sender.sent
 
 
-def _query(dsn: str, sql: str) -> Rows:
+def _query_rows(dsn: str, sql: str) -> Rows:
     with psycopg.connect(dsn, row_factory=dict_row) as connection:
         return connection.execute(sql.encode()).fetchall()
 
 
-def _interrupt(*_: object) -> None:
+def _interrupt_once(*_: object) -> None:
     """Raises KeyboardInterrupt at the first signal only: the clean-up must not be interrupted, and none of its steps
     waits for ever.
 
@@ -195,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     size = Size(chosen.records, chosen.seconds, chosen.seed)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
+        signal.signal(number, _interrupt_once)
     try:
         return 0 if demo(Console(), SCENARIOS[chosen.kind], size, keep=chosen.keep).ok else 1
     except KeyboardInterrupt:

@@ -32,7 +32,7 @@ class Sender:
         self._records, self._seconds = records, seconds
         self._producer = ordered_producer(bootstrap, {"linger.ms": 5, "log_level": 0})
         self._go, self._stopping = Event(), Event()
-        self._thread = Thread(target=self._send, name="sender", daemon=True)
+        self._thread = Thread(target=self._send_records, name="sender", daemon=True)
         self.sent = 0
 
     @property
@@ -52,7 +52,7 @@ class Sender:
     def go(self) -> None:
         self._go.set()
 
-    def _send(self) -> None:
+    def _send_records(self) -> None:
         self._send_until(int(_FIRST_SHARE * len(self._records)))
         self._go.wait()
         started, first = time.monotonic(), self.sent
@@ -74,7 +74,7 @@ class RunningJob:
     def __init__(self, job_file: Path, directory: Path) -> None:
         environment = {**os.environ, "SPARK_LOCAL_DIRS": str(directory / "spark"), "PYTHONUNBUFFERED": "1"}
         environment |= {"JOINERY_WAIT_FOR_SPARK": "1"}  # the demo shows Spark, from its first epoch on
-        self._process = ChildProcess([_joinery(), "run", str(job_file)], directory / "joinery.log", environment)
+        self._process = ChildProcess([_joinery_command(), "run", str(job_file)], directory / "joinery.log", environment)
         self._at = 0
 
     @contextmanager
@@ -115,7 +115,7 @@ class RunningJob:
         return JoineryError(f"the job {failure}", facts=facts)
 
 
-def _joinery() -> str:
+def _joinery_command() -> str:
     """The command that belongs to this Python."""
     command = Path(sys.executable).with_name("joinery")
     if not command.is_file():
@@ -125,7 +125,7 @@ def _joinery() -> str:
 
 def epoch_log(job_file: Path) -> list[Mapping[str, Any]]:
     """Reads the epoch log as any user can, through the command line."""
-    command = [_joinery(), "state", "epochs", str(job_file), "--limit", _EVERY_EPOCH]
+    command = [_joinery_command(), "state", "epochs", str(job_file), "--limit", _EVERY_EPOCH]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise JoineryError("the epoch log cannot be read", facts=done.stderr.strip())

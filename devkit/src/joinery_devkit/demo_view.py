@@ -80,11 +80,13 @@ class View:
     def update(self, progress: Progress, sent: int, sample: Rows) -> None:
         if self._live is not None:
             self._live.update(
-                Group(_table(progress, self._words, sent), table_of(f"{self._words.title}, the newest", sample))
+                Group(
+                    _progress_table(progress, self._words, sent), table_of(f"{self._words.title}, the newest", sample)
+                )
             )
         elif time.monotonic() >= self._line_at:
             self._line_at = time.monotonic() + _LINE_SECONDS
-            self._console.print(_line(progress, self._words, sent), highlight=False, soft_wrap=True)
+            self._console.print(_progress_line(progress, self._words, sent), highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -110,7 +112,7 @@ def table_of(title: str, rows: Rows) -> Table:
     return table
 
 
-def _table(progress: Progress, words: Wording, sent: int) -> Table:
+def _progress_table(progress: Progress, words: Wording, sent: int) -> Table:
     read_rate, out_rate = progress.rates()
     table = Table(title=f"epoch {progress.epoch}, {progress.seconds * 1000:.0f} ms", title_justify="left")
     for heading in ("", "rows", "rows/s", "lag", "watermark"):
@@ -118,7 +120,7 @@ def _table(progress: Progress, words: Wording, sent: int) -> Table:
     table.add_row("sent to Kafka", f"{sent:,}", "", "", "")
     for name, watermark in progress.watermarks.items():
         read, lag = f"{progress.read[name]:,}", f"{progress.backlog[name]:,}"
-        table.add_row(f"read from {name}", read, "", lag, _clock(watermark))
+        table.add_row(f"read from {name}", read, "", lag, _clock_text(watermark))
     table.add_row("read", f"{progress.read.total():,}", f"{read_rate:,.0f}", "", "")
     table.add_row(f"{words.out}, in Postgres", f"{progress.out:,}", f"{out_rate:,.0f}", "", "")
     table.add_row("in the state", f"{progress.state_rows:,}", "", "", "")
@@ -128,10 +130,10 @@ def _table(progress: Progress, words: Wording, sent: int) -> Table:
     return table
 
 
-def _line(progress: Progress, words: Wording, sent: int) -> str:
+def _progress_line(progress: Progress, words: Wording, sent: int) -> str:
     if not progress.started:
         return "  Spark is starting"
-    watermarks = ", ".join(f"{name} {_clock(watermark)}" for name, watermark in progress.watermarks.items())
+    watermarks = ", ".join(f"{name} {_clock_text(watermark)}" for name, watermark in progress.watermarks.items())
     drops = "".join(f", {count:,} {reason}" for reason, count in sorted(progress.dropped.items()))
     if not progress.epoch:
         return f"  {sent:,} sent, the first epoch is running"
@@ -142,7 +144,7 @@ def _line(progress: Progress, words: Wording, sent: int) -> str:
     )
 
 
-def _clock(watermark: int | None) -> str:
+def _clock_text(watermark: int | None) -> str:
     if watermark == END_OF_TIME:
         return "at the end"
     return "-" if watermark is None else datetime.fromtimestamp(watermark / 1000, UTC).strftime("%H:%M:%S")

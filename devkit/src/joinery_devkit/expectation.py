@@ -105,13 +105,13 @@ def expect(reading: Reading, log: Log, job: StreamJoin) -> Expectation:
     JoineryError for a job other than one inner interval join with keys."""
     join = _Join(job)
     with duckdb.connect(config={"threads": 2}) as db:
-        _load(db, reading, log, join)
+        _load_tables(db, reading, log, join)
         for side in join.inputs:
             db.execute(_judged_sql(join, side))
         joined_rows = db.execute(_pairs_sql(join)).fetchall()
         dropped: dict[int, dict[str, dict[str, int]]] = {}
         for side in job.spec.inputs:
-            table = _quoted(side.name)
+            table = _quote_name(side.name)
             drops = f"""SELECT "$epoch", "$drop", count(*) FROM {table} WHERE "$drop" IS NOT NULL GROUP BY ALL"""
             for epoch, reason, count in db.execute(drops).fetchall():
                 dropped.setdefault(epoch, {}).setdefault(side.name, {})[reason] = count
@@ -130,7 +130,7 @@ class _Join:
                 f"job {job.name} cannot be judged in SQL", facts="it is not one inner interval join with keys"
             )
         self.interval, self.keys = interval, job.keys_of(self.step)
-        self.columns = [_source(column) for column in job.output_columns]
+        self.columns = [_source_column(column) for column in job.output_columns]
 
     @property
     def left(self) -> Input:
@@ -141,31 +141,31 @@ class _Join:
         return self.inputs[1]
 
 
-def _source(column: OutputField) -> Reference:
+def _source_column(column: OutputField) -> Reference:
     if column.source is None:
         raise JoineryError(f"output column {column.name} cannot be judged in SQL", facts="it is no column of an input")
     return column.source
 
 
-def _load(db: duckdb.DuckDBPyConnection, reading: Reading, log: Log, join: _Join) -> None:
+def _load_tables(db: duckdb.DuckDBPyConnection, reading: Reading, log: Log, join: _Join) -> None:
     for side in join.inputs:
-        _register(db, f"read {side.name}", _table(side, reading.rows[side.name]))
+        _register_table(db, f"read {side.name}", _input_table(side, reading.rows[side.name]))
     watermarks = [entry["plan"]["watermarks"] for entry in log]
     plans = {
         "$epoch": pa.array([entry["epoch"] for entry in log], pa.int64()),
         "left_wm": pa.array([input_watermarks[join.left.name] for input_watermarks in watermarks], pa.int64()),
         "right_wm": pa.array([input_watermarks[join.right.name] for input_watermarks in watermarks], pa.int64()),
     }
-    _register(db, "$plans", pa.table(plans))
+    _register_table(db, "$plans", pa.table(plans))
 
 
-def _register(db: duckdb.DuckDBPyConnection, name: str, table: pa.Table) -> None:
+def _register_table(db: duckdb.DuckDBPyConnection, name: str, table: pa.Table) -> None:
     db.register("arriving", table)
-    db.execute(f"CREATE TABLE {_quoted(name)} AS SELECT * FROM arriving")
+    db.execute(f"CREATE TABLE {_quote_name(name)} AS SELECT * FROM arriving")
     db.unregister("arriving")
 
 
-def _table(side: Input, rows: Sequence[ReadableRecord]) -> pa.Table:
+def _input_table(side: Input, rows: Sequence[ReadableRecord]) -> pa.Table:
     columns = {
         name: pa.array([row.columns[name] for row in rows], _COLUMN_TYPES[kind.name])
         for name, kind in side.types.items()
@@ -181,17 +181,17 @@ def _judged_sql(join: _Join, side: Input) -> str:
     """SQL for the rows of one input, each with the reason why it is dropped (J4, J6), or NULL."""
     index = join.inputs.index(side)
     keys = [(pair.left, pair.right)[index].column for pair in join.keys]
-    null_key = " OR ".join(f"{_column(side.name, key)} IS NULL" for key in keys)
+    null_key = " OR ".join(f"{_quoted_column(side.name, key)} IS NULL" for key in keys)
     reach = max(join.interval.upper, -join.interval.lower) + join.step.allowed_lateness
     late = f'left_wm IS NOT NULL AND right_wm IS NOT NULL AND "$ts" + {reach} < least(left_wm, right_wm)'
     return f"""
-        CREATE TABLE {_quoted(side.name)} AS
-        SELECT {_quoted(side.name)}.*, CASE
+        CREATE TABLE {_quote_name(side.name)} AS
+        SELECT {_quote_name(side.name)}.*, CASE
             WHEN {null_key} THEN 'null_key'
             WHEN ({_own_predicate(join, side)}) IS NOT TRUE THEN 'filtered'
             WHEN {join.step.late_data != "reopen"} AND {late} THEN 'late'
         END AS "$drop"
-        FROM {_quoted(f"read {side.name}")} AS {_quoted(side.name)} JOIN "$plans" USING ("$epoch")"""
+        FROM {_quote_name(f"read {side.name}")} AS {_quote_name(side.name)} JOIN "$plans" USING ("$epoch")"""
 
 
 def _own_predicate(join: _Join, side: Input) -> str:
@@ -207,10 +207,12 @@ def _own_predicate(join: _Join, side: Input) -> str:
 def _pairs_sql(join: _Join) -> str:
     """SQL for every pair (J1) of accepted rows whose earlier row was still kept (J3) when the later one arrived (J2),
     with the epoch of the later row and the output columns."""
-    left, right = _quoted(join.left.name), _quoted(join.right.name)
+    left, right = _quote_name(join.left.name), _quote_name(join.right.name)
     lower, upper, lateness = join.interval.lower, join.interval.upper, join.step.allowed_lateness
-    columns = ", ".join(_column(ref.input, ref.column) for ref in join.columns)
-    keys = " AND ".join(f"{left}.{_quoted(k.left.column)} = {right}.{_quoted(k.right.column)}" for k in join.keys)
+    columns = ", ".join(_quoted_column(ref.input, ref.column) for ref in join.columns)
+    keys = " AND ".join(
+        f"{left}.{_quote_name(k.left.column)} = {right}.{_quote_name(k.right.column)}" for k in join.keys
+    )
     return f"""
         SELECT "$plans"."$epoch", {columns}
         FROM {left} JOIN {right} ON {keys} AND {right}."$ts" - {left}."$ts" BETWEEN {lower} AND {upper}
@@ -223,10 +225,10 @@ def _pairs_sql(join: _Join) -> str:
         END"""
 
 
-def _column(input_name: str, column: str) -> str:
-    return f"{_quoted(input_name)}.{_quoted(column)}"
+def _quoted_column(input_name: str, column: str) -> str:
+    return f"{_quote_name(input_name)}.{_quote_name(column)}"
 
 
-def _quoted(name: str) -> str:
+def _quote_name(name: str) -> str:
     doubled = name.replace('"', '""')
     return f'"{doubled}"'

@@ -33,14 +33,14 @@ def page() -> str:
     """Write docs/functions.md."""
     sections = [_INTRODUCTION]
     for family in FAMILIES:
-        rows = "\n".join(_row(function) for function in family.functions)
+        rows = "\n".join(_function_row(function) for function in family.functions)
         sections.append(
             f"## {family.title}\n\n| function | type | result | example | value |\n|---|---|---|---|---|\n{rows}\n"
         )
     return "\n".join(sections).rstrip()
 
 
-def _row(function: Function) -> str:
+def _function_row(function: Function) -> str:
     synonyms = f" ({', '.join(f'`{name}`' for name in function.synonyms)})" if function.synonyms else ""
     nulls = f". NULLs: {function.nulls}" if function.nulls else ""
     cells = (

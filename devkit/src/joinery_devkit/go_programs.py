@@ -18,11 +18,11 @@ def built_program(module: Path, package: str = ".") -> Path:
     program = cache_directory() / folder / (module / package).resolve().name
     with locked(program.with_suffix(".lock")):
         if not program.exists():
-            _build(module, package, program)
+            _build_program(module, package, program)
     return program
 
 
-def _build(module: Path, package: str, program: Path) -> None:
+def _build_program(module: Path, package: str, program: Path) -> None:
     go = go_command()
     print(f"joinery: building {program.name}, once (minutes)", file=sys.stderr, flush=True)
     partial = program.with_suffix(".partial")

@@ -150,7 +150,7 @@ def python_files(source: Path) -> list[Path]:
 
 
 @cache
-def _tree(file: Path) -> ast.Module:
+def _parse_file(file: Path) -> ast.Module:
     """The file's syntax tree, which is read once for names and for functions."""
     return ast.parse(file.read_text())
 
@@ -158,7 +158,9 @@ def _tree(file: Path) -> ast.Module:
 def bound_names(source: Path) -> Iterator[BoundName]:
     """Yields the names of all variables, parameters, fields and functions, in the order of files and lines."""
     for file in python_files(source):
-        names = [BoundName(file, line, name) for node in ast.walk(_tree(file)) for line, name in _bound_name(node)]
+        names = [
+            BoundName(file, line, name) for node in ast.walk(_parse_file(file)) for line, name in _bound_name(node)
+        ]
         yield from sorted(names, key=lambda name: name.line)
 
 
@@ -173,11 +175,11 @@ def _bound_name(node: ast.AST) -> Iterator[tuple[int, str]]:
 def functions_and_uses(files: Iterable[Path]) -> tuple[list[str], list[int]]:
     """Returns the names of all functions and methods except those that Python calls (`__init__`), and for each how
     often its name is used: in these files, or in its own file if it is private."""
-    uses_by_file = {file: Counter(_used_names(_tree(file))) for file in files}
+    uses_by_file = {file: Counter(_used_names(_parse_file(file))) for file in files}
     all_uses = sum(uses_by_file.values(), Counter[str]())
     functions, counts = [], []
     for file, uses in uses_by_file.items():
-        for node in ast.walk(_tree(file)):
+        for node in ast.walk(_parse_file(file)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("__"):
                 functions.append(node.name)
                 counts.append((uses if node.name.startswith("_") else all_uses)[node.name])
@@ -223,14 +225,14 @@ def retired_words(files: Iterable[Path]) -> Iterator[Occurrence]:
     pattern = re.compile("|".join(rf"(?P<w{i}>\b{word}\b)" for i, word in enumerate(RETIRED_WORDS.values())), re.I)
     names = list(RETIRED_WORDS)
     for file in files:
-        for start, text in _prose(file):
+        for start, text in _prose_of(file):
             for match in pattern.finditer(text):
                 line = text.count("\n", 0, match.start())
                 word = names[int(str(match.lastgroup)[1:])]
                 yield Occurrence(file, start + line, word, text.split("\n")[line])
 
 
-def _prose(file: Path) -> Iterator[tuple[int, str]]:
+def _prose_of(file: Path) -> Iterator[tuple[int, str]]:
     """Yields pieces of text with the number of their first line, without the names in backticks: a flag or a field that
     users type keeps its name."""
     content = file.read_text()

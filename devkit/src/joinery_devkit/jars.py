@@ -30,7 +30,7 @@ def fetch_jars(name: str, coordinates: Sequence[str], *, transitive: bool = True
         return folder
     with locked(folder.with_name(f"{name}.lock")):
         if not folder.is_dir():
-            _download(folder, coordinates, transitive)
+            _download_jars(folder, coordinates, transitive)
     return folder
 
 
@@ -39,14 +39,14 @@ def class_path(folder: Path) -> str:
     return f"{folder}/*"
 
 
-def _download(folder: Path, coordinates: Sequence[str], transitive: bool) -> None:
+def _download_jars(folder: Path, coordinates: Sequence[str], transitive: bool) -> None:
     # The rename comes last, so a folder with its final name is complete.
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.partial-") as work:
         jars = Path(work) / "jars"
         resolve = _with_maven if shutil.which("mvn") else _with_ivy
         resolve(Path(work), jars, coordinates, transitive)
         if not list(jars.glob("*.jar")):
-            raise _unavailable(coordinates, "the resolver ended without an error and left no jar")
+            raise _download_problem(coordinates, "the resolver ended without an error and left no jar")
         jars.rename(folder)
 
 
@@ -105,7 +105,7 @@ def _ivy_jar(coordinates: Sequence[str]) -> Path:
     spark = importlib.util.find_spec("pyspark")
     ivy_jars = sorted((Path(spark.origin).parent / "jars").glob("ivy-*.jar")) if spark and spark.origin else []
     if not ivy_jars:
-        raise _unavailable(coordinates, "neither Maven (`mvn`) nor PySpark, whose Ivy could do it, is installed")
+        raise _download_problem(coordinates, "neither Maven (`mvn`) nor PySpark, whose Ivy could do it, is installed")
     return ivy_jars[0]
 
 
@@ -115,14 +115,14 @@ def _run(command: Sequence[str], coordinates: Sequence[str]) -> None:
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_TIMEOUT_SECONDS
         )
     except subprocess.TimeoutExpired as late:
-        raise _unavailable(coordinates, f"{command[0]} was not done after {_TIMEOUT_SECONDS} s") from late
+        raise _download_problem(coordinates, f"{command[0]} was not done after {_TIMEOUT_SECONDS} s") from late
     if done.returncode != 0:
         # The first lines name the cause; the rest is advice for Maven's own developers.
         output = "\n".join([line for line in (done.stdout + done.stderr).splitlines() if line.strip()][:6])
-        raise _unavailable(coordinates, f"{command[0]} ended with {done.returncode}:\n{output}")
+        raise _download_problem(coordinates, f"{command[0]} ended with {done.returncode}:\n{output}")
 
 
-def _unavailable(coordinates: Sequence[str], facts: str) -> EnvironmentProblem:
+def _download_problem(coordinates: Sequence[str], facts: str) -> EnvironmentProblem:
     return EnvironmentProblem(
         f"Cannot download {', '.join(coordinates)} from Maven Central",
         facts=facts,

@@ -60,7 +60,7 @@ class KafkaCluster(KafkaAdmin):
                 number,
                 self.directory if brokers == 1 else self.directory / f"broker-{number}",
                 quorum,
-                self._listeners(number),
+                self._listeners_of(number),
                 properties or {},
             )
             for number in range(1, brokers + 1)
@@ -106,7 +106,7 @@ class KafkaCluster(KafkaAdmin):
 
     def start(self, number: int | None = None) -> None:
         """Starts one broker, or all, after formatting new directories. Returns when they have joined the cluster."""
-        nodes = [node for node in self._chosen(number) if node.pid is None]
+        nodes = [node for node in self._select_nodes(number) if node.pid is None]
         try:
             if self._security is not None:
                 self._security.prepare()
@@ -121,11 +121,11 @@ class KafkaCluster(KafkaAdmin):
     def stop(self, number: int | None = None) -> None:
         """Shuts down one broker in order, or all of them; does nothing if it is not running."""
         with ThreadPoolExecutor(len(self._nodes)) as threads:
-            list(threads.map(KafkaNode.stop, self._chosen(number)))
+            list(threads.map(KafkaNode.stop, self._select_nodes(number)))
 
     def kill(self, number: int | None = None) -> None:
         """Kills one broker, or all of them, as a crash would."""
-        for node in self._chosen(number):
+        for node in self._select_nodes(number):
             node.kill()
 
     def cut(self, *, silent: bool = False) -> None:
@@ -138,10 +138,10 @@ class KafkaCluster(KafkaAdmin):
         for proxy in self.proxies:
             proxy.restore()
 
-    def _chosen(self, number: int | None) -> Sequence[KafkaNode]:
+    def _select_nodes(self, number: int | None) -> Sequence[KafkaNode]:
         return list(self._nodes.values()) if number is None else [self._nodes[number]]
 
-    def _listeners(self, number: int) -> list[Listener]:
+    def _listeners_of(self, number: int) -> list[Listener]:
         listeners = [Listener(MAIN, free_port(), self._host)]
         if self.proxies:
             proxy = self.proxies[number - 1]
@@ -158,14 +158,14 @@ class KafkaCluster(KafkaAdmin):
         assert addresses, f"the cluster was made without a {name} listener"
         return ",".join(addresses)
 
-    def _serving(self) -> list[str]:
+    def _serving_addresses(self) -> list[str]:
         return [node.listeners[0].bootstrap for node in self._nodes.values() if node.running]
 
     def _wait_until_ready(self, started: Sequence[KafkaNode]) -> None:
         deadline, numbers = deadline_after(_START_SECONDS), {node.number for node in started}
         while all(node.running for node in started) and time.monotonic() < deadline:
             try:
-                if numbers <= self._brokers(timeout_seconds=1.0):
+                if numbers <= self._list_brokers(timeout_seconds=1.0):
                     return
             except KafkaException:
                 pass

@@ -45,19 +45,19 @@ class KafkaAdmin:
         """Creates a topic. Returns when every partition has a leader that serves it."""
         topic = NewTopic(name, partitions, replication_factor, config=dict(config or {}))
         self._admin.create_topics([topic])[name].result(_ADMIN_SECONDS)
-        self._await(f"topic {name} has no leader", lambda: self._led_everywhere(name, partitions))
+        self._wait_until(f"topic {name} has no leader", lambda: self._led_everywhere(name, partitions))
 
     def delete_topic(self, name: str) -> None:
         """Deletes a topic. Returns when no broker lists it any more."""
         self._admin.delete_topics([name])[name].result(_ADMIN_SECONDS)
-        self._await(
+        self._wait_until(
             f"topic {name} is still there", lambda: all(name not in topics for topics in self._topics_everywhere())
         )
 
     def add_partitions(self, topic: str, count: int) -> None:
         """Raises the topic's number of partitions to `count`; returns when each has a leader that serves it."""
         self._admin.create_partitions([NewPartitions(topic, count)])[topic].result(_ADMIN_SECONDS)
-        self._await(f"a new partition of {topic} has no leader", lambda: self._led_everywhere(topic, count))
+        self._wait_until(f"a new partition of {topic} has no leader", lambda: self._led_everywhere(topic, count))
 
     def alter_config(self, topic: str, config: Mapping[str, str]) -> None:
         """Sets some of the topic's settings and leaves the others."""
@@ -66,7 +66,7 @@ class KafkaAdmin:
         ]
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
         self._admin.incremental_alter_configs([resource])[resource].result(_ADMIN_SECONDS)
-        self._await(
+        self._wait_until(
             f"{topic} does not have its new settings", lambda: self.topic_config(topic).items() >= config.items()
         )
 
@@ -85,34 +85,34 @@ class KafkaAdmin:
     def leader(self, topic: str, partition: int = 0) -> int | None:
         """The number of the broker that leads the partition. The leader of partition 0 of `__consumer_offsets`
         coordinates every group, that of `__transaction_state` every transaction."""
-        leader = _topics(self._admin)[topic].partitions[partition].leader
+        leader = _list_topics(self._admin)[topic].partitions[partition].leader
         return leader if leader >= 0 else None
 
-    def _brokers(self, timeout_seconds: float = _ADMIN_SECONDS) -> set[int]:
+    def _list_brokers(self, timeout_seconds: float = _ADMIN_SECONDS) -> set[int]:
         return set(self._admin.list_topics(timeout=timeout_seconds).brokers)
 
     def _topics_everywhere(self) -> list[Mapping[str, Any]]:
         addresses = self.bootstrap.split(",")
         if len(addresses) == 1:
-            return [_topics(self._admin)]
+            return [_list_topics(self._admin)]
         # A new client asks the one broker that it was given.
-        return [_topics(AdminClient({"bootstrap.servers": address, **_IMPATIENT})) for address in addresses]
+        return [_list_topics(AdminClient({"bootstrap.servers": address, **_IMPATIENT})) for address in addresses]
 
     def _led_everywhere(self, name: str, partitions: int) -> bool:
         return all(
             name in topics
             and sum(partition.leader >= 0 for partition in topics[name].partitions.values()) == partitions
             for topics in self._topics_everywhere()
-        ) and self._served(name, partitions)
+        ) and self._is_served(name, partitions)
 
-    def _served(self, name: str, partitions: int) -> bool:
+    def _is_served(self, name: str, partitions: int) -> bool:
         """A broker names itself as a leader some time before it answers as one."""
         offset_specs = {TopicPartition(name, number): OffsetSpec.latest() for number in range(partitions)}
         return all(
             answer.exception(_ADMIN_SECONDS) is None for answer in self._admin.list_offsets(offset_specs).values()
         )
 
-    def _await(self, otherwise: str, condition: Callable[[], bool]) -> None:
+    def _wait_until(self, otherwise: str, condition: Callable[[], bool]) -> None:
         deadline = deadline_after(_ADMIN_SECONDS)
         while not condition():
             if time.monotonic() > deadline:
@@ -122,7 +122,7 @@ class KafkaAdmin:
             time.sleep(0.01)
 
 
-def _topics(admin: Any) -> Mapping[str, Any]:
+def _list_topics(admin: Any) -> Mapping[str, Any]:
     topics: Mapping[str, Any] = admin.list_topics(timeout=_ADMIN_SECONDS).topics
     return topics
 
@@ -152,12 +152,12 @@ def describe_groups(bootstrap: str, *groups: str) -> list[GroupRow]:
     """Runs `kafka-consumer-groups --describe --group`; rows are ordered by topic and partition. There are no rows if
     one of the groups does not exist. Raises EnvironmentProblem with the tool's output."""
     named = [argument for group in groups for argument in ("--group", group)]
-    text = _run(_GROUPS, "--bootstrap-server", bootstrap, "--timeout", _ANSWER_MS, "--describe", *named)
+    text = _run_tool(_GROUPS, "--bootstrap-server", bootstrap, "--timeout", _ANSWER_MS, "--describe", *named)
     if _NO_GROUP in text:
         return []
     if _FAILED in text:  # the tool's exit code is 0 all the same
         raise EnvironmentProblem("kafka-consumer-groups failed", facts="\n".join(without_frames(text)))
-    return sorted(_rows(text), key=lambda row: (row.topic, row.partition))
+    return sorted(_parse_rows(text), key=lambda row: (row.topic, row.partition))
 
 
 def limit_producers(bootstrap: str, client_id: str, bytes_per_second: int) -> None:
@@ -165,12 +165,12 @@ def limit_producers(bootstrap: str, client_id: str, bytes_per_second: int) -> No
     EnvironmentProblem with the tool's output."""
     entity = ("--entity-type", "clients", "--entity-name", client_id)
     quota = f"producer_byte_rate={bytes_per_second}"
-    text = _run(_CONFIGS, "--bootstrap-server", bootstrap, "--alter", *entity, "--add-config", quota)
+    text = _run_tool(_CONFIGS, "--bootstrap-server", bootstrap, "--alter", *entity, "--add-config", quota)
     if _CHANGED not in text:
         raise EnvironmentProblem("kafka-configs failed", facts="\n".join(without_frames(text)))
 
 
-def _run(main_class: str, *arguments: str) -> str:
+def _run_tool(main_class: str, *arguments: str) -> str:
     """Runs the tool and returns all that it printed."""
     done = subprocess.run(
         kafka_java(main_class, *arguments),
@@ -183,7 +183,7 @@ def _run(main_class: str, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-def _rows(text: str) -> Iterator[GroupRow]:
+def _parse_rows(text: str) -> Iterator[GroupRow]:
     """Parses the rows below the header. Finds columns by name, because tools of other releases have more columns."""
     names: list[str] = []
     for line in text.splitlines():
@@ -191,20 +191,20 @@ def _rows(text: str) -> Iterator[GroupRow]:
         if "PARTITION" in fields:
             names = fields
         elif names and len(fields) == len(names):
-            yield _row(dict(zip(names, fields, strict=True)))
+            yield _parse_row(dict(zip(names, fields, strict=True)))
 
 
-def _row(fields: Mapping[str, str]) -> GroupRow:
+def _parse_row(fields: Mapping[str, str]) -> GroupRow:
     member = fields["CONSUMER-ID"]
     return GroupRow(
         fields["TOPIC"],
         int(fields["PARTITION"]),
-        _number(fields["CURRENT-OFFSET"]),
-        _number(fields["LOG-END-OFFSET"]),
-        _number(fields["LAG"]),
+        _parse_number(fields["CURRENT-OFFSET"]),
+        _parse_number(fields["LOG-END-OFFSET"]),
+        _parse_number(fields["LAG"]),
         None if member == _ABSENT else member,
     )
 
 
-def _number(text: str) -> int | None:
+def _parse_number(text: str) -> int | None:
     return None if text == _ABSENT else int(text)

@@ -116,7 +116,7 @@ class KafkaNode:
     def start(self) -> None:
         """Formats a new directory, then starts the process without waiting for it."""
         if self._process is None:
-            settings = self._prepare()
+            settings = self._write_settings()
             self._process = ChildProcess(kafka_java("kafka.Kafka", str(settings)), self.directory / "server.log")
 
     def stop(self) -> None:
@@ -135,16 +135,16 @@ class KafkaNode:
     def problem(self, title: str, facts: str) -> EnvironmentProblem:
         return EnvironmentProblem(title, facts=facts, todo=f"Its settings, data and log are in {self.directory}")
 
-    def _prepare(self) -> Path:
+    def _write_settings(self) -> Path:
         settings = self.directory / "server.properties"
         settings.parent.mkdir(parents=True, exist_ok=True)
-        text = {**_SETTINGS, **self._quorum.settings(), **self._own(), **self._properties}
+        text = {**_SETTINGS, **self._quorum.settings(), **self._node_settings(), **self._properties}
         settings.write_text("".join(f"{key}={value}\n" for key, value in text.items()))
         if not (self.directory / "data" / "meta.properties").exists():
-            self._format(settings)
+            self._format_storage(settings)
         return settings
 
-    def _own(self) -> dict[str, str]:
+    def _node_settings(self) -> dict[str, str]:
         control = self._quorum.voters.get(self.number)
         bound = [f"{listener.name}://{listener.host}:{listener.port}" for listener in self.listeners]
         protocols = {"CONTROLLER": "PLAINTEXT", **{listener.name: listener.protocol for listener in self.listeners}}
@@ -158,7 +158,7 @@ class KafkaNode:
         }
         return own | {key: value for listener in self.listeners for key, value in listener.settings.items()}
 
-    def _format(self, settings: Path) -> None:
+    def _format_storage(self, settings: Path) -> None:
         tool = ["kafka.tools.StorageTool", "format", "--cluster-id", _CLUSTER_ID]
         command = kafka_java(*tool, "--config", str(settings))
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)

@@ -43,11 +43,13 @@ class Security:
         """Makes the certificates of both sides unless they exist."""
         self._directory.mkdir(parents=True, exist_ok=True)
         for side in ("server", "client"):
-            if not self._certificate(side).exists():
+            if not self._certificate_file(side).exists():
                 key, certificate = self_signed(self._directory / f"{side}.jks", self._host)
-                self._key(side).write_text(key)
-                self._certificate(side).write_text(certificate)
-        self._both("server").write_text(self._key("server").read_text() + self._certificate("server").read_text())
+                self._key_file(side).write_text(key)
+                self._certificate_file(side).write_text(certificate)
+        self._combined_file("server").write_text(
+            self._key_file("server").read_text() + self._certificate_file("server").read_text()
+        )
 
     def settings(self, listener: str) -> dict[str, str]:
         """The broker's settings of a SASL_SSL listener of that name."""
@@ -57,9 +59,9 @@ class Security:
             "plain.sasl.jaas.config": login,
             "ssl.client.auth": "required",
             "ssl.keystore.type": "PEM",
-            "ssl.keystore.location": str(self._both("server")),
+            "ssl.keystore.location": str(self._combined_file("server")),
             "ssl.truststore.type": "PEM",
-            "ssl.truststore.location": str(self._certificate("client")),
+            "ssl.truststore.location": str(self._certificate_file("client")),
         }
         return {f"listener.name.{listener.lower()}.{name}": value for name, value in own.items()}
 
@@ -67,19 +69,19 @@ class Security:
         plain = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.username": USER}
         secret = {
             "sasl.password": self._password,
-            "ssl.ca.pem": self._certificate("server").read_text(),
-            "ssl.certificate.pem": self._certificate("client").read_text(),
-            "ssl.key.pem": self._key("client").read_text(),
+            "ssl.ca.pem": self._certificate_file("server").read_text(),
+            "ssl.certificate.pem": self._certificate_file("client").read_text(),
+            "ssl.key.pem": self._key_file("client").read_text(),
         }
         return SecureAccess(bootstrap, plain, secret)
 
-    def _certificate(self, side: str) -> Path:
+    def _certificate_file(self, side: str) -> Path:
         return self._directory / f"{side}.certificate.pem"
 
-    def _key(self, side: str) -> Path:
+    def _key_file(self, side: str) -> Path:
         return self._directory / f"{side}.key.pem"
 
-    def _both(self, side: str) -> Path:
+    def _combined_file(self, side: str) -> Path:
         return self._directory / f"{side}.pem"
 
 
@@ -96,10 +98,10 @@ def self_signed(store: Path, host: str) -> tuple[str, str]:
         raise EnvironmentProblem("keytool cannot make a certificate", facts=facts, todo="Look at its message")
     key, certificate = _jks_entry(store.read_bytes(), _STORE_PASSWORD)
     store.unlink()
-    return _pem("PRIVATE KEY", key), _pem("CERTIFICATE", certificate)
+    return _pem_text("PRIVATE KEY", key), _pem_text("CERTIFICATE", certificate)
 
 
-def _pem(kind: str, der: bytes) -> str:
+def _pem_text(kind: str, der: bytes) -> str:
     body = "\n".join(textwrap.wrap(base64.b64encode(der).decode(), 64))
     return f"-----BEGIN {kind}-----\n{body}\n-----END {kind}-----\n"
 
@@ -120,10 +122,10 @@ def _jks_entry(data: bytes, password: str) -> tuple[bytes, bytes]:
     # EncryptedPrivateKeyInfo ends in one octet string: salt, masked key, checksum.
     masked = protected[protected.index(b"\x04\x82", 20) + 4 :]
     salt, body = masked[:20], masked[20:-20]
-    return _unmasked(body, salt, password.encode("utf-16-be")), certificate
+    return _unmask_key(body, salt, password.encode("utf-16-be")), certificate
 
 
-def _unmasked(body: bytes, salt: bytes, password: bytes) -> bytes:
+def _unmask_key(body: bytes, salt: bytes, password: bytes) -> bytes:
     mask, digest = b"", salt
     while len(mask) < len(body):
         digest = hashlib.sha1(password + digest).digest()

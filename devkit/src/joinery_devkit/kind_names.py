@@ -66,7 +66,10 @@ def problems(root: Path) -> Iterator[str]:
         where = file.relative_to(root)
         if not any(where.is_relative_to(exempt) for exempt in (*KINDS, *LISTS)):
             tree = ast.parse(file.read_text())
-            violations = [*_named(tree, names), *([] if where in TOLD_APART else _told_apart(tree, names | RESOURCES))]
+            violations = [
+                *_find_names(tree, names),
+                *([] if where in TOLD_APART else _told_apart(tree, names | RESOURCES)),
+            ]
             yield from (f"{where}:{line} {violation}" for line, violation in violations)
 
 
@@ -86,17 +89,17 @@ def kind_names(root: Path) -> frozenset[str]:
     return frozenset(kinds - BASES - {"Job"})
 
 
-def _named(tree: ast.AST, names: frozenset[str]) -> Iterator[tuple[int, str]]:
+def _find_names(tree: ast.AST, names: frozenset[str]) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("joinery_runtime"):
             yield from ((node.lineno, f"names {alias.name}") for alias in node.names if alias.name in names)
         elif isinstance(node, ast.Attribute) and _last_name(node.value) not in OTHERS and node.attr in names | FIELDS:
             yield node.lineno, f"names {node.attr}" if node.attr in names else f"asks a step for its {node.attr}"
         elif isinstance(node, ast.Subscript | ast.Call):
-            yield from ((node.lineno, f"asks a step for its {key}") for key in _keys(node) if key in YAML_FIELDS)
+            yield from ((node.lineno, f"asks a step for its {key}") for key in _keys_of(node) if key in YAML_FIELDS)
 
 
-def _keys(node: ast.AST) -> list[object]:
+def _keys_of(node: ast.AST) -> list[object]:
     """The key in `step["asOf"]` and `step.get("asOf")`."""
     match node:
         case ast.Subscript(slice=ast.Constant(value)):

@@ -79,7 +79,7 @@ class TimeScale:
         times = [dot.time for dot in trace.dots()]
         times += [time for row in trace.outputs() for name, time in row.items() if name.startswith("window_")]
         times += [time for watermarks in _emitting_watermarks(trace) for time in watermarks.values()]
-        times += [time for start, end, _ in _ranges(trace) for time in (start, end)]
+        times += [time for start, end, _ in _match_ranges(trace) for time in (start, end)]
         margin = (max(times) - min(times)) // 12
         return cls(min(times) - margin, max(times) + margin)
 
@@ -89,14 +89,14 @@ class TimeScale:
 
 def picture(trace: KindTrace) -> str:
     """Return the SVG of the trace."""
-    return "\n".join(_lines(trace)) + "\n"
+    return "\n".join(_picture_lines(trace)) + "\n"
 
 
-def _lines(trace: KindTrace) -> Iterator[str]:
+def _picture_lines(trace: KindTrace) -> Iterator[str]:
     scale = TimeScale.of(trace)
     axes = {name: _TOP + 12 + _ROW * number for number, name in enumerate(trace.inputs)}
     bottom = max(axes.values())
-    windows = _windows(trace)
+    windows = _output_windows(trace)
     height = bottom + 44 + _WINDOW_ROW * len(windows)
     size = f'viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}"'
     yield f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">'
@@ -106,8 +106,8 @@ def _lines(trace: KindTrace) -> Iterator[str]:
     for number, (start, end, retracted) in enumerate(windows):
         y = bottom + 42 + _WINDOW_ROW * number
         text = f"{start} to {end}{', retracted' if retracted else ''}"
-        yield from _window(scale.x(start), scale.x(end), y, text, retracted)
-    for start, end, name in _ranges(trace):
+        yield from _draw_window(scale.x(start), scale.x(end), y, text, retracted)
+    for start, end, name in _match_ranges(trace):
         width = scale.x(end) - scale.x(start)
         yield f'<rect class="area" x="{scale.x(start)}" y="{axes[name] - 20}" width="{width}" height="40" rx="3"/>'
     for name, y in axes.items():
@@ -116,13 +116,13 @@ def _lines(trace: KindTrace) -> Iterator[str]:
     for watermarks in _emitting_watermarks(trace):
         for time in dict.fromkeys(watermarks.values()):
             lines = [axes[name] for name, watermark in watermarks.items() if watermark == time]
-            yield from _watermark(scale.x(time), min(lines), max(lines), time)
-    yield from _links(trace, scale, axes)
-    yield from _dots(trace, scale, axes)
+            yield from _draw_watermark(scale.x(time), min(lines), max(lines), time)
+    yield from _draw_links(trace, scale, axes)
+    yield from _draw_dots(trace, scale, axes)
     yield "</svg>"
 
 
-def _links(trace: KindTrace, scale: TimeScale, axes: Mapping[str, int]) -> Iterator[str]:
+def _draw_links(trace: KindTrace, scale: TimeScale, axes: Mapping[str, int]) -> Iterator[str]:
     """Draw a line through the rows of each output row, and a ring around a row that is emitted with null. Dotted
     lines lead to matches that the output does not name: the first one of a semi join, all that are aggregated."""
     dots = {(dot.input, dot.name): dot for dot in trace.dots()}
@@ -139,7 +139,7 @@ def _links(trace: KindTrace, scale: TimeScale, axes: Mapping[str, int]) -> Itera
             yield f'<circle class="out" cx="{points[-1][0]}" cy="{points[-1][1]}" r="10"/>'
 
 
-def _dots(trace: KindTrace, scale: TimeScale, axes: Mapping[str, int]) -> Iterator[str]:
+def _draw_dots(trace: KindTrace, scale: TimeScale, axes: Mapping[str, int]) -> Iterator[str]:
     rows = trace.outputs()
     emitted = {(name, row[name]) for row in rows for name in trace.inputs if row.get(name) is not None}
     with_null = {
@@ -159,13 +159,13 @@ def _dots(trace: KindTrace, scale: TimeScale, axes: Mapping[str, int]) -> Iterat
         yield f'<text x="{x}" y="{y + 22}" text-anchor="middle" class="dim">{text}</text>'
 
 
-def _watermark(x: int, top: int, bottom: int, time: int) -> Iterator[str]:
+def _draw_watermark(x: int, top: int, bottom: int, time: int) -> Iterator[str]:
     """Draw a line through the inputs that have this watermark, from the y of the first to the y of the last."""
     yield f'<path class="wm" d="M{x} {top - 24}V{bottom + 24}"/>'
     yield f'<text x="{x}" y="{top - 30}" text-anchor="middle" class="wmt">watermark {time}</text>'
 
 
-def _window(left: int, right: int, y: int, text: str, retracted: bool) -> Iterator[str]:
+def _draw_window(left: int, right: int, y: int, text: str, retracted: bool) -> Iterator[str]:
     """Draw a bar from the window's start to its end, and shade what lies above the bar."""
     width = max(right - left, 4)
     if not retracted:
@@ -175,13 +175,13 @@ def _window(left: int, right: int, y: int, text: str, retracted: bool) -> Iterat
     yield f'<text x="{left + width + 8}" y="{y + 4}" class="dim">{text}</text>'
 
 
-def _windows(trace: KindTrace) -> list[tuple[int, int, bool]]:
+def _output_windows(trace: KindTrace) -> list[tuple[int, int, bool]]:
     """Return the windows of the output: start, end, and whether the row is retracted."""
     rows = [row for row in trace.outputs() if "window_start" in row]
     return list(dict.fromkeys((row["window_start"], row["window_end"], row.get("retracted", False)) for row in rows))
 
 
-def _ranges(trace: KindTrace) -> Iterator[tuple[int, int, str]]:
+def _match_ranges(trace: KindTrace) -> Iterator[tuple[int, int, str]]:
     """Yield the times at which a row matches, and the input on whose line they are: of an interval step those of the
     right input around each row from which the bounds count; of an as-of step those of the stream with one version."""
     dots = trace.dots()
@@ -205,7 +205,7 @@ def _semi_matches(trace: KindTrace) -> Iterator[tuple[Dot, Dot]]:
     emitted = {row[first] for row in trace.outputs() if first in row}
     for step in trace.job.get("joins", ()):
         if step.get("type") == "semi":
-            matches = [(left, right) for left, right in _matches(trace, step) if left.name in emitted]
+            matches = [(left, right) for left, right in _interval_matches(trace, step) if left.name in emitted]
             yield from {left.name: (left, right) for left, right in reversed(matches)}.values()
 
 
@@ -213,10 +213,10 @@ def _aggregated_matches(trace: KindTrace) -> Iterator[tuple[Dot, Dot]]:
     """Yield the pairs whose aggregates are the output."""
     if "aggregate" in trace.job:
         for step in trace.job.get("joins", ()):
-            yield from _matches(trace, step)
+            yield from _interval_matches(trace, step)
 
 
-def _matches(trace: KindTrace, step: Mapping[str, Any]) -> Iterator[tuple[Dot, Dot]]:
+def _interval_matches(trace: KindTrace, step: Mapping[str, Any]) -> Iterator[tuple[Dot, Dot]]:
     """Yield the pairs that an interval step matches, in the order of reading."""
     lower, upper = (parse_duration(step["interval"][bound]) for bound in ("lower", "upper"))
     keys = [(left.partition(".")[2], right.partition(".")[2]) for left, right in step["keys"].items()]

@@ -77,18 +77,18 @@ def files() -> Mapping[Path, str]:
     """Return the page and the pictures, by their path from the repository's root."""
     traces = {kind: load(kind.trace) for kind in KINDS}
     pictures = {PICTURES / f"{kind.trace}.svg": picture(trace) for kind, trace in traces.items()}
-    sections = [_section(kind, trace) for kind, trace in traces.items()]
+    sections = [_kind_section(kind, trace) for kind, trace in traces.items()]
     return {PAGE: "\n".join([_INTRODUCTION, *sections]), **pictures}
 
 
-def _section(kind: Kind, trace: KindTrace) -> str:
+def _kind_section(kind: Kind, trace: KindTrace) -> str:
     return "\n".join(
         [
             f"## {kind.title}\n",
             f"{trace.about} [Rules](semantics.md#{kind.rules}).\n",
             f"![{kind.title}: the rows below on a line of time](pictures/kinds/{kind.trace}.svg)\n",
             f"```yaml\n{yaml_of(trace)}```\n",
-            *_table(trace),
+            *_rows_table(trace),
             "",
         ]
     )
@@ -121,13 +121,13 @@ def _in_line(value: object) -> str:
     return yaml.safe_dump(value, default_flow_style=True, width=200, sort_keys=False).removesuffix("...\n").strip()
 
 
-def _table(trace: KindTrace) -> Iterator[str]:
+def _rows_table(trace: KindTrace) -> Iterator[str]:
     columns = list(trace.outputs()[0])
     yield f"| step | rows in: column, name, time | rows out: {', '.join(f'`{column}`' for column in columns)} |"
     yield "|---|---|---|"
     for number, step in enumerate(trace.steps, start=1):
         rows_out = (
-            [", ".join(_text(row[column]) for column in columns) for row in step["expect"]["output"]]
+            [", ".join(_value_text(row[column]) for column in columns) for row in step["expect"]["output"]]
             if ("expect" in step)
             else []
         )
@@ -147,7 +147,7 @@ def _step_text(step: Mapping[str, Any]) -> str:
     return "; ".join(texts)
 
 
-def _text(value: object) -> str:
+def _value_text(value: object) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -138,14 +138,14 @@ def run_twice(python: Path, dsn: str, folder: Path) -> None:
     # Without this, so small a job would end before Spark has started.
     variables = {"JOINERY_WAIT_FOR_SPARK": "1"}
     _run([python.with_name("joinery"), "run", "--once", "job.yaml"], cwd=folder, variables=variables)
-    assert _joined(folder) == ["ORD-001", "ORD-002"], _joined(folder)
+    assert _joined_orders(folder) == ["ORD-001", "ORD-002"], _joined_orders(folder)
     with (folder / "data/shipments.csv").open("a") as file:
         file.write(MORE)
     _run([python.with_name("joinery"), "run", "--once", "job.yaml"], cwd=folder, variables=variables)
-    assert _joined(folder) == ["ORD-001", "ORD-002", "ORD-003"], _joined(folder)
+    assert _joined_orders(folder) == ["ORD-001", "ORD-002", "ORD-003"], _joined_orders(folder)
 
 
-def _joined(folder: Path) -> list[str]:
+def _joined_orders(folder: Path) -> list[str]:
     files = (folder / "orders-shipments-joined").glob("*.jsonl")
     return sorted(json.loads(line)["order_id"] for file in files for line in file.read_text().splitlines())
 

@@ -41,19 +41,19 @@ def postgres_at(host: str) -> Iterator[str]:
     """
     with tempfile.TemporaryDirectory(prefix="joinery-postgres-") as directory:
         data = Path(directory) / "data"
-        server = _package().get_server(data, cleanup_mode=None, start=False)
+        server = _server_package().get_server(data, cleanup_mode=None, start=False)
         server.ensure_pgdata_inited()
         (data / "pg_hba.conf").write_text(_HBA_RULES)
         port, password = free_port(), secrets.token_urlsafe(18)
-        process = ChildProcess(_command(server, host, port), Path(directory) / "log")
+        process = ChildProcess(_server_command(server, host, port), Path(directory) / "log")
         try:
             _set_password(process, f"host={data} port={port} user={_USER} dbname={_USER}", password)
             yield f"postgresql://{_USER}:{password}@{host}:{port}/{_USER}"
         finally:
-            _stop(process)
+            _stop_server(process)
 
 
-def _package() -> ModuleType:
+def _server_package() -> ModuleType:
     with warnings.catch_warnings():
         # The package warns of a missing XDG_RUNTIME_DIR, and falls back by itself.
         warnings.simplefilter("ignore")
@@ -62,7 +62,7 @@ def _package() -> ModuleType:
     return package
 
 
-def _command(server: Any, host: str, port: int) -> list[str]:
+def _server_command(server: Any, host: str, port: int) -> list[str]:
     listen = ["-D", str(server.pgdata), "-k", str(server.pgdata), "-h", host, "-p", str(port)]
     command = [str(server.bin_path / "postgres"), *listen]
     user = server.system_user  # the user that it runs as if this process is root
@@ -84,7 +84,7 @@ def _set_password(process: ChildProcess, dsn: str, password: str) -> None:
             time.sleep(_POLL_SECONDS)
 
 
-def _stop(process: ChildProcess) -> None:
+def _stop_server(process: ChildProcess) -> None:
     if process.running():
         os.kill(process.pid, signal.SIGINT)  # "fast": clients are cut off
         with suppress(subprocess.TimeoutExpired):

@@ -66,10 +66,10 @@ def rooms() -> tuple[Room, ...]:
 
 def picture() -> str:
     """Return the SVG: a floor for each room, and in it the packages of the room."""
-    return "\n".join(_lines()) + "\n"
+    return "\n".join(_picture_lines()) + "\n"
 
 
-def _lines() -> Iterator[str]:
+def _picture_lines() -> Iterator[str]:
     floors = rooms()
     height = 20 + _ROW * len(floors)
     size = f'viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}"'
@@ -82,13 +82,13 @@ def _lines() -> Iterator[str]:
         yield f'<rect class="box" x="10" y="{y}" width="{_WIDTH - 20}" height="{_BOX}" rx="5"/>'
         yield f'<text x="22" y="{y + 23}" class="b">{room.name}</text>'
         yield f'<text x="115" y="{y + 23}" class="dim">{PURPOSES[room.name]}</text>'
-        yield from _packages(room, y)
+        yield from _draw_packages(room, y)
         if room is not floors[-1]:
             yield f'<path class="arrow" d="M 60 {y + _BOX} V {y + _ROW - 2}" marker-end="url(#a)"/>'
     yield "</svg>"
 
 
-def _packages(room: Room, y: int) -> Iterator[str]:
+def _draw_packages(room: Room, y: int) -> Iterator[str]:
     right = _WIDTH - 18
     for package in reversed(room.packages):
         width = 12 + 7 * len(package)

@@ -36,7 +36,7 @@ class SharedServices:
         self._folder = Path(tempfile.mkdtemp(prefix="joinery-services-"))
         self._listener = Listener(str(self._folder / "socket"), "AF_UNIX")
         os.environ[_SOCKET] = str(self._folder / "socket")
-        self._thread = threading.Thread(target=self._accept, name="shared services", daemon=True)
+        self._thread = threading.Thread(target=self._accept_requests, name="shared services", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -48,23 +48,23 @@ class SharedServices:
         shutil.rmtree(self._folder, ignore_errors=True)
         del os.environ[_SOCKET]
 
-    def _accept(self) -> None:
+    def _accept_requests(self) -> None:
         while True:
             connection = self._listener.accept()
             name = connection.recv()
             if name == _STOP:
                 connection.close()
                 return
-            threading.Thread(target=self._answer, args=(connection, name), daemon=True).start()
+            threading.Thread(target=self._answer_request, args=(connection, name), daemon=True).start()
 
-    def _answer(self, connection: Connection, name: str) -> None:
+    def _answer_request(self, connection: Connection, name: str) -> None:
         with connection:
             try:
-                connection.send((self._address(name), None))
+                connection.send((self._address_of_service(name), None))
             except Exception as error:  # goes to the test that asked
                 connection.send(("", f"{type(error).__name__}: {error}"))
 
-    def _address(self, name: str) -> str:
+    def _address_of_service(self, name: str) -> str:
         with self._starting[name]:
             if name not in self._addresses:
                 self._addresses[name] = self._running.enter_context(self._starters[name]())

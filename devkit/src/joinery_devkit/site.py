@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 _LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
 
 
-def _outside(page: str, link: str) -> str | None:
+def _path_outside_docs(page: str, link: str) -> str | None:
     """The path from the repository's root, if the link in this page of docs/ leads out of docs/, or to a folder."""
     if "://" in link or link.startswith("mailto:"):
         return None
@@ -34,7 +34,7 @@ def _site_path(path: str) -> str:
     return f"files/{path}/index.md" if source.is_dir() else f"files/{path}{'.txt' if source.suffix == '.md' else ''}"
 
 
-def _content(path: str) -> str:
+def _folder_page(path: str) -> str:
     file = ROOT / path
     if not file.is_dir():
         return file.read_text()
@@ -58,10 +58,10 @@ def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
         path
         for page in files.documentation_pages()
         for link, _ in _LINK.findall(page.content_string)
-        if (path := _outside(page.src_uri, link)) is not None
+        if (path := _path_outside_docs(page.src_uri, link)) is not None
     }
     for path in sorted(outside):
-        files.append(File.generated(config, _site_path(path), content=_content(path)))
+        files.append(File.generated(config, _site_path(path), content=_folder_page(path)))
     return files
 
 
@@ -70,7 +70,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     page_path = page.file.src_uri
 
     def led(link: re.Match[str]) -> str:
-        path = _outside(page_path, link[1])
+        path = _path_outside_docs(page_path, link[1])
         if path is None:
             return link[0]
         return f"]({posixpath.relpath(_site_path(path), posixpath.dirname(page_path) or '.')})"

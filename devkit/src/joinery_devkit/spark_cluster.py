@@ -85,27 +85,27 @@ class StandaloneCluster:
 
     def executor_pids(self) -> list[int]:
         """The pids of the executor JVMs of all running applications."""
-        return [executor.pid for executor in self._executors()]
+        return [executor.pid for executor in self._executor_processes()]
 
     def python_worker_pids(self) -> list[int]:
         """The pids of the Python processes that run tasks in the executors, including their parent daemons."""
-        return [child.pid for executor in self._executors() for child in _descendants(executor.pid)]
+        return [child.pid for executor in self._executor_processes() for child in _living_descendants(executor.pid)]
 
-    def _executors(self) -> list[psutil.Process]:
-        return [child for pid in self.worker_pids() for child in _children(pid)]
+    def _executor_processes(self) -> list[psutil.Process]:
+        return [child for pid in self.worker_pids() for child in _living_children(pid)]
 
     def _start(self) -> None:
         self._write_settings()
         master = ["--host", "127.0.0.1", "--port", str(self._port), "--webui-port", str(self._ui_port)]
-        self._master = self._daemon("master", "org.apache.spark.deploy.master.Master", *master)
+        self._master = self._start_daemon("master", "org.apache.spark.deploy.master.Master", *master)
         size = ["--host", "127.0.0.1", "--webui-port", "0", "--cores", str(self._cores), "--memory", self._memory]
         for index in range(self._workers_wanted):
             name = f"worker-{index}"
             where = ["--work-dir", str(self.directory / name), self.master_url]
-            self._workers.append(self._daemon(name, "org.apache.spark.deploy.worker.Worker", *size, *where))
+            self._workers.append(self._start_daemon(name, "org.apache.spark.deploy.worker.Worker", *size, *where))
         self._wait_for_workers([self._master, *self._workers])
 
-    def _daemon(self, name: str, main_class: str, *arguments: str) -> ChildProcess:
+    def _start_daemon(self, name: str, main_class: str, *arguments: str) -> ChildProcess:
         # spark-class ends in `exec java`, so the pid is the JVM's.
         command = [str(spark_home() / "bin" / "spark-class"), main_class, *arguments]
         return ChildProcess(command, self.directory / f"{name}.log", self.environment)
@@ -162,7 +162,7 @@ class StandaloneCluster:
 
     def _stop(self) -> None:
         # Executors are children of the workers, not of this process: those that outlive their worker are killed here.
-        orphans = [child for pid in self.worker_pids() for child in _descendants(pid)]
+        orphans = [child for pid in self.worker_pids() for child in _living_descendants(pid)]
         for daemon in [*self._workers, *([self._master] if self._master else [])]:
             daemon.stop()
         for process in orphans:
@@ -171,14 +171,14 @@ class StandaloneCluster:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def _children(pid: int) -> list[psutil.Process]:
+def _living_children(pid: int) -> list[psutil.Process]:
     try:
         return [child for child in psutil.Process(pid).children() if child.status() != psutil.STATUS_ZOMBIE]
     except psutil.NoSuchProcess:
         return []
 
 
-def _descendants(pid: int) -> list[psutil.Process]:
+def _living_descendants(pid: int) -> list[psutil.Process]:
     try:
         return list(psutil.Process(pid).children(recursive=True))
     except psutil.NoSuchProcess:

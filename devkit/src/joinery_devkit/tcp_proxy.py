@@ -49,7 +49,7 @@ class TcpProxy:
         if self._acceptor is None:
             door = socket.create_server(("127.0.0.1", self.port))
             self._listening.set()
-            self._acceptor = _thread(self._accept, door)
+            self._acceptor = _start_thread(self._accept_clients, door)
 
     def cut(self, *, silent: bool = False) -> None:
         """Drops every connection and accepts no new ones, as if the host were down. `silent`: connections stay, and new
@@ -57,7 +57,7 @@ class TcpProxy:
         if silent:
             self._passing.clear()
         else:
-            self._shut()
+            self._hang_up_all()
 
     def block(self, client: Callable[[int], bool]) -> None:
         """Cuts off only the clients whose own port `client` accepts, including those that connect later."""
@@ -75,12 +75,12 @@ class TcpProxy:
 
     def close(self) -> None:
         """Ends all connections and threads."""
-        self._shut()
+        self._hang_up_all()
         self._passing.set()
         while self._pumps:
             self._pumps.pop().join()
 
-    def _shut(self) -> None:
+    def _hang_up_all(self) -> None:
         self._listening.clear()
         if self._acceptor is not None:
             self._acceptor.join()
@@ -89,14 +89,14 @@ class TcpProxy:
             for connection in self._open:
                 _hang_up(connection)
 
-    def _accept(self, door: socket.socket) -> None:
+    def _accept_clients(self, door: socket.socket) -> None:
         door.settimeout(_POLL_SECONDS)
         with door:
             while self._listening.is_set():
                 with contextlib.suppress(TimeoutError):
-                    self._connect(door.accept()[0])
+                    self._connect_client(door.accept()[0])
 
-    def _connect(self, client: socket.socket) -> None:
+    def _connect_client(self, client: socket.socket) -> None:
         client.settimeout(None)
         try:
             server = self._reach_server()
@@ -108,7 +108,7 @@ class TcpProxy:
             if self._blocked(_peer_port(client)):
                 _hang_up(client)
         self._pumps = [thread for thread in self._pumps if thread.is_alive()]
-        self._pumps.append(_thread(self._pass_both_ways, client, server))
+        self._pumps.append(_start_thread(self._pass_both_ways, client, server))
 
     def _reach_server(self) -> socket.socket:
         if self._target_socket is None:
@@ -122,15 +122,15 @@ class TcpProxy:
         return server
 
     def _pass_both_ways(self, client: socket.socket, server: socket.socket) -> None:
-        back = _thread(self._pass, server, client)
-        self._pass(client, server)
+        back = _start_thread(self._pass_bytes, server, client)
+        self._pass_bytes(client, server)
         back.join()
         with self._lock:
             self._open -= {client, server}
             client.close()
             server.close()
 
-    def _pass(self, source: socket.socket, target: socket.socket) -> None:
+    def _pass_bytes(self, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(_CHUNK):
                 self._passing.wait()
@@ -139,7 +139,7 @@ class TcpProxy:
         _hang_up(target)
 
 
-def _thread(work: Callable[..., None], *arguments: Any) -> threading.Thread:
+def _start_thread(work: Callable[..., None], *arguments: Any) -> threading.Thread:
     thread = threading.Thread(target=work, args=arguments, daemon=True)
     thread.start()
     return thread

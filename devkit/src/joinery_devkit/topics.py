@@ -54,7 +54,7 @@ def read_topic(bootstrap: str, topic: str) -> list[Record]:
     consumer: Any = Consumer(settings)
     try:
         partitions = consumer.list_topics(topic, timeout=_PATIENCE_SECONDS).topics[topic].partitions
-        return [record for number in sorted(partitions) for record in _partition(consumer, topic, number)]
+        return [record for number in sorted(partitions) for record in _read_partition(consumer, topic, number)]
     finally:
         consumer.close()
 
@@ -72,7 +72,7 @@ def read_dead_letters(bootstrap: str, topic: str) -> list[dict[str, Any]]:
     ]
 
 
-def _partition(consumer: Any, topic: str, number: int) -> list[Record]:
+def _read_partition(consumer: Any, topic: str, number: int) -> list[Record]:
     consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING)])
     records: list[Record] = []
     deadline = deadline_after(_PATIENCE_SECONDS)
@@ -96,27 +96,27 @@ def readable(side: Input, value: bytes | None) -> dict[str, Any] | None:
     Reads JSON only, and only the column types in `_READERS`.
     """
     try:
-        row = json.loads(value or b"", parse_constant=_refuse)
+        row = json.loads(value or b"", parse_constant=_reject_constant)
         if not isinstance(row, dict):
             return None
-        columns = {name: _column(kind.name, row.get(name)) for name, kind in side.types.items()}
+        columns = {name: _read_value(kind.name, row.get(name)) for name, kind in side.types.items()}
     except (ValueError, OverflowError):
         return None
     time = columns[side.event_time]
     return columns if time is not None and _YEAR_1_MS <= time <= _YEAR_9999_END_MS else None
 
 
-def _refuse(constant: str) -> None:
+def _reject_constant(constant: str) -> None:
     raise ValueError(constant)
 
 
-def _column(kind: str, value: Any) -> Any:
+def _read_value(kind: str, value: Any) -> Any:
     if kind not in _READERS:
         raise NotImplementedError(f"columns of type {kind}")
     return None if value is None else _READERS[kind](value)
 
 
-def _integer(bits: int) -> Callable[[Any], int]:
+def _integer_reader(bits: int) -> Callable[[Any], int]:
     def read(value: Any) -> int:
         if type(value) is not int or not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
             raise ValueError(value)
@@ -125,19 +125,19 @@ def _integer(bits: int) -> Callable[[Any], int]:
     return read
 
 
-def _double(value: Any) -> float:
+def _read_double(value: Any) -> float:
     if type(value) not in (int, float) or not math.isfinite(value):
         raise ValueError(value)
     return float(value)
 
 
-def _boolean(value: Any) -> bool:
+def _read_boolean(value: Any) -> bool:
     if type(value) is not bool:
         raise ValueError(value)
     return value
 
 
-def _text(value: Any) -> str:
+def _read_text(value: Any) -> str:
     if not isinstance(value, str):
         raise NotImplementedError(f"a text column that holds {value!r}: the product keeps its JSON text")
     return value
@@ -156,10 +156,10 @@ def milliseconds(value: Any) -> int:
 
 
 _READERS: Mapping[str, Callable[[Any], Any]] = {
-    "boolean": _boolean,
-    "int32": _integer(32),
-    "int64": _integer(64),
-    "double": _double,
-    "string": _text,
+    "boolean": _read_boolean,
+    "int32": _integer_reader(32),
+    "int64": _integer_reader(64),
+    "double": _read_double,
+    "string": _read_text,
     "timestamp": milliseconds,
 }

@@ -92,7 +92,7 @@ def verify(
         missing=missing.total(),
         extra=extra.total(),
         duplicates=duplicates.total(),
-        dropped=_totals(expectation),
+        dropped=_rows_by_kind(expectation),
         dead_letters=len(reading.dead),
         unread=reading.unread,
         epochs=len(log),
@@ -127,7 +127,7 @@ def _count_problems(expectation: Expectation, log: Log) -> Iterator[str]:
             yield f"epoch {epoch}: the log counts as dropped {result['dropped']}, it is {dropped}"
 
 
-def _totals(expectation: Expectation) -> dict[str, int]:
+def _rows_by_kind(expectation: Expectation) -> dict[str, int]:
     totals: Counter[str] = Counter()
     for inputs in expectation.dropped.values():
         for counts in inputs.values():

@@ -56,7 +56,7 @@ def watermark_problems(reading: Reading, log: Log, job: Job) -> Iterator[str]:
         if side.watermark.explicit or side.watermark.on_idle == "advance":
             raise NotImplementedError(f"input {side.name}: only watermarks that follow from records can be verified")
     oracle = WatermarkOracle({side.name: side.watermark.delay for side in job.inputs})
-    times = _times(reading)
+    times = _event_times(reading)
     for entry in log:
         plan = entry["plan"]
         for name, topic, partition, _, _ in plan["ranges"]:
@@ -69,7 +69,7 @@ def watermark_problems(reading: Reading, log: Log, job: Job) -> Iterator[str]:
         oracle.settle(plan["idle"])
 
 
-def _times(reading: Reading) -> Mapping[int, Mapping[tuple[str, str], Sequence[int]]]:
+def _event_times(reading: Reading) -> Mapping[int, Mapping[tuple[str, str], Sequence[int]]]:
     """Event times by epoch and partition."""
     times: dict[int, dict[tuple[str, str], list[int]]] = {}
     for name, rows in reading.rows.items():

@@ -71,10 +71,10 @@ def verify_sessions(
     and no `where`. Raises JoineryError if brute force cannot say what is right."""
     _only_what_is_known(job)
     reading = read(records, log, job)
-    accepted, late = _judged(reading, log, job)
-    expected = _sessions(accepted, job, identify)
+    accepted, late = _select_rows(reading, log, job)
+    expected = _expected_sessions(accepted, job, identify)
     table_rows = list(table)
-    got = Counter(_key(row, job) for row in table_rows)
+    got = Counter(_key_of(row, job) for row in table_rows)
     keys = [*job.sessions.group_by, "window_start", "window_end"]
     problems = [
         *range_problems(log),
@@ -82,7 +82,7 @@ def verify_sessions(
         *named("sessions are missing", Counter(expected.keys() - got.keys()), keys),
         *named("sessions should not be there", Counter(got.keys() - expected.keys()), keys),
         *named("sessions are there more than once", Counter({k: n - 1 for k, n in got.items() if n > 1}), keys),
-        *_wrong(table_rows, expected, job, identify is not None),
+        *_find_wrong_values(table_rows, expected, job, identify is not None),
         *_late_problems(late, log, job),
         *dead_letter_problems(reading, dead_letters, exactly_once=dead_letters_exactly_once(job)),
     ]
@@ -108,7 +108,7 @@ def _only_what_is_known(job: SessionWindow) -> None:
 # --- which rows count -------------------------------------------------------------------------------------------------
 
 
-def _judged(reading: Reading, log: Log, job: SessionWindow) -> tuple[list[ReadableRecord], Counter[int]]:
+def _select_rows(reading: Reading, log: Log, job: SessionWindow) -> tuple[list[ReadableRecord], Counter[int]]:
     """The rows that belong to sessions, and how many came too late, by epoch (S4, S5)."""
     name, lateness, gap = job.spec.input.name, job.spec.allowed_lateness, job.sessions.gap
     watermarks = {entry["epoch"]: entry["plan"]["watermarks"][name] for entry in log}
@@ -128,9 +128,9 @@ def _judged(reading: Reading, log: Log, job: SessionWindow) -> tuple[list[Readab
 def _refuse_near_ones(doubtful: Sequence[ReadableRecord], rows: Sequence[ReadableRecord], job: SessionWindow) -> None:
     times: dict[Values, list[int]] = defaultdict(list)
     for row in rows:
-        times[_group(row, job)].append(row.ts)
+        times[_group_of(row, job)].append(row.ts)
     for row in doubtful:
-        near = sum(abs(ts - row.ts) <= job.sessions.gap for ts in times[_group(row, job)])
+        near = sum(abs(ts - row.ts) <= job.sessions.gap for ts in times[_group_of(row, job)])
         if near > 1:
             facts = f"{row.columns} came after the lateness that is allowed and is near another row"
             raise JoineryError(f"job {job.name} cannot be judged by brute force", facts=facts)
@@ -149,15 +149,17 @@ def _late_problems(late: Counter[int], log: Log, job: SessionWindow) -> Iterator
 # --- what they make ---------------------------------------------------------------------------------------------------
 
 
-def _group(row: ReadableRecord, job: SessionWindow) -> Values:
+def _group_of(row: ReadableRecord, job: SessionWindow) -> Values:
     return tuple(row.columns[name] for name in job.sessions.group_by)
 
 
-def _sessions(rows: Iterable[ReadableRecord], job: SessionWindow, identify: Identify | None) -> Mapping[Values, Output]:
-    """Every session by `_key`. Raises JoineryError if one reaches the cap."""
+def _expected_sessions(
+    rows: Iterable[ReadableRecord], job: SessionWindow, identify: Identify | None
+) -> Mapping[Values, Output]:
+    """Every session by `_key_of`. Raises JoineryError if one reaches the cap."""
     arrived = (oracle.Row(row.partition, 0, row.ts, dict(row.columns)) for row in rows)
     shape = oracle.SessionShape(job, identify or (lambda _: 0))
-    sessions = {_key(session, job): session for session in oracle.sessions_at_once(shape, arrived)}
+    sessions = {_key_of(session, job): session for session in oracle.sessions_at_once(shape, arrived)}
     for key, session in sessions.items():
         if session["window_end"] - session["window_start"] >= job.spec.max_duration:
             raise JoineryError(f"job {job.name} cannot be judged by brute force", facts=f"{key} reaches maxDuration")
@@ -167,25 +169,25 @@ def _sessions(rows: Iterable[ReadableRecord], job: SessionWindow, identify: Iden
 # --- what is there ----------------------------------------------------------------------------------------------------
 
 
-def _key(row: Mapping[str, Any], job: SessionWindow) -> Values:
+def _key_of(row: Mapping[str, Any], job: SessionWindow) -> Values:
     return (*(row[name] for name in job.sessions.group_by), row["window_start"], row["window_end"])
 
 
-def _wrong(
+def _find_wrong_values(
     table: Iterable[Mapping[str, Any]], expected: Mapping[Values, Output], job: SessionWindow, identified: bool
 ) -> Iterator[str]:
     """Yields sentences about sessions that have the right group and times, but wrong values."""
     named_columns = [*(["session_id"] if identified else []), *(aggregate.as_ for aggregate in job.sessions.aggregates)]
     sketches = {aggregate.as_ for aggregate in job.sessions.aggregates if aggregate.method == "hll"}
     for column in named_columns:
-        fits = _roughly_equal if column in sketches else _equal
-        pairs = ((row, expected[_key(row, job)]) for row in table if _key(row, job) in expected)
-        wrong = Counter((*_key(r, job), r[column], w[column]) for r, w in pairs if not fits(r[column], w[column]))
+        fits = _roughly_equal if column in sketches else _are_equal
+        pairs = ((row, expected[_key_of(row, job)]) for row in table if _key_of(row, job) in expected)
+        wrong = Counter((*_key_of(r, job), r[column], w[column]) for r, w in pairs if not fits(r[column], w[column]))
         names = [*job.sessions.group_by, "window_start", "window_end", "there", "expected"]
         yield from named(f"sessions have a wrong {column}", wrong, names)
 
 
-def _equal(value: Any, expected: Any) -> bool:
+def _are_equal(value: Any, expected: Any) -> bool:
     if isinstance(expected, float):
         return isinstance(value, float) and math.isclose(value, expected, rel_tol=_ROUNDING)
     return bool(value == expected)

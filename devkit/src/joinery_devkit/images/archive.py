@@ -58,26 +58,26 @@ def oci_archive(
         "Labels": dict(labels),
     }
     config: dict[str, Any] = {
-        "architecture": _architecture(),
+        "architecture": _image_architecture(),
         "os": "linux",
         "config": {key: value for key, value in settings.items() if value},
         "rootfs": {"type": "layers", "diff_ids": []},
     }
-    with _archive(target) as (scratch, tar):
-        _finish(tar, name, config, [], _blobs(layers, scratch))
+    with _new_archive(target) as (scratch, tar):
+        _add_layers(tar, name, config, [], _layer_blobs(layers, scratch))
     return target
 
 
 def derived(archive: Path, target: Path, name: str, layers: Sequence[Path] = ()) -> Path:
     """Write the one image in `archive`, whatever tool made it, as `name` to `target`, with `layers` on top."""
-    with tarfile.open(archive) as source, _archive(target) as (scratch, tar):
-        (entry,) = _read(source, "index.json")["manifests"]
-        manifest = _read(source, _blob_name(entry["digest"]))
-        config = _read(source, _blob_name(manifest["config"]["digest"]))
+    with tarfile.open(archive) as source, _new_archive(target) as (scratch, tar):
+        (entry,) = _read_json(source, "index.json")["manifests"]
+        manifest = _read_json(source, _blob_name(entry["digest"]))
+        config = _read_json(source, _blob_name(manifest["config"]["digest"]))
         below = manifest["layers"]
         for digest, size in {layer["digest"]: layer["size"] for layer in below}.items():
-            _put(tar, _blob_name(digest), _open(source, _blob_name(digest)), size)
-        _finish(tar, name, config, below, _blobs(layers, scratch))
+            _add_file(tar, _blob_name(digest), _open_member(source, _blob_name(digest)), size)
+        _add_layers(tar, name, config, below, _layer_blobs(layers, scratch))
     return target
 
 
@@ -89,7 +89,7 @@ def folder_tar(folder: Path, target: Path) -> Path:
 
 
 @contextmanager
-def _archive(target: Path) -> Iterator[tuple[Path, tarfile.TarFile]]:
+def _new_archive(target: Path) -> Iterator[tuple[Path, tarfile.TarFile]]:
     """Yields a folder for scratch files, and the tar that becomes `target` if the block succeeds."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:
@@ -98,7 +98,7 @@ def _archive(target: Path) -> Iterator[tuple[Path, tarfile.TarFile]]:
         Path(folder, "archive").replace(target)
 
 
-def _blobs(layers: Iterable[Path], scratch: Path) -> list[Blob]:
+def _layer_blobs(layers: Iterable[Path], scratch: Path) -> list[Blob]:
     tars = (
         folder_tar(layer, scratch / f"{number}.tar") if layer.is_dir() else layer for number, layer in enumerate(layers)
     )
@@ -110,13 +110,13 @@ def _blobs(layers: Iterable[Path], scratch: Path) -> list[Blob]:
     return blobs
 
 
-def _finish(
+def _add_layers(
     tar: tarfile.TarFile, name: str, config: dict[str, Any], below: Sequence[Mapping[str, Any]], tops: Sequence[Blob]
 ) -> None:
     """Adds the layers `tops`, above the layers `below`, which are already in the tar, and what describes the image."""
     for top in {top.digest: top for top in tops}.values():
         with top.path.open("rb") as file:
-            _put(tar, _blob_name(f"sha256:{top.digest}"), file, top.size)
+            _add_file(tar, _blob_name(f"sha256:{top.digest}"), file, top.size)
     added = [{"mediaType": f"{MEDIA}.layer.v1.tar", "digest": f"sha256:{top.digest}", "size": top.size} for top in tops]
     config["rootfs"]["diff_ids"] += [layer["digest"] for layer in added]
     config.setdefault("history", []).extend({"created_by": "joinery_devkit.images.archive"} for _ in added)
@@ -128,29 +128,29 @@ def _finish(
     index = {"schemaVersion": 2, "mediaType": f"{MEDIA}.index.v1+json", "manifests": [entry]}
     for file_name, value in (("index.json", index), ("oci-layout", {"imageLayoutVersion": "1.0.0"})):
         content = json.dumps(value, sort_keys=True).encode()
-        _put(tar, file_name, io.BytesIO(content), len(content))
+        _add_file(tar, file_name, io.BytesIO(content), len(content))
 
 
 def _put_json(tar: tarfile.TarFile, kind: str, value: object) -> dict[str, Any]:
     """Adds a blob and returns its descriptor."""
     content = json.dumps(value, sort_keys=True).encode()
     digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
-    _put(tar, _blob_name(digest), io.BytesIO(content), len(content))
+    _add_file(tar, _blob_name(digest), io.BytesIO(content), len(content))
     return {"mediaType": f"{MEDIA}.{kind}.v1+json", "digest": digest, "size": len(content)}
 
 
-def _put(tar: tarfile.TarFile, name: str, content: IO[bytes], size: int) -> None:
+def _add_file(tar: tarfile.TarFile, name: str, content: IO[bytes], size: int) -> None:
     entry = tarfile.TarInfo(name)
     entry.size, entry.mode, entry.mtime = size, 0o644, MODIFIED
     tar.addfile(entry, content)
 
 
-def _read(source: tarfile.TarFile, name: str) -> dict[str, Any]:
-    value: dict[str, Any] = json.load(_open(source, name))
+def _read_json(source: tarfile.TarFile, name: str) -> dict[str, Any]:
+    value: dict[str, Any] = json.load(_open_member(source, name))
     return value
 
 
-def _open(source: tarfile.TarFile, name: str) -> IO[bytes]:
+def _open_member(source: tarfile.TarFile, name: str) -> IO[bytes]:
     file = source.extractfile(name)
     if file is None:
         raise ValueError(f"{name} is no file in {source.name!r}")
@@ -161,6 +161,6 @@ def _blob_name(digest: str) -> str:
     return "blobs/" + digest.replace(":", "/")
 
 
-def _architecture() -> str:
+def _image_architecture() -> str:
     machine = os.uname().machine
     return {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)

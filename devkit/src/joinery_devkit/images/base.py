@@ -43,12 +43,12 @@ def root_tar(target: Path, log: Path) -> Path:
             done = subprocess.run(command, check=False, stdout=output, stderr=subprocess.STDOUT)
         if done.returncode != 0:
             raise EnvironmentProblem("There is no base image", facts="debootstrap failed", todo=f"Its log is {log}")
-        _slim(root, sources)
+        _remove_caches(root, sources)
         subprocess.run(["tar", "--numeric-owner", "--sort=name", "-C", str(root), "-cf", str(target), "."], check=True)
     return target
 
 
-def _slim(root: Path, sources: dict[str, str]) -> None:
+def _remove_caches(root: Path, sources: dict[str, str]) -> None:
     (root / "etc/apt/sources.list").unlink()
     (root / _SOURCES).write_text(sources_text(sources))
     rules = [*(f"path-exclude {path}" for path in _EXCLUDED), *(f"path-include {path}" for path in _INCLUDED)]

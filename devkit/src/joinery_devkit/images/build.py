@@ -59,7 +59,7 @@ class Variant:
     edits: Mapping[str, Edit]
 
 
-def _replaced(pattern: re.Pattern[str], replacement: Callable[[re.Match[str]], str]) -> Edit:
+def _replace_once(pattern: re.Pattern[str], replacement: Callable[[re.Match[str]], str]) -> Edit:
     def edit(source: str) -> str:
         edited, count = pattern.subn(replacement, source)
         if count != 1:
@@ -69,10 +69,10 @@ def _replaced(pattern: re.Pattern[str], replacement: Callable[[re.Match[str]], s
     return edit
 
 
-_NEXT_VERSION = _replaced(_VERSION, lambda match: f"STATE_VERSION = {int(match[1]) + 1}")
-_WORKING = _replaced(_CHAIN, lambda match: _STEP.format(work=_WORKS, before=match[1]))
-_FAILING = _replaced(_CHAIN, lambda match: _STEP.format(work=_FAILS, before=match[1]))
-_ENDING = _replaced(_START, lambda match: match[0] + _NO_START)
+_NEXT_VERSION = _replace_once(_VERSION, lambda match: f"STATE_VERSION = {int(match[1]) + 1}")
+_WORKING = _replace_once(_CHAIN, lambda match: _STEP.format(work=_WORKS, before=match[1]))
+_FAILING = _replace_once(_CHAIN, lambda match: _STEP.format(work=_FAILS, before=match[1]))
+_ENDING = _replace_once(_START, lambda match: match[0] + _NO_START)
 
 MIGRATING = Variant({"core/table/segment.py": _NEXT_VERSION, "state/migrations.py": _WORKING})
 FAILING_MIGRATION = Variant({"core/table/segment.py": _NEXT_VERSION, "state/migrations.py": _FAILING})
@@ -101,12 +101,12 @@ def image_name(kind: str) -> str:
 
 def runtime_image(target_dir: Path) -> Path:
     """The archive of the image of drivers, executors and `joinery state ...`."""
-    return _archive("runtime", target_dir)
+    return _build_archive("runtime", target_dir)
 
 
 def operator_image(target_dir: Path) -> Path:
     """The archive of the operator's image."""
-    return _archive("operator", target_dir)
+    return _build_archive("operator", target_dir)
 
 
 def release_image(release: str, runtime: Path) -> Path:
@@ -118,7 +118,7 @@ def build_ahead() -> None:
     """Builds both images, so that archives asked for later take seconds, and removes the layers of earlier builds."""
     with image_store() as store:
         for kind in KINDS:
-            _assembled(store, kind)
+            _assembled_archive(store, kind)
             for name in last_stages(dockerfile(kind).read_text()):
                 stage(store, kind, name)
         base = base_image(store)
@@ -149,10 +149,10 @@ def layered(base: Path, extra_files: Mapping[str, bytes], name: str) -> Path:
         return derived(base, base.parent / _file_name(name), name, [Path(folder)])
 
 
-def _archive(kind: str, target_dir: Path) -> Path:
+def _build_archive(kind: str, target_dir: Path) -> Path:
     name = image_name(kind)
     with image_store() as store:
-        below = _assembled(store, kind)
+        below = _assembled_archive(store, kind)
         with store.mounted(stage(store, kind, "code")) as root:
             return derived(below, target_dir / _file_name(name), name, [root / "layer"])
 
@@ -185,9 +185,9 @@ def stage(store: ImageStore, kind: str, name: str = "") -> str:
     return identity
 
 
-def _assembled(store: ImageStore, kind: str) -> Path:
+def _assembled_archive(store: ImageStore, kind: str) -> Path:
     """The archive of everything except our own code. Removes archives of earlier inputs."""
-    target = store.folder / f"{kind}-{_inputs(store, kind)}.tar"
+    target = store.folder / f"{kind}-{_inputs_digest(store, kind)}.tar"
     if not target.is_file():
         part = target.with_suffix(".part")
         part.unlink(missing_ok=True)
@@ -198,7 +198,7 @@ def _assembled(store: ImageStore, kind: str) -> Path:
     return target
 
 
-def _inputs(store: ImageStore, kind: str) -> str:
+def _inputs_digest(store: ImageStore, kind: str) -> str:
     """A digest of all that goes into the stage `assembled`: the stages before it, the base, and the files that they
     copy from here."""
     text = dockerfile(kind).read_text().partition(" AS code")[0]

@@ -44,58 +44,68 @@ class ImageStore:
         log."""
         with tempfile.TemporaryDirectory(dir=self.folder) as scratch, log.open("w") as output:
             identity = Path(scratch) / "id"
-            command = ["build", "--layers", "--isolation=chroot", "--format=oci", "--pull=never", *_trust(), *options]
+            command = [
+                "build",
+                "--layers",
+                "--isolation=chroot",
+                "--format=oci",
+                "--pull=never",
+                *_trust_options(),
+                *options,
+            ]
             command += [f"--file={dockerfile}", f"--iidfile={identity}", str(context)]
-            done = subprocess.run(self._command(command), check=False, stdout=output, stderr=subprocess.STDOUT)
+            done = subprocess.run(self._buildah_command(command), check=False, stdout=output, stderr=subprocess.STDOUT)
             if done.returncode != 0:
-                raise _failed(dockerfile.name, done.returncode, log)
+                raise _build_problem(dockerfile.name, done.returncode, log)
             return identity.read_text().removeprefix("sha256:")
 
     def has(self, name: str) -> bool:
-        return bool(self._ask(["images", "--quiet", "--filter", f"reference={name}"]).strip())
+        return bool(self._ask_buildah(["images", "--quiet", "--filter", f"reference={name}"]).strip())
 
     def names(self, repository: str) -> list[str]:
         """The names, with tags, of the images of a repository such as localhost/joinery-debian."""
-        return self._ask(["images", "--filter", f"reference={repository}", "--format={{.Name}}:{{.Tag}}"]).splitlines()
+        return self._ask_buildah(
+            ["images", "--filter", f"reference={repository}", "--format={{.Name}}:{{.Tag}}"]
+        ).splitlines()
 
     def forget(self, name: str) -> None:
         """Takes a name from its image; `prune` removes the image."""
-        self._ask(["rmi", name])
+        self._ask_buildah(["rmi", name])
 
     def prune(self) -> None:
         """Removes the layers of all images that have no name and are not below an image with one. An image that a
         container uses stays until a later call."""
-        command = self._command(["rmi", "--prune"])
+        command = self._buildah_command(["rmi", "--prune"])
         subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def export(self, image: str, target: Path) -> None:
         """Writes an image as an OCI archive with compressed layers."""
-        self._ask(["push", "--quiet", "--compression-format=zstd", image, f"oci-archive:{target}"])
+        self._ask_buildah(["push", "--quiet", "--compression-format=zstd", image, f"oci-archive:{target}"])
 
     def settings(self, image: str) -> dict[str, Any]:
         """The image's settings for running it: User, Env, Entrypoint, Cmd, WorkingDir, Labels."""
-        settings: dict[str, Any] = json.loads(self._ask(["inspect", "--type=image", image]))["OCIv1"]["config"]
+        settings: dict[str, Any] = json.loads(self._ask_buildah(["inspect", "--type=image", image]))["OCIv1"]["config"]
         return settings
 
     @contextmanager
     def mounted(self, image: str) -> Iterator[Path]:
         """Yields the union of the image's layers as a folder."""
-        container = self._ask(["from", "--pull-never", image]).strip()
+        container = self._ask_buildah(["from", "--pull-never", image]).strip()
         try:
-            yield Path(self._ask(["mount", container]).strip())
+            yield Path(self._ask_buildah(["mount", container]).strip())
         finally:
-            self._ask(["rm", container])
+            self._ask_buildah(["rm", container])
 
-    def _ask(self, arguments: Sequence[str]) -> str:
-        return subprocess.run(self._command(arguments), check=True, stdout=subprocess.PIPE, text=True).stdout
+    def _ask_buildah(self, arguments: Sequence[str]) -> str:
+        return subprocess.run(self._buildah_command(arguments), check=True, stdout=subprocess.PIPE, text=True).stdout
 
-    def _command(self, arguments: Sequence[str]) -> list[str]:
+    def _buildah_command(self, arguments: Sequence[str]) -> list[str]:
         # The state of mounts must not survive a restart of the machine.
         running = Path("/run/joinery-images") / sha256(str(self.folder).encode()).hexdigest()[:12]
         return ["buildah", f"--root={self.folder / 'storage'}", f"--runroot={running}", *arguments]
 
 
-def _trust() -> list[str]:
+def _trust_options() -> list[str]:
     """The options that give this machine's certificates and package index to the steps that download."""
     certificates = next((path for name in _CERTIFICATES if (path := os.environ.get(name))), _DEBIAN_CERTIFICATES)
     index = os.environ.get("PIP_INDEX_URL") or os.environ.get("UV_DEFAULT_INDEX")
@@ -105,7 +115,7 @@ def _trust() -> list[str]:
     return trusted
 
 
-def _failed(image: str, code: int, log: Path) -> EnvironmentProblem:
+def _build_problem(image: str, code: int, log: Path) -> EnvironmentProblem:
     last_words = "\n".join(log.read_text().splitlines()[-_LAST_LINES:])
     return EnvironmentProblem(
         f"The image of {image} cannot be built",

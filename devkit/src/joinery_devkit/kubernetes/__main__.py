@@ -44,18 +44,18 @@ def _run(arguments: argparse.Namespace) -> int:
             node.down()
         return 0
     if arguments.command == "up":
-        _up(node)
+        _bring_up(node)
     if not node.detached:
         print("no node is up")
         return 1
     if arguments.command == "load":
         node.load_image(arguments.archive)
     else:
-        _show(node)
+        _show_node(node)
     return 0
 
 
-def _up(node: Node) -> None:
+def _bring_up(node: Node) -> None:
     if not node.detached:
         begun = time.monotonic()
         with only_one():
@@ -63,7 +63,7 @@ def _up(node: Node) -> None:
         print(f"up in {time.monotonic() - begun:.1f} s")
 
 
-def _show(node: Node) -> None:
+def _show_node(node: Node) -> None:
     print(f"export KUBECONFIG={node.kubeconfig}")
     print(f"logs: {node.directory / 'log'}")
     print(node.kubectl("get", "pods", "--all-namespaces", "--output=wide"), end="")

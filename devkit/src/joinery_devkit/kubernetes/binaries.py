@@ -52,7 +52,7 @@ def program(name: str) -> Path:
 
     Raises EnvironmentProblem if Go is missing or the build fails.
     """
-    path = _prebuilt(name) or _on_path(name)
+    path = _find_prebuilt(name) or _on_path(name)
     if path is None:
         build([name])
         path = programs_folder() / name
@@ -61,26 +61,26 @@ def program(name: str) -> Path:
 
 def build(names: Sequence[str]) -> None:
     """Builds those of these programs that this machine lacks, all at once."""
-    if all(map(_prebuilt, names)):  # so that nobody waits for builds of other programs
+    if all(map(_find_prebuilt, names)):  # so that nobody waits for builds of other programs
         return
     folder = programs_folder()
     with locked(folder / "lock"):
-        if missing := [name for name in names if _prebuilt(name) is None]:
-            _compile(folder, missing)
+        if missing := [name for name in names if _find_prebuilt(name) is None]:
+            _compile_programs(folder, missing)
 
 
 def programs_folder() -> Path:
     """The folder of the programs that the present pins give."""
-    return cache_directory() / f"kubernetes-{KUBERNETES_VERSION}-{_digest(MODULE)}"
+    return cache_directory() / f"kubernetes-{KUBERNETES_VERSION}-{_sources_digest(MODULE)}"
 
 
 @cache
-def _digest(module: Path) -> str:
+def _sources_digest(module: Path) -> str:
     content = b"\0".join(path.read_bytes() for path in sorted(module.rglob("*.*")))
     return hashlib.sha256(content).hexdigest()[:8]
 
 
-def _prebuilt(name: str) -> Path | None:
+def _find_prebuilt(name: str) -> Path | None:
     assets = os.environ.get("KUBEBUILDER_ASSETS")
     folders = [*([Path(assets)] if assets else []), programs_folder()]
     return next((folder / name for folder in folders if (folder / name).is_file()), None)
@@ -91,7 +91,7 @@ def _on_path(name: str) -> Path | None:
     return Path(path) if path else None
 
 
-def _compile(folder: Path, names: Sequence[str]) -> None:
+def _compile_programs(folder: Path, names: Sequence[str]) -> None:
     go = go_command()
     print(f"joinery: building {', '.join(names)}, once (minutes)", file=sys.stderr, flush=True)
     begun = time.monotonic()

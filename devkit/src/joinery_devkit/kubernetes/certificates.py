@@ -23,7 +23,7 @@ class Authority:
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o700)
         extensions = ["basicConstraints=critical,CA:TRUE", "keyUsage=critical,keyCertSign,cRLSign"]
-        self._request(
+        self._request_certificate(
             "ca", "/CN=joinery-tests-ca", extensions, "-x509", "-days", str(_DAYS), out=self.certificate("ca")
         )
 
@@ -35,37 +35,44 @@ class Authority:
 
     def server(self, name: str, subject: str, alternatives: Sequence[str]) -> None:
         """Makes a certificate for serving under `alternatives`, such as "DNS:localhost" and "IP:127.0.0.1"."""
-        self._sign(name, subject, ["extendedKeyUsage=serverAuth", f"subjectAltName={','.join(alternatives)}"])
+        self._sign_certificate(
+            name, subject, ["extendedKeyUsage=serverAuth", f"subjectAltName={','.join(alternatives)}"]
+        )
 
     def client(self, name: str, user: str, groups: Sequence[str] = ()) -> None:
         """Makes a certificate with which `user`, a member of `groups`, logs in."""
         subject = "".join([*(f"/O={group}" for group in groups), f"/CN={user}"])
-        self._sign(name, subject, ["extendedKeyUsage=clientAuth"])
+        self._sign_certificate(name, subject, ["extendedKeyUsage=clientAuth"])
 
     def signing_key(self, name: str) -> None:
         """Makes a key pair without a certificate: `<name>.key`, with its public half in `<name>.pub`."""
-        _openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", str(self.key(name)))
+        _run_openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", str(self.key(name)))
         public = str(self.directory / f"{name}.pub")
-        _openssl("ec", "-in", str(self.key(name)), "-pubout", "-out", public)
+        _run_openssl("ec", "-in", str(self.key(name)), "-pubout", "-out", public)
 
     def kubeconfig(self, name: str, server: str, target: Path) -> Path:
         """Writes a kubeconfig of the client `name` for the API server at `server`, such as https://127.0.0.1:6443."""
-        login = {"client-certificate-data": _base64(self.certificate(name)), "client-key-data": _base64(self.key(name))}
-        return write_kubeconfig(target, server, _base64(self.certificate("ca")), login)
+        login = {
+            "client-certificate-data": _encode_file(self.certificate(name)),
+            "client-key-data": _encode_file(self.key(name)),
+        }
+        return write_kubeconfig(target, server, _encode_file(self.certificate("ca")), login)
 
-    def _sign(self, name: str, subject: str, extensions: Sequence[str]) -> None:
+    def _sign_certificate(self, name: str, subject: str, extensions: Sequence[str]) -> None:
         common = ["basicConstraints=CA:FALSE", "keyUsage=digitalSignature,keyEncipherment"]
         request = self.directory / f"{name}.csr"
-        self._request(name, subject, [*common, *extensions], out=request)
+        self._request_certificate(name, subject, [*common, *extensions], out=request)
         ca = ["-CA", str(self.certificate("ca")), "-CAkey", str(self.key("ca")), "-CAcreateserial"]
         out = ["-days", str(_DAYS), "-copy_extensions", "copy", "-out", str(self.certificate(name))]
-        _openssl("x509", "-req", "-in", str(request), *ca, *out)
+        _run_openssl("x509", "-req", "-in", str(request), *ca, *out)
         request.unlink()
 
-    def _request(self, name: str, subject: str, extensions: Sequence[str], *options: str, out: Path) -> None:
+    def _request_certificate(
+        self, name: str, subject: str, extensions: Sequence[str], *options: str, out: Path
+    ) -> None:
         added = [word for extension in extensions for word in ("-addext", extension)]
         files = ["-keyout", str(self.key(name)), "-out", str(out)]
-        _openssl("req", "-new", *_CURVE, "-subj", subject, *added, *options, *files)
+        _run_openssl("req", "-new", *_CURVE, "-subj", subject, *added, *options, *files)
 
 
 def write_kubeconfig(target: Path, server: str, authority: str, login: dict[str, str], namespace: str = "") -> Path:
@@ -86,11 +93,11 @@ def write_kubeconfig(target: Path, server: str, authority: str, login: dict[str,
     return target
 
 
-def _base64(path: Path) -> str:
+def _encode_file(path: Path) -> str:
     return base64.b64encode(path.read_bytes()).decode()
 
 
-def _openssl(*arguments: str) -> None:
+def _run_openssl(*arguments: str) -> None:
     tool = shutil.which("openssl")
     if tool is None:
         raise EnvironmentProblem(

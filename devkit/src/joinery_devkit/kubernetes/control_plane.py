@@ -91,7 +91,7 @@ class ControlPlane:
         """`controllers` are names of the controllers to run; "*" is all, "-name" all but that one."""
         return [
             str(program("kube-controller-manager")),
-            *self._logins(CONTROLLERS),
+            *self._login_options(CONTROLLERS),
             "--secure-port=0",  # serves nobody: its effects show its state
             "--leader-elect=false",
             "--use-service-account-credentials",
@@ -105,11 +105,11 @@ class ControlPlane:
     def scheduler(self) -> list[str]:
         return [
             str(program("kube-scheduler")),
-            *self._logins(SCHEDULER),
+            *self._login_options(SCHEDULER),
             "--secure-port=0",
             "--leader-elect=false",
         ]
 
-    def _logins(self, client: str) -> list[str]:
+    def _login_options(self, client: str) -> list[str]:
         options = ("kubeconfig", "authentication-kubeconfig", "authorization-kubeconfig")
         return [f"--{option}={self.kubeconfig(client)}" for option in options]

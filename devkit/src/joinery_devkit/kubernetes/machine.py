@@ -55,11 +55,11 @@ def remove_pod_cgroups() -> None:
     deadline = time.monotonic() + _CGROUP_SECONDS
     for root in pod_cgroups():
         for folder in sorted((path for path in root.rglob("*") if path.is_dir()), reverse=True):
-            _remove(folder, deadline)
-        _remove(root, deadline)
+            _remove_cgroup(folder, deadline)
+        _remove_cgroup(root, deadline)
 
 
-def _remove(cgroup: Path, deadline: float) -> None:
+def _remove_cgroup(cgroup: Path, deadline: float) -> None:
     while True:
         try:
             cgroup.rmdir()

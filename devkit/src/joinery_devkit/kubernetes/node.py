@@ -93,22 +93,22 @@ class Node:
 
     def _bring_up(self) -> None:
         self._sandbox.connect(HOST_ADDRESS, NODE_ADDRESS, [POD_NETWORK, SERVICE_NETWORK])
-        self._spawn(self._plan.first_services())
+        self._spawn_services(self._plan.first_services())
         self._wait("containerd", self._containerd_answers)
         for archive in node_images(self.directory):
             self.load_image(archive)
             archive.unlink()
         context = admin_context(self._plan.plane)
         self._wait("kube-apiserver", lambda: is_ready(self._plan.plane.url, context))
-        self._spawn(self._plan.second_services())
+        self._spawn_services(self._plan.second_services())
         for manifest in (self._plan.coredns, self._plan.kube_router):
             self.kubectl.apply(manifest)
         self._wait("kubelet", self._node_is_ready)
-        self._spawn(self._plan.third_services())
+        self._spawn_services(self._plan.third_services())
         self._wait("kube-router", self._policies_are_enforced)
         self._wait("kubelet", self._dns_is_ready)
 
-    def _spawn(self, services: Mapping[str, list[str]]) -> None:
+    def _spawn_services(self, services: Mapping[str, list[str]]) -> None:
         for name, command in services.items():
             self._sandbox.spawn(name, command)
 

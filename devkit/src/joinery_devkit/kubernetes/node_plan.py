@@ -122,10 +122,10 @@ class NodePlan:
 
 def node_images(directory: Path) -> list[Path]:
     """Archives, in `directory`, of the images that a node needs before its first pod."""
-    return [_image(PAUSE_IMAGE, "pause", directory), _image(COREDNS_IMAGE, "coredns", directory)]
+    return [_program_image(PAUSE_IMAGE, "pause", directory), _program_image(COREDNS_IMAGE, "coredns", directory)]
 
 
-def _image(image: str, name: str, directory: Path) -> Path:
+def _program_image(image: str, name: str, directory: Path) -> Path:
     """The archive of an image that has one program in its root, and starts it."""
     with tempfile.TemporaryDirectory(dir=directory) as work:
         layer = Path(work) / "layer"

@@ -38,7 +38,7 @@ _LOCK_SECONDS = 300
 def install(packages: Mapping[str, str]) -> None:
     """Installs, with apt-get, the packages whose program is missing. Raises EnvironmentProblem if that is
     impossible."""
-    missing = _missing(packages)
+    missing = _missing_packages(packages)
     if not missing:
         return
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
@@ -50,14 +50,14 @@ def install(packages: Mapping[str, str]) -> None:
     # apt-get fails while another one updates its lists, whatever its timeout.
     with locked(cache_directory() / "packages.lock"):
         apt = ["apt-get", "-qq", "-o", f"DPkg::Lock::Timeout={_LOCK_SECONDS}"]
-        if missing := _missing(packages):  # another process may have installed them meanwhile
+        if missing := _missing_packages(packages):  # another process may have installed them meanwhile
             _run([*apt, "update"])
             _run([*apt, "install", "--yes", "--no-install-recommends", *sorted(missing.values())])
-    if still := _missing(packages):
+    if still := _missing_packages(packages):
         raise EnvironmentProblem("apt-get installed the packages without these programs", facts=", ".join(still))
 
 
-def _missing(packages: Mapping[str, str]) -> dict[str, str]:
+def _missing_packages(packages: Mapping[str, str]) -> dict[str, str]:
     # Debian has iptables and other programs in folders that a user's PATH lacks.
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
     return {program: package for program, package in packages.items() if shutil.which(program, path=path) is None}

@@ -87,14 +87,16 @@ class ExistingCluster:
 
     @property
     def host_address(self) -> str:
-        return _setting(HOST, "an address of this machine that the cluster's pods reach")
+        return _require_setting(HOST, "an address of this machine that the cluster's pods reach")
 
     @property
     def address(self) -> str:
         return f"existing {self.kubeconfig}"
 
     def load_image(self, archive: Path) -> None:
-        command = _setting(LOAD_IMAGE, "a command that gives the cluster an image, such as `minikube image load`")
+        command = _require_setting(
+            LOAD_IMAGE, "a command that gives the cluster an image, such as `minikube image load`"
+        )
         _run([*shlex.split(command), str(archive)])
 
 
@@ -162,7 +164,7 @@ def kind_cluster(*options: str) -> Iterator[KindCluster]:
         _run(delete)
 
 
-def _setting(name: str, meaning: str) -> str:
+def _require_setting(name: str, meaning: str) -> str:
     value = os.environ.get(name)
     if not value:
         raise EnvironmentProblem(

@@ -97,7 +97,7 @@ class Sandbox:
         init = [sys.executable, str(Path(__file__).with_name("sandbox_init.py")), str(self.directory)]
         command = ["unshare", *_NAMESPACES, *options, "--", *init]
         if detached:
-            keeper = psutil.Process(self._detached("sandbox", command).pid)
+            keeper = psutil.Process(self._start_detached("sandbox", command).pid)
         else:
             self._guarded = ChildProcess(command, log)
             keeper = psutil.Process(self._guarded.pid)
@@ -111,18 +111,18 @@ class Sandbox:
     def connect(self, host: str, node: str, networks: Sequence[str]) -> None:
         """Adds a cable between this machine (`host`, such as 10.0.0.1) and the node (`node`), over which `networks` are
         reached."""
-        machine.add_link(self._link, self._first(), host, node, networks)
+        machine.add_link(self._link, self._first_pid(), host, node, networks)
 
     def spawn(self, name: str, command: Sequence[str]) -> None:
         """Starts a service in the sandbox; its output is in `logs`/`name`."""
-        self._detached(name, self._inside(command))
+        self._start_detached(name, self._command_inside(command))
 
     def run(self, command: Sequence[str], stdin: Path | None = None) -> str:
         """Runs a command in the sandbox, and returns what it prints."""
         if stdin is None:
-            return machine.run(self._inside(command))
+            return machine.run(self._command_inside(command))
         with stdin.open("rb") as source:
-            return machine.run(self._inside(command), source)
+            return machine.run(self._command_inside(command), source)
 
     def ended_service(self) -> str | None:
         """The name of a service that ended by itself, if there is one."""
@@ -152,7 +152,7 @@ class Sandbox:
         shutil.rmtree(self.directory, ignore_errors=True)
         return record is not None
 
-    def _detached(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    def _start_detached(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
         with (self.logs / name).open("ab") as log:
             self._services[name] = subprocess.Popen(
                 command,
@@ -164,10 +164,10 @@ class Sandbox:
             )
         return self._services[name]
 
-    def _inside(self, command: Sequence[str]) -> list[str]:
-        return ["nsenter", f"--target={self._first()}", *_NAMESPACES, "--", *command]
+    def _command_inside(self, command: Sequence[str]) -> list[str]:
+        return ["nsenter", f"--target={self._first_pid()}", *_NAMESPACES, "--", *command]
 
-    def _first(self) -> int:
+    def _first_pid(self) -> int:
         record = _Record.read(self._record)
         assert record is not None, "the sandbox has not been started"
         return record.first.pid

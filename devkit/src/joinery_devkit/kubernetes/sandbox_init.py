@@ -31,10 +31,10 @@ def main(directory: Path) -> None:
     (directory / READY).touch()
     while True:
         signal.sigwait({signal.SIGCHLD})
-        _bury()
+        _reap_orphans()
 
 
-def _bury() -> None:
+def _reap_orphans() -> None:
     try:
         while os.waitpid(-1, os.WNOHANG) != (0, 0):
             pass

@@ -26,33 +26,36 @@ def image_service(kind: str) -> str:
 def cluster_services() -> Mapping[str, Starter]:
     """The services by the name that `address_of` takes. The address of an image is its name."""
     servers = {
-        CLUSTER: _cluster,
-        CLUSTER_KAFKA: _kafka,
-        CLUSTER_POSTGRES: _postgres,
+        CLUSTER: _serve_cluster,
+        CLUSTER_KAFKA: _serve_kafka,
+        CLUSTER_POSTGRES: _serve_postgres,
         _RUNTIME_ARCHIVE: _runtime_archive,
     }
-    return {**servers, **{image_service(kind): partial(_image, kind) for kind in ("operator", "runtime", *RELEASES)}}
+    return {
+        **servers,
+        **{image_service(kind): partial(_load_image, kind) for kind in ("operator", "runtime", *RELEASES)},
+    }
 
 
-def _opened() -> KubernetesCluster:
+def _joined_cluster() -> KubernetesCluster:
     return join_cluster(address_of(CLUSTER))
 
 
 @contextmanager
-def _cluster() -> Iterator[str]:
+def _serve_cluster() -> Iterator[str]:
     with open_cluster() as cluster:
         yield cluster.address
 
 
 @contextmanager
-def _kafka() -> Iterator[str]:
-    with KafkaBroker(host=_opened().host_address) as broker:
+def _serve_kafka() -> Iterator[str]:
+    with KafkaBroker(host=_joined_cluster().host_address) as broker:
         yield broker.bootstrap
 
 
 @contextmanager
-def _postgres() -> Iterator[str]:
-    with postgres_at(_opened().host_address) as dsn:
+def _serve_postgres() -> Iterator[str]:
+    with postgres_at(_joined_cluster().host_address) as dsn:
         yield dsn
 
 
@@ -63,11 +66,11 @@ def _runtime_archive() -> Iterator[str]:
 
 
 @contextmanager
-def _image(kind: str) -> Iterator[str]:
+def _load_image(kind: str) -> Iterator[str]:
     """Builds an image and loads it. The build runs while the cluster comes up, if somebody else waits for that."""
     with tempfile.TemporaryDirectory(prefix="joinery-images-") as folder:
         archive = operator_image(Path(folder)) if kind == "operator" else Path(address_of(_RUNTIME_ARCHIVE))
         if kind in RELEASES:
             archive = release_image(kind, archive)
-        _opened().load_image(archive)
+        _joined_cluster().load_image(archive)
     yield image_name(kind)

@@ -84,7 +84,7 @@ def side_input() -> pa.Table:
     """The bounded table of q13, the same for every load: `key`, `value` and the time from which all rows are valid."""
     keys = np.arange(SIDE_INPUT_ROWS)
     valid = np.full(SIDE_INPUT_ROWS, START_MS // _DAY_MS * _DAY_MS)
-    return pa.table({"key": keys, "value": [f"value-{key}" for key in keys], "dateTime": _timestamps(valid)})
+    return pa.table({"key": keys, "value": [f"value-{key}" for key in keys], "dateTime": _timestamp_array(valid)})
 
 
 def generate(load: NexmarkLoad) -> NexmarkEvents:
@@ -95,15 +95,15 @@ def generate(load: NexmarkLoad) -> NexmarkEvents:
     auctions = numbers[(offset >= _PERSONS) & (offset < _PERSONS + _AUCTIONS)]
     bids = numbers[offset >= _PERSONS + _AUCTIONS]
     return NexmarkEvents(
-        _persons(load, persons, chance, texts),
-        _auctions(load, auctions, chance, texts),
-        _bids(load, bids, chance, texts),
+        _draw_persons(load, persons, chance, texts),
+        _draw_auctions(load, auctions, chance, texts),
+        _draw_bids(load, bids, chance, texts),
     )
 
 
-def _persons(load: NexmarkLoad, numbers: np.ndarray, chance: np.random.Generator, texts: _Texts) -> pa.Table:
+def _draw_persons(load: NexmarkLoad, numbers: np.ndarray, chance: np.random.Generator, texts: _Texts) -> pa.Table:
     count = len(numbers)
-    first, last = _chosen(_FIRST_NAMES, chance, count), _chosen(_LAST_NAMES, chance, count)
+    first, last = _choose_values(_FIRST_NAMES, chance, count), _choose_values(_LAST_NAMES, chance, count)
     mail = pc.binary_join_element_wise(texts.words(chance, count, 7), "@", texts.words(chance, count, 5), ".com", "")
     quarters = (pa.array(chance.integers(0, 10_000, count)).cast(pa.string()) for _ in range(4))
     card = pc.binary_join_element_wise(*(pc.utf8_lpad(quarter, 4, "0") for quarter in quarters), " ")
@@ -112,17 +112,17 @@ def _persons(load: NexmarkLoad, numbers: np.ndarray, chance: np.random.Generator
         "name": pc.binary_join_element_wise(first, last, " "),
         "emailAddress": mail,
         "creditCard": card,
-        "city": _chosen(_CITIES, chance, count),
-        "state": _chosen(_STATES, chance, count),
+        "city": _choose_values(_CITIES, chance, count),
+        "state": _choose_values(_STATES, chance, count),
     }
-    return _table(columns, load.times_ms(numbers), texts.extra(chance, columns, 1, _PERSON_BYTES))
+    return _event_table(columns, load.times_ms(numbers), texts.extra(chance, columns, 1, _PERSON_BYTES))
 
 
-def _auctions(load: NexmarkLoad, numbers: np.ndarray, chance: np.random.Generator, texts: _Texts) -> pa.Table:
+def _draw_auctions(load: NexmarkLoad, numbers: np.ndarray, chance: np.random.Generator, texts: _Texts) -> pa.Table:
     count = len(numbers)
     ts = load.times_ms(numbers)
     ahead = load.times_ms(numbers + _IN_FLIGHT_AUCTIONS * _ALL // _AUCTIONS) - ts
-    initial = _prices(chance, count)
+    initial = _draw_prices(chance, count)
     last_person = numbers // _ALL
     seller = np.where(
         chance.random(count) < _HOT_SELLER_SHARE, last_person // _HOT * _HOT, _active_persons(last_person, chance)
@@ -132,15 +132,15 @@ def _auctions(load: NexmarkLoad, numbers: np.ndarray, chance: np.random.Generato
         "itemName": texts.words(chance, count, 20),
         "description": texts.words(chance, count, 100),
         "initialBid": initial,
-        "reserve": initial + _prices(chance, count),
-        "expires": _timestamps(ts + 1 + chance.integers(0, np.maximum(2 * ahead, 1))),
+        "reserve": initial + _draw_prices(chance, count),
+        "expires": _timestamp_array(ts + 1 + chance.integers(0, np.maximum(2 * ahead, 1))),
         "seller": FIRST_ID + seller,
         "category": FIRST_CATEGORY + chance.integers(0, _CATEGORIES, count),
     }
-    return _table(columns, ts, texts.extra(chance, columns, 7, _AUCTION_BYTES))
+    return _event_table(columns, ts, texts.extra(chance, columns, 7, _AUCTION_BYTES))
 
 
-def _bids(load: NexmarkLoad, numbers: np.ndarray, chance: np.random.Generator, texts: _Texts) -> pa.Table:
+def _draw_bids(load: NexmarkLoad, numbers: np.ndarray, chance: np.random.Generator, texts: _Texts) -> pa.Table:
     count = len(numbers)
     last_auction, last_person = _last_auction(numbers), numbers // _ALL
     least = np.maximum(last_auction - _IN_FLIGHT_AUCTIONS, 0)
@@ -162,20 +162,20 @@ def _bids(load: NexmarkLoad, numbers: np.ndarray, chance: np.random.Generator, t
     columns = {
         "auction": FIRST_ID + auction,
         "bidder": FIRST_ID + bidder,
-        "price": _prices(chance, count),
+        "price": _draw_prices(chance, count),
         "channel": names.take(channel),
         "url": urls.take(channel),
     }
-    return _table(
-        columns, load.times_ms(numbers), texts.random(chance, _sizes(chance, np.full(count, _BID_BYTES - 32)))
+    return _event_table(
+        columns, load.times_ms(numbers), texts.random(chance, _draw_sizes(chance, np.full(count, _BID_BYTES - 32)))
     )
 
 
-def _table(columns: dict[str, object], ts: np.ndarray, extra: pa.Array) -> pa.Table:
-    return pa.table({**columns, "dateTime": _timestamps(ts), "extra": extra})
+def _event_table(columns: dict[str, object], ts: np.ndarray, extra: pa.Array) -> pa.Table:
+    return pa.table({**columns, "dateTime": _timestamp_array(ts), "extra": extra})
 
 
-def _timestamps(ms: np.ndarray) -> pa.Array:
+def _timestamp_array(ms: np.ndarray) -> pa.Array:
     return pa.array(ms).cast(pa.timestamp("ms", "UTC"))
 
 
@@ -192,15 +192,15 @@ def _active_persons(last: np.ndarray, chance: np.random.Generator) -> np.ndarray
     return person
 
 
-def _prices(chance: np.random.Generator, count: int) -> np.ndarray:
+def _draw_prices(chance: np.random.Generator, count: int) -> np.ndarray:
     return np.rint(10.0 ** (chance.random(count) * 6) * 100).astype(np.int64)
 
 
-def _chosen(values: tuple[str, ...], chance: np.random.Generator, count: int) -> pa.Array:
+def _choose_values(values: tuple[str, ...], chance: np.random.Generator, count: int) -> pa.Array:
     return pa.array(values).take(pa.array(chance.integers(0, len(values), count)))
 
 
-def _sizes(chance: np.random.Generator, average: np.ndarray) -> np.ndarray:
+def _draw_sizes(chance: np.random.Generator, average: np.ndarray) -> np.ndarray:
     """Sizes up to 20 % from the averages; 0 for a negative average."""
     delta = np.rint(np.maximum(average, 0) * 0.2).astype(np.int64)
     sizes: np.ndarray = np.maximum(average, 0) - delta + chance.integers(0, np.maximum(2 * delta, 1))
@@ -217,12 +217,12 @@ class _Texts:
 
     def random(self, chance: np.random.Generator, sizes: np.ndarray) -> pa.Array:
         """A text of letters for each of the `sizes`."""
-        return _slices(self._letters, chance, sizes)
+        return _slice_text(self._letters, chance, sizes)
 
     def words(self, chance: np.random.Generator, count: int, most: int, gap: str = " ") -> pa.Array:
         """Texts of 3 letters to fewer than `most`, some of them gaps; blanks at the ends are cut off."""
         text = np.where(self._gaps, np.uint8(ord(gap)), self._letters)
-        return pc.utf8_trim(_slices(text, chance, chance.integers(3, most, count)), " ")
+        return pc.utf8_trim(_slice_text(text, chance, chance.integers(3, most, count)), " ")
 
     def extra(
         self, chance: np.random.Generator, columns: dict[str, object], numbers: int, average_bytes: int
@@ -232,7 +232,7 @@ class _Texts:
             column for column in columns.values() if isinstance(column, pa.Array) and pa.types.is_string(column.type)
         ]
         used = sum(pc.binary_length(column).to_numpy() for column in texts) + 8 * numbers
-        return self.random(chance, _sizes(chance, average_bytes - used))
+        return self.random(chance, _draw_sizes(chance, average_bytes - used))
 
     def channels(self) -> tuple[pa.Array, pa.Array]:
         """Names and URLs: first those of the hot channels, then 10,000 others, nine tenths with a `channel_id`."""
@@ -250,7 +250,7 @@ class _Texts:
         return pa.array(names), pa.concat_arrays([hot, cold])
 
 
-def _slices(text: np.ndarray, chance: np.random.Generator, sizes: np.ndarray) -> pa.Array:
+def _slice_text(text: np.ndarray, chance: np.random.Generator, sizes: np.ndarray) -> pa.Array:
     """A slice of each size, each from anywhere in `text`, as strings."""
     ends = np.concatenate([[0], np.cumsum(sizes)])
     starts = chance.integers(0, len(text) - int(sizes.max(initial=0)), len(sizes))
