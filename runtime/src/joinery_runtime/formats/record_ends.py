@@ -31,7 +31,7 @@ Flags = npt.NDArray[np.bool_]
 def line_end_of(data: Bytes, cut: Cut) -> int:
     """The byte with which the file's lines end: CR only where a line ends with it and no line as long as any record
     ends with LF."""
-    data, size = without_bom(data), SAMPLE
+    data, size = skip_bom(data), SAMPLE
     while True:
         sample = data[:size]
         complete = size >= len(data)
@@ -82,7 +82,7 @@ def record_ends(chunk: Bytes, cut: Cut, line_end: int, *, complete: bool) -> Pos
     return np.asarray(breaks[outside] + 1)
 
 
-def without_bom(data: Bytes) -> Bytes:
+def skip_bom(data: Bytes) -> Bytes:
     return data[len(BOM) :] if data[: len(BOM)].tobytes() == BOM else data
 
 

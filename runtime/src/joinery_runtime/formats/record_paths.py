@@ -25,7 +25,8 @@ def record_paths(model: Input, record: bytes) -> tuple[str, ...]:
     with suppress(Exception):  # the paths are only shown
         value = _decode_record(model, record)
     if model.format.startswith("debezium"):
-        value = _row_of_event(value)
+        event = value.get("payload", value) if isinstance(value, dict) else {}
+        value = event.get("after") or event.get("before")  # the row, in which the columns' paths begin
     return tuple(islice(_list_paths(value, ""), MOST_PATHS)) if isinstance(value, dict) else ()
 
 
@@ -51,12 +52,6 @@ def _decode_record(model: Input, record: bytes) -> Any:
 
         return avro.AvroDecoder(schema, {"record": ()}, avro.written_with(model)).values_of(record)["record"]
     return None
-
-
-def _row_of_event(event: Any) -> Any:
-    """Return the row of a change event, in which the columns' paths begin."""
-    event = event.get("payload", event) if isinstance(event, dict) else {}
-    return event.get("after") or event.get("before")
 
 
 def _list_paths(value: Any, before: str) -> Iterator[str]:

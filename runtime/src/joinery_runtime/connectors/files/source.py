@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from joinery_runtime.connectors.source import Bounds, Range, StoredOffsets, UnsharedSource
 from joinery_runtime.errors import SourceError
 from joinery_runtime.formats.batch import Cut, PartitionRef, RawBatch
-from joinery_runtime.formats.csv.header import csv_header, header_end
+from joinery_runtime.formats.csv.decoder import csv_header, header_end
 from joinery_runtime.formats.opened_files import Bytes, files_of, means, of_input, opened, require_planned, stamp_of
 from joinery_runtime.formats.record_ends import (
     CR,
@@ -35,7 +35,7 @@ from joinery_runtime.formats.record_ends import (
     line_end_of,
     next_line_end,
     record_ends,
-    without_bom,
+    skip_bom,
 )
 from joinery_runtime.job.model.wording import counted
 
@@ -126,7 +126,7 @@ class FilePlanner(ListedFiles):
         stamp = stamp_of(path)
         if stamp not in self._files_by_stamp:
             with opened(path) as data:
-                line_end, bom = line_end_of(data, self._cut), len(data) - len(without_bom(data))
+                line_end, bom = line_end_of(data, self._cut), len(data) - len(skip_bom(data))
                 first = header_end(data, self._cut, line_end) if self._cut.header else bom
                 self._files_by_stamp[stamp] = _File(first, len(data), line_end)
             if self._cut.header:

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from joinery_runtime.formats.batch import RawBatch
 from joinery_runtime.formats.convert import shown
+from joinery_runtime.formats.json.texts import reject_constant
 from joinery_runtime.formats.records import Decoded, Decoder, Fault, drop_rows, with_bad
 
 _MOST_DIGITS = 1_000  # of a number, written out or by its exponent
@@ -70,8 +71,4 @@ def _read_number(text: str) -> int:
     return 0
 
 
-def _reject_constant(name: str) -> int:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-_DECODER = json.JSONDecoder(parse_float=_read_number, parse_int=_read_number, parse_constant=_reject_constant)
+_DECODER = json.JSONDecoder(parse_float=_read_number, parse_int=_read_number, parse_constant=reject_constant)

@@ -69,16 +69,13 @@ def _with_nested(frame: pl.DataFrame, nested: frozenset[str]) -> pl.Series:
     pieces: list[pl.Expr] = []
     for embedded, names in groupby(frame.columns, key=lambda name: name in nested):
         if embedded:
-            pieces += [_member_text(name) for name in names]
+            for name in names:
+                member = json.dumps(name, ensure_ascii=False) + ":"
+                pieces.append(pl.concat_str(pl.lit(member), pl.col(name).fill_null("null")))
         else:
             group = pl.struct(list(names)).struct.json_encode()
             pieces.append(group.str.strip_prefix("{").str.strip_suffix("}"))
     return frame.select(line=pl.lit("{") + pl.concat_str(pieces, separator=",") + pl.lit("}"))["line"]
-
-
-def _member_text(name: str) -> pl.Expr:
-    written = json.dumps(name, ensure_ascii=False) + ":"
-    return pl.concat_str(pl.lit(written), pl.col(name).fill_null("null"))
 
 
 def as_texts(rows: pa.Table | pa.RecordBatch, column: str, style: JsonStyle = PLAIN) -> list[str | bytes | None]:

@@ -178,13 +178,14 @@ def _take_items(text: str, at: int, node: WantedValue, texts_by_column: dict[int
         at, position = _skip_space(text, at + 1), position + 1
 
 
-def _reject_constant(name: str) -> NoReturn:
+def reject_constant(name: str) -> NoReturn:
+    """Reject NaN and Infinity, which Python's decoder reads and JSON lacks. Raises ValueError."""
     raise ValueError(f"{name} is not a JSON number")
 
 
 # Numbers are not converted, so none is too long to be skipped.
 _SCANNER: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder(
-    parse_float=str, parse_int=str, parse_constant=_reject_constant, strict=False
+    parse_float=str, parse_int=str, parse_constant=reject_constant, strict=False
 ).scan_once  # type: ignore[attr-defined]
 
 
