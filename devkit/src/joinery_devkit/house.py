@@ -65,10 +65,10 @@ class Figures(NamedTuple):
 
 
 BUDGETS: Mapping[str, Mapping[str, float]] = {
-    "runtime": {"vague": 2, "used_once": 34, "one_word": 43, "short_files": 82},
-    "operator": {"vague": 2, "used_once": 37.6, "one_word": 36, "short_files": 10},
-    "devkit": {"vague": 2},
-    "bench": {"vague": 2},
+    "runtime": {"vague": 2, "used_once": 34, "one_word": 41, "short_files": 79},
+    "operator": {"vague": 2, "used_once": 37.6, "one_word": 34, "short_files": 10},
+    "devkit": {"vague": 2, "used_once": 36, "one_word": 51, "short_files": 31},
+    "bench": {"vague": 2, "used_once": 32, "one_word": 46, "short_files": 8},
 }
 """The highest figure allowed for each distribution. Until 2026-11-28 a private name counted over all files, which hid
 helpers of one name in several files: 25.2 % and 34 % were 34.2 % and 37.7 %. Counted like this, psycopg has 20.5 % used
