@@ -48,6 +48,9 @@ SAME: list[tuple[str, dict[str, Any], list[dict[str, str]]]] = [
      f"FROM {FLINK} AS o) AS r WHERE r.place <= 3 AND 0 < place",
      {}, [{"column": "orders.currency", "as": "k"}, {"column": "row_number", "as": "place"},
           {"column": "window_start", "as": "started"}]),
+    (f"SELECT id FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY w.window_start, w.window_end, currency ORDER BY "
+     f"amount DESC) AS rn FROM (SELECT * FROM {FLINK}) w) WHERE rn <= 3",
+     {}, ID),
     (f"WITH o AS (SELECT currency AS k, amount, ts FROM orders), r AS (SELECT k, amount, ROW_NUMBER() OVER "
      f"(PARTITION BY k, {PER_HOUR} ORDER BY amount DESC) AS rn FROM o) SELECT k, rn FROM r WHERE rn <= 3",
      {}, [{"column": "orders.currency", "as": "k"}, NUMBER]),
@@ -122,6 +125,8 @@ BAD: list[tuple[str, str]] = [
     (numbered(where="rn <= 20000"), "at most 10,000 rows of each key and window"),
     (numbered(where="rn <= amount"), "is compared with whole numbers alone"),
     (numbered(where="rn <= 3", select="rn * 2 AS r"), "write ROW_NUMBER() OVER (...) AS y and QUALIFY y <= 10"),
+    (f"SELECT id, window_end + 1 AS x FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY window_start, window_end ORDER "
+     f"BY id) AS rn FROM {FLINK}) WHERE rn <= 3", "select it as it is, with AS"),
     (numbered(where="currency = 'x'", select="id, rn"), "write ROW_NUMBER() OVER (...) AS y and QUALIFY y <= 10"),
     (numbered(select="id, COUNT(*) AS n") + f" GROUP BY id, {PER_HOUR}", "are the end of a job in SQL"),
     (numbered().replace("ROW_NUMBER", "RANK"), "RANK gives equal rows one number"),

@@ -45,6 +45,12 @@ SAME = [
         "GROUP BY w.country, w.window_start, w.window_end, w.window_time",
         f"TUMBLE(ts, {HOUR})",
     ),
+    (
+        "SELECT country, window_start, COUNT(*) AS n "
+        f"FROM (SELECT * FROM TABLE(TUMBLE(TABLE orders, DESCRIPTOR(ts), {HOUR}))) "
+        "GROUP BY country, window_start, window_end",
+        f"TUMBLE(ts, {HOUR})",
+    ),
     # Spark
     (counted("orders", "country, window(ts, '1 hour')"), f"TUMBLE(ts, {HOUR})"),
     (counted("orders", "country, WINDOW(ts, '1 hour', '15 minutes')"), f"HOP(ts, {QUARTER}, {HOUR})"),
@@ -191,6 +197,7 @@ def test_distinct_with_a_time_of_the_windows_is_group_by(distinct: str, groups: 
         f"SELECT DISTINCT country FROM TABLE(TUMBLE(TABLE orders, DESCRIPTOR(ts), {HOUR}))",
         f"SELECT DISTINCT window_start FROM TABLE(CUMULATE(TABLE orders, DESCRIPTOR(ts), {QUARTER}, {HOUR}))",
         "SELECT DISTINCT * FROM orders",
+        "SELECT DISTINCT window_start FROM orders",
         "SELECT DISTINCT ON (country) country, ts FROM orders",
     ],
 )

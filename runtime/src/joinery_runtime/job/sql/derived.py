@@ -519,6 +519,8 @@ def _is_nested(column: exp.Expr, select: exp.Select) -> bool:
 def _put(meant: exp.Expr, column: exp.Column) -> None:
     """Replace a name by what it means. A column of the select list keeps its name."""
     value = meant.copy()
+    if isinstance(value, exp.Column) and "start" not in value.this.meta:
+        value.this.meta.update(column.this.meta)
     parent = column.parent
     if isinstance(parent, exp.Select) and column.arg_key == "expressions":
         keeps_name = isinstance(value, exp.Column) and value.name == column.name

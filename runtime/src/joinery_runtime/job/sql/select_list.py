@@ -74,9 +74,19 @@ def _read_join_items(
             if not named:
                 scope.report.add(at, "the number has no name of its own; write ROW_NUMBER() OVER (...) AS <name>")
             yield _Chosen(_item(number, named or RANK_COLUMNS[-1]), at)
+        elif ranked := [part for part in _of_ranked_rows(column, scope) if own_names == RANK_COLUMNS]:
+            facts = f"{ranked[0].name} is known once rows are numbered, after expressions"
+            scope.report.add(node_position(ranked[0]), f"{facts}; select it as it is, with AS")
         else:
             by_star = _find_star(item) is not None or BY_STAR in item.unalias().meta
             yield from (_Chosen(selected, at, by_star) for selected in _items(item, scope))
+
+
+def _of_ranked_rows(value: exp.Expr, scope: Scope) -> Iterator[exp.Column]:
+    """Yield the columns of ranked rows themselves, which no input has, that an expression names."""
+    for column in value.find_all(exp.Column):
+        if not column.table and column.name in RANK_COLUMNS and not scope.has_column(column.name):
+            yield column
 
 
 def _items(item: exp.Expr, scope: Scope) -> Iterator[Item]:

@@ -43,6 +43,7 @@ def readable_tokens(tokens: Sequence[Token]) -> Iterator[Token]:
 def rewrite_windows(select: exp.Select, report: Report) -> None:
     """Rewrite the windows of a SELECT and of all its sub-queries, in place."""
     for query in select.find_all(exp.Select):
+        _unwrap_function(query)
         _rewrite_spark(query)
         _group_distinct(query)
         _rewrite_flink(query, report)
@@ -92,8 +93,10 @@ def _group_distinct(query: exp.Select) -> None:
     is_other = any(value.is_star or value.find(exp.AggFunc, exp.Window) is not None for value in values)
     if distinct is None or distinct.args.get("on") is not None or query.args.get("group") is not None:
         return
+    if clause is None or not (is_table_function(clause.this) or query.args.get("joins")):
+        return  # there are no windows
     missing = [name for name in WINDOW_COLUMNS if name not in {time.name for time in times}]
-    cumulates = clause is not None and _name_of(_call_in(clause.this)) == "CUMULATE"
+    cumulates = _name_of(_call_in(clause.this)) == "CUMULATE"
     if is_other or not times or (missing and cumulates):  # windows that begin together differ in their ends
         return
     groups = [*values, *(exp.column(name, table=times[0].table or None) for name in missing)]
@@ -118,6 +121,23 @@ class TableFunction:
         column = exp.column(self.time.name, table=self.alias)
         column.this.meta.update(self.time.this.meta)
         return exp.Anonymous(this=self.name, expressions=[column, *self.lengths])
+
+
+def _unwrap_function(query: exp.Select) -> None:
+    """Put a table function in the place of `(SELECT * FROM <function>)`, if it is the only source of a SELECT."""
+    clause = query.args.get("from_")
+    source = clause.this if clause is not None and not query.args.get("joins") else None
+    inner = source.this if isinstance(source, exp.Subquery) else None
+    if source is None or not isinstance(inner, exp.Select) or len(inner.expressions) != 1:
+        return
+    start, parts = inner.args.get("from_"), {name for name, value in inner.args.items() if value}
+    if start is None or parts != {"expressions", "from_"} or not isinstance(inner.expressions[0], exp.Star):
+        return
+    if is_table_function(start.this) and not any(inner.expressions[0].args.values()):
+        function = start.this
+        if source.alias:
+            function.set("alias", source.args["alias"])
+        source.replace(function)
 
 
 def _rewrite_flink(query: exp.Select, report: Report) -> None:
