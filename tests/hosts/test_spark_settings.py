@@ -151,6 +151,20 @@ def test_a_pods_log_has_warnings(start: Start, master: str, level: str) -> None:
     assert settings["log level"] == level.upper()
 
 
+def test_executors_that_have_our_files_log_warnings_with_their_causes(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default Spark logs lines of INFO for each task."""
+    name = "spark.executor.defaultJavaOptions"
+    options = start(master="local-cluster[2,1,1024]")[name].split()
+    (file,) = (option for option in options if option.startswith("-Dlog4j2.configurationFile=file:"))
+    assert Path(file.partition("file:")[2]).is_file()
+    assert {"-Djoinery.spark.log=warn", "-Djoinery.spark.causes=full"} <= set(options)
+    assert "log4j" not in start({SECRET: "s"}, "spark://there:7077")[name]
+    monkeypatch.setattr(spark, "_LOG", tmp_path / "joinery.zip" / "log4j2.properties")
+    assert "log4j" not in start(master="local-cluster[2,1,1024]")[name]
+
+
 @pytest.mark.parametrize("process", ["driver", "executor"])
 def test_a_job_or_its_environment_may_choose_the_jvms_collector(start: Start, process: str) -> None:
     """Java does not start with two of them."""

@@ -384,7 +384,7 @@ def _default_settings(master: str, named: Mapping[str, str]) -> dict[str, str]:
     defaults = DEFAULT_CONF | {f"spark.executorEnv.{key}": value for key, value in WORKER_ENVIRONMENT.items()}
     archive = java_options()
     if not runs_under_spark_submit():
-        logging = f"-Dlog4j2.configurationFile=file:{_LOG} -Djoinery.spark.log={_log_level(master)}"
+        logging = _log_options(_log_level(master))
         defaults["spark.driver.defaultJavaOptions"] = f"{_jvm_options('driver', named)} {archive} {logging}"
         if not master:
             defaults["spark.master"] = master = ALONE
@@ -392,7 +392,9 @@ def _default_settings(master: str, named: Mapping[str, str]) -> dict[str, str]:
     # Of other machines nobody here knows which collector their environment names.
     knows_environment = is_on_this_machine(master) or in_our_image
     defaults["spark.executor.defaultJavaOptions"] = (
-        f"{_jvm_options('executor', named)} {archive}".strip() if knows_environment else _JIT
+        " ".join(filter(None, (_jvm_options("executor", named), archive, _executor_log_options())))
+        if knows_environment
+        else _JIT
     )
     if is_on_this_machine(master):
         defaults["spark.driver.host"] = LOOPBACK
@@ -417,6 +419,16 @@ def _jvm_options(process: Literal["driver", "executor"], named: Mapping[str, str
 def _submitted_files(named: Mapping[str, str]) -> set[str]:
     """The names of the files that `spark-submit --py-files` sends to executors."""
     return {PurePosixPath(urlsplit(path).path).name for path in named.get("spark.submit.pyFiles", "").split(",")}
+
+
+def _log_options(level: str) -> str:
+    return f"-Dlog4j2.configurationFile=file:{_LOG} -Djoinery.spark.log={level}"
+
+
+def _executor_log_options() -> str:
+    """The options by which an executor that has the driver's files logs warnings and errors, with what caused them. By
+    default Spark logs some 13 lines for each task, in every epoch."""
+    return f"{_log_options('warn')} -Djoinery.spark.causes=full" if _LOG.is_file() else ""  # not in an archive
 
 
 def _log_level(master: str) -> str:
