@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,38 @@ class FailingWorker:
     def collect(self, work: EpochWork, reports: Iterable[ReadReport], attempt: str) -> ReadSummary:
         self._reach("collect")
         return ReadSummary(tuple(report.read for report in reports))
+
+
+LETTERS: Receipt = {"rows": 3}
+
+
+@dataclass(frozen=True)
+class HasDeadLetters(FailingWorker):
+    """Each range has a dead letter."""
+
+    def read(self, work: EpochWork, ranges: Sequence[Range], lane: int = 0) -> Iterator[tuple[int, Any]]:
+        for shard, block in super().read(work, ranges, lane):
+            yield shard, replace(block, dead=b"letters") if isinstance(block, ReadReport) else block
+
+    def collect(self, work: EpochWork, reports: Iterable[ReadReport], attempt: str) -> ReadSummary:
+        listed = list(reports)
+        assert [report.dead for report in listed] == [b"letters"] * 3
+        return replace(super().collect(work, listed, attempt), dead_letters=LETTERS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndsItsExecutor(FailingWorker):
+    """The first step of shard 0 takes its executor with it, when its rows are there."""
+
+    directory: Path
+
+    def step(
+        self, work: EpochWork, number: int, shard: int, blocks: Iterable[Block], attempt: str
+    ) -> Iterator[tuple[int, Any]]:
+        listed = list(blocks)
+        if shard == 0 and first_time(self.directory / "ended"):
+            _kill_executor()
+        return super().step(work, number, shard, listed, attempt)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +154,12 @@ class KillsItsExecutor:
     def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
         receipt = self.writer.write(attempt, rows)
         if attempt.id.shard == 0 and first_time(self.directory / f"{attempt.id.epoch}"):
-            os.kill(_parent_of(os.getppid()), signal.SIGKILL)  # of the daemon that has forked this process
+            _kill_executor()
         return receipt
+
+
+def _kill_executor() -> None:
+    os.kill(_parent_of(os.getppid()), signal.SIGKILL)  # of the daemon that has forked this process
 
 
 def _parent_of(pid: int) -> int:

@@ -16,9 +16,12 @@ from pyspark import SparkContext
 
 from e2e.spark_trace import TASK_CONF, SparkTrace
 from hosts.stand_ins import (
+    LETTERS,
     PATIENCE_S,
+    EndsItsExecutor,
     FailingWorker,
     FailsAfterwards,
+    HasDeadLetters,
     KillsItsExecutor,
     WaitsForTheOther,
 )
@@ -112,7 +115,7 @@ def test_peers_that_exchange_no_rows(context: SparkContext) -> None:
     ("work", "steps", "named"),
     [
         (WORK, 2, ["tried: read", "tried: join 1", "tried: join 2"]),
-        (CO_PARTITIONED, 1, ["tried: read, join 1", "tried: collect"]),
+        (CO_PARTITIONED, 1, ["tried: read, join 1"]),
     ],
 )
 def test_stages_have_the_names_of_what_they_do(
@@ -121,18 +124,36 @@ def test_stages_have_the_names_of_what_they_do(
     worker = FailingWorker("never", RuntimeError(), steps)
     plan = replace(work.plan, epoch=40 + steps)
     SparkHost(context, WorkerSetup(f"names {steps}", worker, steps), "tried").run(replace(work, plan=plan))
+    (job,) = context.statusTracker().getJobIdsForGroup(f"tried epoch {plan.epoch}")
+    assert stage_names(context, job) == named
+
+
+def stage_names(context: SparkContext, job: int) -> list[str]:
     tracker = context.statusTracker()
-    (job,) = tracker.getJobIdsForGroup(f"tried epoch {plan.epoch}")
     info = tracker.getJobInfo(job)
     assert info is not None
     stages = [tracker.getStageInfo(stage) for stage in sorted(info.stageIds)]
-    assert [stage.name for stage in stages if stage is not None] == named
+    return [stage.name for stage in stages if stage is not None]
+
+
+def test_dead_letters_of_peers_that_exchange_no_rows_are_collected_by_one_task(context: SparkContext) -> None:
+    worker = HasDeadLetters("never", RuntimeError(), steps=1)
+    host = SparkHost(context, WorkerSetup("letters of all", worker, worker.steps), "lettered")
+    jobs = [(71, ["lettered: read, join 1"], 2), (72, ["lettered: read, join 1", "lettered: collect"], 1)]
+    for epoch, names, count in jobs:
+        outcome = host.run(replace(CO_PARTITIONED, plan=replace(CO_PARTITIONED.plan, epoch=epoch)))
+        assert outcome.read.dead_letters == LETTERS
+        assert sorted(read.partition.partition for read in outcome.read.partitions) == [0, 1, 2]
+        assert {task: summary.rows_out for task, summary in outcome.shards.items()} == {(0, 0): 2, (0, 1): 1}
+        ids = sorted(context.statusTracker().getJobIdsForGroup(f"lettered epoch {epoch}"))
+        assert len(ids) == count, "the first epoch with dead letters is run again, later ones are not"
+        assert stage_names(context, ids[0]) == names
 
 
 @pytest.mark.parametrize("at", ["read", "step 0", "collect"])
 def test_an_error_of_a_peer_that_exchanges_no_rows_arrives_as_it_was_raised(context: SparkContext, at: str) -> None:
     error = DataLoss("what happened", facts="at t/0 offset 5", todo="Mend it")
-    worker = FailingWorker(at, error, steps=1)
+    worker = (HasDeadLetters if at == "collect" else FailingWorker)(at, error, steps=1)
     with pytest.raises(DataLoss) as raised:
         SparkHost(context, WorkerSetup(f"co-partitioned {at}", worker, worker.steps), "job").run(CO_PARTITIONED)
     assert str(raised.value) == str(error)
@@ -166,6 +187,16 @@ def test_any_other_error_ends_the_epoch_with_its_cause(context: SparkContext, at
 def test_an_epoch_that_ran_out_of_memory_says_what_to_lower(context: SparkContext, at: str) -> None:
     with pytest.raises(JoineryError, match=r"lower trigger\.maxBytesPerEpoch or trigger\.maxRecordsPerEpoch"):
         run(context, at, MemoryError())
+
+
+def test_a_peer_that_exchanges_no_rows_is_run_again_where_its_executor_dies(
+    context: SparkContext, tmp_path: Path
+) -> None:
+    worker = EndsItsExecutor("never", RuntimeError(), steps=1, directory=tmp_path)
+    outcome = SparkHost(context, WorkerSetup("a peer dies", worker, worker.steps), "job").run(CO_PARTITIONED)
+    assert (tmp_path / "ended").exists()
+    assert {task: summary.rows_out for task, summary in outcome.shards.items()} == {(0, 0): 2, (0, 1): 1}
+    assert sorted(read.partition.partition for read in outcome.read.partitions) == [0, 1, 2]
 
 
 # --- attempts ---------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ records that may be late."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,13 +13,14 @@ import pyarrow as pa
 
 from joinery_runtime.connectors.dead_letters import dead_letter_rows
 from joinery_runtime.connectors.files.source import line_number
+from joinery_runtime.connectors.sink import Receipt
 from joinery_runtime.connectors.source import Range
 from joinery_runtime.core.pipeline.lateness import LateRows
 from joinery_runtime.core.pipeline.prepare import Prepared
 from joinery_runtime.core.pipeline.spec import InputSpec
 from joinery_runtime.core.table.columns import OFFSET, PARTITION, TS, UNAVAILABLE
 from joinery_runtime.core.table.segment import concat, encode
-from joinery_runtime.engine.messages import PartitionRead
+from joinery_runtime.engine.messages import PartitionRead, ReadSummary
 from joinery_runtime.engine.null_keys import KeyParts, missing_part
 from joinery_runtime.formats.batch import RawBatch
 from joinery_runtime.formats.records import BadRecord, Decoded, records_of
@@ -221,3 +222,9 @@ class ReadCounter:
         if not wrong or self._example is None or self._paths_of is None:
             return ()
         return self._paths_of(self.planned.partition.input, self._example)
+
+
+def read_summary(reports: Iterable[object], dead_letters: Receipt | None = None) -> ReadSummary:
+    """Sum up the read reports among the reports of an epoch."""
+    reads = (report.read for report in reports if isinstance(report, ReadReport))
+    return ReadSummary(tuple(sorted(reads, key=lambda read: read.partition)), dead_letters)

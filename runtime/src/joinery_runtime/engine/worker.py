@@ -49,6 +49,7 @@ from joinery_runtime.engine.read_report import (
     ReadCounter,
     ReadReport,
     RecordPaths,
+    read_summary,
 )
 from joinery_runtime.engine.step_task import SideBatches, StepOutcome, StepTask
 from joinery_runtime.errors import PlanTooLarge
@@ -421,14 +422,12 @@ class Worker:
         """Writes the dead letters of an epoch under the attempt's name, where the job has an output for them, and sums
         up what was read."""
         listed = list(reports)
-        ranges = (report.read for report in listed if isinstance(report, ReadReport))
-        reads = tuple(sorted(ranges, key=lambda read: read.partition))
         dead = [report.dead for report in listed if report.dead is not None]
         if not dead or self._parts.dead_letters is None:
-            return ReadSummary(reads)
+            return read_summary(listed)
         attempt_id = AttemptId(work.generation, work.plan.epoch, work.plan.shards, attempt)
         rows = ReplayableBatches(lambda: sliced(map(decode, dead)))
-        return ReadSummary(reads, self._parts.dead_letters.write(self._attempt_of(work, attempt_id), rows))
+        return read_summary(listed, self._parts.dead_letters.write(self._attempt_of(work, attempt_id), rows))
 
 
 def _event_time_span(

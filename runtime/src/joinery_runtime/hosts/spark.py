@@ -2,13 +2,14 @@
 
     one peer:       parallelize([0]) -> mapPartitions(whole) -> collect
     several peers:  placed_on(ranges) -> mapPartitions(read) -> [exchange by peer -> mapPartitions(step)] -> collect
-    co-partitioned: placed_on(ranges) -> mapPartitions(share) -> exchange to 0 -> mapPartitions(collect) -> collect
+    co-partitioned: placed_on(ranges) -> mapPartitions(share) -> [exchange to 0 -> mapPartitions(collect)] -> collect
 
 A peer's tasks go to the same executor in every epoch (`hosts.executors`), whose consumers have fetched what comes next,
 and whose caches have the segments of its shards.
 
 The RDD form costs half of the same job as DataFrames, and blocks stay opaque bytes: the JVM never sees a record (see
-docs/architecture.md, "Why an epoch loop of our own"). What stands in brackets comes once per step.
+docs/architecture.md, "Why an epoch loop of our own"). What stands in brackets comes once per step; where inputs are
+co-partitioned, only if peers may have dead letters.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from pyspark.errors import PySparkException
 
 from joinery_runtime.engine.function_calls import ENDED_TODO, calls_in
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary, TaskFailure
+from joinery_runtime.engine.read_report import read_summary
 from joinery_runtime.engine.tasks import MAX_THREADS, WorkerProcesses, deal_ranges, outcome, ranges_by_peer
 from joinery_runtime.errors import EnvironmentProblem, JoineryError, is_full, no_room, says_full
 from joinery_runtime.hosts.exchange_tls import encryption_warnings, exchange_todo, keep_from_tasks, tls_settings
@@ -110,7 +112,7 @@ class SparkHost:
         try:
             return self._run_epoch(work)
         except LettersAfterSteps:
-            self._setup = replace(self._setup, finds_late_records=True)
+            self._setup = replace(self._setup, collects_letters=True)
             return self._run_epoch(work)
 
     def _run_epoch(self, work: EpochWork) -> EpochOutcome:
@@ -121,7 +123,7 @@ class SparkHost:
         epoch_outcomes = [result for result in results if isinstance(result, EpochOutcome)]
         if epoch_outcomes:
             return replace(epoch_outcomes[0], runs_on="spark")
-        (read,) = (result for result in results if isinstance(result, ReadSummary))
+        (read,) = [result for result in results if isinstance(result, ReadSummary)] or [read_summary(results)]
         return replace(outcome(read, results, self._setup.steps, work.plan.shards), runs_on="spark")
 
     @property
@@ -210,8 +212,11 @@ class SparkHost:
         count = task.peers.count
         if task.peers.co_partitions:
             ranges = self._distribute_shares(ranges_by_peer(task.work, task.peers), executors)
+            shares = ranges.mapPartitionsWithIndex(task.share)
             self._names.name_full_stage(collects=False)
-            reports = _exchange_parcels(ranges.mapPartitionsWithIndex(task.share), 1, executors)
+            if not self._setup.collects_letters:
+                return shares, count
+            reports = _exchange_parcels(shares, 1, executors)
             self._names.name_collect_stage()
             return reports.mapPartitionsWithIndex(partial(task.stage, self._setup.stages)), 1
         shares = deal_ranges(task.work.plan.ranges, count)

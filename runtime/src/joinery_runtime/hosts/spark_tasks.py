@@ -1,9 +1,10 @@
 """The part of a Spark task that runs in an executor's Python process: a peer's share of an epoch.
 
-With one peer, its task runs the whole epoch. With co-partitioned inputs, a peer's task runs all of its part, and only
-reports follow. Otherwise a task reads, and a task per step follows; what they send each other goes through Spark's
-shuffle as (peer, parcel) and (peer, (shard, report)) (`engine.exchange`). A task consumes all of its input, even when
-it fails: PySpark ends a process that has not read its input to the end, and with it consumers, connections and caches.
+With one peer, its task runs the whole epoch. With co-partitioned inputs, a peer's task runs all of its part, and hands
+its reports to the driver; dead letters need a task that collects them from all peers. Otherwise a task reads, and a
+task per step follows; what they send each other goes through Spark's shuffle as (peer, parcel) and (peer, (shard,
+report)) (`engine.exchange`). A task consumes all of its input, even when it fails: PySpark ends a process that has not
+read its input to the end, and with it consumers, connections and caches.
 """
 
 from __future__ import annotations
@@ -40,28 +41,29 @@ from joinery_runtime.errors import JoineryError, Superseded
 WorkerFactory = Callable[[Path], AbstractContextManager[TaskWorker]]
 Carried = tuple[int, Parcel | LocalParcel | Sent | TaskFailure]  # the receiving peer, and what it gets
 Result = ShardSummary | ReadSummary
+Report = ShardSummary | ReadReport
 
 
 class LettersAfterSteps(JoineryError):
-    """Steps of several peers have made dead letters, and no stage follows that collects them."""
+    """Several peers have made dead letters, and no stage follows that collects them."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
     """How an executor process builds its worker. `digest` tells setups apart. `build` takes the cache directory, and
     the end of its context closes what the worker has opened. `steps` is the number of joins in a row.
-    `finds_late_records`: one of them finds dead letters, which are collected from all peers after the last step. Must
+    `collects_letters`: all peers may have dead letters after the last step, which a further stage collects. Must
     pickle."""
 
     digest: str
     build: WorkerFactory
     steps: int
-    finds_late_records: bool = False
+    collects_letters: bool = False
 
     @property
     def stages(self) -> int:
         """How many stages follow the reading stage."""
-        return self.steps + self.finds_late_records
+        return self.steps + self.collects_letters
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +99,20 @@ class PeerTask:
         except JoineryError as error:
             yield from self._broadcast_failure(error)
 
-    def share(self, peer: int, partition: Iterable[Sequence[Range]]) -> Iterator[Carried]:
-        """Runs a peer's part of an epoch with co-partitioned inputs. The reports go to the first peer, which
-        collects."""
+    def share(self, peer: int, partition: Iterable[Sequence[Range]]) -> Iterator[Carried | tuple[int, Report]]:
+        """Runs a peer's part of an epoch with co-partitioned inputs. The reports go to the first peer, which collects;
+        without a stage for that, they go to the driver."""
         shards, shares = self.work.plan.shards, list(partition)
         try:
             process, own = process_for(self.setup, self.peers.threads), self.peers.shards_of(peer, shards)
             ranges = [planned for share in shares for planned in share]
             reports = run_share(process.worker, self.work, ranges, own, _attempt_name(), process.threads)
-            yield from ((0, (shards, report)) for report in reports)
+            if self.setup.collects_letters:
+                yield from ((0, (shards, report)) for report in reports)
+                return
+            if any(isinstance(report, ReadReport | LateRecords) and report.dead is not None for report in reports):
+                raise self._letters_after_steps("dead letters of peers that exchange no rows")
+            yield from ((0, report) for report in reports if isinstance(report, ReadReport | ShardSummary))
         except Superseded:
             raise
         except JoineryError as error:
@@ -140,10 +147,7 @@ class PeerTask:
             return
         reports = [report for _, report in outgoing]
         if number < self.setup.steps and any(isinstance(report, LateRecords) for report in reports):
-            raise LettersAfterSteps(
-                f"Epoch {work.plan.epoch} has rows that are too large for the output",
-                todo="It is run again with one stage more, which collects them",
-            )
+            raise self._letters_after_steps("rows that are too large for the output")
         yield from ((0, report) for report in reports if isinstance(report, ShardSummary))
         if peer == 0:
             collected = [report for report in reports if isinstance(report, ReadReport | LateRecords)]
@@ -162,6 +166,12 @@ class PeerTask:
     def _pack_parcels(self, sent: Iterable[Sent]) -> Iterator[tuple[int, Parcel | Sent]]:
         shards = self.work.plan.shards
         return packed(sent, lambda shard: self.peers.owner(shard, shards))
+
+    def _letters_after_steps(self, letters: str) -> LettersAfterSteps:
+        return LettersAfterSteps(
+            f"Epoch {self.work.plan.epoch} has {letters}",
+            todo="It is run again with one stage more, which collects them",
+        )
 
     def _broadcast_failure(self, error: JoineryError) -> Iterator[Carried]:
         """Sends the error to all peers: Spark may have rerun this task for one of them only, with the others done."""
