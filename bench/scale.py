@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench import joinery_jobs, joins
 from bench.peer import Figures, Peer
-from bench.section import FILES, PARTITIONS, SHARDS, Candidates, Ground, epoch_rows, run_all
+from bench.section import FILES, PARTITIONS, SHARDS, Candidates, Ground, run_all
 from bench.topics import Workload, expected_pairs, produce
 from bench.usage import DRIVER, JAVA, WORKERS
 from joinery_devkit.kafka import KafkaBroker
@@ -24,7 +24,8 @@ from joinery_devkit.spark_cluster import StandaloneCluster
 
 PARTITIONER = "murmur2"
 SERIES = (4, 16, 64, 512)  # shards
-_SERIES_EPOCH_ROWS = 400_000  # of both inputs: what a shard costs per epoch shows
+_EPOCH_ROWS = 400_000  # of both inputs, at most: what a shard costs per epoch shows
+_EPOCHS = 40  # at least: with fewer than 30 behind the first quarter, JVMs still compile what they run once an epoch
 
 PYTHON = (DRIVER, WORKERS)
 SPARK = (JAVA, *PYTHON)
@@ -50,12 +51,9 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """`epoch_rows` None: as many as in `joins`."""
-
     name: str
     layout: Layout
     shards: int = SHARDS
-    epoch_rows: int | None = None
     co_partitioned: bool = False
 
 
@@ -72,7 +70,7 @@ STANDALONE = Layout(
 
 
 def _series_line(layout: Layout, shards: int) -> Line:
-    return Line(f"{layout.name}-shards-{shards}", layout, shards, _SERIES_EPOCH_ROWS)
+    return Line(f"{layout.name}-shards-{shards}", layout, shards)
 
 
 def _co_partitioned(layout: Layout) -> Line:
@@ -119,7 +117,7 @@ def run(work: Path, records: int, names: Sequence[str] | None, runs: int) -> lis
 
 
 def _peer(ground: Ground, slug: str, *, line: Line, setup: joinery_jobs.Setup) -> Peer:
-    epoch = min(epoch_rows(ground.rows), line.epoch_rows or ground.rows)
+    epoch = min(_EPOCH_ROWS, ground.rows // _EPOCHS)
     spec = joins.job_spec(ground.bootstrap)
     if line.co_partitioned:
         spec["joins"] = [step | {"coPartitioned": True, "partitioner": PARTITIONER} for step in spec["joins"]]
