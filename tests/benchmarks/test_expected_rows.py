@@ -21,9 +21,9 @@ def test_pairs(window_ms: int) -> None:
     both = orders.join(payments, on="order_id", suffix="_paid")
     both = both.filter((pl.col("ts_paid") - pl.col("ts")).abs() <= window_ms)
     pairs = both.select("order_id", "customer", "amount", "payment_id", "method")
-    found = expected_pairs(workload, window_ms)
-    assert found.sort("payment_id").equals(pairs.sort("payment_id"))
-    assert 500 < len(found) < 3_000
+    expected = expected_pairs(workload, window_ms)
+    assert expected.sort("payment_id").equals(pairs.sort("payment_id"))
+    assert 500 < len(expected) < 3_000
 
 
 def test_records_of_one_key_are_in_one_partition_of_both_topics() -> None:

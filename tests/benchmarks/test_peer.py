@@ -26,25 +26,25 @@ def counted(*looks: tuple[float, float, int], rows: int = 2000, expected: int = 
 
 
 def test_the_cold_rate_counts_from_the_start_and_the_warm_one_from_a_quarter_of_the_rows() -> None:
-    found = counted((1, 1.0, 0), (5, 4.0, 100), (6, 5.0, 400), (7, 6.0, 700), (8, 7.0, 1000))
-    assert (found.cold_rate, found.cold_cpu_us) == (250, 3500)
+    measured = counted((1, 1.0, 0), (5, 4.0, 100), (6, 5.0, 400), (7, 6.0, 700), (8, 7.0, 1000))
+    assert (measured.cold_rate, measured.cold_cpu_us) == (250, 3500)
     # From 400 of 1,000 rows out on: 1,200 of 2,000 rows in, in 2 s of the clock and of CPU.
-    assert (found.warm_rate, found.warm_cpu_us) == pytest.approx((600, 1e6 * 2 / 1200))
-    assert found.cold_cpu_by_kind == {"java": 3500}
-    assert found.warm_cpu_by_kind == {"java": pytest.approx(1e6 * 2 / 1200)}
-    assert found.problem is None
+    assert (measured.warm_rate, measured.warm_cpu_us) == pytest.approx((600, 1e6 * 2 / 1200))
+    assert measured.cold_cpu_by_kind == {"java": 3500}
+    assert measured.warm_cpu_by_kind == {"java": pytest.approx(1e6 * 2 / 1200)}
+    assert measured.problem is None
 
 
 @pytest.mark.parametrize("looks", [[(9, 9.0, 1000)], [(5, 4.0, 300), (9, 9.0, 1000)], [(1, 1.0, 950), (9, 9.0, 1000)]])
 def test_rows_that_come_in_few_steps_say_nothing_of_a_warm_rate(looks: list[tuple[float, float, int]]) -> None:
-    found = counted(*looks)
-    assert (found.warm_rate, found.warm_cpu_us) == (None, None)
-    assert found.cold_rate == pytest.approx(2000 / 9)
+    measured = counted(*looks)
+    assert (measured.warm_rate, measured.warm_cpu_us) == (None, None)
+    assert measured.cold_rate == pytest.approx(2000 / 9)
 
 
 def test_rows_that_are_not_the_expected_ones_are_a_problem() -> None:
-    found = figures(PEER, 10, Fingerprint(3, 7), Fingerprint(3, 8), seen((1, 1, 3)), peak=0)
-    assert found.problem == "wrong rows: 3 with checksum 8, not 3 with 7"
+    measured = figures(PEER, 10, Fingerprint(3, 7), Fingerprint(3, 8), seen((1, 1, 3)), peak=0)
+    assert measured.problem == "wrong rows: 3 with checksum 8, not 3 with 7"
 
 
 def test_a_fingerprint_is_of_the_multiset_of_rows() -> None:
@@ -116,17 +116,17 @@ def write(tmp_path: Path, rows: int, then: str) -> Figures:
 
 
 def test_a_peer_is_stopped_once_its_rows_are_there(tmp_path: Path) -> None:
-    found = write(tmp_path, 4, "stay")
-    assert (found.rows_out, found.problem) == (4, None)
-    assert found.cold_rate is not None
-    assert found.cold_cpu_us is not None
-    assert found.cold_cpu_us > 0
+    measured = write(tmp_path, 4, "stay")
+    assert (measured.rows_out, measured.problem) == (4, None)
+    assert measured.cold_rate is not None
+    assert measured.cold_cpu_us is not None
+    assert measured.cold_cpu_us > 0
 
 
 def test_a_peer_that_ends_too_early_is_a_problem_that_says_where_its_log_is(tmp_path: Path) -> None:
-    found = write(tmp_path, 2, "go")
-    assert found.problem == f"ended with 3; see {tmp_path / 'log'}: 2 of 4 rows are visible"
-    assert found.cold_rate is None
+    measured = write(tmp_path, 2, "go")
+    assert measured.problem == f"ended with 3; see {tmp_path / 'log'}: 2 of 4 rows are visible"
+    assert measured.cold_rate is None
 
 
 def test_a_peer_with_rows_too_many_is_a_problem(tmp_path: Path) -> None:
@@ -155,8 +155,8 @@ def test_of_short_runs_the_median_is_shown_and_a_long_run_is_the_last(seconds: l
         numbers.append(number)
         return Figures("Joinery", "two cores", 600, cold_rate=600 / seconds[number - 1])
 
-    found = typical(run, 3)
-    assert found.cold_rate == 600 / shown
+    measured = typical(run, 3)
+    assert measured.cold_rate == 600 / shown
     assert numbers == list(range(1, len(seconds) + 1))
 
 

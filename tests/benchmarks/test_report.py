@@ -50,8 +50,8 @@ def test_latencies_are_in_a_table_too() -> None:
 
 def test_delays_are_summed_up_and_none_is_a_problem() -> None:
     peer = Peer("Joinery", "2 shards", ["false"], Path("nowhere"))
-    found = summary(peer, [number / 1000 for number in range(101)])
-    assert (found.rows, found.p50_ms, found.p99_ms, found.problem) == (101, 50.0, 99.0, None)
+    summed_up = summary(peer, [number / 1000 for number in range(101)])
+    assert (summed_up.rows, summed_up.p50_ms, summed_up.p99_ms, summed_up.problem) == (101, 50.0, 99.0, None)
     assert summary(peer, []).problem == "no row came after the warm-up"
     assert summary(peer, "ended with 1").problem == "ended with 1"
 

@@ -52,8 +52,8 @@ def test_each_process_counts_as_what_it_is() -> None:
 
 def test_a_process_that_becomes_another_keeps_what_it_was_before() -> None:
     """A script of Spark's that ends in `exec java`."""
-    found = looked(({JAVA: (ROOT, "driver", 0.5, 0.0)}, 0.0), ({JAVA: (ROOT, "java", 3.0, 0.0)}, 0.0))
-    assert found == {"driver": 0.5, "java": 2.5}
+    cpu_by_kind = looked(({JAVA: (ROOT, "driver", 0.5, 0.0)}, 0.0), ({JAVA: (ROOT, "java", 3.0, 0.0)}, 0.0))
+    assert cpu_by_kind == {"driver": 0.5, "java": 2.5}
 
 
 JAVA_ALONE = {JAVA: (ROOT, "java", 9.0, 0.0)}
@@ -90,17 +90,17 @@ def test_everything_counts_once_when_all_processes_have_ended() -> None:
 
 def test_an_orphan_counts_once_though_another_process_waits_for_it() -> None:
     """Postgres leaves the program that has started it."""
-    found = looked(
+    cpu_by_kind = looked(
         ({DRIVER: (ROOT, "driver", 1.0, 0.0), 40: (DRIVER, "postgres", 0.2, 0.0), 41: (40, "postgres", 0.3, 0.0)}, 0.0),
         ({DRIVER: (ROOT, "driver", 1.0, 0.2), 41: (ROOT, "postgres", 0.7, 0.0)}, 0.0),
         ({DRIVER: (ROOT, "driver", 1.0, 0.2)}, 0.7),
     )
-    assert found == pytest.approx({"driver": 1.0, "postgres": 0.9})
+    assert cpu_by_kind == pytest.approx({"driver": 1.0, "postgres": 0.9})
 
 
 def test_a_short_life_that_no_look_saw_counts_as_its_siblings() -> None:
-    found = looked((DAEMON_WITH_WORKER, 0.0), ({**DAEMON_WITH_WORKER, DAEMON: (JAVA, "workers", 1.0, 0.3)}, 0.0))
-    assert found == pytest.approx({"java": 9.0, "workers": 5.3})
+    cpu_by_kind = looked((DAEMON_WITH_WORKER, 0.0), ({**DAEMON_WITH_WORKER, DAEMON: (JAVA, "workers", 1.0, 0.3)}, 0.0))
+    assert cpu_by_kind == pytest.approx({"java": 9.0, "workers": 5.3})
 
 
 def test_time_of_a_child_that_nobody_waits_for_stays_counted() -> None:

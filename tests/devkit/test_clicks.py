@@ -36,13 +36,13 @@ def drawn() -> Clicks:
 
 
 @pytest.fixture(scope="module")
-def made() -> list[GeneratedRecord]:
+def generated() -> list[GeneratedRecord]:
     return make(7, 20_000, 3)
 
 
 @pytest.fixture(scope="module")
-def job(made: list[GeneratedRecord]) -> SessionWindow:
-    job = parse_job(SessionsOfClicks().job("b:1", "postgresql://", made), "demo.yaml")
+def job(generated: list[GeneratedRecord]) -> SessionWindow:
+    job = parse_job(SessionsOfClicks().job("b:1", "postgresql://", generated), "demo.yaml")
     assert isinstance(job, SessionWindow)
     return job
 
@@ -111,27 +111,27 @@ def test_the_example_says_what_the_clicks_are_meant_against(job: SessionWindow) 
     assert job.spec.emit_retractions
 
 
-def test_every_kind_of_trouble_is_there(made: list[GeneratedRecord]) -> None:
-    found = kinds(made)
-    assert set(found) == {"usual", "slow", "late", "null_key", *MALFORMED}
-    assert found["usual"] > 0.9 * len(made)
+def test_every_kind_of_trouble_is_there(generated: list[GeneratedRecord]) -> None:
+    counts = kinds(generated)
+    assert set(counts) == {"usual", "slow", "late", "null_key", *MALFORMED}
+    assert counts["usual"] > 0.9 * len(generated)
 
 
 def test_exactly_the_malformed_records_are_for_the_dead_letters(
-    made: list[GeneratedRecord], job: SessionWindow
+    generated: list[GeneratedRecord], job: SessionWindow
 ) -> None:
-    readings = [(record.kind, readable(job.spec.input, record.value)) for record in made]
+    readings = [(record.kind, readable(job.spec.input, record.value)) for record in generated]
     assert {kind for kind, columns in readings if columns is None} == MALFORMED
     assert not {kind for kind, columns in readings if columns is not None} & MALFORMED
     assert {columns["user_id"] for kind, columns in readings if kind == "null_key" and columns} == {None}
 
 
 def test_slow_clicks_are_in_time_whatever_the_epochs_and_late_ones_are_not(
-    made: list[GeneratedRecord], job: SessionWindow
+    generated: list[GeneratedRecord], job: SessionWindow
 ) -> None:
     """The watermark of a partition is at most that of all records that were sent before."""
     highest = 0
-    for record in made:
+    for record in generated:
         columns = readable(job.spec.input, record.value)
         if columns is None:
             continue
@@ -144,14 +144,14 @@ def test_slow_clicks_are_in_time_whatever_the_epochs_and_late_ones_are_not(
         highest = max(highest, columns["ts"])
 
 
-def test_those_who_are_late_have_no_other_clicks(made: list[GeneratedRecord]) -> None:
-    late = [record.key for record in made if record.kind == "late"]
+def test_those_who_are_late_have_no_other_clicks(generated: list[GeneratedRecord]) -> None:
+    late = [record.key for record in generated if record.kind == "late"]
     assert len(late) == len(set(late))
-    assert not set(late) & {record.key for record in made if record.kind != "late"}
+    assert not set(late) & {record.key for record in generated if record.kind != "late"}
 
 
-def test_the_job_ends_where_the_records_do(made: list[GeneratedRecord], job: SessionWindow) -> None:
+def test_the_job_ends_where_the_records_do(generated: list[GeneratedRecord], job: SessionWindow) -> None:
     assert job.spec.input.kafka is not None
     assert job.spec.input.kafka.stop_at is not None
-    assert sum(job.spec.input.kafka.stop_at.offsets.values()) == len(made)
-    assert {record.partition for record in made} == {0, 1, 2}
+    assert sum(job.spec.input.kafka.stop_at.offsets.values()) == len(generated)
+    assert {record.partition for record in generated} == {0, 1, 2}

@@ -68,13 +68,13 @@ def test_kept_it_can_be_looked_at_until_it_is_interrupted(temporary: Path) -> No
     running = subprocess.Popen(kept, stdout=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(temporary)})
     assert running.stdout is not None
     with running.stdout as lines:
-        said = []
+        printed = []
         for line in lines:
-            said.append(line.strip())
+            printed.append(line.strip())
             if line.strip().startswith("joinery run"):
                 break
-        first = next(number for number, line in enumerate(said) if line.startswith("cd "))
-        commands = " && ".join(said[first:-1])
+        first = next(number for number, line in enumerate(printed) if line.startswith("cd "))
+        commands = " && ".join(printed[first:-1])
         looked = subprocess.run(["bash", "-c", commands], check=False, capture_output=True, text=True, timeout=60)
         assert looked.returncode == 0, looked.stderr
         assert "(5 rows)" in looked.stdout

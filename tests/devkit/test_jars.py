@@ -47,7 +47,7 @@ def test_downloads_once(machine):
     install_maven(machine)
     folder = fetch_jars("some-1", ["a:b:1"])
     assert folder == machine / "cache" / "joinery" / "some-1"
-    assert [each.name for each in folder.iterdir()] == ["found.jar"]
+    assert [path.name for path in folder.iterdir()] == ["found.jar"]
     assert fetch_jars("some-1", ["a:b:1"]) == folder
     assert runs(machine) == 1
 
@@ -55,10 +55,10 @@ def test_downloads_once(machine):
 def test_concurrent_callers_share_one_download(machine):
     install_maven(machine)
     callers = [threading.Thread(target=fetch_jars, args=("some-1", ["a:b:1"])) for _ in range(4)]
-    for each in callers:
-        each.start()
-    for each in callers:
-        each.join()
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
     assert runs(machine) == 1
 
 
@@ -80,7 +80,7 @@ def test_a_failed_download_leaves_nothing_and_says_what_to_do(machine):
         fetch_jars("some-1", ["a:b:1"])
     assert "Cannot download a:b:1 from Maven Central: mvn ended with 1:\nUnknown host example" in str(failed.value)
     assert "The first use needs the network" in str(failed.value)
-    assert [each.name for each in (machine / "cache" / "joinery").iterdir()] == ["some-1.lock"]
+    assert [path.name for path in (machine / "cache" / "joinery").iterdir()] == ["some-1.lock"]
     install_maven(machine)
     assert (fetch_jars("some-1", ["a:b:1"]) / "found.jar").exists()
 
@@ -99,4 +99,4 @@ def test_without_maven_the_ivy_inside_pyspark_reports_what_it_cannot_find(machin
 @pytest.mark.services
 def test_without_maven_ivy_downloads_the_named_jar_only(machine):
     folder = fetch_jars("log4j", ["org.apache.logging.log4j:log4j-slf4j-impl:2.25.3"], transitive=False)
-    assert [each.name for each in folder.iterdir()] == ["log4j-slf4j-impl-2.25.3.jar"]
+    assert [path.name for path in folder.iterdir()] == ["log4j-slf4j-impl-2.25.3.jar"]

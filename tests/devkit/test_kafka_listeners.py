@@ -94,15 +94,15 @@ def test_a_broker_of_another_address_serves_clients_there_and_not_on_loopback():
 def test_partitions_are_added(broker):
     broker.create_topic("grows")
     broker.add_partitions("grows", 3)
-    found = AdminClient({"bootstrap.servers": broker.bootstrap}).list_topics(timeout=30).topics["grows"].partitions
-    assert sorted(found) == [0, 1, 2]
+    answer = AdminClient({"bootstrap.servers": broker.bootstrap}).list_topics(timeout=30).topics["grows"].partitions
+    assert sorted(answer) == [0, 1, 2]
 
 
 def test_settings_are_changed_one_by_one(broker):
     broker.create_topic("set", config={"segment.ms": "5000"})
     broker.alter_config("set", {"cleanup.policy": "compact"})
-    found = broker.topic_config("set")
-    assert (found["segment.ms"], found["cleanup.policy"]) == ("5000", "compact")
+    answer = broker.topic_config("set")
+    assert (answer["segment.ms"], answer["cleanup.policy"]) == ("5000", "compact")
 
 
 def test_the_leader_of_a_partition(broker):

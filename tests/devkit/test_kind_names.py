@@ -50,17 +50,17 @@ def test_the_product_names_no_kind_elsewhere() -> None:
 def test_it_finds_one_that_is_named(sources: Path, line: str, said: str) -> None:
     (sources / "engine" / "planted.py").write_text(f"{line}\n")
 
-    (found,) = problems(sources)
+    (problem,) = problems(sources)
 
-    assert found.startswith("engine/planted.py:")
-    assert found.endswith(said)
+    assert problem.startswith("engine/planted.py:")
+    assert problem.endswith(said)
 
 
 def test_every_place_that_may_tell_resources_apart_does_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("joinery_devkit.kind_names.TOLD_APART", {})
-    found = list(problems(RUNTIME))
-    assert all(each.endswith(" apart") for each in found)
-    assert {each.partition(":")[0] for each in found} == set(map(str, TOLD_APART))
+    lines = list(problems(RUNTIME))
+    assert all(line.endswith(" apart") for line in lines)
+    assert {line.partition(":")[0] for line in lines} == set(map(str, TOLD_APART))
 
 
 def test_a_tree_without_kinds_is_an_error(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from joinery_devkit.links import PageLink, check, links, pages
 
 
 def test_the_links_of_all_pages_are_well_formed() -> None:
-    found = [link for page in pages() for link in links(page)]
-    assert [f"{link.location}: {link.url} {why}" for link in found if (why := link.malformed())] == []
-    assert len(found) > 20
+    page_links = [link for page in pages() for link in links(page)]
+    assert [f"{link.location}: {link.url} {why}" for link in page_links if (why := link.malformed())] == []
+    assert len(page_links) > 20
 
 
 def test_links_are_found_with_their_lines(tmp_path: Path) -> None:

@@ -49,8 +49,8 @@ def test_wheels_say_what_they_are_the_chart_has_its_definitions_and_sums_are_rig
         assert licence == (release.ROOT / "LICENSE").read_bytes()
         assert "pip install" in str(metadata.get_payload())
         listed = json.loads((folder / f"joinery-{part}-{version}.cdx.json").read_text())
-        assert {"pydantic", "sqlglot"} <= {each["name"] for each in listed["components"]}
-        assert all(each["version"] for each in listed["components"])
+        assert {"pydantic", "sqlglot"} <= {component["name"] for component in listed["components"]}
+        assert all(component["version"] for component in listed["components"])
     with tarfile.open(folder / f"joinery-{version}.tgz") as chart:
         assert "joinery/files/crds/joinery.dev_savepoints.yaml" in chart.getnames()
     subprocess.run(["sha256sum", "--check", "--strict", release.SUMS], cwd=folder, check=True)
@@ -78,8 +78,8 @@ def gpg(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., subprocess.Co
 def test_sums_are_signed_with_the_key_and_a_changed_one_is_found(
     tmp_path: Path, gpg: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
-    made = gpg("--passphrase", "", "--quick-generate-key", KEY, "ed25519", "sign", "never")
-    assert made.returncode == 0, made.stderr
+    key_run = gpg("--passphrase", "", "--quick-generate-key", KEY, "ed25519", "sign", "never")
+    assert key_run.returncode == 0, key_run.stderr
     (tmp_path / "a.whl").write_text("wheel")
     release.check_key(KEY)
     sums = release.write_sums(tmp_path, KEY)
@@ -100,9 +100,9 @@ def test_a_key_that_is_not_there_is_said_before_anything_is_built(
 ) -> None:
     monkeypatch.setattr(release, "build", lambda *_: pytest.fail("it builds"))
     assert release.main(["--folder", str(tmp_path), "--sign", KEY]) == 3
-    said = capsys.readouterr().err
-    assert f"Nothing can be signed with the key {KEY}: " in said
-    assert "gpg --list-secret-keys" in said
+    message = capsys.readouterr().err
+    assert f"Nothing can be signed with the key {KEY}: " in message
+    assert "gpg --list-secret-keys" in message
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(EnvironmentProblem, match=r"gpg is missing\. Install gpg"):
         release.check_key(KEY)

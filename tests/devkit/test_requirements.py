@@ -18,7 +18,7 @@ OWN = {"joinery-runtime", "joinery-operator", "joinery-devkit"}
 def declared(project: str, *extras: str) -> list[Requirement]:
     table = tomllib.loads((ROOT / project / "pyproject.toml").read_text())["project"]
     lines = [*table["dependencies"], *(line for extra in extras for line in table["optional-dependencies"][extra])]
-    return [each for each in map(Requirement, lines) if canonicalize_name(each.name) not in OWN]
+    return [requirement for requirement in map(Requirement, lines) if canonicalize_name(requirement.name) not in OWN]
 
 
 def development() -> list[Requirement]:
@@ -41,14 +41,14 @@ WANTED = {
 
 
 def test_every_file_is_known():
-    assert [each.name for each in FILES] == sorted(WANTED)
+    assert [file.name for file in FILES] == sorted(WANTED)
 
 
 @pytest.mark.parametrize("name", WANTED)
 def test_pins_satisfy_what_the_distributions_declare(name):
-    found = {(canonicalize_name(pin.name), next(iter(pin.specifier)).version) for pin in pins(name)}
+    pinned = {(canonicalize_name(pin.name), next(iter(pin.specifier)).version) for pin in pins(name)}
     for wanted in WANTED[name]:
-        versions = [version for package, version in found if package == canonicalize_name(wanted.name)]
+        versions = [version for package, version in pinned if package == canonicalize_name(wanted.name)]
         assert versions, f"{wanted} is not in requirements/{name}: run `make lock`"
         assert all(wanted.specifier.contains(version) for version in versions), f"{wanted}: run `make lock`"
 

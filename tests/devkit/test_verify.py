@@ -145,7 +145,7 @@ def spoilt(change: str, run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "sentence"),
     [
         ("missing", "1 joined rows are missing"),
         ("extra", "1 joined rows should not be there"),
@@ -163,12 +163,12 @@ def spoilt(change: str, run: Run) -> None:
         ("unread", "1 records were never read"),
     ],
 )
-def test_a_wrong_run_is_not(change: str, said: str) -> None:
+def test_a_wrong_run_is_not(change: str, sentence: str) -> None:
     run = good()
     spoilt(change, run)
     verdict = run.verdict()
     assert not verdict.ok
-    assert said in "\n".join(verdict.problems)
+    assert sentence in "\n".join(verdict.problems)
     assert str(verdict).startswith("NOT VERIFIED")
 
 
@@ -248,13 +248,13 @@ def by_the_oracle(chance: random.Random, of: StreamJoin) -> Run:
 def _rows(
     chance: random.Random, name: str, number: int, places: Sequence[tuple[str, int, int]], ends: Counter[Any]
 ) -> list[Row]:
-    found = []
+    rows_read = []
     for _, partition, count in (place for place in places if place[0] == name):
         for offset in range(ends[name, partition], ends[name, partition] + count):
             user, ts = chance.choice(("a", "b", None)), 3 * number - chance.choice((0, 1, 4, 9, 30))
             made = json.loads(record(name, offset, user, ts, partition).value or b"")
-            found.append(Row(partition, offset, ts, made))
-    return found
+            rows_read.append(Row(partition, offset, ts, made))
+    return rows_read
 
 
 def _both(late: Mapping[str, Any], dropped: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:

@@ -155,7 +155,7 @@ def spoilt(change: str, run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "sentence"),
     [
         ("missing", "1 sessions are missing, such as:\n      {'user': None, 'window_start': 121, 'window_end': 125}"),
         ("a session that was replaced", "1 sessions should not be there"),
@@ -176,12 +176,12 @@ def spoilt(change: str, run: Run) -> None:
         ("unread", "1 records were never read"),
     ],
 )
-def test_a_wrong_run_is_not(change: str, said: str) -> None:
+def test_a_wrong_run_is_not(change: str, sentence: str) -> None:
     run = good()
     spoilt(change, run)
     verdict = run.verdict()
     assert not verdict.ok
-    assert said in "\n".join(verdict.problems)
+    assert sentence in "\n".join(verdict.problems)
     assert str(verdict).startswith("NOT VERIFIED")
 
 
@@ -214,14 +214,14 @@ def test_a_session_that_reaches_the_cap_cannot_be_judged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("edit", "said"),
+    ("edit", "sentence"),
     [
         (("emitRetractions: true", "emitRetractions: false"), "it emits no retractions"),
         (("groupBy: [user]", 'where: "page IS NOT NULL"\n  groupBy: [user]'), "it computes columns or filters rows"),
     ],
 )
-def test_jobs_that_cannot_be_judged(edit: tuple[str, str], said: str) -> None:
-    with pytest.raises(JoineryError, match=said):
+def test_jobs_that_cannot_be_judged(edit: tuple[str, str], sentence: str) -> None:
+    with pytest.raises(JoineryError, match=sentence):
         good().verdict(job(edit))
 
 

@@ -47,7 +47,7 @@ def fake_go(folder: Path, then: str = "") -> None:
 
 
 def built() -> list[str]:
-    return sorted(each.name for each in cache_directory().glob("*/*") if each.name != "lock")
+    return sorted(path.name for path in cache_directory().glob("*/*") if path.name != "lock")
 
 
 def test_every_program_is_of_this_module_or_of_one_that_it_pins() -> None:
