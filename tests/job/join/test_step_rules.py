@@ -490,7 +490,7 @@ BAD_STEPS: list[tuple[list[Any], dict[str, Any], str, str]] = [
         [step()],
         {"select": [{"expression": "window_start / 1000", "as": "s"}]},
         "select[0].expression",
-        "'window_start' does not name its input",
+        "write <input>.window_start",
     ),
     (
         [step(name, keys={"a.id": f"{name}.id"}, interval={**DAY, "of": "a"}) for name in ("b", "a_b")],
