@@ -231,7 +231,7 @@ def test_an_expression_in_the_sql_of_sessions_is_reported_at_the_sql(joinery: Jo
     job_file.write_text(json.dumps(sessions.in_sql(sql), indent=1))
     ended = joinery("validate", job_file)
     assert (ended.code, ended.out) == (2, "")
-    assert "spec.sql: sum takes numbers, and 'LOWER(page)' is string" in ended.err
+    assert "spec.sql: line 1, column 21, `LOWER(page)`: sum takes numbers, and 'LOWER(page)' is string" in ended.err
 
 
 def test_sessions_are_valid_and_explained(joinery: Joinery, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from joinery_runtime.job.model.draft import Finding, dig, path_text
 from joinery_runtime.job.model.problems import findings
 from joinery_runtime.job.model.resource import API_VERSION, RULES_BROKEN, Job
 from joinery_runtime.job.model.wording import either, linked, suggestion
+from joinery_runtime.job.sql import placed
 
 logger = logging.getLogger("joinery.job")
 
@@ -31,6 +32,7 @@ STORED_JOB = "JOINERY_STORED_JOB"
 may be older than the rules of this release (`AS_STORED`): a duration without a unit counts as milliseconds, with a
 warning, and all patterns of times that earlier releases accepted are read as those releases read them."""
 
+_SQL = ("spec", "sql")
 _RESOURCE = ("apiVersion", "kind", "metadata", "spec")
 _MODELS: Mapping[str, type[Job]] = {model.__name__: model for model in (StreamJoin, SessionWindow)}
 
@@ -140,6 +142,9 @@ def parse_job(
         if isinstance(job, Job) and not document.repeated:
             return job
         mistakes = job if isinstance(job, list) else []
+    sql, sessions = dig(document.data, "spec", "sql"), dig(document.data, "kind") == SessionWindow.__name__
+    if isinstance(sql, str):
+        mistakes = [(at, placed(text, sql, sessions=sessions) if at == _SQL else text) for at, text in mistakes]
     problems = [Problem(path_text(at), linked(message), document.line(at)) for at, message in mistakes]
     for at, line, column in document.repeated:
         message = f"is written twice in one mapping (again at column {column}); keep one"

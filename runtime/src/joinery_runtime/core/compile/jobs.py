@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.compile.aggregates import compile_session
+from joinery_runtime.core.compile.aggregates import SQL_PATH, compile_session
 from joinery_runtime.core.compile.joins import JoinCompiler
 from joinery_runtime.core.compile.only_input import compile_only_input
 from joinery_runtime.core.pipeline.expression import Expression, check_predicate, parse_expression
@@ -20,6 +20,7 @@ from joinery_runtime.errors import ExpressionError, JobError, Problem
 from joinery_runtime.job import Job, SessionWindow, StreamJoin
 from joinery_runtime.job.model.draft import path_text
 from joinery_runtime.job.model.outputs import NamedOutput
+from joinery_runtime.job.sql import placed
 
 Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
 
@@ -37,15 +38,28 @@ def compile_with_functions(job: Job) -> tuple[Pipeline, DeclaredFunctions]:
         for function in job.spec.functions
     }
     functions = DeclaredFunctions(declared)
-    with calling(functions):
-        match job:
-            case StreamJoin():
-                pipeline = compile_join(job)
-            case SessionWindow():
-                pipeline = compile_session(job)
-            case _:
-                raise TypeError(f"no compiler for {job.kind}")
-        row_selections(job, pipeline.output_schema())
+    try:
+        with calling(functions):
+            match job:
+                case StreamJoin():
+                    pipeline = compile_join(job)
+                case SessionWindow():
+                    pipeline = compile_session(job)
+                case _:
+                    raise TypeError(f"no compiler for {job.kind}")
+            row_selections(job, pipeline.output_schema())
+    except JobError as error:
+        sql = job.spec.sql if isinstance(job, StreamJoin | SessionWindow) else None
+        if sql is None:
+            raise
+        sessions = isinstance(job, SessionWindow)
+        problems = [
+            replace(problem, message=placed(problem.message, sql, sessions=sessions))
+            if problem.path == SQL_PATH
+            else problem
+            for problem in error.problems
+        ]
+        raise JobError(job.name, problems) from error
     return pipeline, functions
 
 

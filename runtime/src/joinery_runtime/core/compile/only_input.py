@@ -72,17 +72,24 @@ def _projection(job: StreamJoin, condition: Expression | None) -> StepSpec:
     (side,) = job.inputs
     declared = arrow_schema(side.columns)
     output, computed, fields = list[OutputColumn](), list[tuple[str, Expression]](), list[pa.Field]()
+    problems = list[Problem]()
     for number, column in enumerate(job.output_columns):
         if column.source is not None:
             kind = declared.field(column.source.column).type
             output.append(OutputColumn(column.name, kind, column=column.source.column))
             continue
         path = f"spec.select[{number}].expression"
-        expression, kind = computed_column(job, path, column.expression or "", {side.name: declared})
+        try:
+            expression, kind = computed_column(job, path, column.expression or "", {side.name: declared})
+        except JobError as error:
+            problems += error.problems
+            continue
         name = f"$select.{number}"  # no column of a user begins with $
         computed.append((name, expression))
         fields.append(pa.field(name, kind))
         output.append(OutputColumn(column.name, kind, column=name))
+    if problems:
+        raise JobError(job.name, problems)
     schema = pa.schema([*declared, *fields])
     read = {column.column for column in output} - {side.event_time}  # that is `$ts`
     intake = Intake(

@@ -22,6 +22,7 @@ _PATTERNS = {
     "metadata": "a name has lower-case letters, digits, '-' and '.', and starts and ends with a letter or digit",
     "input": _INPUT_NAME,
     "inputs": _INPUT_NAME,
+    "outputs": "the name of an output begins with a lower-case letter, and has lower-case letters, digits and '_'",
     "schema": "a column name does not start with `$` (engine columns do) and holds no control characters",
 }
 

@@ -16,6 +16,7 @@ Each step adds what it rejects to one `report`, so that all problems of a text a
 """
 
 from joinery_runtime.job.sql.joins import Translation, check_shape, translate
+from joinery_runtime.job.sql.places import placed
 from joinery_runtime.job.sql.ranking import SqlRanking
 from joinery_runtime.job.sql.report import UNION
 from joinery_runtime.job.sql.scope import SqlInput, table_of
@@ -29,6 +30,7 @@ __all__ = [
     "Translation",
     "check_session_shape",
     "check_shape",
+    "placed",
     "table_of",
     "translate",
     "translate_sessions",
