@@ -41,7 +41,7 @@ COVERED = (
     *(f"G{n}" for n in range(1, 11)),
     *(f"P{n}" for n in range(1, 4)),
     *(f"U{n}" for n in range(1, 3)),
-    *(f"D{n}" for n in range(1, 5)),
+    *(f"D{n}" for n in range(1, 6)),
     *(f"R{n}" for n in range(1, 7)),
     *("V1", "V2", "V3", "V4", "W5", "W6"),
 )  # fmt: skip

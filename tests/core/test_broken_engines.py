@@ -16,6 +16,7 @@ from hypothesis import Phase, given, settings
 from budget import found_with
 from core.cases import HISTORIES, Case, cases
 from core.harness import check_against_oracle, few_hashes, merge_early
+from core.random_counted import counted_cases
 from core.random_deduplication import deduplicated_cases
 from core.random_sessions import session_cases
 from core.random_top_n import ranked_cases
@@ -315,6 +316,24 @@ def next_window(patch: Patch) -> None:
     patch.setattr(Windows, "numbers_of", numbers_of)
 
 
+def decides_at_once(patch: Patch) -> None:
+    """The rows that an epoch decides are before the watermark that it hands on."""
+    patch.setattr(
+        Deduplicate,
+        "output_watermarks",
+        lambda self, step, lows, horizons, distance: {
+            **lows,
+            step.sides[0].time: horizons[step.sides[0].part].current,
+        },
+    )
+
+
+def spans_end_at_once(patch: Patch) -> None:
+    """A last row is handed on when its span ends, and the watermark does not wait for that."""
+    real = Deduplicate.output_watermarks
+    patch.setattr(Deduplicate, "output_watermarks", lambda self, *rest: real(replace(self, keep_last=False), *rest))
+
+
 def panes_of_several_windows(patch: Patch) -> None:
     """A row of a window is in one pane with rows of the windows that overlap it."""
     patch.setattr(Windows, "pane", property(lambda self: self.size))
@@ -406,6 +425,9 @@ MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "the second windows are emitted again": ("aggregates twice", other_horizons(without_before, LEFT)),
     "one second group takes the rows of another": ("aggregates twice", one_group_per_hash),
     "second windows wait for the next row": ("aggregates twice", no_following_epochs),
+    "first rows are handed on behind their watermark": ("aggregate behind deduplication", decides_at_once),
+    "last rows are handed on behind their watermark": ("aggregate behind deduplication", spans_end_at_once),
+    "counted rows wait for the next row": ("aggregate behind deduplication", no_following_epochs),
     "ranked rows of windows are late": ("top-N of windows", hands_on_its_own_horizon),
     "a ranked row is in the window behind its own": ("top-N of windows", next_window),
     "equal rows of windows are in any order": ("top-N of windows", ranks_go_by_no_place),
@@ -420,6 +442,7 @@ OF_ONE_INPUT = {
     "top-N": ranked_cases,
     "aggregates twice": twice_cases,
     "top-N of windows": top_of_windows_cases,
+    "aggregate behind deduplication": counted_cases,
     "sessions with having": partial(session_cases, having=True),
     "windows with having": partial(windowed_cases, having=True),
     "early sessions": partial(session_cases, early=True),

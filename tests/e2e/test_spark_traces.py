@@ -64,7 +64,7 @@ def kind(trace: Trace) -> str:
         return "sessions"
     if not parsed.joins:
         if parsed.ranking is not None:
-            return parsed.ranking.field
+            return parsed.ranking.field if parsed.aggregation is None else "windows of deduplicated rows"
         if parsed.aggregation is None:
             return "projection"
         if parsed.top_of_windows is not None:
@@ -82,6 +82,7 @@ ONE_OF_EACH = {kind(trace): trace for trace in reversed(SAMPLE)}
 def test_the_sample_has_every_kind() -> None:
     joins = {"interval", "broadcast", "chain", "window", "session", "asOf"}
     one_input = {"sessions", "windows", "windows of windows", "deduplicate", "topN", "topN of windows", "projection"}
+    one_input |= {"windows of deduplicated rows"}
     assert ONE_OF_EACH.keys() == joins | one_input
     types = {step["type"] for trace in SAMPLE for step in trace.job["spec"].get("joins", ()) if "type" in step}
     assert types >= {"left", "full"}

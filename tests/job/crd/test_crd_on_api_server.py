@@ -477,6 +477,14 @@ RULED += [
 ]
 
 
+DEAD = {"deadLetter": {"file": {"path": "dead"}}}
+SPENT = {
+    "groupBy": ["orders.currency"],
+    "window": {"tumbling": {"size": "1h"}},
+    "aggregates": [{"function": "sum", "column": "orders.amount", "as": "spent"}],
+}
+
+
 def deduplicated(*steps: Any, of_spec: Any = None, **fields: Any) -> dict[str, Any]:
     """A job that emits each order once."""
     rule = {"by": ["orders.id"], "within": "1h", **fields}
@@ -486,7 +494,7 @@ def deduplicated(*steps: Any, of_spec: Any = None, **fields: Any) -> dict[str, A
 
 
 RULED += [
-    deduplicated(of_spec={"aggregate": aggregated()["spec"]["aggregate"]}),
+    deduplicated(of_spec={"aggregate": SPENT | {"lateData": "dlq"}, **DEAD}),
     deduplicated(of="nothing"),
     deduplicated(by=None),
     deduplicated(within="0s"),
@@ -495,12 +503,6 @@ RULED += [
 ]
 
 
-DEAD = {"deadLetter": {"file": {"path": "dead"}}}
-SPENT = {
-    "groupBy": ["orders.currency"],
-    "window": {"tumbling": {"size": "1h"}},
-    "aggregates": [{"function": "sum", "column": "orders.amount", "as": "spent"}],
-}
 TOP_OF_WINDOWS = {"orderBy": [{"expression": "spent", "direction": "desc"}], "rows": 2}
 
 

@@ -17,6 +17,13 @@ RULE = {"by": ["orders.id"], "within": "1h"}
 DEAD = {"deadLetter": {"file": {"path": "dead"}}}
 
 
+COUNTED = {
+    "groupBy": ["orders.currency"],
+    "window": {"tumbling": {"size": "1h"}},
+    "aggregates": [{"function": "sum", "column": "orders.amount", "as": "spent"}],
+}
+
+
 def rule(**fields: Any) -> dict[str, Any]:
     """Each order once an hour, unless the fields say otherwise; None leaves a field out."""
     return {name: value for name, value in (RULE | fields).items() if value is not None}
@@ -81,13 +88,9 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     (document(inputs=[ORDERS, PAYMENTS], deduplicate=rule()), "spec.joins", "there is no join step"),
     (document(inputs=[RATES], deduplicate=rule(by=["rates.currency"])), "spec.inputs[0].table", "drop `table`"),
     (
-        document(
-            step(),
-            deduplicate=rule(),
-            aggregate={"groupBy": ["orders.id"], "window": {"tumbling": {"size": "1h"}}},
-        ),
-        "spec.deduplicate",
-        "aggregate and deduplicate are both named; keep one",
+        document(inputs=[ORDERS], deduplicate=rule(), aggregate=COUNTED | {"lateData": "dlq"}, **DEAD),
+        "spec.aggregate.lateData",
+        "lateData: dlq in deduplicate",
     ),
 ]
 
@@ -186,3 +189,52 @@ def test_a_plan_ends_under_the_rule_that_made_it_with_the_limits_of_now() -> Non
 def test_window_joins_and_rankings_are_not_in_one_job() -> None:
     said = said_of(document(window(tumbling={"size": "1m"}), deduplicate=rule()))
     assert "no deduplicate follows window steps" in said["spec.joins[0].window"]
+
+
+# --- an aggregate behind it -------------------------------------------------------------------------------------------
+
+
+def counted(*steps: dict[str, Any], aggregate: Any = None, **fields: Any) -> StreamJoin:
+    return load(
+        *steps,
+        inputs=None if steps else [ORDERS],
+        deduplicate=rule(**fields),
+        aggregate=COUNTED | (aggregate or {}),
+    )
+
+
+def test_an_aggregate_reads_what_it_needs_of_the_rows_that_stay() -> None:
+    compute = [{"expression": "orders.amount * 2", "as": "double"}]
+    first, last = compile_job(counted(aggregate={"compute": compute})).steps
+    assert [step.sides[0].part for step in (first, last)] == ["deduplicate", "aggregate.2"]
+    assert first.output_schema().names == ["orders.ts", "orders.currency", "orders.amount", "double"]
+    assert last.output_schema().names == ["currency", "window_start", "window_end", "spent"]
+
+
+def test_behind_a_join_the_parts_are_numbered_on() -> None:
+    then = {"aggregates": [{"function": "max", "column": "spent", "as": "most"}]}
+    steps = compile_job(counted(step(), aggregate={"then": then})).steps
+    assert [side.part for step in steps[1:] for side in step.sides] == ["deduplicate.2", "aggregate.3", "aggregate.4"]
+
+
+def test_the_explanation_names_both_steps() -> None:
+    text = str(explain(counted(keep="last", within="1h")))
+    for line in (
+        "step 1: deduplication of orders",
+        "step 2: windows of deduplicated orders",
+        "late rows: none: step 1 drops late rows",
+        "in steady flow for 2h of event time",  # the window, and `within`
+    ):
+        assert line in text, line
+
+
+def test_a_shorter_span_of_last_rows_may_make_rows_late() -> None:
+    (warning,) = changed(counted(keep="last", within="2h"), counted(keep="last", within="1h")).warnings
+    assert "the last rows of spans that are open may be late for the aggregate" in warning
+    assert changed(counted(within="2h"), counted(within="1h")) == Comparison((), ())
+
+
+def test_neither_step_is_added_to_a_state() -> None:
+    alone = load(inputs=[ORDERS], aggregate=COUNTED)
+    assert "there is now a deduplicate step" in changed(alone, counted()).refused[0]
+    assert "there was an aggregate" in changed(counted(), load(inputs=[ORDERS], deduplicate=rule())).refused[0]

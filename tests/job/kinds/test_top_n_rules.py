@@ -126,7 +126,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     (
         document(inputs=[ORDERS], topN=rule(), deduplicate={"by": ["orders.id"], "within": "1h"}),
         "spec.topN",
-        "deduplicate and topN are both named; keep one",
+        "deduplicate and topN are both named, and no aggregate between them",
     ),
     (document(window(tumbling={"size": "1m"}), topN=rule()), "spec.joins[0].window", "no topN follows window steps"),
 ]

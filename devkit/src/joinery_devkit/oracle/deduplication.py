@@ -1,5 +1,5 @@
-"""The oracle of `deduplicate` of one input: section D of docs/semantics.md, one row at a time. It keeps every row that
-was not late, and forms all spans of a key again in each epoch."""
+"""The oracle of `deduplicate` of one input, and of an aggregate behind it (D5): section D of docs/semantics.md, one row
+at a time. It keeps every row that was not late, and forms all spans of a key again in each epoch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from joinery_devkit.oracle.horizons import UNKNOWN, as_time
+from joinery_devkit.oracle.horizons import UNKNOWN, as_time, as_watermark
 from joinery_devkit.oracle.joins import LATE, EpochExpectation, SideBatches, Watermarks
 from joinery_devkit.oracle.rows import END, Row, Values, comparable
+from joinery_devkit.oracle.windowed import WindowOracle
 from joinery_runtime.job import StreamJoin
 from joinery_runtime.job.kinds.ranking import Deduplication
 
@@ -35,11 +36,14 @@ class DeduplicationShape:
 
 
 class DeduplicationOracle:
-    """The oracle. `depth` is how many epochs it takes until what the first one closes has been emitted."""
+    """The oracle. `depth` is how many epochs it takes until what the first one closes has been emitted. `decided` are
+    the rows of the last epoch, and `handed_on` is the lowest event time that these may have had (N3)."""
 
     depth = 1
 
     def __init__(self, shape: DeduplicationShape) -> None:
+        self.decided: list[Row] = []
+        self.handed_on = UNKNOWN
         (self._input,) = self.inputs = tuple(side.name for side in shape.job.inputs)
         self._shape, self._closed = shape, UNKNOWN
         self._rows: dict[tuple[Hashable, ...], list[Row]] = defaultdict(list)
@@ -52,8 +56,11 @@ class DeduplicationOracle:
     def epoch(self, watermarks: Watermarks, rows: SideBatches) -> EpochExpectation:
         """Replays one epoch, like `Oracle.epoch`."""
         lateness = self._shape.rule.allowed_lateness
+        waits = self._shape.rule.within - 1 if self._shape.rule.keep == "last" else 0
+        self.handed_on = self._closed - waits
         self._closed = max(self._closed, as_time(watermarks[self._input]) - lateness)
-        emitted = tuple(self._shape.output(row) for row in self._decided())
+        self.decided = list(self._decided())
+        emitted = tuple(self._shape.output(row) for row in self.decided)
         dropped: Counter[str] = Counter()
         for row in rows.get(self._input, ()):
             if self._shape.where is not None and self._shape.where(row.values) is not True:
@@ -91,3 +98,26 @@ class DeduplicationOracle:
             else:
                 spans.append([row])
         return spans
+
+
+class CountedOracle:
+    """The oracle of a job that aggregates deduplicated rows, as two jobs would do."""
+
+    def __init__(self, first: DeduplicationOracle, second: WindowOracle) -> None:
+        (self._input,) = self.inputs = first.inputs
+        self._first, self._second = first, second
+        self.depth = first.depth + second.depth
+
+    def epoch(self, watermarks: Watermarks, rows: SideBatches) -> EpochExpectation:
+        """Replays one epoch, like `Oracle.epoch`."""
+        first = self._first.epoch(watermarks, rows)
+        watermark = as_watermark(self._first.handed_on)
+        second = self._second.epoch({self._input: watermark}, {self._input: self._first.decided})
+        assert not second.late[self._input], "no row behind the deduplication is late (D5)"
+        dropped = {self._input: Counter(first.dropped[self._input]) + Counter(second.dropped[self._input])}
+        return EpochExpectation((), second.rows, first.late, dropped)
+
+    def end(self) -> Iterator[EpochExpectation]:
+        """Yields the epochs that end the input (T7)."""
+        for _ in range(self.depth):
+            yield self.epoch({self._input: END}, {})

@@ -49,8 +49,8 @@ def keys_of(
             facts="it keeps no rows, because each record makes its row by itself",
             todo="`joinery why --record` tells what became of a record",
         )
-    if isinstance(job, StreamJoin) and job.follows_aggregate:
-        return _behind_aggregate(job, pipeline, texts, number)
+    if isinstance(job, StreamJoin) and len(job.behind_joins) > 1:
+        return _of_steps_behind_joins(job, pipeline, texts, number)
     if not isinstance(job, StreamJoin) or not job.joins:
         return [group_key(job, pipeline.last, texts, number)]
     if len(pipeline.last.sides) == 1:
@@ -59,8 +59,10 @@ def keys_of(
     return [_co_partitioned(job, key, co_partitions) for key in keys] if co_partitions else keys
 
 
-def _behind_aggregate(job: StreamJoin, pipeline: Pipeline, texts: Sequence[str], number: int | None) -> list[StepKey]:
-    """The keys of the joins, if there are any, of an aggregate, and of the steps behind it."""
+def _of_steps_behind_joins(
+    job: StreamJoin, pipeline: Pipeline, texts: Sequence[str], number: int | None
+) -> list[StepKey]:
+    """The keys of the joins, if there are any, and of each step behind them."""
     *before, last = pipeline.steps
     of_last = number in {None, last.number + 1} and _group_names(last.sides[0].intake, texts) is not None
     keys = [group_key(job, last, texts, number)] if of_last or number == last.number + 1 else []

@@ -272,7 +272,7 @@ def _is_regrouped(job: Job) -> bool:
     if not isinstance(job, StreamJoin):
         return False
     behind_joins = bool(job.joins) and (job.aggregation is not None or job.ranking is not None)
-    return behind_joins or job.follows_aggregate
+    return behind_joins or len(job.behind_joins) > 1
 
 
 def _steps_of(job: Job, pipeline: Pipeline, texts: Sequence[str], co_partitions: int) -> list[StepKey]:
@@ -281,11 +281,11 @@ def _steps_of(job: Job, pipeline: Pipeline, texts: Sequence[str], co_partitions:
     keys = keys_of(job, pipeline, texts, None, co_partitions)
     if not _is_regrouped(job):
         return keys
-    if isinstance(job, StreamJoin) and job.follows_aggregate:
+    if isinstance(job, StreamJoin) and len(job.behind_joins) > 1:
         raise JoineryError(
             f"--key {' '.join(texts)} names no records",
-            facts=f"a step of job {job.name} reads the rows of an aggregate, so each record of a window may be in each "
-            "row",
+            facts=f"steps {len(job.joins) + 1} to {len(pipeline.steps)} of job {job.name} have keys of their own, so "
+            "records of any key may be in a row",
             todo="Ask for one record with --record; `joinery state show` shows what is stored of a group",
         )
     of_groups = [key for key in keys if key.step == pipeline.last.number]

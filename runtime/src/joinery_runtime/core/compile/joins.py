@@ -102,11 +102,11 @@ class JoinCompiler:
 
     def pipeline(self) -> Pipeline:
         steps = tuple(self._compile(step) for step in self._steps)
+        if self._job.ranking is not None:
+            steps = (*steps, self._rank(self._job.ranking))
         if self._job.aggregation is not None:
             rows = self._aggregated_rows(steps[-1])
             steps = (*steps, *aggregate_steps(self._job, self._job.aggregation, rows, len(steps)))
-        if self._job.ranking is not None:
-            steps = (*steps, self._rank(self._job.ranking))
         read = {self._job.inputs[0].name: (0, LEFT)} | {
             step.right: (n, RIGHT) for n, step in enumerate(self._job.joins)
         }
@@ -349,7 +349,7 @@ class JoinCompiler:
     # --- expressions --------------------------------------------------------------------------------------------------
 
     def _aggregated_rows(self, last: StepSpec) -> AggregatedRows:
-        """What the last join makes."""
+        """What the last step before the aggregate makes."""
         time = self._job.aggregated_time
         schema = last.output_schema()
         return AggregatedRows(

@@ -14,7 +14,7 @@ from typing import ClassVar, Self, cast
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.core.kinds.base import Ranking
+from joinery_runtime.core.kinds.base import Ranking, lowest_of_left
 from joinery_runtime.core.kinds.cells import cut_by_hash
 from joinery_runtime.core.kinds.grouping import order_by_key, reachable_positions
 from joinery_runtime.core.kinds.replaceable import ReplaceableRows
@@ -30,14 +30,16 @@ from joinery_runtime.core.kinds.rows import (
 )
 from joinery_runtime.core.pipeline.expression import Expression
 from joinery_runtime.core.pipeline.retention import AcceptedRow, Retention, RowTime
-from joinery_runtime.core.pipeline.sides import SideSpec
-from joinery_runtime.core.pipeline.spec import StepSpec
+from joinery_runtime.core.pipeline.sides import LEFT, SideSpec
+from joinery_runtime.core.pipeline.spec import Distance, StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons, StateRun, StepResult, StepRun, StepWork
 from joinery_runtime.core.pipeline.watermark import (
     BEGIN_OF_TIME,
     END_OF_TIME,
+    OutputWatermarks,
     Watermark,
     clamp,
+    earlier,
 )
 from joinery_runtime.core.table.columns import HASH, TS
 from joinery_runtime.core.table.segment import SegmentMeta
@@ -116,6 +118,14 @@ class Deduplicate(Ranking):
     ) -> int | None:
         """See D3."""
         return horizons[step.sides[side].part].current
+
+    def output_watermarks(
+        self, step: StepSpec, lows: OutputWatermarks, horizons: Horizons, distance: Distance
+    ) -> OutputWatermarks:
+        """N3: a first row that was not emitted before this epoch is at the horizon of the epoch before, or later. A
+        last row is not before its span, which begins less than `within` before that horizon."""
+        previous = horizons[step.sides[LEFT].part].previous
+        return lowest_of_left(step, lows, earlier(previous, self.within - 1) if self.keep_last else previous, distance)
 
     def closes(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
         if horizon.current is None:

@@ -12,7 +12,16 @@ from joinery_runtime.job.kinds.aggregate.aligned import ALIGNED_WINDOWS, OwnWind
 from joinery_runtime.job.kinds.aggregate.model import WINDOW_KINDS, AggregateWindow
 from joinery_runtime.job.kinds.aggregate.session import SessionOfGroup
 from joinery_runtime.job.kinds.base import WindowKind, milliseconds
-from joinery_runtime.job.kinds.ranking import NO_SESSIONS, RANKING_KINDS, STAYS, RankingKind, TopN
+from joinery_runtime.job.kinds.ranking import (
+    LATE_BEFORE,
+    NO_AGGREGATE_BETWEEN,
+    NO_SESSIONS,
+    RANKING_KINDS,
+    STAYS,
+    Deduplication,
+    RankingKind,
+    TopN,
+)
 from joinery_runtime.job.kinds.session.rules import AGGREGATE_RULES, EMITTED_RULES, GroupedDraft, expression_of_windows
 from joinery_runtime.job.model.changelog import changelog_sources
 from joinery_runtime.job.model.draft import (
@@ -162,6 +171,8 @@ def _steps_before(draft: JobDraft, step: str, *, in_windows: bool = True) -> Ite
 def _late(draft: JobDraft) -> Iterator[Finding]:
     kind = _kind(draft)
     yield from _joined_rows_as_dead_letters(draft, (*_AT, "lateData"))
+    if dig(draft.data, *_AT, "lateData") == "dlq" and dig(draft.data, "spec", Deduplication.field) is not None:
+        yield (*_AT, "lateData"), LATE_BEFORE
     if dig(draft.data, *_AT, "emitRetractions") is True and kind is not None and not kind.renames:
         facts = f"is for sessions, whose ids change: a {kind.field} window keeps its key, so no row is taken back"
         yield (*_AT, "emitRetractions"), f"{facts}; leave it out"
@@ -218,9 +229,8 @@ _RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
 def broken_ranking_rules(draft: JobDraft) -> Iterator[Finding]:
     """Every finding about the rankings that a job names."""
     named = [kind for kind in RANKING_KINDS if dig(draft.data, "spec", kind.field) is not None]
-    if len(named) > 1:
-        facts = f"{' and '.join(kind.field for kind in named)} are both named"
-        yield ("spec", named[-1].field), f"{facts}; keep one, and do the other in a job of its own"
+    if len(named) > 1 and dig(draft.data, "spec", "aggregate") is None:
+        yield ("spec", named[-1].field), NO_AGGREGATE_BETWEEN
     for kind in named:
         yield from _broken_ranking(kind, draft)
 
@@ -256,8 +266,6 @@ def _broken_ranking(kind: type[RankingKind], draft: JobDraft) -> Iterator[Findin
             yield (*at, name), f"is missing: {text}"
     if aggregated and kind is TopN:
         return
-    if aggregated:
-        yield at, f"aggregate and {kind.field} are both named; keep one, and do the other in a job of its own"
     yield from _ranked_keys((*at, "by"), draft, _emitted_columns(draft), "write <input>.<column>, of")
     yield from _ranked_order(draft, (*at, "orderBy"))
     yield from _own_window(draft, (*at, "window"))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from joinery_runtime.job.join.steps import STEP_KINDS
-from joinery_runtime.job.kinds.ranking import RANKING_KINDS, RankingKind
+from joinery_runtime.job.kinds.ranking import RANKING_KINDS, Deduplication, RankingKind
 from joinery_runtime.job.kinds.session.signature import aggregate_refusals, aggregate_warnings
 from joinery_runtime.job.model.duration import format_duration, format_time
 from joinery_runtime.job.model.references import EXISTENCE
@@ -46,6 +46,7 @@ def warnings(old: Signed, new: Signed) -> Iterator[str]:
     for kind in RANKING_KINDS:
         if kind.field in new:
             yield from _of_ranking(kind, old[kind.field], new[kind.field])
+    yield from _earlier_last_rows(old, new)
     for number, (before, after, where) in enumerate(_steps(old, new)):
         texts = (*_longer(before, after), *_dropped_padding(before, after), *_new_columns(before, after, new, number))
         yield from (f"{text}{where}" for text in texts)
@@ -137,6 +138,16 @@ def _of_ranking(kind: type[RankingKind], was: Signed, now: Signed) -> Iterator[s
             )
             yield f"{field} went from {before} to {after}: rows that left the state before stay gone, {kind.lost}"
     yield from _null_before([column for column in now["stored"] if column not in was["stored"]])
+
+
+def _earlier_last_rows(old: Signed, new: Signed) -> Iterator[str]:
+    """Warns of rows that a shorter span hands on behind the watermark which it now hands on (N3, D5)."""
+    field = Deduplication.field
+    if "aggregate" in new and field in new and new[field]["keep"] == "last":
+        before, after = old[field]["within"], new[field]["within"]
+        if after < before:
+            facts = f"{field}.within went from {format_duration(before)} to {format_duration(after)}"
+            yield f"{facts}: the last rows of spans that are open may be late for the aggregate, and are counted"
 
 
 def _times_and_tables(old: Signed, new: Signed) -> Iterator[str]:

@@ -48,8 +48,8 @@ def _ranking_plan(job: StreamJoin, ranking: RankingKind, number: int, stored: Se
     lateness = f"{format_duration(ranking.allowed_lateness)} [allowedLateness]"
     handling = "written to the dead letters" if ranking.late_data == "dlq" else "dropped"
     none = "none, unless a step has lateData: reopen; such rows are " if number else ""
-    late = "none: a window is emitted once"
-    if not read.of_windows:
+    late = f"none: {read.never_late}"
+    if not read.never_late:
         late = f"{none}{handling} and counted when {ranking.late_text(watermark, lateness)}"
     lines = (
         ("key", ", ".join(ranking.keys) or "none: all rows are of one key, on one shard"),
@@ -81,6 +81,7 @@ def _aggregate_plan(job: StreamJoin, aggregation: Aggregation, number: int) -> S
         types=read.types,
         part=part_behind(aggregation.field, number),
         from_steps=number > 0 and not read.of_windows,
+        never_late=read.never_late,
         of_windows=read.of_windows,
         same_windows=then is not None and then.same_windows,
     )
@@ -90,18 +91,23 @@ def _aggregate_plan(job: StreamJoin, aggregation: Aggregation, number: int) -> S
 @dataclass(frozen=True, slots=True)
 class _RowsBefore:
     """The rows that a step behind the joins reads, in `words`, with the `types` of columns that the job declares.
-    `of_windows`: an aggregate makes them."""
+    `of_windows`: an aggregate makes them. `never_late` says why none is late."""
 
     words: str
     types: Mapping[str, ColumnType]
     of_windows: bool = False
+    never_late: str = ""
 
 
 def _rows_before(job: StreamJoin, number: int) -> _RowsBefore:
     before = [step for _, step in _steps_before(job, number)]
     if before and isinstance(before[-1], Aggregation):
-        return _RowsBefore(f"{before[-1].form.rows} of step {number}", {}, of_windows=True)
-    return _RowsBefore(" + ".join(job.joined), job.aggregated_types)
+        words = f"{before[-1].form.rows} of step {number}"
+        return _RowsBefore(words, {}, of_windows=True, never_late="a window is emitted once")
+    joined = " + ".join(job.joined)
+    if before:
+        return _RowsBefore(f"deduplicated {joined}", job.aggregated_types, never_late=f"step {number} drops late rows")
+    return _RowsBefore(joined, job.aggregated_types)
 
 
 def _steps_before(job: StreamJoin, number: int) -> list[tuple[str, RankingKind | Aggregation]]:
@@ -117,7 +123,10 @@ def _watermark(time: str, number: int) -> str:
 def _lag(job: StreamJoin, time: str, number: int) -> int:
     """How far that watermark trails the rows (ms)."""
     joined = _chain(job).lag[time] if job.joins else job.input(time).watermark.delay
-    return joined + sum(step.allowed_lateness for _, step in _steps_before(job, number))
+    return joined + sum(
+        step.allowed_lateness + (step.waits_for if isinstance(step, RankingKind) else 0)
+        for _, step in _steps_before(job, number)
+    )
 
 
 class _StepExplainer:
@@ -247,11 +256,11 @@ def _used(job: StreamJoin) -> set[Reference] | None:
     keys = {ref for step in job.joins for pair in job.keys_of(step) for ref in (pair.left, pair.right)}
     counted = [name for step in job.joins if (name := step.matching.counted_from) is not None]
     times = {Reference(name, job.input(name).event_time) for name in counted}
+    if job.ranking is not None:
+        keys |= {ref for name in job.ranking.keys if (ref := parse_reference(name)) is not None}
+        times.add(Reference(job.ranked_time, job.input(job.ranked_time).event_time))
     if (aggregation := job.aggregation) is not None:
         names = (*aggregation.group_by, *(name for call in aggregation.aggregates for name in call.columns))
         aggregated = {ref for name in names if (ref := parse_reference(name)) is not None}
         return keys | times | aggregated | {Reference(job.aggregated_time, job.input(job.aggregated_time).event_time)}
-    if job.ranking is not None:
-        keys |= {ref for name in job.ranking.keys if (ref := parse_reference(name)) is not None}
-        times.add(Reference(job.ranked_time, job.input(job.ranked_time).event_time))
     return keys | times | {column.source for column in job.output_columns if column.source is not None}

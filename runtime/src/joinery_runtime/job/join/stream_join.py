@@ -189,13 +189,14 @@ class StreamJoin(Job):
 
     @property
     def without_last(self) -> Self:
-        """The job without the last of the steps behind its aggregate."""
-        assert self.aggregation is not None, "there is an aggregate"
+        """The job without its last step, which is behind the joins as one before it is."""
         fields = {**self.without_sql, "select": None, "sql": None}
         if self.top_of_windows is not None:
             fields["top_n"] = None
-        else:
+        elif self.aggregation is not None and self.aggregation.then is not None:
             fields["aggregate"] = self.aggregation.model_copy(update={"then": None})
+        else:
+            fields["aggregate"] = None
         return self.model_copy(update={"spec": self.spec.model_copy(update=fields)})
 
     @property
@@ -228,11 +229,6 @@ class StreamJoin(Job):
         """The steps behind the joins in their order, by the parts of the state that hold their rows."""
         steps = [step for step in (self.ranking, *self.aggregations, self.top_of_windows) if step is not None]
         return {part_behind(step.field, number): step for number, step in enumerate(steps, start=len(self.joins))}
-
-    @property
-    def follows_aggregate(self) -> bool:
-        """Whether a step reads the rows of an aggregate."""
-        return len(self.aggregations) > 1 or self.top_of_windows is not None
 
     @property
     def joined(self) -> tuple[str, ...]:
@@ -393,7 +389,7 @@ class StreamJoin(Job):
 
     @property
     def inputs_without_lateness(self) -> frozenset[str]:
-        only = (self.aggregation or self.ranking) if not self.joins else None
+        only = (self.ranking or self.aggregation) if not self.joins else None
         if only is not None:
             return frozenset() if only.allowed_lateness else frozenset({self.inputs[0].name})
         return frozenset(

@@ -75,6 +75,11 @@ class RankingKind(Model):
         """How far the watermark is above a row's event time when the row leaves."""
 
     @property
+    def waits_for(self) -> int:
+        """How far behind the horizon the watermark is that the step hands on (N3), in milliseconds."""
+        return 0
+
+    @property
     @abstractmethod
     def kept_text(self) -> str:
         """When a row leaves, to follow `wm(orders)`: `>= ts + 1h [within]`."""
@@ -113,6 +118,10 @@ class Deduplication(RankingKind):
     @property
     def kept_for(self) -> int:
         return self.within
+
+    @property
+    def waits_for(self) -> int:
+        return self.within if self.keep == "last" else 0
 
     @property
     def kept_text(self) -> str:
@@ -256,9 +265,16 @@ class TopN(RankingKind):
 
 RANKING_KINDS: tuple[type[RankingKind], ...] = (Deduplication, TopN)
 
+NO_AGGREGATE_BETWEEN = (
+    "deduplicate and topN are both named, and no aggregate between them; keep one, and do the other in a job of its own"
+)
 NO_SESSIONS = (
     "each session ends at a time of its own, and topN beside aggregate ranks windows that end together (rule R6); "
     "write tumbling, hopping or cumulative, or rank the output in a job of its own"
+)
+LATE_BEFORE = (
+    "deduplicate reads the records, and lets no late row through to the aggregate (rule D5); write drop, and lateData: "
+    "dlq in deduplicate"
 )
 STAYS = "and topN ranks rows that stay (rule R6); {todo}, or rank the output in a job of its own"
 
@@ -300,14 +316,14 @@ def _rules_of_windows() -> Iterator[Rule]:
 RANKING_RULES: tuple[Rule, ...] = (
     *(rule for kind in RANKING_KINDS for rule in _rules_of(kind)),
     Rule(
-        "!has(self.deduplicate) || !has(self.aggregate)",
-        "aggregate and deduplicate are both named; keep one, and do the other in a job of its own",
-        ".deduplicate",
+        "!has(self.deduplicate) || !has(self.aggregate) || self.aggregate.lateData != 'dlq'",
+        LATE_BEFORE,
+        ".aggregate.lateData",
     ),
     *_rules_of_windows(),
     Rule(
-        "!has(self.deduplicate) || !has(self.topN)",
-        "deduplicate and topN are both named; keep one, and do the other in a job of its own",
+        "!has(self.deduplicate) || !has(self.topN) || has(self.aggregate) || has(self.sql)",
+        NO_AGGREGATE_BETWEEN,
         ".topN",
     ),
 )

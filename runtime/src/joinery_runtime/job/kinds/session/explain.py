@@ -33,7 +33,7 @@ class Aggregated:
     this time has reached, which trails the rows by `lag` (ms). `types` are the columns that the aggregation may name,
     `part` is the part of the state, and `where` a condition on the rows. `from_steps`: joins made the rows.
     `of_windows`: an aggregate made them, each at the last millisecond of its window (G10); `same_windows`: its windows
-    are also those of this aggregation."""
+    are also those of this aggregation. `never_late` says why none is late."""
 
     rows_of: str
     time: str
@@ -45,6 +45,7 @@ class Aggregated:
     from_steps: bool = False
     of_windows: bool = False
     same_windows: bool = False
+    never_late: str = ""
 
 
 def session_plan(job: SessionWindow) -> StepPlan:
@@ -132,8 +133,8 @@ def _emitted(aggregation: Aggregation, aggregated: Aggregated) -> str:
 
 def _late(aggregation: Aggregation, aggregated: Aggregated) -> str:
     """What happens to late rows, in words (rules S4, S5, S8 and G3)."""
-    if aggregated.of_windows:
-        return "none: a window is emitted once"
+    if aggregated.never_late:
+        return f"none: {aggregated.never_late}"
     late = f"{format_duration(aggregation.allowed_lateness)} [allowedLateness]"
     none = "none, unless a step has lateData: reopen; such rows are " if aggregated.from_steps else ""
     if aggregation.late_data != "reopen" or not aggregation.form.renames:
