@@ -328,12 +328,6 @@ def decides_at_once(patch: Patch) -> None:
     )
 
 
-def spans_end_at_once(patch: Patch) -> None:
-    """A last row is handed on when its span ends, and the watermark does not wait for that."""
-    real = Deduplicate.output_watermarks
-    patch.setattr(Deduplicate, "output_watermarks", lambda self, *rest: real(replace(self, keep_last=False), *rest))
-
-
 def panes_of_several_windows(patch: Patch) -> None:
     """A row of a window is in one pane with rows of the windows that overlap it."""
     patch.setattr(Windows, "pane", property(lambda self: self.size))
@@ -426,7 +420,6 @@ MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "one second group takes the rows of another": ("aggregates twice", one_group_per_hash),
     "second windows wait for the next row": ("aggregates twice", no_following_epochs),
     "first rows are handed on behind their watermark": ("aggregate behind deduplication", decides_at_once),
-    "last rows are handed on behind their watermark": ("aggregate behind deduplication", spans_end_at_once),
     "counted rows wait for the next row": ("aggregate behind deduplication", no_following_epochs),
     "ranked rows of windows are late": ("top-N of windows", hands_on_its_own_horizon),
     "a ranked row is in the window behind its own": ("top-N of windows", next_window),
