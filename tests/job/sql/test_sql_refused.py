@@ -1,5 +1,7 @@
 """SQL that is no job: the place in the text, the reason and what to do."""
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -90,6 +92,7 @@ REFUSED = [
     ("INSERT INTO x SELECT 1", (1, 1), "is one SELECT", "write SELECT"),
     (f"SELECT o.order_id\n{FROM} {KEY} foo bar", (2, len(f"{FROM} {KEY} ") + 1), "`foo`: is not SQL", "docs/sql.md"),
     ("SELECT 'x", (1, 1), "is not SQL", "check quotes"),
+    ("WITH ('join.type' = 'interval')", (1, 1), "there is no SELECT before", "or WITH <name> AS (SELECT ...)"),
     # options
     (f"{GOOD} WITH ('join.retention' = '30m')", None, "shorter than the wider bound, 1h", "at least as long"),
     (f"{GOOD} WITH ('join.retain' = '3h')", None, "is not an option (did you mean 'join.retention'?)", "options are"),
@@ -99,6 +102,9 @@ REFUSED = [
     (f"{GOOD} WITH ('join.type' = 'interval', 'join.type' = 'interval')", None, "is given twice", "keep one"),
     (f"{GOOD} WITH (join.type = 'interval')", None, "options are written", "'name' = 'value'"),
     (f"{GOOD} WITH ('join.type')", None, "is not complete", "'name' = 'value'"),
+    (f"{GOOD} WITH (", (1, BEHIND + 5), "this bracket is not closed", "write WITH ('name' = 'value', ...)"),
+    (f"{GOOD} WITH ('join.type' = 'interval' EMIT CHANGES", (1, BEHIND + 5), "is not closed", "'name' = 'value'"),
+    (f"{joined(KEY)} WINDOW TUMBLING(INTERVAL '1' HOUR", None, "its bracket is not closed", "write WINDOW TUMBLING("),
 ]  # fmt: skip
 
 
@@ -110,6 +116,19 @@ def test_refused_once_with_place_reason_and_what_to_do(sql, place, why, todo):
     assert todo in problem.message
     if place is not None:
         assert problem.message.startswith(f"line {place[0]}, column {place[1]}, `")
+
+
+def test_no_beginning_of_a_text_with_an_open_bracket_or_without_a_select_is_a_job():
+    """A text that ends too early was read as the options of no SELECT, which emits every record."""
+    options = "WITH ('join.type' = 'interval', 'join.late_data' = 'drop')"
+    ends = [match.end() for match in re.finditer(r"'.*?'|[\w.]+|\S", options)]
+    assert all(problems(resource(options[:end])) for end in ends)
+    sql = f"WITH o AS (SELECT order_id, ts FROM orders WHERE amount > (1 + 2)) {GOOD} WITH ('join.type' = 'interval')"
+    texts = [sql[: match.end()] for match in re.finditer(r"'.*?'|[\w.]+|\S", sql)]
+    good = [text for text in texts if not problems(resource(text))]
+    assert sql in good
+    assert all(text.count("(") == text.count(")") for text in good)
+    assert {text.count("SELECT") for text in good} == {2}
 
 
 def test_all_problems_are_reported_at_once_with_those_of_the_rest():

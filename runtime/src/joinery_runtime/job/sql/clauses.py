@@ -63,7 +63,9 @@ def split_clauses(tokens: list[Token], report: Report, form: Form) -> Clauses:
 
 def _read_clause(clause: list[Token], clauses: Clauses, report: Report) -> None:
     word, following = keyword(clause, 0), keyword(clause, 1)
-    if word == "WITH":
+    if word == "WITH" and clause[-1].token_type != TokenType.R_PAREN:
+        report.add(token_position(clause[1]), "this bracket is not closed; write WITH ('name' = 'value', ...)")
+    elif word == "WITH":
         clauses.options += clause[2:-1]
     elif word == "WINDOW" and clauses.window is not None:
         report.add(token_position(clause[1]), "a second WINDOW; keep one")
@@ -169,6 +171,8 @@ class WindowClause:
 def _read_lengths(window: WindowClause, brackets: Sequence[Token], report: Report) -> str:
     """Read the arguments into the window, and return what is wrong with all of them together."""
     opened = brackets and brackets[0].token_type == TokenType.L_PAREN
+    if opened and brackets[-1].token_type != TokenType.R_PAREN:
+        return "its bracket is not closed"
     for position, argument in enumerate(_arguments(brackets) if opened else ()):
         try:
             _read(argument, position, window)

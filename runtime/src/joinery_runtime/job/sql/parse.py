@@ -62,7 +62,7 @@ def parse_select(
         return None
     tokens, withins = take_withins([*common_tokens(tokens)], report)
     clauses = split_clauses(tokens, report, form)
-    tree = _tree(clauses.body, sql, report)
+    tree = _tree(clauses.body, sql, report, form)
     if isinstance(tree, exp.Select):
         _attach(withins, tree, report)
         rewrite_dialects(tree, event_times or {}, report, form, windowed=clauses.window is not None)
@@ -97,7 +97,8 @@ def _attach(withins: Sequence[Within], select: exp.Select, report: Report) -> No
         joins[start].meta[WITHIN] = within
 
 
-def _tree(tokens: list[Token], sql: str, report: Report) -> exp.Expr | None:
+def _tree(tokens: list[Token], sql: str, report: Report, form: Form) -> exp.Expr | None:
+    """Parse the tokens of the SELECT; None if that fails, and the report says why."""
     second = next((i for i, token in enumerate(tokens) if token.token_type == TokenType.SEMICOLON), None)
     if second is not None:
         report.add(
@@ -111,7 +112,7 @@ def _tree(tokens: list[Token], sql: str, report: Report) -> exp.Expr | None:
         report.add(token_position(pattern), f"patterns of rows are not supported; {todo}")
         return None
     try:
-        return JoinerySql().parser().parse([*readable_tokens(tokens)], sql)[0]
+        tree = JoinerySql().parser().parse([*readable_tokens(tokens)], sql)[0]
     except ParseError as error:
         first = error.errors[0] if error.errors else {}
         highlight = str(first.get("highlight") or "")
@@ -122,6 +123,10 @@ def _tree(tokens: list[Token], sql: str, report: Report) -> exp.Expr | None:
         start = sum(len(text) + 1 for text in sql.split("\n")[: line - 1]) + max(column, 0)
         report.add(TextPosition(start, highlight), f"is not SQL that is understood here: {message}; see docs/sql.md")
         return None
+    if tree is None:
+        facts = "there is no SELECT before the brackets of WITH, which hold options"
+        report.add(TextPosition(0, sql.strip()[:40]), f"{facts}; {form.example}, or WITH <name> AS (SELECT ...)")
+    return tree
 
 
 def _first_line(error: Exception) -> str:
