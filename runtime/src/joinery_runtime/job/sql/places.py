@@ -9,7 +9,7 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from joinery_runtime.job.model.expression_tree import split_ands
+from joinery_runtime.job.model.expression_tree import TOO_DEEP, split_ands
 from joinery_runtime.job.model.function_calls import JoinerySql
 from joinery_runtime.job.sql.parse import parse_select
 from joinery_runtime.job.sql.report import JOINS, SESSIONS, Report, node_position
@@ -25,7 +25,7 @@ def placed(message: str, sql: str, *, sessions: bool = False) -> str:
     Names of inputs do not count; an expression that several conditions make is where the first of them is. A message
     that has a place, or that is about something that the text does not have, stays as it is."""
     quoted, keys = _QUOTED.search(message), _KEYS.match(message)
-    if message.startswith("line ") or (quoted is None and keys is None):
+    if message.startswith("line ") or TOO_DEEP in message or (quoted is None and keys is None):
         return message
     text = " = ".join(keys.groups()) if keys is not None else str(ast.literal_eval(quoted[0])) if quoted else ""
     report = Report(sql)
@@ -36,7 +36,7 @@ def placed(message: str, sql: str, *, sessions: bool = False) -> str:
         named: exp.Expr = sqlglot.parse_one(text, dialect=JoinerySql)
     except SqlglotError:
         named = exp.Literal.string(text)
-    written = [(node, _unqualified(node)) for node in parsed.select.walk() if not isinstance(node, exp.Identifier)]
+    written = [node for node in parsed.select.walk() if not isinstance(node, exp.Identifier)]
     aliases = {item.alias: item.this for item in parsed.select.expressions if isinstance(item, exp.Alias)}
     of_having = named.copy()
     for column in list(of_having.find_all(exp.Column)):
@@ -45,8 +45,9 @@ def placed(message: str, sql: str, *, sessions: bool = False) -> str:
     turned = exp.EQ(this=named.expression, expression=named.this) if isinstance(named, exp.EQ) else named
     candidates: list[exp.Expr] = [named, turned, exp.Literal.string(text), of_having, *split_ands(named)]
     for candidate in candidates:
-        sought = _unqualified(candidate.unnest())
-        node = next((node for node, form in written if form == sought), None)
+        bare = candidate.unnest()
+        sought, alike = _unqualified(bare), (node for node in written if type(node) is type(bare))
+        node = next((node for node in alike if _unqualified(node) == sought), None)
         if node is not None:
             report.add(node_position(node), message)
             return report.problems[0]
