@@ -132,6 +132,7 @@ BAD: list[tuple[str, str]] = [
     (numbered().replace("ROW_NUMBER", "RANK"), "RANK gives equal rows one number"),
     (numbered().replace("ROW_NUMBER", "DENSE_RANK"), "DENSE_RANK gives equal rows one number"),
     (numbered().replace("ROW_NUMBER()", "SUM(amount)"), "a job numbers rows with ROW_NUMBER alone"),
+    (f"SELECT id, {OVER} AS amount FROM orders QUALIFY amount <= 3", "give the number a name of its own, such as rn"),
     (f"SELECT id, {OVER} FROM orders QUALIFY {OVER} <= 3", "write ROW_NUMBER() OVER (...) AS <name>"),
     (f"SELECT id FROM orders QUALIFY {OVER} <= 3 AND {OVER.replace('DESC', 'ASC')} <= 3", "numbers its rows once"),
     (f"SELECT * FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY window_end ORDER BY id) AS rn FROM {FLINK}) "

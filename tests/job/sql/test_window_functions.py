@@ -165,6 +165,14 @@ def test_the_job_is_that_of_the_fields() -> None:
         (of_flink("TUMBLE(TABLE orders, DESCRIPTOR(ts))"), "takes the event time and an INTERVAL"),
         (of_flink(f"TUMBLE(TABLE order, DESCRIPTOR(ts), {HOUR})"), "did you mean 'orders'?"),
         (counted("orders", "country, window(ts, 'often')"), "INTERVAL"),
+        (
+            "SELECT DATE_TRUNC('hour', ts) AS ts, COUNT(*) AS n FROM orders GROUP BY ts",
+            "in GROUP BY is the column, before DATE_TRUNC('hour', ts) AS ts; write GROUP BY DATE_TRUNC('hour', ts)",
+        ),
+        (
+            "SELECT DATE_TRUNC('hour', ts) AS country, COUNT(*) AS n FROM orders GROUP BY country",
+            "or another alias",
+        ),
     ],
 )
 def test_rejected_with_what_to_write(sql: str, words: str) -> None:

@@ -29,8 +29,9 @@ DESCRIPTOR, OF_WINDOW, FIRST = "joinery.descriptor", "joinery.window", "joinery.
 """Marks of nodes: a column that a star stands for; the condition of an input that a sub-query filters; a source or a
 column that was reported; the time that a source's table function names; a column of the row's window; a SELECT
 that groups the groups of another one, which is the first."""
-OUTER_NAME = "joinery.outer"
-"""Marks a column of a sub-query that tests for a match, whose name means no column of the sub-query's own source."""
+OUTER_NAME, NUMBER_ALIAS = "joinery.outer", "joinery.alias"
+"""Marks a column of a sub-query that tests for a match, whose name means no column of the sub-query's own source; and
+the call of ROW_NUMBER for which an alias stands in QUALIFY."""
 _EXISTENCE = {"SEMI", "ANTI"}
 """Kinds of JOIN whose right side has no columns in the rows that they make, and that pad none."""
 

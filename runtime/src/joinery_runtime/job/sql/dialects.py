@@ -18,7 +18,7 @@ from sqlglot.tokenizer_core import Token, TokenType
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
 from joinery_runtime.job.model.wording import listed
 from joinery_runtime.job.sql.clauses import keyword
-from joinery_runtime.job.sql.derived import EventTimes
+from joinery_runtime.job.sql.derived import Columns, EventTimes
 from joinery_runtime.job.sql.report import JOINS, Form, Report, node_position
 
 _PARTITION = "PARTITION_BY"
@@ -60,10 +60,10 @@ def common_tokens(tokens: Sequence[Token]) -> Iterator[Token]:
 
 
 def rewrite_dialects(
-    select: exp.Select, event_times: EventTimes, report: Report, form: Form, *, windowed: bool
+    select: exp.Select, columns: Columns, event_times: EventTimes, report: Report, form: Form, *, windowed: bool
 ) -> None:
-    """Rewrite a SELECT and all its sub-queries, in place. `event_times` are those of the job's inputs; `windowed`: a
-    clause WINDOW says what the windows are."""
+    """Rewrite a SELECT and all its sub-queries, in place. `columns` and `event_times` are those of the job's inputs;
+    `windowed`: a clause WINDOW says what the windows are."""
     for query in select.find_all(exp.Select):
         _number_groups(query)
         _rewrite_sources(query, report)
@@ -72,7 +72,7 @@ def rewrite_dialects(
                 if join.method == "ASOF":
                     _rewrite_asof(join, event_times, report)
             if not (windowed and query is select):
-                _rewrite_time_groups(query)
+                _rewrite_time_groups(query, columns, report)
 
 
 def _like(token: Token, kind: TokenType, text: str) -> Token:
@@ -113,10 +113,11 @@ def _number_groups(query: exp.Select) -> None:
             node.replace(value.copy())
 
 
-def _rewrite_time_groups(query: exp.Select) -> None:
+def _rewrite_time_groups(query: exp.Select, columns: Columns, report: Report) -> None:
     """Make a group that cuts off times, such as DATE_TRUNC('hour', ts), the window, if nothing else is one; the select
     list has the start of the window for it. One with the length added, `DATE_BIN('1 minute', ts) + INTERVAL '1'
-    MINUTE`, is the end of the window."""
+    MINUTE`, is the end of the window. An alias that is also a column of FROM is reported: in GROUP BY, the name is the
+    column, as in Postgres, and whoever wrote it meant the window."""
     group = query.args.get("group")
     nodes = group.expressions if group is not None else []
     spark = {"WINDOW", "SESSION_WINDOW"}
@@ -133,6 +134,10 @@ def _rewrite_time_groups(query: exp.Select) -> None:
             call = call if _length_of(value.right) == call.expressions[1] else None
         if call is None:
             continue
+        if plain and node.name in aliases and node.name in _columns_of_from(query, columns):
+            text = value.sql(comments=False)
+            facts = f"in GROUP BY is the column, before {text} AS {node.name}"
+            report.add(node_position(node), f"{facts}; write GROUP BY {text}, or another alias")
         for item in query.expressions:
             if item.unalias().unnest() == value:
                 named = exp.column(column)
@@ -140,6 +145,15 @@ def _rewrite_time_groups(query: exp.Select) -> None:
                 item.unalias().replace(named)
         node.replace(call)
         return
+
+
+def _columns_of_from(query: exp.Select, columns: Columns) -> set[str]:
+    sources = [source.this for source in query.find_all(exp.From, exp.Join) if source.parent is query]
+    return {
+        name
+        for source in sources
+        for name in (source.this.named_selects if isinstance(source, exp.Subquery) else columns.get(source.name, ()))
+    }
 
 
 def _window_of(value: exp.Expr) -> exp.Anonymous | None:

@@ -65,7 +65,8 @@ def parse_select(
     tree = _tree(clauses.body, sql, report, form)
     if isinstance(tree, exp.Select):
         _attach(withins, tree, report)
-        rewrite_dialects(tree, event_times or {}, report, form, windowed=clauses.window is not None)
+        windowed = clauses.window is not None
+        rewrite_dialects(tree, columns or {}, event_times or {}, report, form, windowed=windowed)
         window = rewrite_window_joins(tree, report)
         if window is not None and clauses.window is not None:
             report.add(clauses.window.at, "table functions say in which windows rows are joined; leave WINDOW out")

@@ -15,7 +15,16 @@ from sqlglot.tokenizer_core import Token
 from joinery_runtime.job.model.expression_tree import split_ands
 from joinery_runtime.job.model.references import JoinType
 from joinery_runtime.job.sql.clauses import JoinKind, WindowClause, Within
-from joinery_runtime.job.sql.derived import CONDITION, DESCRIPTOR, FIRST, OUTER_NAME, REJECTED, Columns, EventTimes
+from joinery_runtime.job.sql.derived import (
+    CONDITION,
+    DESCRIPTOR,
+    FIRST,
+    NUMBER_ALIAS,
+    OUTER_NAME,
+    REJECTED,
+    Columns,
+    EventTimes,
+)
 from joinery_runtime.job.sql.parse import WITHIN, Parsed, parse_select
 from joinery_runtime.job.sql.report import UNION, Form, Report, TextPosition, node_position
 
@@ -178,7 +187,9 @@ def _split_qualify(select: exp.Select) -> tuple[Sequence[exp.Expr], Sequence[exp
     numbers = {item.alias: item.this for item in select.expressions if item.unalias().find(exp.Window) is not None}
     for column in [*clause.find_all(exp.Column)]:
         if not column.table and column.name in numbers:
-            column.replace(numbers[column.name].copy())
+            number = numbers[column.name].copy()
+            number.meta[NUMBER_ALIAS] = column.name
+            column.replace(number)
     conditions = [*split_ands(clause.this)]
     keys = [key for window in clause.find_all(exp.Window) for key in window.args.get("partition_by") or []]
     of_keys = [condition for condition in conditions if _reads_only(condition, keys)]

@@ -16,6 +16,7 @@ from sqlglot import exp
 from joinery_runtime.job.model.expression_tree import parse_tree
 from joinery_runtime.job.model.function_calls import wrong_calls
 from joinery_runtime.job.model.references import MOST_RANKED_ROWS, RANK_COLUMNS, WINDOW_COLUMNS
+from joinery_runtime.job.sql.derived import NUMBER_ALIAS
 from joinery_runtime.job.sql.grouping import GroupWindow, read_window_call, window_function
 from joinery_runtime.job.sql.query import Query
 from joinery_runtime.job.sql.report import node_position
@@ -89,6 +90,11 @@ def _read_conditions(conditions: Sequence[exp.Expr], scope: Scope) -> tuple[exp.
     least, most = 1, MOST_RANKED_ROWS + 1
     for condition in conditions:
         at, limits = node_position(condition), _limits_of(condition)
+        alias = next((window.meta.get(NUMBER_ALIAS, "") for window in condition.find_all(exp.Window)), "")
+        if scope.has_column(alias):
+            facts = f"{alias} in QUALIFY is the number in the select list, and also a column of the inputs"
+            report.add(at, f"{facts}; give the number a name of its own, such as rn")
+            continue
         if condition.find(exp.Window) is None:
             facts = "a row is emitted or not by its number and the columns of PARTITION BY"
             todo = "write this condition into the WHERE of the rows that are numbered, or check it where they are read"
