@@ -52,6 +52,8 @@ def test_both_aggregates_are_explained() -> None:
     assert longer.sides[0].kept_for_ms == second.sides[0].kept_for_ms + 24 * 3_600_000
 
 
+LISTS = [COUNT, {"function": "array_agg", "column": "orders.id", "as": "ids"}]
+LIST = "'ids' is a list (array_agg), and a row has it as JSON text, whose order is not that of lists"
 REJECTED: list[tuple[dict[str, Any], str, str]] = [
     (twice({}, window={"session": SESSION}), "window.session", "each session ends at a time of its own"),
     (twice({}, lateData="reopen"), "lateData", "then aggregates rows that stay; write drop"),
@@ -65,6 +67,11 @@ REJECTED: list[tuple[dict[str, Any], str, str]] = [
     (twice({"aggregates": [of("max", "m")]}), "then.aggregates[0].column", "the first aggregate has no column 'm'"),
     (twice({"aggregates": [of("sum", "currency")]}, aggregates=None), "then.aggregates[0].column", "sum takes numbers"),
     (twice({"aggregates": [{**MOST, "where": "n > 1"}]}), "then.aggregates[0].where", "write `having` of the first"),
+    (twice({"aggregates": [of("max", "ids")]}, aggregates=LISTS), "then.aggregates[0].column", LIST),
+    (twice({"aggregates": [of("array_agg", "ids")]}, aggregates=LISTS), "then.aggregates[0].column", LIST),
+    (twice({"aggregates": [{**of("min_by", "n"), "by": "ids"}]}, aggregates=LISTS), "then.aggregates[0].by", LIST),
+    (twice({}, aggregates=LISTS, having="ids > '[2]'"), "having", LIST),
+    (twice({"groupBy": ["ids"], "having": "UPPER(ids) = 'A'"}, aggregates=LISTS), "then.having", LIST),
     (twice({"having": "n > 1"}), "then.having", "'n' is no column of these windows"),
     (twice({"window": {}}), "then.window", "needs exactly one of tumbling, hopping and cumulative"),
     (
@@ -78,6 +85,14 @@ REJECTED: list[tuple[dict[str, Any], str, str]] = [
         "then would read two columns named 'ts', of two inputs",
     ),
 ]
+
+
+def test_an_output_takes_no_list_as_a_text() -> None:
+    output = {"file": {"path": "out"}, "when": "seen BETWEEN '[1]' AND '[2]'"}
+    select = [{"column": "ids", "as": "seen"}, {"column": "n"}]
+    fields = {"output": None, "outputs": [{"name": "few", **output}]}
+    said = said_of(document(step(), aggregate=aggregate(aggregates=LISTS), select=select, **fields))
+    assert "'seen' is a list (array_agg)" in said["spec.outputs[0].when"]
 
 
 @pytest.mark.parametrize(("fields", "path", "words"), REJECTED)

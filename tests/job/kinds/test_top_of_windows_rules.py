@@ -82,7 +82,16 @@ def test_sql_says_what_is_aggregated() -> None:
     assert compile_job(load(inputs=[ORDERS], sql=sql, **top)) == compile_job(yaml)
 
 
+LISTS = {"aggregates": [SPENT, {"function": "array_agg", "column": "orders.amount", "as": "amounts"}]}
+LIST = "'amounts' is a list (array_agg)"
 SESSIONS = {"window": {"session": {"gap": "1m", "maxDuration": "1h"}}}
+
+
+@pytest.mark.parametrize("text", ["JSON_VALUE(amounts, '$[0]')", "CAST((amounts) AS STRING)", "amounts IS NULL"])
+def test_a_list_is_read_by_its_elements_or_as_the_text_that_it_is_cast_to(text: str) -> None:
+    compile_job(job_of(aggregate=LISTS, orderBy=[{"expression": text}]))
+
+
 BAD: list[tuple[dict[str, Any], str, str]] = [
     (document_of(rows=None), "spec.topN.rows", "write for example rows: 10"),
     (document_of(orderBy=None), "spec.topN.orderBy", "which rows come first"),
@@ -96,6 +105,16 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     (document_of(orderBy=[{"expression": "spend"}]), "spec.topN.orderBy[0].expression", "did you mean 'spent'"),
     (document_of(orderBy=[{"expression": "SUM(id)"}]), "spec.topN.orderBy[0].expression", "add it to `aggregates`"),
     (document_of(orderBy=[{"expression": "spent +"}]), "spec.topN.orderBy[0].expression", "is not an SQL expression"),
+    (document_of(aggregate=LISTS, orderBy=[{"expression": "amounts"}]), "spec.topN.orderBy[0].expression", LIST),
+    (
+        document_of(
+            aggregate={**LISTS, "then": {"aggregates": [{"function": "last", "column": "amounts", "as": "amounts"}]}},
+            by=None,
+            orderBy=[{"expression": "LENGTH((amounts))"}],
+        ),
+        "spec.topN.orderBy[0].expression",
+        "CAST(amounts AS STRING) where the text is meant",
+    ),
     (document_of(aggregate=SESSIONS), "spec.aggregate.window.session", "ranks windows that end together"),
     (document_of(aggregate={"lateData": "reopen"}), "spec.aggregate.lateData", "topN ranks rows that stay"),
     (document_of(aggregate={"emit": {"every": "1m"}}), "spec.aggregate.emit", "topN ranks rows that stay"),

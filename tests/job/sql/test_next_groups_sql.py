@@ -136,6 +136,23 @@ BAD: list[tuple[str, str]] = [
     (f"SELECT c.n FROM ({COUNTS}) c JOIN payments p ON c.currency = p.method", "joins and numbers of them"),
 ]  # fmt: skip
 
+LISTS = COUNTS.replace("COUNT(*)", "ARRAY_AGG(id)")
+
+
+@pytest.mark.parametrize(
+    ("sql", "words"),
+    [
+        (f"SELECT MAX(n) AS m FROM ({LISTS}) GROUP BY {BOTH}", "line 1, column 12, `n`: 'n' is a list"),
+        (f"SELECT MAX_BY(currency, n) AS m FROM ({LISTS}) GROUP BY {BOTH}", "`n`: 'n' is a list"),
+        (f"SELECT COUNT(*) AS m FROM ({LISTS}) WHERE n > '[2]' GROUP BY {BOTH}", "'n' is a list"),
+        (f"{LISTS} HAVING ARRAY_AGG(id) > '[2]'", "write CAST("),
+    ],
+)
+def test_a_list_is_not_ordered(sql: str, words: str) -> None:
+    said = mistakes(inputs=[ORDERS], sql=sql)
+    assert words in said.pop("spec.sql", ""), said
+    assert said == {}
+
 
 @pytest.mark.parametrize(("sql", "words"), BAD)
 def test_what_cannot_be_grouped_again_is_rejected_with_what_to_write(sql: str, words: str) -> None:

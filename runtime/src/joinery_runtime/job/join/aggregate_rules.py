@@ -22,7 +22,8 @@ from joinery_runtime.job.kinds.ranking import (
     RankingKind,
     TopN,
 )
-from joinery_runtime.job.kinds.session.rules import AGGREGATE_RULES, EMITTED_RULES, GroupedDraft, expression_of_windows
+from joinery_runtime.job.kinds.session.row_expressions import expression_of_windows
+from joinery_runtime.job.kinds.session.rules import AGGREGATE_RULES, EMITTED_RULES, GroupedDraft
 from joinery_runtime.job.model.changelog import changelog_sources
 from joinery_runtime.job.model.draft import (
     Finding,
@@ -83,7 +84,8 @@ def _following(first: GroupedDraft) -> GroupedDraft | None:
     """What `then` aggregates: the rows of the first aggregate."""
     if dig(first.data, *_THEN) is None:
         return None
-    return replace(first, at=_THEN, columns=first.columns_of_rows, source="the first aggregate has", needs_groups=False)
+    columns, lists = first.columns_of_rows, first.lists_of_rows
+    return replace(first, at=_THEN, columns=columns, lists=lists, source="the first aggregate has", needs_groups=False)
 
 
 def _kind(draft: JobDraft) -> type[WindowKind] | None:
@@ -255,7 +257,8 @@ def _top_of_windows(aggregate: GroupedDraft) -> Iterator[Finding]:
         text = dig(item, "expression")
         if isinstance(text, str):
             written_at = (*at, "orderBy", i, "expression")
-            yield from expression_of_windows(written_at, text, "expression", columns, aggregate.row_words)
+            lists = aggregate.lists_of_rows
+            yield from expression_of_windows(written_at, text, "expression", columns, aggregate.row_words, lists=lists)
 
 
 def _broken_ranking(kind: type[RankingKind], draft: JobDraft) -> Iterator[Finding]:

@@ -11,9 +11,17 @@ from typing import Any
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
+from joinery_runtime.job.kinds.session.row_expressions import (
+    COLUMN_READERS,
+    LIST_MAKER,
+    expression_of_windows,
+    list_facts,
+    lists_as_texts,
+)
 from joinery_runtime.job.kinds.session.sessions import (
     EXACT_LIMIT,
     FROM_SQL,
+    KEEPS_TYPE,
     NEEDED,
     OPTIONS,
     condition_text,
@@ -36,8 +44,8 @@ from joinery_runtime.job.model.draft import (
     reference,
     repeats,
 )
-from joinery_runtime.job.model.expression_tree import parse_tree, shown
-from joinery_runtime.job.model.function_calls import declared_names, wrong_calls
+from joinery_runtime.job.model.expression_tree import parse_tree
+from joinery_runtime.job.model.function_calls import declared_names
 from joinery_runtime.job.model.references import RETRACTED, ROW_NUMBER, SESSION_COLUMNS, SESSION_ID, WINDOW_START
 from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import listed, suggestion
@@ -51,12 +59,13 @@ _NO_KEY = f"{RETRACTED!r} is not an output column that rows can be told by: it s
 @dataclass(frozen=True, slots=True)
 class GroupedDraft(JobDraft):
     """A job that aggregates. `at` is where its groups and aggregates are, `columns` are the columns that these may name
-    (None while a mistake hides one), and `source` says whose columns these are. `window` and `identity` are the
-    `columns` and `identity` of the kind of window, whose rows are called `row_words` and which
+    (None while a mistake hides one), of which `lists` hold lists, and `source` says whose columns these are. `window`
+    and `identity` are the `columns` and `identity` of the kind of window, whose rows are called `row_words` and which
     `needs_groups` or not."""
 
     at: Loc = ("spec",)
     columns: Mapping[str, ColumnType | None] | None = None
+    lists: Collection[Any] = ()
     source: str = ""
     window: Sequence[str] = SESSION_COLUMNS
     identity: Sequence[str] = (SESSION_ID,)
@@ -80,6 +89,14 @@ class GroupedDraft(JobDraft):
             return None
         columns = {self.output_name(name): self.columns.get(name) for name in groups}
         return columns | dict.fromkeys((*self.window, *names))
+
+    @property
+    def lists_of_rows(self) -> list[Any]:
+        """The columns of the rows that hold lists."""
+        calls = [(dig(call, "function"), dig(call, "column"), dig(call, "as")) for call in self.fields("aggregates")]
+        groups = [self.output_name(name) for name in self.fields("groupBy") if name in self.lists]
+        handed_on = [name for function, column, name in calls if function in KEEPS_TYPE and column in self.lists]
+        return [*groups, *handed_on, *(name for function, _, name in calls if function == LIST_MAKER)]
 
     def numbered(self) -> GroupedDraft:
         """The job whose rows `topN` numbers (R6)."""
@@ -250,31 +267,8 @@ def _having(draft: GroupedDraft) -> Iterator[Finding]:
         facts = f"{draft.row_words} that were emitted early may stop meeting the condition, and what they were is not"
         yield at, f"{facts} stored (rule G8); keep one of having and emit"
     own = draft.inputs[0].name if len(draft.inputs) == 1 else None
-    yield from expression_of_windows(at, text, "condition", _session_columns(draft), draft.row_words, own)
-
-
-def expression_of_windows(
-    at: Loc, text: str, kind: str, columns: Collection[str] | None, row_words: str, own: str | None = None
-) -> Iterator[Finding]:
-    """Check an SQL `kind` (condition or expression) over the `columns` of windows or sessions, which are called
-    `row_words` (None: unknown): its syntax, its calls and its names. Columns of the input `own` may have its name
-    before them."""
-    try:
-        tree = parse_tree(text)
-    except SqlglotError as error:
-        yield at, f"{shown(text)} is not an SQL {kind}: {str(error).strip().splitlines()[0]}"
-        return
-    for call, reason in wrong_calls(tree):
-        yield at, f"{call.sql()!r}: {reason}"
-    for aggregate in tree.find_all(exp.AggFunc):
-        yield at, f"{aggregate.sql()!r} is an aggregate; add it to `aggregates`, and write its `as` here"
-    if columns is None:
-        return
-    for node in tree.find_all(exp.Column):
-        name = f"{node.table}.{node.name}" if node.table else node.name
-        if name not in columns and not (own is not None and node.table == own and node.name in columns):
-            facts = f"{name!r} is no column of these {row_words}{suggestion(name, columns)}"
-            yield at, f"{facts}; columns are {listed(columns)}"
+    columns = _session_columns(draft)
+    yield from expression_of_windows(at, text, "condition", columns, draft.row_words, own, lists=draft.lists_of_rows)
 
 
 def _conditions_of_outputs(draft: GroupedDraft) -> Iterator[Finding]:
@@ -293,6 +287,16 @@ def _conditions_of_outputs(draft: GroupedDraft) -> Iterator[Finding]:
                 facts = f"{sources[0].facts} ({sources[0].field}), so {listed(map(repr, changing))} may change, and the"
                 todo = f"name {listed(key)} only, or filter in the reader of the output"
                 yield (*at, "when"), f"{facts} output would keep a row that no longer meets the condition; {todo}"
+
+
+def _lists_of_outputs(draft: GroupedDraft) -> Iterator[Finding]:
+    """Reject conditions of outputs that read a list as a text."""
+    columns = _row_columns(draft)
+    lists = [name for name, column in (columns or {}).items() if column in draft.lists_of_rows]
+    for at, output in output_rules.outputs(draft.data):
+        text = output.get("when")
+        with suppress(SqlglotError):  # which is reported when the output is compiled
+            yield from lists_as_texts((*at, "when"), parse_tree(text), lists) if isinstance(text, str) else ()
 
 
 def _reserved_name(name: str, draft: GroupedDraft) -> str:
@@ -418,6 +422,8 @@ def _type(at: Loc, function: Any, column: Any, draft: GroupedDraft) -> Iterator[
     if kind is not None and isinstance(function, str) and not takes(function, kind.name):
         facts = f"{function} takes {takes_text(function)}, and column {column!r} is {kind}"
         yield at, f"{facts}; choose another function or type"
+    elif column in draft.lists and function in COLUMN_READERS:
+        yield at, f"{list_facts(column)}; write another function, such as last or count_distinct"
 
 
 def _options(draft: GroupedDraft) -> Iterator[Finding]:
@@ -447,6 +453,8 @@ def _by(draft: GroupedDraft) -> Iterator[Finding]:
         kind = (draft.columns or {}).get(by) if isinstance(by, str) else None
         if kind is not None and not has_order(kind.name):
             yield at, f"takes all types but boolean and binary, and column {by!r} is {kind}; choose another column"
+        elif by in draft.lists:
+            yield at, f"{list_facts(by)}; choose another column"
 
 
 def _one_limit(draft: GroupedDraft) -> Iterator[Finding]:
@@ -472,7 +480,7 @@ AGGREGATE_RULES: tuple[Callable[[GroupedDraft], Iterator[Finding]], ...] = (
 """The rules of everything that aggregates."""
 
 EMITTED_RULES: tuple[Callable[[GroupedDraft], Iterator[Finding]], ...] = (
-    *(_select, _conditions_of_outputs),
+    *(_select, _conditions_of_outputs, _lists_of_outputs),
     *(_keys_known, _retracted_selected, _selects_its_key, _takes_back_its_own),
 )
 """The rules of the aggregate whose rows are emitted."""
