@@ -51,6 +51,18 @@ SAME = [
         "GROUP BY country, window_start, window_end",
         f"TUMBLE(ts, {HOUR})",
     ),
+    (
+        f"WITH all_rows AS (SELECT * FROM TABLE(TUMBLE(TABLE orders, DESCRIPTOR(ts), {HOUR}))), "
+        "w AS (SELECT country, amount, window_start, window_end FROM all_rows) "
+        "SELECT w.country, w.window_start, COUNT(*) AS n FROM w GROUP BY w.country, w.window_start, w.window_end",
+        f"TUMBLE(ts, {HOUR})",
+    ),
+    (
+        f"WITH orders AS (SELECT country, ts AS t, window_start, window_end FROM TABLE(HOP(TABLE orders, "
+        f"DESCRIPTOR(ts), {QUARTER}, {HOUR}))) "
+        "SELECT country, window_start, COUNT(*) AS n FROM orders GROUP BY country, window_start, window_end",
+        f"HOP(ts, {QUARTER}, {HOUR})",
+    ),
     # Spark
     (counted("orders", "country, window(ts, '1 hour')"), f"TUMBLE(ts, {HOUR})"),
     (counted("orders", "country, WINDOW(ts, '1 hour', '15 minutes')"), f"HOP(ts, {QUARTER}, {HOUR})"),
@@ -106,6 +118,50 @@ def test_final_groups_are_not_emitted_again(option: str) -> None:
 def test_the_window_is_that_of_the_function_of_group_by(sql: str, function: str) -> None:
     more = CAP if "SESSION" in function else ""
     assert translated(sql) == translated(counted("orders", f"country, {function}", more))
+
+
+TUMBLED = f"TABLE(TUMBLE(TABLE orders, DESCRIPTOR(ts), {HOUR}))"
+GROUPED = "GROUP BY country, window_start, window_end"
+NUMBERED = "SELECT id, ROW_NUMBER() OVER (PARTITION BY window_start, window_end ORDER BY amount) AS n"
+
+
+@pytest.mark.parametrize(
+    ("nested", "flat"),
+    [
+        (
+            f"SELECT country, COUNT(*) AS n FROM (SELECT * FROM {TUMBLED} w WHERE w.amount > 5) {GROUPED}",
+            f"SELECT country, COUNT(*) AS n FROM {TUMBLED} WHERE amount > 5 {GROUPED}",
+        ),
+        (
+            f"WITH w AS (SELECT country, amount * 2 AS a, window_start, window_end FROM {TUMBLED} WHERE amount > 5) "
+            f"SELECT country, SUM(w.a) AS n FROM w WHERE a < 9 {GROUPED}",
+            f"SELECT country, SUM(amount * 2) AS n FROM {TUMBLED} WHERE amount > 5 AND (amount * 2) < 9 {GROUPED}",
+        ),
+        (
+            f"SELECT id, n FROM ({NUMBERED} FROM (SELECT * FROM {TUMBLED} WHERE amount > 5)) WHERE n <= 2",
+            f"SELECT id, n FROM ({NUMBERED} FROM {TUMBLED} WHERE amount > 5) WHERE n <= 2",
+        ),
+    ],
+)
+def test_a_table_function_in_a_sub_query_that_filters_is_that_of_the_select_around_it(nested: str, flat: str) -> None:
+    jobs = [load(inputs=[stream("orders", "id", "country", "amount:double")], sql=sql) for sql in (nested, flat)]
+    assert compile_job(jobs[0]) == compile_job(jobs[1])
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        f"SELECT country, amount AS ts, window_start, window_end FROM {TUMBLED}",
+        f"SELECT * FROM {TUMBLED} WHERE window_start > 3",
+        f"SELECT country, window_end FROM {TUMBLED}",
+        f"SELECT country, window_end AS window_start, window_start AS window_end FROM {TUMBLED}",
+        f"SELECT * FROM TABLE(SESSION(TABLE orders, DESCRIPTOR(ts), {HOUR})) WHERE amount > 5",
+    ],
+)
+def test_a_sub_query_whose_windows_are_others_outside_is_rejected(query: str) -> None:
+    """A condition on rows would change sessions if it came before them; the other columns are not the windows' own."""
+    (problem, *_) = translate(f"SELECT country, COUNT(*) AS n FROM ({query}) {GROUPED}", INPUTS).problems
+    assert "write the function into the FROM of the SELECT that groups or numbers its rows" in problem
 
 
 def test_a_table_function_reads_a_query_of_with_that_joins() -> None:

@@ -2,7 +2,7 @@
 
 * Flink: `FROM TABLE(TUMBLE(TABLE t, DESCRIPTOR(ts), <lengths>)) GROUP BY ..., window_start, window_end`, also with HOP,
   CUMULATE and SESSION, over an input, a query of WITH or a sub-query: `GROUP BY ..., TUMBLE(ts, <lengths>)`; the same
-  in PARTITION BY of ROW_NUMBER;
+  in PARTITION BY of ROW_NUMBER, and around a sub-query or a query of WITH that reads the function;
 * Spark: `GROUP BY window(ts, '1 minute')`, also with a slide and a start, and `session_window(ts, '5 minutes')`, and
   their columns `window.start` and `window.end`;
 * `SELECT DISTINCT` with a column of the windows: GROUP BY all that is selected.
@@ -42,8 +42,10 @@ def readable_tokens(tokens: Sequence[Token]) -> Iterator[Token]:
 
 def rewrite_windows(select: exp.Select, report: Report) -> None:
     """Rewrite the windows of a SELECT and of all its sub-queries, in place."""
-    for query in select.find_all(exp.Select):
+    _inline_queries(select)
+    for query in reversed([*select.find_all(exp.Select)]):  # inner ones first
         _unwrap_function(query)
+    for query in select.find_all(exp.Select):
         _rewrite_spark(query)
         _group_distinct(query)
         _rewrite_flink(query, report)
@@ -104,6 +106,94 @@ def _group_distinct(query: exp.Select) -> None:
     query.set("group", exp.Group(expressions=[*{node.sql(): node.copy() for node in groups}.values()]))
 
 
+# --- sub-queries around a table function ------------------------------------------------------------------------------
+
+
+def _inline_queries(select: exp.Select) -> None:
+    """Put queries of WITH that read a table function where their names stand."""
+    queries = [*select.find_all(exp.CTE)]
+    names = [query.alias for query in queries]
+    for query in queries:
+        clause, own = query.parent, {id(node) for node in query.walk()}
+        if not _is_projection(query.this) or names.count(query.alias) > 1 or query.args["alias"].args.get("columns"):
+            continue
+        assert isinstance(clause, exp.With)
+        assert clause.parent is not None, "WITH is part of a SELECT"
+        at = clause.expressions.index(query)
+        before = {id(node) for other in clause.expressions[:at] for node in other.walk()} | own
+        nodes = [node for node in clause.parent.walk() if id(node) not in before]
+        calls = [node for node in nodes if _name_of(node) in _TABLE_FUNCTIONS]
+        tables = [node for node in nodes if isinstance(node, exp.Table) and node.name == query.alias]
+        if not tables or any(part.name == query.alias for call in calls for part in call.expressions[:1]):
+            continue
+        for table in tables:
+            alias = exp.TableAlias(this=exp.to_identifier(table.alias_or_name))
+            table.replace(exp.Subquery(this=query.this.copy(), alias=alias))
+        (query if len(clause.expressions) > 1 else clause).pop()
+
+
+def _is_projection(query: exp.Expr) -> bool:
+    """Say whether a sub-query has columns and conditions of a table function's rows alone."""
+    parts = {name for name, value in query.args.items() if value}
+    if not isinstance(query, exp.Select) or "from_" not in parts or parts - {"expressions", "from_", "where"}:
+        return False
+    source = query.args["from_"].this
+    is_windowed = _is_projection(source.this) if isinstance(source, exp.Subquery) else is_table_function(source)
+    return is_windowed and not any(item.find(exp.AggFunc, exp.Window) for item in query.expressions)
+
+
+def _unwrap_function(query: exp.Select) -> None:
+    """Put a table function around the sub-query that reads it, if that is the only source of a SELECT: the windows of
+    rows do not depend on the other rows, but for SESSION."""
+    clause = query.args.get("from_")
+    source = clause.this if clause is not None and not query.args.get("joins") else None
+    inner = source.this if isinstance(source, exp.Subquery) else None
+    if source is None or not isinstance(inner, exp.Select) or not _is_projection(inner):
+        return
+    function = inner.args["from_"].this
+    if inner.args.get("where") is not None or [*map(type, inner.expressions)] != [exp.Star]:
+        call, selected = _call_in(function), _without_windows(inner, query, function)
+        if call is None or selected is None:
+            return
+        items, time = selected
+        inner.set("expressions", items)
+        descriptor, *lengths = call.expressions[1:]
+        inner.args["from_"].set("this", _input_of(function))
+        call.set("expressions", [exp.Subquery(this=inner), descriptor, *lengths])
+        descriptor.expressions[0].this.set("this", time)
+    elif any(inner.expressions[0].args.values()):
+        return
+    function.set("alias", source.args.get("alias") or function.args.get("alias"))
+    source.replace(function)
+
+
+def _without_windows(inner: exp.Select, query: exp.Select, function: exp.Expr) -> tuple[Sequence[exp.Expr], str] | None:
+    """Return the select list of a sub-query without the columns of windows, but with the event time, and the name of
+    that; None: the SELECT around the sub-query reads other windows than the table function has."""
+    call, time = _call_in(function), _time_of(function)
+    if call is None or time is None or _name_of(call) == "SESSION":
+        return None
+    windows = [item for item in inner.expressions if isinstance(item, exp.Column) and item.name in FUNCTION_COLUMNS]
+    items: list[exp.Expr] = [item for item in inner.expressions if item not in windows]
+    stars = [item for item in items if item.is_star]
+    where = inner.args.get("where")
+    others = [column for part in (*items, *([where] if where else [])) for column in part.find_all(exp.Column)]
+    names = {column.name for column in query.find_all(exp.Column) if column.parent_select is query}
+    unread = {*FUNCTION_COLUMNS} - {item.name for item in windows} if not stars else set[str]()
+    if any(column.name in FUNCTION_COLUMNS for column in others) or names & unread:
+        return None
+    if any(value for item in stars for star in item.find_all(exp.Star) for value in star.args.values()):
+        return None  # EXCEPT and the like
+    if stars:
+        return items, time.name
+    for item in items:
+        if isinstance(item.unalias(), exp.Column) and item.unalias().name == time.name:
+            return items, item.alias_or_name
+    if time.name in {item.alias_or_name for item in items} or any(item.is_star for item in query.expressions):
+        return None
+    return [*items, time.copy()], time.name
+
+
 # --- Flink ------------------------------------------------------------------------------------------------------------
 
 
@@ -121,23 +211,6 @@ class TableFunction:
         column = exp.column(self.time.name, table=self.alias)
         column.this.meta.update(self.time.this.meta)
         return exp.Anonymous(this=self.name, expressions=[column, *self.lengths])
-
-
-def _unwrap_function(query: exp.Select) -> None:
-    """Put a table function in the place of `(SELECT * FROM <function>)`, if it is the only source of a SELECT."""
-    clause = query.args.get("from_")
-    source = clause.this if clause is not None and not query.args.get("joins") else None
-    inner = source.this if isinstance(source, exp.Subquery) else None
-    if source is None or not isinstance(inner, exp.Select) or len(inner.expressions) != 1:
-        return
-    start, parts = inner.args.get("from_"), {name for name, value in inner.args.items() if value}
-    if start is None or parts != {"expressions", "from_"} or not isinstance(inner.expressions[0], exp.Star):
-        return
-    if is_table_function(start.this) and not any(inner.expressions[0].args.values()):
-        function = start.this
-        if source.alias:
-            function.set("alias", source.args["alias"])
-        source.replace(function)
 
 
 def _rewrite_flink(query: exp.Select, report: Report) -> None:
@@ -158,7 +231,11 @@ def _rewrite_flink(query: exp.Select, report: Report) -> None:
         query.set("expressions", [part for item in query.expressions for part in _with_windows(item)])
     elif group is None or not _name_windows(group, "expressions", function):
         facts = f"the windows of {function.name}(...) are groups"
-        report.add(at, f"{facts}; write GROUP BY <columns>, window_start, window_end")
+        todo = "write GROUP BY <columns>, window_start, window_end"
+        if group is None and query.find_ancestor(exp.Select) is not None:
+            todo = "write the function into the FROM of the SELECT that groups or numbers its rows"
+            todo += ", and conditions on windows into its HAVING"
+        report.add(at, f"{facts}; {todo}")
         clause.this.meta[REJECTED] = True
         return
     for column in [*query.find_all(exp.Column)]:
@@ -198,23 +275,38 @@ def is_table_function(source: exp.Expr) -> bool:
 def take_function(source: exp.Expr, report: Report) -> TableFunction | None:
     """Put the table that a table function reads in its place, and return the function; None: there is none, or the
     report says what is wrong."""
-    call = _call_in(source)
+    call, time = _call_in(source), _time_of(source)
     if call is None:
         return None
-    table, descriptor, *lengths = [*call.expressions, None, None][: max(2, len(call.expressions))]
-    times = descriptor.expressions if _name_of(descriptor) == "DESCRIPTOR" and descriptor is not None else []
-    plain = isinstance(table, exp.Column) and not table.table
-    if not (plain or isinstance(table, exp.Subquery)) or len(times) != 1 or not isinstance(times[0], exp.Column):
+    if time is None:
         report.add(node_position(source), f"a table function is written {_EXAMPLE}")
         source.meta[REJECTED] = True
         return None
-    named = source.args.get("alias") or (exp.TableAlias(this=table.this.copy()) if plain else None)
-    alias = source.alias or (table.name if plain else table.alias)
-    read = exp.Table(this=table.this, alias=named) if plain else table
-    if not plain and named is not None:
-        read.set("alias", named)
-    source.replace(read)
-    return TableFunction(_name_of(call), alias, times[0], lengths)
+    alias = source.alias or (call.expressions[0].alias_or_name)
+    source.replace(_input_of(source))
+    return TableFunction(_name_of(call), alias, time, call.expressions[2:])
+
+
+def _time_of(source: exp.Expr) -> exp.Column | None:
+    """Return the time that DESCRIPTOR names in a table function; None: it is not written so."""
+    call = _call_in(source)
+    table, descriptor = [*(call.expressions if call is not None else []), None, None][:2]
+    times = descriptor.expressions if _name_of(descriptor) == "DESCRIPTOR" and descriptor is not None else []
+    reads = isinstance(table, exp.Subquery) or (isinstance(table, exp.Column) and not table.table)
+    return times[0] if reads and len(times) == 1 and isinstance(times[0], exp.Column) else None
+
+
+def _input_of(source: exp.Expr) -> exp.Expr:
+    """Return the table or sub-query that a table function reads, under the alias of the function if it has one."""
+    call = _call_in(source)
+    assert call is not None, "the caller has read the time of the function"
+    alias = source.args.get("alias")
+    table: exp.Expr = call.expressions[0]
+    if isinstance(table, exp.Column):
+        return exp.Table(this=table.this, alias=alias or exp.TableAlias(this=table.this.copy()))
+    if alias is not None:
+        table.set("alias", alias)
+    return table
 
 
 def _name_of(node: exp.Expr | None) -> str:
