@@ -201,6 +201,10 @@ def test_a_value_that_does_not_fit_its_cast_is_an_error(text: str) -> None:
     assert repr(text) in refused(text)
 
 
+def test_digits_of_another_script_are_no_time() -> None:
+    assert "the text is no date or time" in refused("TO_TIMESTAMP(o.s)", s="2024-07-01 \u0661\u0662:30")
+
+
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 

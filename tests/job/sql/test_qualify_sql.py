@@ -102,3 +102,6 @@ def test_groups_have_no_qualify() -> None:
         "QUALIFY ROW_NUMBER() OVER (PARTITION BY id ORDER BY ts) = 1"
     )
     assert "leave QUALIFY out" in said_of(document_of(sql))["spec.sql"]
+    function = "TABLE(TUMBLE(TABLE orders, DESCRIPTOR(ts), INTERVAL '1' HOUR))"
+    sql = f"SELECT DISTINCT id, window_start, window_end FROM {function} QUALIFY {FIRST}"
+    assert "or of DISTINCT with the windows, are one for each group" in said_of(document_of(sql))["spec.sql"]

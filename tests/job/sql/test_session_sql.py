@@ -193,7 +193,7 @@ REFUSED = [
     (counted(f"user_id, {SESSION}", rest="WINDOW SESSION(INTERVAL '1' SECOND)"), "the gap is said twice"),
     (counted("user_id", rest="WINDOW TUMBLING(INTERVAL '1' HOUR)"), "`TUMBLING`: a session has no width; write WINDOW"),
     (counted("user_id, TUMBLE(ts, INTERVAL '1' HOUR)"), "a session has no width; write SESSION(ts, INTERVAL"),
-    (counted(f"3, {SESSION}"), "`3`: the number of a column is not supported; write the column"),
+    (counted(f"3, {SESSION}"), "`3`: is a constant, or the number of an aggregate or of no entry of the select list"),
     (counted(f"user_id, user_id, {SESSION}"), "is grouped by twice; keep one"),
     (counted(f"user_id, SUM(qty), {SESSION}"), "`SUM(qty)`: is computed over many rows, and a group is known of each"),
     (counted(f"CUBE(user_id), {SESSION}"), "`GROUP BY`: a job has one set of groups"),

@@ -119,6 +119,8 @@ BAD: list[tuple[str, str]] = [
     (numbered(over=f"{PER_HOUR} ORDER BY id ROWS BETWEEN 1 PRECEDING AND CURRENT ROW"), "leave ROWS or RANGE out"),
     (numbered(over="currency, TUMBLE(amount, INTERVAL '1' HOUR) ORDER BY amount"), "'orders' is ts; write TUMBLE(ts,"),
     (numbered(where="rn <= 3 AND amount > 5"), "into the WHERE of the rows that are numbered"),
+    (f"SELECT id FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY window_start, window_end ORDER BY id) AS rn FROM "
+     f"{FLINK}) WHERE rn <= 3 AND window_start > 5", "write one on the event time into the WHERE of the rows that are"),
     (numbered(where="rn > 1"), "write <= 10, select the number, and leave them out where the rows are read"),
     (numbered(where="rn BETWEEN 2 AND 3"), "rows before number 2 have to be emitted too; write <= 3"),
     (numbered(where="rn < 1"), "no row has such a number"),

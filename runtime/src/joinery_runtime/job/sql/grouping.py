@@ -169,7 +169,8 @@ def read_group(
 
 def _problem(value: exp.Expr, table: SqlInput, scope: Scope) -> str:
     if isinstance(value, exp.Literal) and not value.is_string:
-        return "the number of a column is not supported; write the column"
+        facts = "is a constant, or the number of an aggregate or of no entry of the select list"
+        return f"{facts}; write a column or an expression"
     if value.find(exp.AggFunc, exp.Window, exp.Query) is not None:
         return "is computed over many rows, and a group is known of each; leave it out"
     name = _function_name(value)

@@ -60,8 +60,8 @@ def read_ranking(query: Query, scope: Scope, beside: str | None) -> SqlRanking |
         return None
     before = len(scope.report.problems)
     if query.grouped:
-        facts = "rows of GROUP BY are one for each group and window already"
-        scope.report.add(node_position(query.qualify[0]), f"{facts}; leave QUALIFY out")
+        facts = "rows of GROUP BY, or of DISTINCT with the windows, are one for each group and window already"
+        scope.report.add(node_position(query.qualify[0]), f"{facts}; leave QUALIFY out, or DISTINCT")
         return None
     number, rows = _read_conditions(query.qualify, scope)
     if number is None or len(scope.report.problems) > before:
@@ -97,7 +97,11 @@ def _read_conditions(conditions: Sequence[exp.Expr], scope: Scope) -> tuple[exp.
             continue
         if condition.find(exp.Window) is None:
             facts = "a row is emitted or not by its number and the columns of PARTITION BY"
-            todo = "write this condition into the WHERE of the rows that are numbered, or check it where they are read"
+            subject = "this condition"
+            if any(column.name in WINDOW_COLUMNS for column in condition.find_all(exp.Column)):
+                facts = "a condition on the times of the windows does not stand beside the number"
+                subject = "one on the event time"
+            todo = f"write {subject} into the WHERE of the rows that are numbered, or check it where they are read"
             report.add(at, f"{facts}; {todo}")
             continue
         if limits is None:

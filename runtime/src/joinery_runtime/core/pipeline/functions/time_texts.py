@@ -93,7 +93,8 @@ def _parsed(text: Value, pattern: str | None, zone: str | None) -> Value:
     return local if zone is None else to_utc(local, zone)
 
 
-_ISO = r"^(\d{4}-\d{2}-\d{2})(?:[ T](\d{2}):(\d{2})(?::(\d{2})(?:\.(\d{1,9}))?)?)?$"
+# Not \d, which are the digits of all scripts.
+_ISO = r"^([0-9]{4}-[0-9]{2}-[0-9]{2})(?:[ T]([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:\.([0-9]{1,9}))?)?)?$"
 
 
 def _parsed_iso(text: Value, zone: str | None) -> Value:
