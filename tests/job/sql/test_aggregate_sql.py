@@ -121,6 +121,10 @@ def test_one_input_needs_no_join() -> None:
         ("TUMBLE(o.ts, INTERVAL '1' HOUR)", {"tumbling": {"size": "1h"}}),
         ("HOP(o.ts, INTERVAL '10' MINUTE, INTERVAL '1' HOUR)", {"hopping": {"size": "1h", "slide": "10m"}}),
         ("CUMULATE(o.ts, INTERVAL '1' HOUR, INTERVAL '1' DAY)", {"cumulative": {"size": "24h", "step": "1h"}}),
+        # from 2000-01-03, which is 15,780,960 minutes from 1970: 6 more than a multiple of 7
+        ("TIME_BUCKET(INTERVAL '7' MINUTE, o.ts)", {"tumbling": {"size": "7m", "offset": "6m"}}),
+        ("TIME_BUCKET(INTERVAL '15' MINUTE, o.ts)", {"tumbling": {"size": "15m"}}),
+        ("DATE_BIN(INTERVAL '7' MINUTE, o.ts)", {"tumbling": {"size": "7m"}}),
     ],
 )
 def test_windows_of_one_width_are_those_of_the_fields(function: str, window: dict[str, Any]) -> None:

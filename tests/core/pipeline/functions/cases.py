@@ -588,6 +588,13 @@ CASES: dict[str, list[Case]] = {
             ("timestamp",),
             "CASE WHEN year(a) > 1 THEN time_bucket(INTERVAL 7 MINUTE, a, TIMESTAMP '1970-01-01') END",
         ),
+    ],
+    "TIME_BUCKET": [
+        Case(
+            "TIME_BUCKET(INTERVAL '7' MINUTE, a)",
+            ("timestamp",),
+            "time_bucket(INTERVAL 7 MINUTE, a)",
+        ),
         Case(
             "TIME_BUCKET(INTERVAL '1' DAY, a, TIMESTAMP '2024-01-01 06:00:00')",
             ("timestamp",),

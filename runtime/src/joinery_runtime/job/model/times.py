@@ -11,6 +11,8 @@ EPOCH_UNITS = {"s": 1_000, "ms": 1, "us": -1_000, "ns": -1_000_000}
 ISO = "iso"
 TEXT = "text"
 """The format for numbers and booleans that may be in quotes."""
+BUCKETS_START_MS = 946_857_600_000
+"""Monday, 2000-01-03: where the ranges of TIME_BUCKET start, in Timescale and DuckDB too."""
 
 _FORMS = f"write {', '.join(EPOCH_UNITS)} (numbers since 1970), iso, or a pattern as %d.%m.%Y %H:%M:%S"
 

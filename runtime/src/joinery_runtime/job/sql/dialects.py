@@ -16,6 +16,7 @@ from sqlglot import exp
 from sqlglot.tokenizer_core import Token, TokenType
 
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
+from joinery_runtime.job.model.times import BUCKETS_START_MS
 from joinery_runtime.job.model.wording import listed
 from joinery_runtime.job.sql.clauses import keyword
 from joinery_runtime.job.sql.derived import Columns, EventTimes
@@ -173,7 +174,8 @@ def _window_of(value: exp.Expr) -> exp.Anonymous | None:
         if length is None or not isinstance(time, exp.Column):
             return None
         if len(arguments) == 2:
-            return _tumble(time, length)
+            start = [_interval(str(BUCKETS_START_MS), "MILLISECOND")] if name == "TIME_BUCKET" else []
+            return _tumble(time, length, *start)
         origin = _ms_of_literal(arguments[2])
         return None if origin is None else _tumble(time, length, _interval(str(origin), "MILLISECOND"))
     return None

@@ -28,7 +28,7 @@ from joinery_runtime.core.pipeline.operators import (
     to_array,
 )
 from joinery_runtime.core.table.zones import utc_to_zone, zone_to_utc
-from joinery_runtime.job.model.times import checked_zone
+from joinery_runtime.job.model.times import BUCKETS_START_MS, checked_zone
 
 TIMES = Family("Times")
 _TIME, _DATE = Parameter("time", "timestamp"), Parameter("date", "date")
@@ -231,7 +231,7 @@ TIMES.define(
 
 
 @TIMES.define(
-    "DATE_BIN TIME_BUCKET",
+    "DATE_BIN",
     constant(Parameter("width", "interval")),
     _TIME,
     optional(constant(_TIME)),
@@ -242,10 +242,28 @@ TIMES.define(
     fails=True,
 )
 def _date_bin(width: Any, time: Value, origin: Any = None) -> Value:
+    return _range_start(width, time, 0 if origin is None else round(origin.timestamp() * 1000))
+
+
+@TIMES.define(
+    "TIME_BUCKET",
+    constant(Parameter("width", "interval")),
+    _TIME,
+    optional(constant(_TIME)),
+    returns="timestamp",
+    meaning="as `DATE_BIN`, but ranges start at `time constant`, or at Monday, 2000-01-03, as in Timescale and DuckDB",
+    example="TIME_BUCKET(INTERVAL '7' DAY, TIMESTAMP '2024-07-04 12:40:00')",
+    result="TIMESTAMP '2024-07-01 00:00:00'",
+    fails=True,
+)
+def _time_bucket(width: Any, time: Value, origin: Any = None) -> Value:
+    return _range_start(width, time, BUCKETS_START_MS if origin is None else round(origin.timestamp() * 1000))
+
+
+def _range_start(width: Any, time: Value, first: int) -> Value:
     step = round(width.total_seconds() * 1000)
     if step <= 0:
         raise pa.ArrowTypeError("its width must be more than nothing")
-    first = 0 if origin is None else round(origin.timestamp() * 1000)
     (ms,) = ms_of(time)
     return timestamps((ms - first) // step * step + first)
 
