@@ -311,12 +311,22 @@ AS_OF_KEYS = "right: rates, keys: {orders.currency: rates.currency}"
 EUROS = "SELECT o.id, o.amount * r.rate AS euros"
 EUROS_SELECT = "{column: orders.id}, {expression: orders.amount * rates.rate, as: euros}"
 
+ASOF_ON = "o.currency = r.currency AND r.ts <= o.ts"
 AS_OF_FORMS = {
     "as of": (
         f"{EUROS} {AS_OF} WITH ('join.history_retention' = '1h', 'join.grace' = '10m')",
         f"{{{AS_OF_KEYS}, asOf: {{historyRetention: 1h, grace: 10m}}}}",
         EUROS_SELECT,
     ),
+    **{
+        f"ASOF JOIN ... ON {brackets}": (
+            f"{EUROS} FROM orders o ASOF JOIN rates r ON {brackets.format(ASOF_ON)} "
+            "WITH ('join.history_retention' = '1h')",
+            f"{{{AS_OF_KEYS}, asOf: {{historyRetention: 1h}}}}",
+            EUROS_SELECT,
+        )
+        for brackets in ("{}", "({})", "(({}))")
+    },
     "as of, left": (
         f"{EUROS} {AS_OF.replace('JOIN', 'LEFT JOIN')} AND r.rate > 0 "
         "WITH ('join.type' = 'asof', 'join.history_retention' = '1h')",

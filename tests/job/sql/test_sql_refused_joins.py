@@ -21,6 +21,8 @@ RATED = "SELECT o.id FROM orders o JOIN rates FOR SYSTEM_TIME AS OF o.ts AS r ON
 ORDERS_AS_OF = "orders FOR SYSTEM_TIME AS OF r.ts AS o"
 LEFT = f"{SHIPPED.replace('JOIN', 'LEFT JOIN')} AND {DAY}"
 HISTORY = "WITH ('join.history_retention' = '1h')"
+ASOF = "SELECT o.id FROM orders o ASOF JOIN rates AS r"
+WRITE_ASOF = "write ASOF JOIN rates ON <key> = r.<key> AND r.ts <= <event time>"
 
 # Inputs, SQL, what stands at the place that is named (for the last time in the SQL), the reason, what to do.
 AT = [
@@ -54,6 +56,14 @@ AT = [
      "HOP", "a table function is written", "DESCRIPTOR(<event time>)"),
     (SEED_001, f"SELECT o.order_id FROM orders o JOIN shipments s ON o.order_id || s.order_id = s.order_id AND {DAY}",
      "shipments", "is no key: each side of one is computed of one input, and one side of s (rule J12)", "compare such"),
+    # ASOF JOIN that is not understood is one fault
+    (RATES, f"{ASOF} ON o.currency = r.currency AND o.ts > r.ts {HISTORY}", "o.ts > r.ts",
+     "the last one before or at a time", WRITE_ASOF),
+    (RATES, f"{ASOF} USING (currency, ts) {HISTORY}", "rates", "compares the times of its rows once", WRITE_ASOF),
+    (RATES, f"{ASOF} ON o.currency = r.currency AND o.ts >= r.ts AND r.rate > 5 {HISTORY}", "rates",
+     "compares the times of its rows once", WRITE_ASOF),
+    (RATES, f"{ASOF.replace('rates', '(SELECT * FROM rates WHERE rate > 5)')} ON o.currency = r.currency AND "
+     f"o.ts >= r.ts {HISTORY}", None, "an ASOF JOIN is an input, not a sub-query", "write its name"),
     # outer joins: a bound in WHERE is no bound of the join
     (SEED_001, f"{SHIPPED.replace('JOIN', 'LEFT JOIN')} WHERE {DAY}",
      "shipments", "no bound on o.event_time and s.event_time", "BETWEEN"),

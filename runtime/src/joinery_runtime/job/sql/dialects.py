@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from sqlglot import exp
 from sqlglot.tokenizer_core import Token, TokenType
 
+from joinery_runtime.job.model.expression_tree import split_ands
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
 from joinery_runtime.job.model.times import BUCKETS_START_MS
 from joinery_runtime.job.model.wording import listed
@@ -62,18 +63,21 @@ def common_tokens(tokens: Sequence[Token]) -> Iterator[Token]:
 
 def rewrite_dialects(
     select: exp.Select, columns: Columns, event_times: EventTimes, report: Report, form: Form, *, windowed: bool
-) -> None:
+) -> bool:
     """Rewrite a SELECT and all its sub-queries, in place. `columns` and `event_times` are those of the job's inputs;
-    `windowed`: a clause WINDOW says what the windows are."""
+    `windowed`: a clause WINDOW says what the windows are. Return False if an ASOF JOIN is not understood: what else the
+    text has would be judged as that of another kind of join."""
+    understood = True
     for query in select.find_all(exp.Select):
         _number_groups(query)
         _rewrite_sources(query, report)
         if form is JOINS:
             for join in query.args.get("joins") or []:
                 if join.method == "ASOF":
-                    _rewrite_asof(join, event_times, report)
+                    understood &= _rewrite_asof(join, event_times, report)
             if not (windowed and query is select):
                 _rewrite_time_groups(query, columns, report)
+    return understood
 
 
 def _like(token: Token, kind: TokenType, text: str) -> Token:
@@ -282,19 +286,23 @@ def _take_partition(call: exp.Anonymous, query: exp.Select, report: Report) -> N
 # --- ASOF JOIN ----------------------------------------------------------------------------------------------------
 
 
-def _rewrite_asof(join: exp.Join, event_times: Mapping[str, str], report: Report) -> None:
-    """Make the comparison of times of an ASOF JOIN its FOR SYSTEM_TIME AS OF."""
+def _rewrite_asof(join: exp.Join, event_times: Mapping[str, str], report: Report) -> bool:
+    """Make the comparison of times of an ASOF JOIN its FOR SYSTEM_TIME AS OF. Return False if the report says why that
+    cannot be."""
     table, on = join.this, join.args.get("on")
-    parts = [part.unnest() for part in (on.flatten() if isinstance(on, exp.And) else [on]) if part is not None]
+    parts = [part.unnest() for part in split_ands(on)] if on is not None else []
     if not isinstance(table, exp.Table):
-        return
+        facts = "the right side of an ASOF JOIN is an input, not a sub-query"
+        report.add(node_position(table), f"{facts}; write its name, and the conditions into the input's `where`")
+        return False
     alias, event_time = table.alias_or_name, event_times.get(table.name)
     comparisons = [part for part in parts if isinstance(part, exp.LTE | exp.GTE | exp.LT | exp.GT)]
     bound = f"{alias}.{event_time or '<event time>'} <= <event time>"
     todo = f"write ASOF JOIN {table.name} ON <key> = {alias}.<key> AND {bound}"
     if len(comparisons) != 1:
-        report.add(node_position(table), f"an ASOF JOIN compares the times of its rows once; {todo}")
-        return
+        facts = "an ASOF JOIN compares the times of its rows once in ON, and other columns with = only"
+        report.add(node_position(table), f"{facts}; {todo}")
+        return False
     comparison = comparisons[0]
     sides = [comparison.left.unnest(), comparison.right.unnest()]
     earlier, later = sides if isinstance(comparison, exp.LTE | exp.LT) else sides[::-1]
@@ -302,8 +310,9 @@ def _rewrite_asof(join: exp.Join, event_times: Mapping[str, str], report: Report
     if isinstance(comparison, exp.LT | exp.GT) or not is_time or not isinstance(later, exp.Column):
         facts = f"the row of {table.name!r} is the last one before or at a time, by its event time"
         report.add(node_position(comparison), f"{facts}; {todo}")
-        return
+        return False
     join.set("method", None)
     table.set("version", exp.Version(this="TIMESTAMP", kind="AS OF", expression=later.copy()))
     rest = [part for part in parts if part is not comparison]
     join.set("on", exp.and_(*rest, copy=False) if rest else None)
+    return True

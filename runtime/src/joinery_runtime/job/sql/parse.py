@@ -66,7 +66,8 @@ def parse_select(
     if isinstance(tree, exp.Select):
         _attach(withins, tree, report)
         windowed = clauses.window is not None
-        rewrite_dialects(tree, columns or {}, event_times or {}, report, form, windowed=windowed)
+        if not rewrite_dialects(tree, columns or {}, event_times or {}, report, form, windowed=windowed):
+            return None
         window = rewrite_window_joins(tree, report)
         if window is not None and clauses.window is not None:
             report.add(clauses.window.at, "table functions say in which windows rows are joined; leave WINDOW out")
