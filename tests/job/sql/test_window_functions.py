@@ -222,6 +222,10 @@ def test_the_job_is_that_of_the_fields() -> None:
         (of_flink(f"TUMBLE(TABLE order, DESCRIPTOR(ts), {HOUR})"), "did you mean 'orders'?"),
         (counted("orders", "country, window(ts, 'often')"), "INTERVAL"),
         (
+            counted("orders", "country, DATE_TRUNC('month', ts)"),
+            "or DATE_TRUNC of the event time in a unit of one length",
+        ),
+        (
             "SELECT DATE_TRUNC('hour', ts) AS ts, COUNT(*) AS n FROM orders GROUP BY ts",
             "in GROUP BY is the column, before DATE_TRUNC('hour', ts) AS ts; write GROUP BY DATE_TRUNC('hour', ts)",
         ),

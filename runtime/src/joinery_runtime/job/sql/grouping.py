@@ -202,6 +202,8 @@ def _read_window(nodes: Sequence[exp.Expr], query: Query, table: SqlInput, scope
         todo = _GAP.format(time=table.event_time)
         others = ", or TUMBLE, HOP or CUMULATE" if scope.qualified else ""
         others += ", or window_start and window_end, for the windows of the joins" if scope.windowed else ""
+        if scope.qualified and any(_function_name(node.unnest()) == "DATE_TRUNC" for node in query.groups):
+            others += ", or DATE_TRUNC of the event time in a unit of one length, up to WEEK"
         scope.report.add(query.group_at, f"nothing says which rows are of one session (rule S1); {todo}{others}")
     return None
 
