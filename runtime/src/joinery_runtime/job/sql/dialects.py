@@ -293,7 +293,8 @@ def _rewrite_asof(join: exp.Join, event_times: Mapping[str, str], report: Report
     parts = [part.unnest() for part in split_ands(on)] if on is not None else []
     if not isinstance(table, exp.Table):
         facts = "the right side of an ASOF JOIN is an input, not a sub-query"
-        report.add(node_position(table), f"{facts}; write its name, and the conditions into the input's `where`")
+        todo = "write its name, and conditions on its row into ON of JOIN <input> FOR SYSTEM_TIME AS OF <event time>"
+        report.add(node_position(table), f"{facts}; {todo}")
         return False
     alias, event_time = table.alias_or_name, event_times.get(table.name)
     comparisons = [part for part in parts if isinstance(part, exp.LTE | exp.GTE | exp.LT | exp.GT)]
