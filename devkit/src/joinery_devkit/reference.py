@@ -11,7 +11,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from joinery_runtime.job.crd.definition import RESOURCE_KINDS, custom_resource_definition
+from joinery_runtime.job.crd.definition import KINDS, SAVEPOINT, custom_resource_definition
 from joinery_runtime.job.crd.shapes import Schema
 from joinery_runtime.job.crd.structural import flow
 
@@ -28,7 +28,7 @@ _TABLE = "| field | type | default | example | is |\n|---|---|---|---|---|"
 
 def page() -> str:
     lines, printed = [_HEAD], list[list[str]]()
-    for kind in RESOURCE_KINDS:
+    for kind in (*KINDS, SAVEPOINT):
         lines += _kind(custom_resource_definition(kind), printed)
     return "\n".join(lines)
 
@@ -113,7 +113,7 @@ def _type(schema: Schema) -> str:
         pattern = schema["pattern"]
         return "duration" if "|ms|" in pattern else "bytes" if "|Mi|" in pattern else "time"
     if schema.get("x-kubernetes-preserve-unknown-fields"):
-        words = [word for branch in schema.get("anyOf", ()) for word in branch.get("enum", ()) if word != {}]
+        words = [word for branch in schema["anyOf"] for word in branch.get("enum", ()) if word != {}]
         return _cell(" | ".join([*(f"`{word}`" for word in words), "mapping"]))
     match schema["type"]:
         case "array":
