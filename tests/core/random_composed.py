@@ -105,11 +105,13 @@ def _with_names(call: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str
 
 def _whole_inputs(job: StreamJoin) -> list[str]:
     """The inputs that are in every row behind the steps, with a time that has a bound."""
-    whole = [job.inputs[0].name] if job.joins[-1].kind != "session" else []
+    if any(step.kind == "session" for step in job.joins):
+        return []
+    whole = [job.inputs[0].name]
     for step in job.joins:
         if step.type in {"right", "full"}:
             whole = []
-        if step.type in {"inner", "right"} and step.as_of is None and step.kind != "session":
+        if step.type in {"inner", "right"} and step.as_of is None:
             whole.append(step.right)
     return whole
 

@@ -60,7 +60,7 @@ def test_a_job_has_output_or_outputs() -> None:
         ([TOPIC, {**TOPIC, "name": "again"}], "spec.outputs[1]", "topic busy, as 'topic' does"),
         ([{**FILE, "name": "output"}], "spec.outputs[0].name", "'output' is a table of its own"),
         ([{**FILE, "name": "state_sessions"}], "spec.outputs[0].name", "a table of its own"),
-        ([{**FILE, "name": "Upper"}], "spec.outputs[0].name", "must match ^[a-z]"),
+        ([{**FILE, "name": "Upper"}], "spec.outputs[0].name", "begins with a lower-case letter"),
         ([{"name": "nowhere"}], "spec.outputs[0]", "none of them is named"),
         ([{**FILE, "select": [{"column": "event"}]}], "spec.outputs[0].select[0].column", "did you mean 'events'?"),
         (
