@@ -69,8 +69,9 @@ class ImageStore:
         ).splitlines()
 
     def forget(self, name: str) -> None:
-        """Takes a name from its image; `prune` removes the image."""
-        self._ask_buildah(["rmi", name])
+        """Takes a name from its image, also if a build that was killed has left a container of it; `prune` removes the
+        image."""
+        self._ask_buildah(["rmi", "--force", name])
 
     def prune(self) -> None:
         """Removes the layers of all images that have no name and are not below an image with one. An image that a
