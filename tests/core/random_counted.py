@@ -12,7 +12,7 @@ from core.random_deduplication import DeduplicatedJob, deduplicated_jobs
 from core.random_jobs import ms
 from core.random_sessions import INPUT, histories
 from core.random_windows import WINDOWS
-from joinery_devkit.oracle.deduplication import CountedOracle, DeduplicationOracle, DeduplicationShape
+from joinery_devkit.oracle.twice import TwiceOracle
 from joinery_devkit.oracle.windowed import WindowOracle, WindowShape
 from joinery_runtime.job import StreamJoin
 
@@ -29,8 +29,7 @@ class CountedJob(DeduplicatedJob):
 
     def oracle(self) -> Any:
         """A fresh one."""
-        first = DeduplicationOracle(DeduplicationShape(self.job, self.where))
-        return CountedOracle(first, WindowOracle(WindowShape(self.job)))
+        return TwiceOracle(super().oracle(), WindowOracle(WindowShape(self.job)))
 
     def edit(self, oracle: Any, before: Any) -> None:
         raise AssertionError("these jobs are not edited")

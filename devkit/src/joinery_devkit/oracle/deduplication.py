@@ -1,5 +1,5 @@
-"""The oracle of `deduplicate` of one input, and of an aggregate behind it (D5): section D of docs/semantics.md, one row
-at a time. It keeps every row that was not late, and forms all spans of a key again in each epoch."""
+"""The oracle of `deduplicate` of one input: section D of docs/semantics.md, one row at a time. It keeps every row that
+was not late, and forms all spans of a key again in each epoch."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from joinery_devkit.oracle.horizons import UNKNOWN, as_time, as_watermark
+from joinery_devkit.oracle.horizons import UNKNOWN, as_time
 from joinery_devkit.oracle.joins import LATE, EpochExpectation, SideBatches, Watermarks
 from joinery_devkit.oracle.rows import END, Row, Values, comparable
-from joinery_devkit.oracle.windowed import WindowOracle
 from joinery_runtime.job import StreamJoin
 from joinery_runtime.job.kinds.ranking import Deduplication
 
@@ -98,26 +97,3 @@ class DeduplicationOracle:
             else:
                 spans.append([row])
         return spans
-
-
-class CountedOracle:
-    """The oracle of a job that aggregates deduplicated rows, as two jobs would do."""
-
-    def __init__(self, first: DeduplicationOracle, second: WindowOracle) -> None:
-        (self._input,) = self.inputs = first.inputs
-        self._first, self._second = first, second
-        self.depth = first.depth + second.depth
-
-    def epoch(self, watermarks: Watermarks, rows: SideBatches) -> EpochExpectation:
-        """Replays one epoch, like `Oracle.epoch`."""
-        first = self._first.epoch(watermarks, rows)
-        watermark = as_watermark(self._first.handed_on)
-        second = self._second.epoch({self._input: watermark}, {self._input: self._first.decided})
-        assert not second.late[self._input], "no row behind the deduplication is late (D5)"
-        dropped = {self._input: Counter(first.dropped[self._input]) + Counter(second.dropped[self._input])}
-        return EpochExpectation((), second.rows, first.late, dropped)
-
-    def end(self) -> Iterator[EpochExpectation]:
-        """Yields the epochs that end the input (T7)."""
-        for _ in range(self.depth):
-            yield self.epoch({self._input: END}, {})

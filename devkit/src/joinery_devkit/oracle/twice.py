@@ -1,5 +1,6 @@
-"""The oracle of a step behind an aggregate (G10, R6): what two jobs would do, the second of which reads the rows of the
-first one, each at the last millisecond of its window."""
+"""The oracle of a step behind an aggregate (G10, R6) or a deduplication (D5): what two jobs would do, the second of
+which reads the rows of the first one. A row of an aggregate is at the last millisecond of its window, one of a
+deduplication at its own time."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from joinery_devkit.oracle.deduplication import DeduplicationOracle
 from joinery_devkit.oracle.horizons import as_watermark
 from joinery_devkit.oracle.joins import EpochExpectation, SideBatches, Watermarks
 from joinery_devkit.oracle.rows import END, Row
@@ -29,7 +31,9 @@ class TwiceOracle:
     """The oracle. `second` is that of a job whose only input is called as that of the first, and has the columns of its
     rows."""
 
-    def __init__(self, first: WindowOracle | TwiceOracle, second: WindowOracle | TopNOracle) -> None:
+    def __init__(
+        self, first: WindowOracle | DeduplicationOracle | TwiceOracle, second: WindowOracle | TopNOracle
+    ) -> None:
         self.inputs: tuple[str, ...] = first.inputs
         self._first, self._second = first, second
         (self._time,) = second.inputs
@@ -48,10 +52,9 @@ class TwiceOracle:
     def epoch(self, watermarks: Watermarks, rows: SideBatches) -> EpochExpectation:
         """Replays one epoch, like `Oracle.epoch`."""
         first = self._first.epoch(watermarks, rows)
-        read = [Row(0, number, row["window_end"] - 1, row) for number, row in enumerate(first.rows)]
         watermark = as_watermark(self._first.handed_on)
-        second = self._second.epoch({self._time: watermark}, {self._time: read})
-        assert not second.late[self._time], "no row of the first aggregate is late (N2)"
+        second = self._second.epoch({self._time: watermark}, {self._time: self._read(first)})
+        assert not second.late[self._time], "no row of the first step is late (N2, D5)"
         dropped = {name: Counter(counts) for name, counts in first.dropped.items()}
         dropped[self._time] += Counter(second.dropped[self._time])
         return EpochExpectation((), second.rows, first.late, dropped)
@@ -60,3 +63,9 @@ class TwiceOracle:
         """Yields the epochs that end the input (T7)."""
         for _ in range(self.depth):
             yield self.epoch({self._time: END}, {})
+
+    def _read(self, first: EpochExpectation) -> list[Row]:
+        """Give the rows of the first oracle as the second one reads them."""
+        if isinstance(self._first, DeduplicationOracle):
+            return self._first.decided
+        return [Row(0, number, row["window_end"] - 1, row) for number, row in enumerate(first.rows)]
