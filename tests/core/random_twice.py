@@ -39,10 +39,8 @@ class TwiceJob(WindowedJob):
         assert self.second is not None
         assert self.second.aggregation is not None
         having = SECOND_HAVING.get(self.second.aggregation.having or "")
-        shape = WindowShape(self.second, having=having)
-        if self.same:
-            shape = SameWindowShape(self.second, having=having, first=shape)
-        return TwiceOracle(first, WindowOracle(shape))
+        shape = SameWindowShape if self.same else WindowShape
+        return TwiceOracle(first, WindowOracle(shape(self.second, having=having)))
 
     def edit(self, oracle: Any, before: Any) -> None:
         raise AssertionError("these jobs are not edited")

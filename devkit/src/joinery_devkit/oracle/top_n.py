@@ -13,7 +13,7 @@ from typing import Any
 from joinery_devkit.oracle.horizons import UNKNOWN, as_time
 from joinery_devkit.oracle.joins import LATE, EpochExpectation, SideBatches, Watermarks
 from joinery_devkit.oracle.rows import END, Row, Values, comparable
-from joinery_devkit.oracle.windowed import Span, spans_of
+from joinery_devkit.oracle.windowed import Span, own_span, spans_of
 from joinery_runtime.job import StreamJoin
 from joinery_runtime.job.kinds.ranking import RankOrder, TopN
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
@@ -79,7 +79,7 @@ class TopOfWindowsShape(TopNShape):
 
     def spans(self, ts: int) -> list[Span]:
         assert self.job.last_aggregation is not None, "an aggregate makes the rows"
-        return [span for span in spans_of(self.job.last_aggregation.window, ts) if span[1] == ts + 1]
+        return own_span(spans_of(self.job.last_aggregation.window, ts), ts)
 
     def output(self, row: Row, span: Span, number: int) -> dict[str, Any]:
         return {**row.values, "row_number": number}

@@ -13,18 +13,15 @@ from joinery_devkit.oracle.horizons import as_watermark
 from joinery_devkit.oracle.joins import EpochExpectation, SideBatches, Watermarks
 from joinery_devkit.oracle.rows import END, Row
 from joinery_devkit.oracle.top_n import TopNOracle
-from joinery_devkit.oracle.windowed import Span, WindowOracle, WindowShape
+from joinery_devkit.oracle.windowed import Span, WindowOracle, WindowShape, own_span
 
 
 @dataclass(frozen=True)
 class SameWindowShape(WindowShape):
-    """Rows that are in the windows from which they come. `first` is the shape of these windows."""
-
-    first: WindowShape | None = None
+    """Rows that are in the windows from which they come."""
 
     def spans(self, ts: int) -> list[Span]:
-        assert self.first is not None, "the windows are those of the first aggregate"
-        return [span for span in self.first.spans(ts) if span[1] == ts + 1]
+        return own_span(super().spans(ts), ts)
 
 
 class TwiceOracle:

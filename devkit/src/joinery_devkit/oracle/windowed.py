@@ -37,6 +37,12 @@ def spans_of(window: AggregateWindow | OwnWindow, ts: int) -> list[Span]:
     return [(start, end) for end in ends if ts < end]
 
 
+def own_span(spans: Sequence[Span], ts: int) -> list[Span]:
+    """Choose the window whose last millisecond is the time, out of those that hold it: an aggregate's row at this time
+    comes from it."""
+    return [span for span in spans if span[1] == ts + 1]
+
+
 @dataclass(frozen=True)
 class WindowShape:
     """What a job's rows and windows look like. `where` and `computed` are its expressions in Python, on a row's
