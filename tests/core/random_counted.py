@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import strategies as st
@@ -31,9 +31,6 @@ class CountedJob(DeduplicatedJob):
         """A fresh one."""
         return TwiceOracle(super().oracle(), WindowOracle(WindowShape(self.job)))
 
-    def edit(self, oracle: Any, before: Any) -> None:
-        raise AssertionError("these jobs are not edited")
-
     def __repr__(self) -> str:
         return f"{super().__repr__()}, aggregated by {self.job.spec.aggregate}"
 
@@ -49,7 +46,7 @@ def counted_jobs(draw: Any) -> CountedJob:
         "aggregates": CALLS,
         "allowedLateness": ms(draw(st.sampled_from([0, 0, 3]))),
     }
-    return replace(CountedJob(once.job, once.types, once.where, once.busy), job=StreamJoin.model_validate(document))
+    return CountedJob(StreamJoin.model_validate(document), once.types, once.where, once.busy)
 
 
 @st.composite

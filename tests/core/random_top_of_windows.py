@@ -33,9 +33,6 @@ class TopOfWindowsJob(WindowedJob):
         assert self.aggregated is not None
         return TwiceOracle(self.aggregated.oracle(), TopNOracle(TopOfWindowsShape(self.job)))
 
-    def edit(self, oracle: Any, before: Any) -> None:
-        raise AssertionError("these jobs are not edited")
-
     def __repr__(self) -> str:
         return f"{super().__repr__()}, ranked by {self.job.spec.top_n}"
 

@@ -42,9 +42,6 @@ class TwiceJob(WindowedJob):
         shape = SameWindowShape if self.same else WindowShape
         return TwiceOracle(first, WindowOracle(shape(self.second, having=having)))
 
-    def edit(self, oracle: Any, before: Any) -> None:
-        raise AssertionError("these jobs are not edited")
-
 
 @st.composite
 def twice_jobs(draw: Any) -> TwiceJob:
