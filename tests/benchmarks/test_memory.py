@@ -45,7 +45,7 @@ PEAK = Peak("large", 4, 1.0, {"driver": LIMIT // 2, "workers": LIMIT // 2}, LIMI
 
 
 @pytest.mark.parametrize(
-    ("peak", "how", "text"),
+    ("peak", "ending", "text"),
     [
         (PEAK, ENDED, None),
         (PEAK, "ended with 1; see log", "ended with 1"),
@@ -59,6 +59,6 @@ PEAK = Peak("large", 4, 1.0, {"driver": LIMIT // 2, "workers": LIMIT // 2}, LIMI
         (PEAK, "was not killed half way: it ended with 0; see log", "the job was not killed half way: it ended with 0"),
     ],
 )
-def test_what_is_wrong_with_a_run(peak: Peak, how: str, text: str | None) -> None:
-    fault = problem(peak, large(8), how)
+def test_what_is_wrong_with_a_run(peak: Peak, ending: str, text: str | None) -> None:
+    fault = problem(peak, large(8), ending)
     assert fault is None if text is None else fault is not None and text in fault

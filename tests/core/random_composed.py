@@ -61,8 +61,8 @@ class ComposedJob:
 @st.composite
 def composed_jobs(draw: Any, kind: str) -> ComposedJob:
     """Steps of a kind of `random_jobs.KINDS` with an aggregate behind them."""
-    steps = draw(jobs(kind).filter(lambda job: bool(_whole_inputs(job.job))))
-    time = draw(st.sampled_from(_whole_inputs(steps.job)))
+    steps = draw(jobs(kind).filter(lambda job: bool(_present_inputs(job.job))))
+    time = draw(st.sampled_from(_present_inputs(steps.job)))
     document = steps.job.model_dump(mode="json", by_alias=True, exclude_unset=True)
     # `<input>.<column>` of the job by the names that a job of its own would read: those of the prefixed columns.
     columns = {f"{name}_{column}": f"{name}.{column}" for name in steps.job.joined for column in ("k", "n", "v", "ts")}
@@ -103,17 +103,17 @@ def _with_names(call: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str
     return {**call, "column": columns.get(call["column"], call["column"])} if "column" in call else dict(call)
 
 
-def _whole_inputs(job: StreamJoin) -> list[str]:
+def _present_inputs(job: StreamJoin) -> list[str]:
     """The inputs that are in every row behind the steps, with a time that has a bound."""
     if any(step.kind == "session" for step in job.joins):
         return []
-    whole = [job.inputs[0].name]
+    present = [job.inputs[0].name]
     for step in job.joins:
         if step.type in {"right", "full"}:
-            whole = []
+            present = []
         if step.type in {"inner", "right"} and step.as_of is None:
-            whole.append(step.right)
-    return whole
+            present.append(step.right)
+    return present
 
 
 @st.composite

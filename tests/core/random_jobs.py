@@ -297,16 +297,16 @@ def steps_in_windows(
     step can follow, also a step of another kind. A session step is the last one."""
     first = next((number for number, step in enumerate(before) if "window" in step), len(before))
     tables = {step["right"] for step in before if "asOf" in step}
-    whole = [name for name in left if name not in tables | _padded(before)]
+    present = [name for name in left if name not in tables | _padded(before)]
     lost = any("window" not in step and step["type"] in {"right", "full"} for step in before[first:])
-    can_follow = not lost if first < len(before) else bool(whole)
+    can_follow = not lost if first < len(before) else bool(present)
     if not can_follow or (others and draw(st.booleans())):
         return draw(mixed_steps(before, left, right))
     if first < len(before):
         return {**draw(fixed_steps(left, right)), "window": {**before[first]["window"], "of": None}}
     step = draw(st.sampled_from([fixed_steps, fixed_steps, session_steps] if last else [fixed_steps]))(left, right)
     drawn = draw(step)
-    origin = {} if whole[0] == left[0] and draw(st.booleans()) else {"of": draw(st.sampled_from(whole))}
+    origin = {} if present[0] == left[0] and draw(st.booleans()) else {"of": draw(st.sampled_from(present))}
     return {**drawn, "window": {**drawn["window"], **origin}}
 
 
@@ -338,7 +338,7 @@ def jobs(draw: Any, kind: str) -> Job:
             step["keys"] = draw(computed_keys(left, right, table="asOf" in step))
         where, predicates[number] = draw(wheres(left, right, versions="asOf" in step))
         steps.append({"right": right, **step, **({"where": where} if where else {})})
-        windowed = any("window" in made for made in steps)
+        windowed = any("window" in earlier for earlier in steps)
         if (chosen := draw(filters(left, right, step["type"], windowed=windowed))) is not None:
             steps[-1]["filter"], keeps[number] = chosen
         left = left if step["type"] in EXISTENCE else (*left, right)
