@@ -293,16 +293,13 @@ def ranks_go_by_no_place(patch: Patch) -> None:
 # --- an aggregate of an aggregate -------------------------------------------------------------------------------------
 
 
-def hands_on_its_own_horizon(patch: Patch) -> None:
-    """The windows that an epoch emits end before this watermark."""
-    patch.setattr(
-        WindowAggregation,
-        "output_watermarks",
-        lambda self, step, lows, horizons, distance: {
-            **lows,
-            step.sides[0].time: horizons[step.sides[0].part].current,
-        },
-    )
+def hands_on_its_own_horizon(kind: type[StepOperator]) -> Callable[[Patch], None]:
+    """What an epoch emits is before the watermark that it hands on."""
+
+    def output_watermarks(self: Any, step: StepSpec, lows: Any, horizons: Any, distance: Any) -> Any:
+        return {**lows, step.sides[0].time: horizons[step.sides[0].part].current}
+
+    return lambda patch: patch.setattr(kind, "output_watermarks", output_watermarks)
 
 
 def next_window(patch: Patch) -> None:
@@ -314,18 +311,6 @@ def next_window(patch: Patch) -> None:
         return (first + 1, last + 1) if self.of_windows else (first, last)
 
     patch.setattr(Windows, "numbers_of", numbers_of)
-
-
-def decides_at_once(patch: Patch) -> None:
-    """The rows that an epoch decides are before the watermark that it hands on."""
-    patch.setattr(
-        Deduplicate,
-        "output_watermarks",
-        lambda self, step, lows, horizons, distance: {
-            **lows,
-            step.sides[0].time: horizons[step.sides[0].part].current,
-        },
-    )
 
 
 def panes_of_several_windows(patch: Patch) -> None:
@@ -414,14 +399,17 @@ MISTAKES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "rows that are equal are in any order": ("top-N", ranks_go_by_no_place),
     "compaction drops a ranked row too early": ("top-N", greedy_compaction),
     "ranked windows wait for the next row": ("top-N", no_following_epochs),
-    "rows of windows are late": ("aggregates twice", hands_on_its_own_horizon),
+    "rows of windows are late": ("aggregates twice", hands_on_its_own_horizon(WindowAggregation)),
     "a row is in the window behind its own": ("aggregates twice", next_window),
     "the second windows are emitted again": ("aggregates twice", other_horizons(without_before, LEFT)),
     "one second group takes the rows of another": ("aggregates twice", one_group_per_hash),
     "second windows wait for the next row": ("aggregates twice", no_following_epochs),
-    "first rows are handed on behind their watermark": ("aggregate behind deduplication", decides_at_once),
+    "first rows are handed on behind their watermark": (
+        "aggregate behind deduplication",
+        hands_on_its_own_horizon(Deduplicate),
+    ),
     "counted rows wait for the next row": ("aggregate behind deduplication", no_following_epochs),
-    "ranked rows of windows are late": ("top-N of windows", hands_on_its_own_horizon),
+    "ranked rows of windows are late": ("top-N of windows", hands_on_its_own_horizon(WindowAggregation)),
     "a ranked row is in the window behind its own": ("top-N of windows", next_window),
     "equal rows of windows are in any order": ("top-N of windows", ranks_go_by_no_place),
     "rows of several windows displace each other": ("top-N of windows", panes_of_several_windows),
