@@ -6,9 +6,7 @@ import filecmp
 import os
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
@@ -18,6 +16,7 @@ from joinery_devkit.nexmark.events import NexmarkEvents, NexmarkLoad, generate, 
 from joinery_devkit.nexmark.truth import TRUTHS, expected_rows
 from joinery_runtime import run
 from joinery_runtime.job import explain, load_job
+from local_rows import rows_of
 
 FOLDER = Path(__file__).parents[1] / "examples" / "nexmark"
 JOBS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -48,12 +47,6 @@ def load(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     events = generate(LOADS[request.param])
     write_csv(events, folder)
     return folder, events
-
-
-def rows_of(table: Any) -> Counter[tuple[Any, ...]]:
-    """The rows with their columns' names in front, as a multiset."""
-    frame = pl.DataFrame(table)
-    return Counter([tuple(frame.columns), *frame.rows()])
 
 
 def test_every_job_has_rows_of_its_own() -> None:

@@ -11,7 +11,8 @@ import duckdb
 import polars as pl
 import pytest
 
-from joinery_runtime import run
+from job.chains import document, stream
+from local_rows import rows_of, run_job
 
 # TUMBLE and HOP as table functions make the rows that Flink's have; in PARTITION BY, TUMBLE is a function of a time.
 MACROS = """
@@ -27,7 +28,8 @@ AS_IN_DUCKDB = {
         "hopping(INTERVAL '5' MINUTE, 3)"
     ),
 }
-COLUMNS = {"auction": "string", "bidder": "int64", "price": "int64", "ts": "timestamp"}
+INPUT = stream("bids", "auction", "bidder:int64", "price:int64", watermark={"delay": "1h"})
+IN_FOUR_EPOCHS = {"stateStore": {"memory": {}}, "trigger": {"maxRecordsPerEpoch": 40}}
 BIDS = [
     {"auction": "abc"[(n * 7) % 3], "bidder": n, "price": (n * 37) % 101, "ts": f"2026-03-01T10:{n % 50:02}:00Z"}
     for n in range(150)
@@ -79,27 +81,6 @@ QUERIES = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def job(tmp_path: Path) -> dict[str, Any]:
-    """A job over the bids, in four epochs, without its SQL."""
-    (tmp_path / "bids.jsonl").write_text("".join(json.dumps(bid) + "\n" for bid in BIDS))
-    schema = [{"name": name, "type": kind} for name, kind in COLUMNS.items()]
-    source = {"file": {"path": str(tmp_path / "bids.jsonl")}, "format": "json", "schema": schema}
-    spec = {
-        "inputs": [{"name": "bids", **source, "eventTime": "ts", "watermark": {"delay": "1h"}}],
-        "output": {"file": {"path": str(tmp_path / "out")}},
-        "stateStore": {"memory": {}},
-        "trigger": {"maxRecordsPerEpoch": 40},
-    }
-    return {"apiVersion": "joinery.dev/v1alpha1", "kind": "StreamJoin", "metadata": {"name": "rows"}, "spec": spec}
-
-
-def rows_of(table: Any) -> Counter[tuple[Any, ...]]:
-    """The rows with their columns' names in front, as a multiset."""
-    frame = pl.DataFrame(table)
-    return Counter([tuple(frame.columns), *frame.rows()])
-
-
 def rows_in_duckdb(sql: str) -> Counter[tuple[Any, ...]]:
     for written, instead in AS_IN_DUCKDB.items():
         sql = sql.replace(written, instead)
@@ -111,9 +92,8 @@ def rows_in_duckdb(sql: str) -> Counter[tuple[Any, ...]]:
 
 @pytest.mark.filterwarnings("ignore:stateStore is memory")
 @pytest.mark.parametrize("sql", QUERIES.values(), ids=QUERIES)
-def test_a_job_gives_the_rows_that_duckdb_gives_for_its_sql(sql: str, job: dict[str, Any], tmp_path: Path) -> None:
-    path = tmp_path / "job.json"
-    path.write_text(json.dumps(job | {"spec": job["spec"] | {"sql": sql}}))
+def test_a_job_gives_the_rows_that_duckdb_gives_for_its_sql(sql: str, tmp_path: Path) -> None:
+    (tmp_path / "bids.jsonl").write_text("".join(json.dumps(bid) + "\n" for bid in BIDS))
     expected = rows_in_duckdb(sql)
     assert len(expected) > 5
-    assert rows_of(run(path, local=True).output()) == expected
+    assert rows_of(run_job(document(inputs=[INPUT], sql=sql, **IN_FOUR_EPOCHS), tmp_path)) == expected

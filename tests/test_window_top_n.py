@@ -8,34 +8,23 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import duckdb
-import polars as pl
 import pytest
 
-from joinery_runtime import run
+from job.chains import document, stream
+from local_rows import run_job
 
-JOB = """
-apiVersion: joinery.dev/v1alpha1
-kind: StreamJoin
-metadata: {name: suppliers}
-spec:
-  inputs:
-    - name: bid
-      file: {path: bids.csv}
-      format: csv
-      schema:
-        - {name: price, type: int64}
-        - {name: supplier, type: string}
-        - {name: ts, type: timestamp}
-      eventTime: ts
-      watermark: {delay: 30s}
-  aggregate:
-    groupBy: [bid.supplier]
-    window: {hopping: {size: 10m, slide: 4m}}
-    aggregates: [{function: sum, column: bid.price, as: sales}, {function: count, as: bids}]
-  topN: {orderBy: [{expression: sales, direction: desc}, {expression: bids}], rows: 3}
-  output: {file: {path: out}}
-  stateStore: {memory: {}}
-"""
+JOB = document(
+    inputs=[
+        stream("bid", "price:int64", "supplier", file={"path": "bids.csv"}, format="csv", watermark={"delay": "30s"}),
+    ],
+    aggregate={
+        "groupBy": ["bid.supplier"],
+        "window": {"hopping": {"size": "10m", "slide": "4m"}},
+        "aggregates": [{"function": "sum", "column": "bid.price", "as": "sales"}, {"function": "count", "as": "bids"}],
+    },
+    topN={"orderBy": [{"expression": "sales", "direction": "desc"}, {"expression": "bids"}], "rows": 3},
+    stateStore={"memory": {}},
+)
 TRUTH = """
     SELECT supplier, start AS window_start, start + 600000 AS window_end, sum(price)::BIGINT AS sales, count(*) AS bids,
         row_number() OVER (PARTITION BY start ORDER BY sales DESC, bids, supplier) AS row_number
@@ -56,8 +45,7 @@ def test_the_first_rows_of_each_window_are_those_of_duckdb(tmp_path: Path) -> No
     times.sort(key=lambda at: at + timedelta(seconds=chosen.randrange(20)))
     bids = (f"{chosen.randrange(1, 4)},s{chosen.randrange(6)},{at.isoformat()}Z" for at in times)
     path.write_text("price,supplier,ts\n" + "\n".join(bids) + "\n")
-    (tmp_path / "job.yaml").write_text(JOB)
-    rows = pl.DataFrame(run(tmp_path / "job.yaml", local=True).output())
+    rows = run_job(JOB, tmp_path)
     with duckdb.connect() as connection:
         truth = connection.sql(TRUTH.format(path=path)).pl()
     assert Counter(rows.rows()) == Counter(truth.select(rows.columns).rows())

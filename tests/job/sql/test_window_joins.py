@@ -10,10 +10,10 @@ from typing import Any
 import duckdb
 import polars as pl
 import pytest
-import yaml
 
-from joinery_runtime import run
+from job.chains import document, stream
 from joinery_runtime.job.sql import SqlInput, Translation, translate
+from local_rows import run_job
 
 A, B, C = (SqlInput(name, ("id", name, "ts"), "ts") for name in ("a", "b", "c"))
 MINUTES = "INTERVAL '5' MINUTES"
@@ -212,13 +212,10 @@ def test_the_rows_are_those_of_duckdb(name: str, tmp_path: Path) -> None:
         rows = pl.DataFrame({"id": [chance.choice("abcdefghijklmnop") for _ in times], table: range(60), "ts": times})
         rows.write_csv(tmp_path / f"{table}.csv")
         schema = [{"name": "id", "type": "string"}, {"name": table, "type": "int64"}, {"name": "ts", "type": "int64"}]
-        source = {"file": {"path": f"{table}.csv"}, "format": "csv", "schema": schema, "eventTime": "ts"}
-        inputs.append({"name": table, **source})
+        inputs.append(stream(table, schema=schema, file={"path": f"{table}.csv"}, format="csv"))
         truth = truth.replace(tumble(table), FIVE_MINUTES.format(f"'{tmp_path}/{table}.csv'"))
         truth = truth.replace(hop(table), TEN_MINUTES.format(f"'{tmp_path}/{table}.csv'"))
-    job = {"apiVersion": "joinery.dev/v1alpha1", "kind": "StreamJoin", "metadata": {"name": name}}
-    spec = {"inputs": inputs, "sql": QUERIES[name], "output": {"file": {"path": "out"}}, "stateStore": {"memory": {}}}
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump({**job, "spec": spec}))
-    emitted = pl.DataFrame(run(tmp_path / "job.yaml", local=True).output()).rows()
+    job = document(inputs=inputs, sql=QUERIES[name], stateStore={"memory": {}})
+    emitted = run_job(job, tmp_path).rows()
     assert Counter(emitted) == Counter(duckdb.sql(truth).fetchall())
     assert len(emitted) > 5
