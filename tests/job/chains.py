@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from joinery_runtime.core.compile import compile_job, stored_columns
 from joinery_runtime.errors import JobError
-from joinery_runtime.job import StreamJoin, parse_job
+from joinery_runtime.job import Comparison, StreamJoin, compare, parse_job, signature
 
 DAY = {"of": "orders", "lower": "0s", "upper": "24h"}
 
@@ -30,6 +31,8 @@ ORDERS, PAYMENTS, ITEMS = (
     stream("items", "order_id", "payment_method", "n:int64"),
 )
 RATES = stream("rates", "currency", "rate:double", table={"key": ["currency"]})
+
+DEAD = {"deadLetter": {"file": {"path": "dead"}}}
 
 
 def step(right: str = "payments", **more: Any) -> dict[str, Any]:
@@ -72,6 +75,12 @@ def parsed(resource: dict[str, Any]) -> StreamJoin:
 
 def load(*steps: dict[str, Any], **more: Any) -> StreamJoin:
     return parsed(document(*steps, **more))
+
+
+def changed(before: StreamJoin, after: StreamJoin) -> Comparison:
+    """Compare what the two jobs store: whether the second one may go on with the state of the first one."""
+    old, new = (signature(job, stored_columns(compile_job(job))) for job in (before, after))
+    return compare(old, new)
 
 
 def mistakes(*steps: dict[str, Any], **more: Any) -> dict[str, str]:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from job.chains import ORDERS, load, step
+from job.chains import ORDERS, changed, load, step
 from job.kinds.test_aggregate_rules import COUNT, SESSION, aggregate, of
 from joinery_runtime.core.compile import compile_job, stored_columns
-from joinery_runtime.job import Comparison, StreamJoin, compare, definition, signature, under_definition
+from joinery_runtime.job import Comparison, StreamJoin, definition, signature, under_definition
 from joinery_runtime.job.signature import NEWEST_VERSION
 
 SUM = of("sum", "orders.amount")
@@ -18,11 +18,6 @@ TWICE = [{"expression": "orders.amount * 2", "as": "twice"}]
 
 def job_of(*steps: dict[str, Any], **fields: Any) -> StreamJoin:
     return load(*(steps or [step()]), aggregate=aggregate(**fields))
-
-
-def changed(before: StreamJoin, after: StreamJoin) -> Comparison:
-    old, new = (signature(job, stored_columns(compile_job(job))) for job in (before, after))
-    return compare(old, new)
 
 
 GOES_ON: list[tuple[StreamJoin, StreamJoin]] = [

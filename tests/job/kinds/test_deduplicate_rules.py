@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from job.chains import ORDERS, PAYMENTS, RATES, document, load, said_of, step, stream, window
+from job.chains import DEAD, ORDERS, PAYMENTS, RATES, changed, document, load, said_of, step, stream, window
 from joinery_runtime.core.compile import compile_job, stored_columns
 from joinery_runtime.core.kinds.deduplicate import Deduplicate
-from joinery_runtime.job import Comparison, StreamJoin, compare, definition, explain, signature, under_definition
+from joinery_runtime.job import Comparison, StreamJoin, definition, explain, signature, under_definition
 from joinery_runtime.job.signature import NEWEST_VERSION
 
 RULE = {"by": ["orders.id"], "within": "1h"}
-DEAD = {"deadLetter": {"file": {"path": "dead"}}}
 
 
 COUNTED = {
@@ -121,11 +120,6 @@ def test_the_explanation_says_what_is_emitted_and_how_long_rows_stay() -> None:
 
 
 # --- edits ------------------------------------------------------------------------------------------------------------
-
-
-def changed(before: StreamJoin, after: StreamJoin) -> Comparison:
-    old, new = (signature(job, stored_columns(compile_job(job))) for job in (before, after))
-    return compare(old, new)
 
 
 CONTINUES = [

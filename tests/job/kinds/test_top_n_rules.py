@@ -7,18 +7,17 @@ from typing import Any
 
 import pytest
 
-from job.chains import ORDERS, PAYMENTS, RATES, document, load, said_of, step, stream, window
+from job.chains import DEAD, ORDERS, PAYMENTS, RATES, changed, document, load, said_of, step, stream, window
 from joinery_runtime.core.compile import compile_job, stored_columns
 from joinery_runtime.core.kinds.aligned import Windows
 from joinery_runtime.core.kinds.top_n import FirstRows
 from joinery_runtime.errors import JobError
-from joinery_runtime.job import Comparison, StreamJoin, compare, definition, explain, signature, under_definition
+from joinery_runtime.job import Comparison, StreamJoin, definition, explain, signature, under_definition
 from joinery_runtime.job.signature import NEWEST_VERSION
 
 HOUR = {"tumbling": {"size": "1h"}}
 HIGHEST = [{"expression": "orders.amount", "direction": "desc"}]
 RULE = {"by": ["orders.currency"], "orderBy": HIGHEST, "rows": 3, "window": HOUR}
-DEAD = {"deadLetter": {"file": {"path": "dead"}}}
 
 
 def rule(**fields: Any) -> dict[str, Any]:
@@ -176,11 +175,6 @@ def test_the_explanation_says_what_is_emitted_and_how_long_rows_stay() -> None:
 
 
 # --- edits ------------------------------------------------------------------------------------------------------------
-
-
-def changed(before: StreamJoin, after: StreamJoin) -> Comparison:
-    old, new = (signature(job, stored_columns(compile_job(job))) for job in (before, after))
-    return compare(old, new)
 
 
 CONTINUES = [

@@ -7,19 +7,18 @@ from typing import Any
 
 import pytest
 
-from job.chains import ORDERS, document, load, said_of, step
-from joinery_runtime.core.compile import compile_job, stored_columns
+from job.chains import DEAD, ORDERS, changed, document, load, said_of, step
+from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.kinds.aligned import Windows
 from joinery_runtime.core.kinds.top_n import FirstRows
 from joinery_runtime.errors import JobError
-from joinery_runtime.job import Comparison, StreamJoin, compare, definition, explain, signature, under_definition
+from joinery_runtime.job import Comparison, StreamJoin, definition, explain, under_definition
 
 HOUR = {"tumbling": {"size": "1h"}}
 SPENT = {"function": "sum", "column": "orders.amount", "as": "spent"}
 AGGREGATE = {"groupBy": ["orders.currency", "orders.id"], "window": HOUR, "aggregates": [SPENT]}
 HIGHEST = [{"expression": "spent", "direction": "desc"}]
 RULE = {"by": ["currency"], "orderBy": HIGHEST, "rows": 3}
-DEAD = {"deadLetter": {"file": {"path": "dead"}}}
 
 
 def document_of(*steps: dict[str, Any], aggregate: Any = None, spec: Any = None, **fields: Any) -> dict[str, Any]:
@@ -167,11 +166,6 @@ def test_the_explanation_says_what_is_emitted_and_how_long_rows_stay() -> None:
 
 
 # --- edits ------------------------------------------------------------------------------------------------------------
-
-
-def changed(before: StreamJoin, after: StreamJoin) -> Comparison:
-    old, new = (signature(job, stored_columns(compile_job(job))) for job in (before, after))
-    return compare(old, new)
 
 
 FEWER = [{"column": name} for name in ("orders.currency", "spent", "row_number")]
