@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from cli.commands import Joinery
-from cli.one_input_jobs import ZERO, after, parsed, resource, row
+from cli.one_input_jobs import ZERO, after, resource, row, why
+from job.chains import parsed
 from joinery_runtime.inspect.state_show import show
 
 
@@ -32,27 +32,21 @@ def test_each_step_has_a_key_of_its_own() -> None:
     assert "rows 2; in the window" in pane
 
 
-def steps_of(tmp_path: Path) -> list[Any]:
-    """The arguments of `joinery why` about the job and the steps of its trace."""
-    job, steps = tmp_path / "job.yaml", tmp_path / "steps.jsonl"
-    written = document()
-    written["spec"]["inputs"][0]["watermark"] = {"explicit": True}
-    job.write_text(json.dumps(written))
-    lines = [{"input": "c", "rows": [row(100, 1), row(101, 1), row(102, 2)]}, {"watermark": {"c": 110}}]
-    steps.write_text("".join(json.dumps(step) + "\n" for step in lines))
-    return ["why", job, "--steps", steps]
+STEPS: list[dict[str, Any]] = [
+    {"input": "c", "rows": [row(100, 1), row(101, 1), row(102, 2)]},
+    {"watermark": {"c": 110}},
+]
 
 
 def test_why_says_that_a_repeat_made_nothing(joinery: Joinery, tmp_path: Path) -> None:
-    repeat, other = (
-        joinery(*steps_of(tmp_path), "--record", f"c:0={offset}").lines[0]["records"][0] for offset in (1, 2)
-    )
+    question = why(tmp_path, document(), STEPS)
+    repeat, other = (joinery(*question, "--record", f"c:0={offset}").lines[0]["records"][0] for offset in (1, 2))
     assert (repeat["made"], repeat["prevented"]) == ([], [])
     assert [change["row"]["rows"] for change in other["made"]] == [2]
     assert [change["row"]["rows"] for change in other["prevented"]] == [1]
 
 
 def test_why_takes_no_key(joinery: Joinery, tmp_path: Path) -> None:
-    ended = joinery(*steps_of(tmp_path), "--key", "k=x")
+    ended = joinery(*why(tmp_path, document(), STEPS), "--key", "k=x")
     assert ended.code != 0
     assert "have keys of their own" in " ".join(ended.err.replace("│", " ").split())

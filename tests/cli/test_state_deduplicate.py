@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cli.commands import Joinery
-from cli.one_input_jobs import ZERO, after, lines_of, parsed, resource, row
+from cli.one_input_jobs import ZERO, after, lines_of, resource, row, why
+from job.chains import parsed
 from joinery_runtime.inspect.state_stats import stats
 from joinery_runtime.job import StreamJoin
 
@@ -60,12 +60,8 @@ STEPS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("question", [["--key", "k=x"], ["--record", "c:0=1"]])
 def test_why_says_which_row_is_a_repeat_and_what_it_made(joinery: Joinery, tmp_path: Path, question: list[str]) -> None:
-    job, steps = tmp_path / "job.yaml", tmp_path / "steps.jsonl"
-    written = document()
-    written["spec"]["inputs"][0]["watermark"] = {"explicit": True}
-    job.write_text(json.dumps(written))
-    steps.write_text("".join(json.dumps(step) + "\n" for step in [*STEPS[:1], {"watermark": {"c": 101}}, *STEPS[1:]]))
-    records = joinery("why", job, "--steps", steps, *question).lines[0]["records"]
+    lines = [*STEPS[:1], {"watermark": {"c": 101}}, *STEPS[1:]]
+    records = joinery(*why(tmp_path, document(), lines), *question).lines[0]["records"]
     made = {record["columns"]["v"]: [found["row"]["v"] for found in record["made"]] for record in records}
     if "--key" in question:
         assert made == {2: [], 1: [1], 4: [], 5: [5]}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cli.commands import Joinery
-from cli.one_input_jobs import ZERO, after, lines_of, parsed, resource, row
+from cli.one_input_jobs import ZERO, after, lines_of, resource, row, why
+from job.chains import parsed
 from joinery_runtime.inspect.state_stats import stats
 from joinery_runtime.job import StreamJoin
 
@@ -58,14 +58,9 @@ def test_stats_say_what_the_next_epoch_emits() -> None:
 
 @pytest.mark.parametrize("question", [["--key", "k=x"], ["--record", "c:0=2"]])
 def test_why_says_which_rows_a_record_made(joinery: Joinery, tmp_path: Path, question: list[str]) -> None:
-    job, steps = tmp_path / "job.yaml", tmp_path / "steps.jsonl"
-    written = document()
-    written["spec"]["inputs"][0]["watermark"] = {"explicit": True}
-    job.write_text(json.dumps(written))
     arrivals = [[row(100, 1), row(101, 5)], [row(102, 9), row(103, 9, "y"), row(111, 2)]]
     lines = [*({"input": "c", "rows": rows} for rows in arrivals), {"watermark": {"c": 200}}]
-    steps.write_text("".join(json.dumps(step) + "\n" for step in lines))
-    records = joinery("why", job, "--steps", steps, *question).lines[0]["records"]
+    records = joinery(*why(tmp_path, document(), lines), *question).lines[0]["records"]
     by_value = {record["columns"]["v"]: record for record in records}
     made, prevented = (
         [(change["row"]["v"], change["row"]["row_number"]) for change in by_value[9][name]]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from cli.commands import Joinery
-from cli.one_input_jobs import ZERO, after, lines_of, parsed, resource, row
+from cli.one_input_jobs import ZERO, after, lines_of, resource, row, why
+from job.chains import parsed
 from joinery_runtime.inspect.state_stats import stats
 from joinery_runtime.job import StreamJoin
 
@@ -42,21 +42,16 @@ def test_stats_say_what_the_next_epoch_emits() -> None:
     assert side["goes"] == f"emits the first 2 rows of windows that end at {ZERO}.112Z or before"
 
 
-def steps_of(tmp_path: Path, rule: dict[str, Any]) -> list[Any]:
-    """The arguments of `joinery why` about a job and the steps of its trace."""
-    job, steps = tmp_path / "job.yaml", tmp_path / "steps.jsonl"
-    written = document(**rule)
-    written["spec"]["inputs"][0]["watermark"] = {"explicit": True}
-    job.write_text(json.dumps(written))
-    arrivals = [[row(100, 1), row(101, 5)], [row(102, 9), row(103, 9, "y"), row(111, 2)]]
-    lines = [*({"input": "c", "rows": rows} for rows in arrivals), {"watermark": {"c": 110}}]
-    steps.write_text("".join(json.dumps(step) + "\n" for step in lines))
-    return ["why", job, "--steps", steps]
+STEPS: list[dict[str, Any]] = [
+    {"input": "c", "rows": [row(100, 1), row(101, 5)]},
+    {"input": "c", "rows": [row(102, 9), row(103, 9, "y"), row(111, 2)]},
+    {"watermark": {"c": 110}},
+]
 
 
 def test_why_says_which_rows_a_record_made(joinery: Joinery, tmp_path: Path) -> None:
     """Without the record, the group of x would have been the second one."""
-    (record,) = joinery(*steps_of(tmp_path, {"by": None}), "--record", "c:0=2").lines[0]["records"]
+    (record,) = joinery(*why(tmp_path, document(by=None), STEPS), "--record", "c:0=2").lines[0]["records"]
     made, prevented = (
         [(change["row"]["k"], change["row"]["total"], change["row"]["row_number"]) for change in record[name]]
         for name in ("made", "prevented")
@@ -66,6 +61,6 @@ def test_why_says_which_rows_a_record_made(joinery: Joinery, tmp_path: Path) -> 
 
 
 def test_why_takes_no_key_because_each_record_may_be_in_each_row(joinery: Joinery, tmp_path: Path) -> None:
-    ended = joinery(*steps_of(tmp_path, {}), "--key", "k=x")
+    ended = joinery(*why(tmp_path, document(), STEPS), "--key", "k=x")
     assert ended.code != 0
     assert "have keys of their own" in " ".join(ended.err.replace("│", " ").split())

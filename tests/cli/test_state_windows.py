@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from cli.one_input_jobs import ZERO, after, parsed, resource, row
+from cli.one_input_jobs import ZERO, after, resource, row
+from job.chains import parsed
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.inspect.state_show import show
 from joinery_runtime.inspect.state_stats import stats
