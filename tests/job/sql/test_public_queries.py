@@ -36,6 +36,7 @@ INPUTS: Mapping[str, Mapping[str, Any]] = DOCUMENT["inputs"]
 QUERIES: Sequence[Mapping[str, Any]] = DOCUMENT["queries"]
 WORKING = [query for query in QUERIES if "truth" in query or "rows" in query]
 REJECTED = [query for query in QUERIES if "rejected" in query]
+FIELDS = {"name", "source", "inputs", "sql", "needs", "truth", "rows", "rejected"}
 LEAST_QUERIES, LEAST_WORKING = 60, 50
 TYPES = {"int64": pa.int64(), "string": pa.string(), "double": pa.float64(), "timestamp": pa.timestamp("ms")}
 
@@ -145,4 +146,6 @@ def test_the_table_is_complete() -> None:
     assert len(QUERIES) >= LEAST_QUERIES
     assert len(WORKING) >= LEAST_WORKING
     assert len({query["name"] for query in QUERIES}) == len(QUERIES)
-    assert all({"name", "source", "inputs", "sql"} <= query.keys() for query in QUERIES)
+    assert all({"name", "source", "inputs", "sql"} <= query.keys() <= FIELDS for query in QUERIES)
+    assert all(query in WORKING or query in REJECTED for query in QUERIES)
+    assert all("rejected" in query for query in QUERIES if "needs" in query)
