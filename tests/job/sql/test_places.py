@@ -17,36 +17,36 @@ GROUPED = "GROUP BY o.order_id, TUMBLE(o.event_time, INTERVAL '1' HOUR)"
 
 
 @pytest.mark.parametrize(
-    ("sql", "messages"),
+    ("sql", "message"),
     [
         (
             f"{JOINED} AND\n  o.amount > s.carrier",
-            ["line 3, column 3, `o.amount > s.carrier`: cannot evaluate 'orders.amount > shipments.carrier'"],
+            "line 3, column 3, `o.amount > s.carrier`: cannot evaluate 'orders.amount > shipments.carrier'",
         ),
         (
             JOINED.replace("ON o.order_id =", "ON o.amount ="),
-            ["line 1, column 53, `o.amount = s.order_id`: key types differ"],
+            "line 1, column 53, `o.amount = s.order_id`: key types differ",
         ),
         (
             f"{JOINED.replace('o.order_id FROM', 'SUM(s.carrier) AS n FROM')} {GROUPED}",
-            ["line 1, column 12, `s.carrier`: sum takes numbers, and column 'shipments.carrier' is string"],
+            "line 1, column 12, `s.carrier`: sum takes numbers, and column 'shipments.carrier' is string",
         ),
         (
             f"{JOINED.replace('o.order_id FROM', 'COUNT(*) AS n FROM')} {GROUPED}\nHAVING COUNT(*) > 'a'",
-            ["line 3, column 8, `COUNT(*) > 'a'`: cannot evaluate \"n > 'a'\""],
+            "line 3, column 8, `COUNT(*) > 'a'`: cannot evaluate \"n > 'a'\"",
         ),
         (
             JOINED.replace("o.order_id FROM", "UPPER(o.amount) AS u FROM"),
-            ["line 1, column 8, `UPPER(o.amount)`: 'UPPER(orders.amount)': its text must be string, found double"],
+            "line 1, column 8, `UPPER(o.amount)`: 'UPPER(orders.amount)': its text must be string, found double",
         ),
     ],
 )
-def test_a_fault_has_its_place(sql: str, messages: list[str]) -> None:
+def test_a_fault_has_its_place(sql: str, message: str) -> None:
     with pytest.raises(JobError) as error:
         compile_job(parse_job(SEED_001.sql(sql), "job.yaml"))
     problems = [problem.message for problem in error.value.problems]
-    assert len(problems) == len(messages)
-    assert all(message in problem for problem, message in zip(problems, messages, strict=True)), problems
+    assert len(problems) == 1
+    assert message in problems[0], problems
 
 
 def test_all_columns_of_one_input_are_told_at_once() -> None:
