@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from joinery_devkit.ksql_cases import job_of
 from joinery_runtime.inspect.trace import run_trace
-from joinery_runtime.job import parse_job
 from joinery_runtime.state.memory import MemoryStore
 
 FOLDER = Path(__file__).parent
@@ -29,11 +29,9 @@ def results() -> list[tuple[str, str]]:
 
 def rows_of(case: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """What our job emits. Windows of Kafka Streams begin in 1970 or later."""
-    spec = case["spec"] | {"output": {"file": {"path": "unused.jsonl"}}, "stateStore": {"memory": {}}}
-    resource = {"apiVersion": "joinery.dev/v1alpha1", "kind": "StreamJoin", "metadata": {"name": "k"}, "spec": spec}
     steps: list[dict[str, Any]] = [{"input": name, "rows": [row]} for name, row in case["rows"]]
     ends = [{"end": True}] if case["ends"] else []
-    lines = run_trace(parse_job(json.dumps(resource), "ksql.yaml"), [*steps, *ends], MemoryStore())
+    lines = run_trace(job_of(case["spec"]), [*steps, *ends], MemoryStore())
     return [row for line in lines for row in line["output"] if row.get("window_start", 0) >= 0]
 
 

@@ -29,7 +29,7 @@ from sqlglot.errors import SqlglotError
 
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.errors import JobError
-from joinery_runtime.job import parse_job
+from joinery_runtime.job import Job, parse_job
 from joinery_runtime.job.model.function_calls import JoinerySql
 
 FILES = (
@@ -435,12 +435,17 @@ def _tree(text: str, inputs: Mapping[str, str], sources: Mapping[str, SourceStre
     return tree
 
 
+def job_of(spec: Mapping[str, Any]) -> Job:
+    """Load our job of a case. Raises JobError."""
+    spec = {**spec, "output": {"file": {"path": "unused.jsonl"}}, "stateStore": {"memory": {}}}
+    resource = {"apiVersion": "joinery.dev/v1alpha1", "kind": "StreamJoin", "metadata": {"name": "k"}, "spec": spec}
+    return parse_job(json.dumps(resource), "ksql.yaml")
+
+
 def _rejected(case: KsqlCase) -> bool:
     """Whether our job of the case is rejected when it is loaded."""
-    spec = case.spec | {"output": {"file": {"path": "unused.jsonl"}}, "stateStore": {"memory": {}}}
-    resource = {"apiVersion": "joinery.dev/v1alpha1", "kind": "StreamJoin", "metadata": {"name": "k"}, "spec": spec}
     try:
-        compile_job(parse_job(json.dumps(resource), case.name))
+        compile_job(job_of(case.spec))
     except JobError:
         return True
     return False
