@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench import joinery_jobs, joins
 from bench.peer import Figures, Peer
-from bench.section import FILES, PARTITIONS, SHARDS, Candidates, Ground, run_all
+from bench.section import FILES, PARTITIONS, SHARDS, Candidates, Ground, epoch_rows, run_all
 from bench.topics import Workload, expected_pairs, produce
 from bench.usage import DRIVER, JAVA, WORKERS
 from joinery_devkit.kafka import KafkaBroker
@@ -117,7 +117,7 @@ def run(work: Path, records: int, names: Sequence[str] | None, runs: int) -> lis
 
 
 def _peer(ground: Ground, slug: str, *, line: Line, setup: joinery_jobs.Setup) -> Peer:
-    epoch = min(_EPOCH_ROWS, ground.rows // _EPOCHS)
+    epoch = epoch_rows(ground.rows, _EPOCH_ROWS, _EPOCHS)
     spec = joins.job_spec(ground.bootstrap)
     if line.co_partitioned:
         spec["joins"] = [step | {"coPartitioned": True, "partitioner": PARTITIONER} for step in spec["joins"]]

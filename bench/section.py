@@ -23,9 +23,10 @@ _BATCH_ROWS = 400_000
 _LEAST_EPOCHS = 5
 
 
-def epoch_rows(rows: int) -> int:
-    """How many rows of all inputs together, which have `rows`, are an epoch of Joinery's."""
-    return min(_EPOCH_ROWS, rows // _LEAST_EPOCHS)
+def epoch_rows(rows: int, most: int = _EPOCH_ROWS, least_epochs: int = _LEAST_EPOCHS) -> int:
+    """Size an epoch of Joinery's, in rows of all inputs together, which have `rows`: `most`, or fewer so that there are
+    `least_epochs`."""
+    return min(most, rows // least_epochs)
 
 
 @dataclass(frozen=True, slots=True)
