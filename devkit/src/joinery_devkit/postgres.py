@@ -8,7 +8,6 @@ import pwd
 import secrets
 import signal
 import subprocess
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator
@@ -25,11 +24,26 @@ from joinery_devkit.kubernetes import packages
 from joinery_devkit.processes import ChildProcess, deadline_after, free_port
 from joinery_runtime.errors import EnvironmentProblem
 
-_START_SECONDS = 30.0
+_START_SECONDS, _POOLER_SECONDS = 30.0, 60.0
 _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.05
 _USER = "postgres"
 _HBA_RULES = "local all all trust\nhost all all 0.0.0.0/0 scram-sha-256\n"
+_POOLER_SETTINGS = """
+[databases]
+* = host={host} port={port} user={user}
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {listen}
+unix_socket_dir =
+auth_type = any
+server_login_retry = 1
+pool_mode = transaction
+default_pool_size = {servers}
+max_client_conn = 100
+server_round_robin = 1
+"""
+_SERVER_DEFAULTS = {"host": "127.0.0.1", "port": "5432", "user": "postgres"}
 
 
 @contextmanager
@@ -39,7 +53,7 @@ def postgres_at(host: str) -> Iterator[str]:
     Its data is removed at the end of the block, and it ends with this process. Raises EnvironmentProblem if it does not
     start.
     """
-    with tempfile.TemporaryDirectory(prefix="joinery-postgres-") as directory:
+    with TemporaryDirectory(prefix="joinery-postgres-") as directory:
         data = Path(directory) / "data"
         server = _server_package().get_server(data, cleanup_mode=None, start=False)
         server.ensure_pgdata_inited()
@@ -47,7 +61,9 @@ def postgres_at(host: str) -> Iterator[str]:
         port, password = free_port(), secrets.token_urlsafe(18)
         process = ChildProcess(_server_command(server, host, port), Path(directory) / "log")
         try:
-            _set_password(process, f"host={data} port={port} user={_USER} dbname={_USER}", password)
+            dsn = f"host={data} port={port} user={_USER} dbname={_USER}"
+            with _connect(process, dsn, _START_SECONDS, "The tests' Postgres") as connection:
+                connection.execute(f"ALTER ROLE {_USER} PASSWORD '{password}'")
             yield f"postgresql://{_USER}:{password}@{host}:{port}/{_USER}"
         finally:
             _stop_server(process)
@@ -69,17 +85,16 @@ def _server_command(server: Any, host: str, port: int) -> list[str]:
     return command if user is None else ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *command]
 
 
-def _set_password(process: ChildProcess, dsn: str, password: str) -> None:
-    deadline = time.monotonic() + _START_SECONDS
+def _connect(process: ChildProcess, dsn: str, seconds: float, server: str) -> psycopg.Connection:
+    """Connect to a server that has just been started, within these seconds. Raises EnvironmentProblem."""
+    deadline = deadline_after(seconds)
     while True:
         try:
-            with psycopg.connect(dsn) as connection:
-                connection.execute(f"ALTER ROLE {_USER} PASSWORD '{password}'")
-            return
+            return psycopg.connect(dsn)
         except psycopg.OperationalError as error:
             if not process.running() or time.monotonic() > deadline:
                 raise EnvironmentProblem(
-                    "The tests' Postgres does not start", facts=f"its last words:\n{process.log_tail()}"
+                    f"{server} does not start", facts=f"{error}; its last words:\n{process.log_tail()}"
                 ) from error
             time.sleep(_POLL_SECONDS)
 
@@ -90,24 +105,6 @@ def _stop_server(process: ChildProcess) -> None:
         with suppress(subprocess.TimeoutExpired):
             process.wait(_STOP_SECONDS)
     process.stop()
-
-
-_POOLER_SECONDS = 60.0
-
-_POOLER_SETTINGS = """
-[databases]
-* = host={host} port={port} user={user}
-[pgbouncer]
-listen_addr = 127.0.0.1
-listen_port = {listen}
-unix_socket_dir =
-auth_type = any
-server_login_retry = 1
-pool_mode = transaction
-default_pool_size = {servers}
-max_client_conn = 100
-server_round_robin = 1
-"""
 
 
 @contextmanager
@@ -129,22 +126,7 @@ def pooled(dsn: str, servers: int = 3) -> Iterator[str]:
         process = ChildProcess(command, Path(folder) / "log")
         try:
             address = make_conninfo(dsn, host="127.0.0.1", port=listen)
-            _wait_for_pooler(process, address)
+            _connect(process, address, _POOLER_SECONDS, "pgbouncer").close()
             yield address
         finally:
             process.stop()
-
-
-_SERVER_DEFAULTS = {"host": "127.0.0.1", "port": "5432", "user": "postgres"}
-
-
-def _wait_for_pooler(process: ChildProcess, address: str) -> None:
-    deadline = deadline_after(_POOLER_SECONDS)
-    while True:
-        try:
-            psycopg.connect(address).close()
-            return
-        except psycopg.OperationalError as error:
-            if not process.running() or time.monotonic() > deadline:
-                raise EnvironmentProblem("pgbouncer does not start", facts=f"{error}; {process.log_tail()}") from error
-        time.sleep(0.05)
