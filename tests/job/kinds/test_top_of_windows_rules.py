@@ -96,6 +96,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     (document_of(orderBy=None), "spec.topN.orderBy", "which rows come first"),
     (document_of(window=HOUR), "spec.topN.window", "are in windows already"),
     (document_of(of="orders"), "spec.topN.of", "aggregate.window.of"),
+    (document_of(of="drop"), "spec.topN.of", "aggregate.window.of"),
     (document_of(allowedLateness="1m"), "spec.topN.allowedLateness", "write aggregate.allowedLateness"),
     (document_of(lateData="dlq", spec=DEAD), "spec.topN.lateData", "lateData: dlq in aggregate"),
     (document_of(by=["currensy"]), "spec.topN.by[0]", "did you mean 'currency'"),

@@ -242,7 +242,8 @@ def _top_of_windows(aggregate: GroupedDraft) -> Iterator[Finding]:
     data, at = aggregate.data, ("spec", TopN.field)
     for name, text in TopN.of_windows.items():
         value = dig(data, *at, name)
-        if value is not None and value != "drop" and (name != "allowedLateness" or milliseconds(value) != 0):
+        is_zero = name == "allowedLateness" and milliseconds(value) == 0
+        if value is not None and not is_zero and (name, value) != ("lateData", "drop"):
             yield (*at, name), text
     for source in changelog_sources(data, _AT):
         yield (*_AT, source.field), f"{source.facts}, {STAYS.format(todo=source.todo)}"
@@ -253,11 +254,11 @@ def _top_of_windows(aggregate: GroupedDraft) -> Iterator[Finding]:
         facts = f"topN numbers the rows, and {ROW_NUMBER!r} is already a column of the aggregate (rule R6)"
         yield at, f"{facts}; give that column another name, with `as` or `compute`"
     yield from _ranked_keys((*at, "by"), aggregate, columns, "columns are")
+    lists = aggregate.lists_of_rows
     for i, item in enumerate(items(data, *at, "orderBy")):
         text = dig(item, "expression")
         if isinstance(text, str):
             written_at = (*at, "orderBy", i, "expression")
-            lists = aggregate.lists_of_rows
             yield from expression_of_windows(written_at, text, "expression", columns, aggregate.row_words, lists=lists)
 
 
