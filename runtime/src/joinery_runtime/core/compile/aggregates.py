@@ -3,7 +3,8 @@ a `SessionWindow`, or the last steps of a `StreamJoin`. Also the step that ranks
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -123,7 +124,8 @@ def aggregate_steps(
     of the last aggregate. `input_filter` is that of an only input."""
     then, following, top = aggregation.then, aggregation.next, job.top_of_windows
     order = () if top is None else _order_of_windows(job, top)
-    read = None if top is None else _read_by(job, top, order)
+    last = following or aggregation
+    read = None if top is None else _read_by(job, top, order, last)
     read_of_first = read if following is None else _aggregated_columns(following)
     error = error_of_aggregate(job)
     compiler = AggregateCompiler(job, aggregation, rows, error, read_next=read_of_first)
@@ -133,7 +135,7 @@ def aggregate_steps(
         second = AggregateCompiler(job, following, handed_on, error, same_windows=then.same_windows, read_next=read)
         steps.append(second.step(number + 1))
     if top is not None:
-        steps.append(_top_step(job, top, order, _handed_on(steps[-1], rows), number + len(steps)))
+        steps.append(_top_step(job, top, order, last, _handed_on(steps[-1], rows), number + len(steps)))
     return tuple(steps)
 
 
@@ -162,32 +164,32 @@ def _order_of_windows(job: StreamJoin, top: TopN) -> tuple[Expression, ...]:
     """What the rows of an aggregate are ranked by."""
     order = []
     for path, text in top.expressions.items():
-        try:
+        with errors_at(job, f"spec.{top.field}.{path}"):
             order.append(parse_expression(text))
-        except ExpressionError as problem:
-            raise error_at(job, f"spec.{top.field}.{path}", str(problem)) from problem
     return tuple(order)
 
 
-def _read_by(job: StreamJoin, top: TopN, order: Sequence[Expression]) -> Collection[str]:
-    """The columns of an aggregate's rows that they are ranked by, or that the job emits. The times of their windows,
+def _read_by(job: StreamJoin, top: TopN, order: Sequence[Expression], aggregation: Aggregation) -> Collection[str]:
+    """The columns of the aggregation's rows that they are ranked by, or that the job emits. The times of their windows,
     which the step knows, are among them only if rows are ranked by these."""
-    aggregation = job.last_aggregation
-    assert aggregation is not None, "the rows are those of an aggregate"
     names = {column: name for name, column in aggregation.columns_by_name.items()}
     emitted = {column.step_column or "" for column in job.output_columns} - {*RANK_COLUMNS}
     return {*top.keys, *(ref.column for key in order for ref in key.columns), *(names[column] for column in emitted)}
 
 
-def _top_step(job: StreamJoin, top: TopN, order: tuple[Expression, ...], rows: AggregatedRows, number: int) -> StepSpec:
-    """The step that emits the first of an aggregate's `rows` of each key and window (R6)."""
-    aggregation, schema = job.last_aggregation, rows.schema
-    assert aggregation is not None, "the rows are those of an aggregate"
+def _top_step(
+    job: StreamJoin,
+    top: TopN,
+    order: tuple[Expression, ...],
+    aggregation: Aggregation,
+    rows: AggregatedRows,
+    number: int,
+) -> StepSpec:
+    """The step that emits the first of an aggregation's `rows` of each key and window (R6)."""
+    schema = rows.schema
     for (path, _), expression in zip(top.expressions.items(), order, strict=True):
-        try:
+        with errors_at(job, f"spec.{top.field}.{path}"):
             column_type(expression, {"": schema})
-        except ExpressionError as problem:
-            raise error_at(job, f"spec.{top.field}.{path}", str(problem)) from problem
     intake = Intake(
         schema=schema,
         event_time=rows.event_time,
@@ -220,6 +222,15 @@ def error_of_aggregate(job: StreamJoin, prefix: str = "") -> ToError:
 def error_at(job: StreamJoin, path: str, message: str) -> JobError:
     """Makes the error of a field, or of the SQL that stands for it."""
     return JobError(job.name, [Problem(path if job.spec.sql is None else SQL_PATH, message)])
+
+
+@contextmanager
+def errors_at(job: StreamJoin, path: str) -> Iterator[None]:
+    """Makes an error of an expression that of the field at `path`, or of the SQL that stands for it."""
+    try:
+        yield
+    except ExpressionError as problem:
+        raise error_at(job, path, str(problem)) from problem
 
 
 class AggregateCompiler:

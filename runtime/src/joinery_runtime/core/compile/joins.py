@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 
 import pyarrow as pa
 
 from joinery_runtime.core.aggregates import condition_column
-from joinery_runtime.core.compile.aggregates import AggregatedRows, aggregate_steps, error_at, ranking_kinds
+from joinery_runtime.core.compile.aggregates import AggregatedRows, aggregate_steps, errors_at, ranking_kinds
 from joinery_runtime.core.compile.matching import KeyCompiler, deciding_side, move_conditions
 from joinery_runtime.core.compile.only_input import computed_column, input_filter
 from joinery_runtime.core.kinds.base import Join, find_kinds
@@ -25,7 +25,6 @@ from joinery_runtime.core.pipeline.expression import (
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, Intake, OutputColumn, Placement, SideSpec, part_name
 from joinery_runtime.core.pipeline.spec import Emits, InputSpec, Pipeline, StepSpec
 from joinery_runtime.core.table.columns import arrow_schema, arrow_type
-from joinery_runtime.errors import ExpressionError
 from joinery_runtime.job import JoinStep, Reference, StreamJoin
 from joinery_runtime.job.kinds.aggregate.model import Aggregation
 from joinery_runtime.job.kinds.base import part_behind
@@ -89,6 +88,7 @@ class JoinCompiler:
         self._schemas = {name: self._keys.schema_of(name) for name in self._declared}
         times = [pa.field(name, arrow_type(job.window_times)) for name in WINDOW_COLUMNS] if job.windowed else []
         self._windows = {"": pa.schema(times)} if times else {}
+        self._readable = {**self._declared, **self._windows}
         self._output = self._outputs()
         self._ranked_by = self._ranking_expressions()
         written = [self._written_conditions(number, step) for number, step in enumerate(job.joins)]
@@ -400,8 +400,7 @@ class JoinCompiler:
                 )
             else:
                 path = f"spec.select[{number}].expression"
-                schemas = {**self._declared, **self._windows}
-                expression, kind = computed_column(self._job, path, column.expression or "", schemas)
+                expression, kind = computed_column(self._job, path, column.expression or "", self._readable)
                 outputs.append(_Output(column.name, kind, expression=expression))
         return outputs
 
@@ -414,20 +413,16 @@ class JoinCompiler:
     def _written_filters(self, number: int, step: JoinStep) -> list[Expression]:
         if step.filter is None:
             return []
-        made_of = self._job.left_inputs(number + 1)
         is_windowed = any(before.matching.windowed for before in self._job.joins[: number + 1])
-        windows = self._windows if is_windowed else {}
-        return conjuncts(self._predicate(f"spec.joins[{number}].filter", step.filter, made_of, windows))
+        made_of = (*self._job.left_inputs(number + 1), *(self._windows if is_windowed else ()))
+        return conjuncts(self._predicate(f"spec.joins[{number}].filter", step.filter, made_of))
 
-    def _predicate(
-        self, path: str, text: str, inputs: Sequence[str], windows: Mapping[str, pa.Schema] | None = None
-    ) -> Expression:
-        try:
+    def _predicate(self, path: str, text: str, inputs: Sequence[str]) -> Expression:
+        """Read a condition over the columns of inputs, and of the windows, which are those of the input ""."""
+        with errors_at(self._job, path):
             expression = parse_expression(text)
-            check_predicate(expression, {**{name: self._declared[name] for name in inputs}, **(windows or {})})
-        except ExpressionError as error:
-            raise error_at(self._job, path, str(error)) from error
-        return expression
+            check_predicate(expression, {name: self._readable[name] for name in inputs})
+            return expression
 
 
 def _ref(reference: Reference) -> ColumnRef:

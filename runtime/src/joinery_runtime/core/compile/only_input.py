@@ -8,8 +8,8 @@ import pyarrow as pa
 from joinery_runtime.core.compile.aggregates import (
     SQL_PATH,
     aggregate_steps,
-    error_at,
     error_of_aggregate,
+    errors_at,
     rows_of_input,
 )
 from joinery_runtime.core.kinds.projection import RecordProjection
@@ -41,11 +41,9 @@ def computed_column(
 ) -> tuple[Expression, pa.DataType]:
     """An expression over the columns of inputs, with its type. Raises JobError naming the field at `path`, or the
     SQL."""
-    try:
+    with errors_at(job, path):
         expression = parse_expression(text)
         return expression, column_type(expression, schemas)
-    except ExpressionError as error:
-        raise error_at(job, path, str(error)) from error
 
 
 def input_filter(job: StreamJoin, name: str) -> Expression | None:

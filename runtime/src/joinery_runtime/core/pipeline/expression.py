@@ -14,7 +14,7 @@ failures):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,7 +28,7 @@ from joinery_runtime.core.pipeline.functions import called, is_declared, with_un
 from joinery_runtime.core.pipeline.operators import Value, boolean, to_array, type_text
 from joinery_runtime.core.table.columns import type_name
 from joinery_runtime.errors import ExpressionError
-from joinery_runtime.job.model.expression_tree import parse_tree, shown
+from joinery_runtime.job.model.expression_tree import parse_tree, shown, split_ands
 from joinery_runtime.job.model.function_calls import call_of
 
 
@@ -162,7 +162,7 @@ def parts_of_one_input(expression: Expression, name: str) -> list[Expression]:
 
 def conjuncts(expression: Expression) -> list[Expression]:
     """The ANDed parts of a predicate."""
-    return [_expression(part, part.sql()) for part in _flatten_and(expression.node)]
+    return [_expression(part, part.sql()) for part in split_ands(expression.node)]
 
 
 def conjunction(parts: list[Expression]) -> Expression | None:
@@ -189,15 +189,6 @@ def with_columns(expression: Expression, names: Mapping[str, str]) -> Expression
 def _expression(node: exp.Expr, text: str) -> Expression:
     refs = frozenset(ColumnRef(column.table, column.name) for column in node.find_all(exp.Column))
     return Expression(text, node, refs)
-
-
-def _flatten_and(node: exp.Expr) -> Iterator[exp.Expr]:
-    node = node.unnest()
-    if isinstance(node, exp.And):
-        yield from _flatten_and(node.this)
-        yield from _flatten_and(node.expression)
-    else:
-        yield node
 
 
 def _check_column(ref: ColumnRef, schemas: dict[str, pa.Schema], text: str) -> None:
