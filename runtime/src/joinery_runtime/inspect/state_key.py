@@ -49,7 +49,7 @@ def keys_of(
             facts="it keeps no rows, because each record makes its row by itself",
             todo="`joinery why --record` tells what became of a record",
         )
-    if isinstance(job, StreamJoin) and len(job.behind_joins) > 1:
+    if isinstance(job, StreamJoin) and sum(len(step.sides) == 1 for step in pipeline.steps) > 1:
         return _of_steps_behind_joins(job, pipeline, texts, number)
     if not isinstance(job, StreamJoin) or not job.joins:
         return [group_key(job, pipeline.last, texts, number)]
@@ -69,7 +69,7 @@ def _of_steps_behind_joins(
     if number == last.number + 1:
         return keys
     try:
-        return [*keys_of(job.without_last, replace(pipeline, steps=tuple(before)), texts, number), *keys]
+        return [*keys_of(job, replace(pipeline, steps=tuple(before)), texts, number), *keys]
     except JoineryError:
         if not keys:
             raise

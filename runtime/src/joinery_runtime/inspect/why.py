@@ -269,10 +269,7 @@ def explain_records(
 
 def _is_regrouped(job: Job) -> bool:
     """Whether the last step groups the rows of the step before it by a key of its own."""
-    if not isinstance(job, StreamJoin):
-        return False
-    behind_joins = bool(job.joins) and (job.aggregation is not None or job.ranking is not None)
-    return behind_joins or len(job.behind_joins) > 1
+    return isinstance(job, StreamJoin) and len(job.behind_joins) > (0 if job.joins else 1)
 
 
 def _steps_of(job: Job, pipeline: Pipeline, texts: Sequence[str], co_partitions: int) -> list[StepKey]:

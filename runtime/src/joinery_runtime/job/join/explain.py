@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from joinery_runtime.job.join.steps import JoinStep, part_names
 from joinery_runtime.job.join.stream_join import StreamJoin, stored_type
 from joinery_runtime.job.kinds.aggregate.model import Aggregation
-from joinery_runtime.job.kinds.base import Chain, StepWords, part_behind
+from joinery_runtime.job.kinds.base import Chain, StepWords
 from joinery_runtime.job.kinds.ranking import RankingKind, TopN
 from joinery_runtime.job.kinds.session.explain import Aggregated, aggregate_plan
 from joinery_runtime.job.model.duration import format_duration
@@ -22,9 +22,9 @@ from joinery_runtime.job.model.wording import listed
 def step_plans(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> tuple[StepPlan, ...]:
     """The plans of the steps. `stored` names the columns that segments keep, per part of the state."""
     behind = [
-        _ranking_plan(job, step, number, stored[part])
+        _ranking_plan(job, step, number, part, stored[part])
         if isinstance(step, RankingKind)
-        else _aggregate_plan(job, step, number)
+        else _aggregate_plan(job, step, number, part)
         for number, (part, step) in enumerate(job.behind_joins.items(), start=len(job.joins))
     ]
     if not job.joins and not behind:
@@ -40,8 +40,9 @@ def _projection_plan(job: StreamJoin) -> StepPlan:
     return StepPlan(f"projection of {side.name}", (*lines, ("late rows", late)), (), "")
 
 
-def _ranking_plan(job: StreamJoin, ranking: RankingKind, number: int, stored: Sequence[str]) -> StepPlan:
-    """The plan of step `number` (0 is the first), which emits some of the rows of the step before."""
+def _ranking_plan(job: StreamJoin, ranking: RankingKind, number: int, part: str, stored: Sequence[str]) -> StepPlan:
+    """The plan of step `number` (0 is the first), which emits some of the rows of the step before. The `part` of the
+    state keeps the columns `stored`."""
     read = _rows_before(job, number)
     time = job.aggregated_time if read.of_windows else job.ranked_time
     watermark = _watermark(time, number)
@@ -60,7 +61,7 @@ def _ranking_plan(job: StreamJoin, ranking: RankingKind, number: int, stored: Se
     )
     widths = {name: BYTES[kind.name] for name, kind in read.types.items()}
     side = SidePlan(
-        part=part_behind(ranking.field, number),
+        part=part,
         rows_of=read.words,
         kept_until=f"{watermark} {ranking.kept_text} + {lateness}",
         kept_for_ms=ranking.kept_for + ranking.allowed_lateness + _lag(job, time, number),
@@ -69,7 +70,7 @@ def _ranking_plan(job: StreamJoin, ranking: RankingKind, number: int, stored: Se
     return StepPlan(f"{ranking.title} of {read.words}", lines, (side,), ranking.shorter)
 
 
-def _aggregate_plan(job: StreamJoin, aggregation: Aggregation, number: int) -> StepPlan:
+def _aggregate_plan(job: StreamJoin, aggregation: Aggregation, number: int, part: str) -> StepPlan:
     """The plan of step `number` (0 is the first), which aggregates the rows of the step before."""
     time, read = job.aggregated_time, _rows_before(job, number)
     then = job.aggregation.then if job.aggregation is not None and read.of_windows else None
@@ -79,7 +80,7 @@ def _aggregate_plan(job: StreamJoin, aggregation: Aggregation, number: int) -> S
         watermark=_watermark(time, number),
         lag=_lag(job, time, number),
         types=read.types,
-        part=part_behind(aggregation.field, number),
+        part=part,
         from_steps=number > 0 and not read.of_windows,
         never_late=read.never_late,
         of_windows=read.of_windows,
@@ -100,7 +101,7 @@ class _RowsBefore:
 
 
 def _rows_before(job: StreamJoin, number: int) -> _RowsBefore:
-    before = [step for _, step in _steps_before(job, number)]
+    before = _steps_before(job, number)
     if before and isinstance(before[-1], Aggregation):
         words = f"{before[-1].form.rows} of step {number}"
         return _RowsBefore(words, {}, of_windows=True, never_late="a window is emitted once")
@@ -110,9 +111,9 @@ def _rows_before(job: StreamJoin, number: int) -> _RowsBefore:
     return _RowsBefore(joined, job.aggregated_types)
 
 
-def _steps_before(job: StreamJoin, number: int) -> list[tuple[str, RankingKind | Aggregation]]:
-    """The steps behind the joins and before step `number`, with their parts."""
-    return list(job.behind_joins.items())[: number - len(job.joins)]
+def _steps_before(job: StreamJoin, number: int) -> list[RankingKind | Aggregation]:
+    """The steps behind the joins and before step `number`."""
+    return list(job.behind_joins.values())[: number - len(job.joins)]
 
 
 def _watermark(time: str, number: int) -> str:
@@ -125,7 +126,7 @@ def _lag(job: StreamJoin, time: str, number: int) -> int:
     joined = _chain(job).lag[time] if job.joins else job.input(time).watermark.delay
     return joined + sum(
         step.allowed_lateness + (step.waits_for if isinstance(step, RankingKind) else 0)
-        for _, step in _steps_before(job, number)
+        for step in _steps_before(job, number)
     )
 
 

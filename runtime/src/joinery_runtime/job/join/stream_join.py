@@ -188,18 +188,6 @@ class StreamJoin(Job):
         return tuple(aggregation for aggregation in (self.aggregation, following) if aggregation is not None)
 
     @property
-    def without_last(self) -> Self:
-        """The job without its last step, which is behind the joins as one before it is."""
-        fields = {**self.without_sql, "select": None, "sql": None}
-        if self.top_of_windows is not None:
-            fields["top_n"] = None
-        elif self.aggregation is not None and self.aggregation.then is not None:
-            fields["aggregate"] = self.aggregation.model_copy(update={"then": None})
-        else:
-            fields["aggregate"] = None
-        return self.model_copy(update={"spec": self.spec.model_copy(update=fields)})
-
-    @property
     def last_aggregation(self) -> Aggregation | None:
         """What makes the rows that are emitted, or those that `topN` ranks: `aggregate.then`, else `aggregate`."""
         return self.aggregations[-1] if self.aggregations else None
@@ -279,7 +267,7 @@ class StreamJoin(Job):
             "select": self.select,
             "inputs": inputs,
             "aggregate": self.aggregation,
-            "deduplicate": self.ranking if isinstance(self.ranking, Deduplication) else None,
+            "deduplicate": self._ranking_of(Deduplication),
             "top_n": self._ranking_of(TopN),
         }
 
@@ -594,8 +582,9 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
     beside = next((kind.field for kind in reversed(RANKING_KINDS) if spec.get(kind.field) is not None), None)
     translation = translate(sql, tuple(tables), declared_names(), beside) if tables_known else None
     problems = translation.problems if translation is not None else check_shape(sql)
-    union = input_rules.one_input_of(draft.inputs) or UNION
-    yield from ((_SQL, problem.replace(UNION, union)) for problem in problems)
+    if problems:
+        union = input_rules.one_input_of(draft.inputs) or UNION
+        yield from ((_SQL, problem.replace(UNION, union)) for problem in problems)
     rest = {name: value for name, value in spec.items() if name not in _FROM_SQL}
     ranking = translation.ranking if translation is not None else None
     if translation is not None and not problems:
