@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from sqlglot import exp
-from sqlglot.errors import SqlglotError
 
 from joinery_runtime.job.join.steps import STEP_KINDS
 from joinery_runtime.job.kinds.ranking import RANKING_KINDS, RankingKind
@@ -14,6 +13,7 @@ from joinery_runtime.job.model.draft import (
     Finding,
     JobDraft,
     Loc,
+    checked_tree,
     dig,
     exactly_one,
     items,
@@ -21,8 +21,6 @@ from joinery_runtime.job.model.draft import (
     repeats,
     unknown_column,
 )
-from joinery_runtime.job.model.expression_tree import parse_tree, shown
-from joinery_runtime.job.model.function_calls import wrong_calls
 from joinery_runtime.job.model.output_rules import outputs, row_columns, unknown_columns
 from joinery_runtime.job.model.references import (
     POSTGRES_NAME_BYTES,
@@ -60,13 +58,9 @@ def _column(at: Loc, text: Any, draft: JobDraft) -> Iterator[Finding]:
 
 def check_expression(at: Loc, text: str, draft: JobDraft) -> Iterator[Finding]:
     """Check the columns of an expression and its calls of functions. The core checks its type."""
-    try:
-        tree = parse_tree(text)
-    except SqlglotError as error:
-        yield at, f"{shown(text)} is not an SQL expression: {str(error).strip().splitlines()[0]}"
+    tree = yield from checked_tree(at, text, "expression")
+    if tree is None:
         return
-    for call, reason in wrong_calls(tree):
-        yield at, f"{call.sql()!r}: {reason}"
     for column in tree.find_all(exp.Column):
         if not column.table and column.name in WINDOW_COLUMNS and _is_windowed(draft) and not _rankings(draft):
             continue

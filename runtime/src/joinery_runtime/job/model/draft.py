@@ -6,13 +6,17 @@ Rules run on raw data, not on models, so that a mistake in one place does not hi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
 
 from joinery_runtime.job.model.base import EpochMs, TypeField
+from joinery_runtime.job.model.expression_tree import parse_tree, shown
+from joinery_runtime.job.model.function_calls import wrong_calls
 from joinery_runtime.job.model.references import EXISTENCE, Reference, parse_reference
 from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import listed, suggestion
@@ -231,3 +235,15 @@ def no_key(column: str, types: Mapping[str, ColumnType | None]) -> str | None:
     if kind is None or kind.name != "json":
         return None
     return f"column {column!r} is json: equal values may have different texts. Take a part of it, by its path"
+
+
+def checked_tree(at: Loc, text: str, kind: str) -> Generator[Finding, None, exp.Expr | None]:
+    """Parse an SQL `kind` (condition or expression), and find calls that are wrong; None if it is not SQL."""
+    try:
+        tree = parse_tree(text)
+    except SqlglotError as error:
+        yield at, f"{shown(text)} is not an SQL {kind}: {str(error).strip().splitlines()[0]}"
+        return None
+    for call, reason in wrong_calls(tree):
+        yield at, f"{call.sql()!r}: {reason}"
+    return tree

@@ -228,5 +228,5 @@ def _of_number(number: Value, unit_ms: int) -> Value:
     """The times so many units after 1970, cut to milliseconds."""
     ms = pc.floor(pc.multiply(pc.fill_null(number, 0.0), float(unit_ms)))
     is_time = pc.and_(pc.is_finite(ms), pc.less(pc.abs(ms), 1e15))  # years 1 to 9999 are within
-    (whole,) = ms_of(pc.if_else(is_time, ms, 0.0).cast(pa.int64()))
-    return timestamps(whole, np.asarray(is_time))
+    (cut_ms,) = ms_of(pc.if_else(is_time, ms, 0.0).cast(pa.int64()))
+    return timestamps(cut_ms, np.asarray(is_time))

@@ -184,6 +184,7 @@ TIMES.define(
     example="DAYOFWEEK(DATE '2024-07-01')",
     result="2",
 )(lambda time, zone=None: pa.array((_weekday(local_ms(time, zone)) + 1) % 7 + 1, pa.int64()))
+
 # --- rounding ---------------------------------------------------------------------------------------------------------
 
 
@@ -242,7 +243,7 @@ TIMES.define(
     fails=True,
 )
 def _date_bin(width: Any, time: Value, origin: Any = None) -> Value:
-    return _range_start(width, time, 0 if origin is None else round(origin.timestamp() * 1000))
+    return _range_start(width, time, origin, 0)
 
 
 @TIMES.define(
@@ -257,10 +258,12 @@ def _date_bin(width: Any, time: Value, origin: Any = None) -> Value:
     fails=True,
 )
 def _time_bucket(width: Any, time: Value, origin: Any = None) -> Value:
-    return _range_start(width, time, BUCKETS_START_MS if origin is None else round(origin.timestamp() * 1000))
+    return _range_start(width, time, origin, BUCKETS_START_MS)
 
 
-def _range_start(width: Any, time: Value, first: int) -> Value:
+def _range_start(width: Any, time: Value, origin: Any, usual_ms: int) -> Value:
+    """The start of the range that holds the time. One starts at the `origin` (None: `usual_ms` after 1970)."""
+    first = usual_ms if origin is None else round(origin.timestamp() * 1000)
     step = round(width.total_seconds() * 1000)
     if step <= 0:
         raise pa.ArrowTypeError("its width must be more than nothing")

@@ -8,20 +8,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from sqlglot import exp
-from sqlglot.errors import SqlglotError
 
-from joinery_runtime.job.model.draft import Finding, Loc
-from joinery_runtime.job.model.expression_tree import parse_tree, shown
-from joinery_runtime.job.model.function_calls import call_of, declared_names, wrong_calls
+from joinery_runtime.job.model.draft import Finding, Loc, checked_tree
+from joinery_runtime.job.model.function_calls import call_of, declared_names
 from joinery_runtime.job.model.wording import listed, suggestion
 
 LIST_MAKER = "array_agg"
 COLUMN_READERS = frozenset({"min", "max", LIST_MAKER})
 """The functions that would take the text of a list: they order it, or make it an element of a list of texts."""
-_JSON_READERS = frozenset(
-    {"JSON_VALUE", "GET_JSON_OBJECT", "JSON_EXTRACT_STRING", "JSON_EXTRACT_SCALAR", "EXTRACTJSONFIELD"}
-    | {"JSON_VALID", "IS_JSON"}
-)
+_JSON_READERS = frozenset({"JSON_VALUE", "JSON_VALID"})  # the parser has put them in place of their synonyms
 
 
 def expression_of_windows(
@@ -37,13 +32,9 @@ def expression_of_windows(
     """Check an SQL `kind` (condition or expression) over the `columns` of windows or sessions, which are called
     `row_words` (None: unknown): its syntax, its calls, its names, and how it reads `lists`. Columns of the input `own`
     may have its name before them."""
-    try:
-        tree = parse_tree(text)
-    except SqlglotError as error:
-        yield at, f"{shown(text)} is not an SQL {kind}: {str(error).strip().splitlines()[0]}"
+    tree = yield from checked_tree(at, text, kind)
+    if tree is None:
         return
-    for call, reason in wrong_calls(tree):
-        yield at, f"{call.sql()!r}: {reason}"
     for aggregate in tree.find_all(exp.AggFunc):
         yield at, f"{aggregate.sql()!r} is an aggregate; add it to `aggregates`, and write its `as` here"
     yield from lists_as_texts(at, tree, lists)

@@ -291,8 +291,10 @@ def _conditions_of_outputs(draft: GroupedDraft) -> Iterator[Finding]:
 
 def _lists_of_outputs(draft: GroupedDraft) -> Iterator[Finding]:
     """Reject conditions of outputs that read a list as a text."""
-    columns = _row_columns(draft)
-    lists = [name for name, column in (columns or {}).items() if column in draft.lists_of_rows]
+    of_rows = draft.lists_of_rows
+    lists = [name for name, column in (_row_columns(draft) or {}).items() if column in of_rows]
+    if not lists:
+        return
     for at, output in output_rules.outputs(draft.data):
         text = output.get("when")
         with suppress(SqlglotError):  # which is reported when the output is compiled
