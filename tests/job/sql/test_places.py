@@ -8,6 +8,7 @@ from job.sql_jobs import SEED_001
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import parse_job
+from joinery_runtime.job.sql import placed
 
 JOINED = (
     "SELECT o.order_id FROM orders o JOIN shipments s ON o.order_id = s.order_id\n"
@@ -57,3 +58,9 @@ def test_all_columns_of_one_input_are_told_at_once() -> None:
     first, second = (problem.message for problem in error.value.problems)
     assert first.startswith("line 1, column 8, `UPPER(amount)`: ")
     assert second.startswith("line 2, column 3, `LENGTH(amount)`: ")
+
+
+@pytest.mark.parametrize("quoted", [r"'\xZZ'", "'a\nb'"])
+def test_a_message_with_quotes_of_its_own_stays_as_it_is(quoted: str) -> None:
+    message = f"the pattern {quoted} is wrong"
+    assert placed(message, JOINED) == message

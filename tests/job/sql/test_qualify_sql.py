@@ -62,6 +62,7 @@ BAD: list[tuple[str, Any, str, str]] = [
     (FIRST.replace("ROW_NUMBER()", "ROW_NUMBER(amount)"), WITHIN, "spec.sql", "takes no argument"),
     (FIRST.replace("orders.ts", "orders.amount"), WITHIN, "spec.sql", "by event time; write ORDER BY orders.ts, or"),
     (FIRST.replace("PARTITION BY orders.id ", ""), WITHIN, "spec.sql", "name the key in PARTITION BY"),
+    (FIRST.replace(" ORDER BY orders.ts", ""), WITHIN, "spec.sql", "nothing says which row comes first"),
     (FIRST.replace("BY orders.id", "BY id, TUMBLE(ts, INTERVAL '1' HOUR)"), WITHIN, "spec.sql", "leave the window out"),
     (FIRST.replace("orders.id", "orders.di"), WITHIN, "spec.sql", "'orders' has no column 'di'"),
     ("amount > 1", WITHIN, "spec.sql", "by its number and the columns of PARTITION BY"),

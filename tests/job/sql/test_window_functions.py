@@ -233,6 +233,19 @@ def test_the_job_is_that_of_the_fields() -> None:
             "SELECT DATE_TRUNC('hour', ts) AS country, COUNT(*) AS n FROM orders GROUP BY country",
             "or another alias",
         ),
+        (
+            "SELECT DATE_TRUNC('hour', ts) AS country, COUNT(*) AS n FROM (SELECT * FROM orders) q GROUP BY country",
+            "or another alias",
+        ),
+        (
+            "WITH q AS (SELECT * FROM orders) SELECT DATE_TRUNC('hour', ts) AS ts, COUNT(*) AS n FROM q GROUP BY ts",
+            "or another alias",
+        ),
+        (
+            "WITH orders AS (SELECT ts, ts AS h FROM orders) "
+            "SELECT DATE_TRUNC('hour', ts) AS h, COUNT(*) AS n FROM orders GROUP BY h",
+            "or another alias",
+        ),
     ],
 )
 def test_rejected_with_what_to_write(sql: str, words: str) -> None:

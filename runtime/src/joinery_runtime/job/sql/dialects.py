@@ -68,6 +68,7 @@ def rewrite_dialects(
     `windowed`: a clause WINDOW says what the windows are. Return False if an ASOF JOIN is not understood: what else the
     text has would be judged as that of another kind of join."""
     understood = True
+    queries = {query.alias: query.this for query in select.find_all(exp.CTE)}
     for query in select.find_all(exp.Select):
         _number_groups(query)
         _rewrite_sources(query, report)
@@ -76,7 +77,7 @@ def rewrite_dialects(
                 if join.method == "ASOF":
                     understood &= _rewrite_asof(join, event_times, report)
             if not (windowed and query is select):
-                _rewrite_time_groups(query, columns, report)
+                _rewrite_time_groups(query, columns, queries, report)
     return understood
 
 
@@ -118,7 +119,7 @@ def _number_groups(query: exp.Select) -> None:
             node.replace(value.copy())
 
 
-def _rewrite_time_groups(query: exp.Select, columns: Columns, report: Report) -> None:
+def _rewrite_time_groups(query: exp.Select, columns: Columns, queries: Mapping[str, exp.Expr], report: Report) -> None:
     """Make a group that cuts off times, such as DATE_TRUNC('hour', ts), the window, if nothing else is one; the select
     list has the start of the window for it. One with the length added, `DATE_BIN('1 minute', ts) + INTERVAL '1'
     MINUTE`, is the end of the window. An alias that is also a column of FROM is reported: in GROUP BY, the name is the
@@ -139,7 +140,7 @@ def _rewrite_time_groups(query: exp.Select, columns: Columns, report: Report) ->
             call = call if _length_of(value.right) == call.expressions[1] else None
         if call is None:
             continue
-        if plain and node.name in aliases and node.name in _columns_of_from(query, columns):
+        if plain and node.name in aliases and node.name in _columns_of_from(query, columns, queries):
             text = value.sql(comments=False)
             facts = f"in GROUP BY is the column, before {text} AS {node.name}"
             report.add(node_position(node), f"{facts}; write GROUP BY {text}, or another alias")
@@ -152,13 +153,20 @@ def _rewrite_time_groups(query: exp.Select, columns: Columns, report: Report) ->
         return
 
 
-def _columns_of_from(query: exp.Select, columns: Columns) -> set[str]:
-    sources = [source.this for source in query.find_all(exp.From, exp.Join) if source.parent is query]
-    return {
-        name
-        for source in sources
-        for name in (source.this.named_selects if isinstance(source, exp.Subquery) else columns.get(source.name, ()))
-    }
+def _columns_of_from(query: exp.Select, columns: Columns, queries: Mapping[str, exp.Expr]) -> set[str]:
+    """Return the columns that FROM has. `queries` are those of WITH; in one of them, its own name means an input."""
+    names = set[str]()
+    for clause in query.find_all(exp.From, exp.Join):
+        source = clause.this if clause.parent is query else None
+        inner = source.this if isinstance(source, exp.Subquery) else queries.get(source.name) if source else None
+        if isinstance(inner, exp.Select):
+            names |= {*inner.named_selects}
+            if source is not None and inner.is_star:
+                outer = {name: other for name, other in queries.items() if name != source.name}
+                names |= _columns_of_from(inner, columns, outer)
+        elif source is not None:
+            names |= {*columns.get(source.name, ())}
+    return names
 
 
 def _window_of(value: exp.Expr) -> exp.Anonymous | None:

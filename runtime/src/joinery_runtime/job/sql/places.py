@@ -15,9 +15,8 @@ from joinery_runtime.job.sql.parse import parse_select
 from joinery_runtime.job.sql.report import JOINS, SESSIONS, Report, node_position
 
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
-
-
 _KEYS = re.compile(r"^key types differ: (\w+\.\w+) is .*?, (\w+\.\w+) is ")
+"""The message about keys of two types of `join.step_rules`."""
 
 
 def placed(message: str, sql: str, *, sessions: bool = False) -> str:
@@ -27,7 +26,10 @@ def placed(message: str, sql: str, *, sessions: bool = False) -> str:
     quoted, keys = _QUOTED.search(message), _KEYS.match(message)
     if message.startswith("line ") or TOO_DEEP in message or (quoted is None and keys is None):
         return message
-    text = " = ".join(keys.groups()) if keys is not None else str(ast.literal_eval(quoted[0])) if quoted else ""
+    try:
+        text = " = ".join(keys.groups()) if keys is not None else str(ast.literal_eval(quoted[0])) if quoted else ""
+    except (SyntaxError, ValueError):
+        return message  # quotes of a text that Python did not write
     report = Report(sql)
     parsed = parse_select(sql, report, SESSIONS if sessions else JOINS)
     if parsed is None or report.problems:
@@ -55,7 +57,7 @@ def placed(message: str, sql: str, *, sessions: bool = False) -> str:
 
 
 def _unqualified(node: exp.Expr) -> str:
-    """The expression's text without the names of inputs."""
+    """Return the expression's text without the names of inputs."""
     copy = node.copy()
     for column in copy.find_all(exp.Column):
         column.set("table", None)

@@ -192,14 +192,13 @@ def _read_over(number: exp.Expr, rows: int, beside: str | None, scope: Scope) ->
     window = _read_window(calls[0], scope) if calls else None
     by = [name for key in keys if (name := _key(key, scope)) is not None]
     timed = _event_time(ordered, scope)
-    first = rows == 1 and timed is not None and not calls and bool(keys)
-    if beside != TOP_N and (first or beside == DEDUPLICATE):
-        if beside == DEDUPLICATE and not (first and timed is not None):
-            _reject_deduplication(number, rows, calls, ordered, scope)
-            return None
-        assert timed is not None, "it is the first row by an event time"
+    first = timed if rows == 1 and keys and not calls else None
+    if beside == DEDUPLICATE and first is None:
+        _reject_deduplication(number, rows, calls, ordered, scope)
+        return None
+    if beside != TOP_N and first is not None:
         keep = "last" if ordered[0].args.get("desc") else "first"
-        return SqlRanking(DEDUPLICATE, {"by": by, "of": timed.table.name, "keep": keep}, number)
+        return SqlRanking(DEDUPLICATE, {"by": by, "of": first.table.name, "keep": keep}, number)
     entries: dict[str, Any] = {"by": by} if by else {}
     entries |= {"orderBy": [*_order(ordered, scope)], "rows": rows}
     if window is not None:
@@ -253,6 +252,8 @@ def _reject_deduplication(
         todo = "name the key in PARTITION BY"
     elif ordered:
         todo = f"write ORDER BY {' or '.join(times)}"
+    else:
+        return  # nothing says which row comes first, which is reported
     scope.report.add(node_position(number), f"{facts}; {todo}, or for the first rows of a window topN beside sql")
 
 
