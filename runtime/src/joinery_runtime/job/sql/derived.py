@@ -25,14 +25,15 @@ Columns = Mapping[str, Collection[str]]
 EventTimes = Mapping[str, str]
 """The event time columns of the job's inputs, by input; no record is without a value there."""
 BY_STAR, CONDITION, REJECTED = "joinery.star", "joinery.condition", "joinery.rejected"
-DESCRIPTOR, OF_WINDOW, FIRST = "joinery.descriptor", "joinery.window", "joinery.first"
 """Marks of nodes: a column that a star stands for; the condition of an input that a sub-query filters; a source or a
-column that was reported; the time that a source's table function names; a column of the row's window; a SELECT
-that groups the groups of another one, which is the first."""
+column that was reported."""
+DESCRIPTOR, OF_WINDOW, FIRST = "joinery.descriptor", "joinery.window", "joinery.first"
+"""Marks of nodes: a source, with the time that its table function names; a column of the row's window; a SELECT that
+groups the groups of another one, with that one, the first."""
 OUTER_NAME, NUMBER_ALIAS = "joinery.outer", "joinery.alias"
 """Marks a column of a sub-query that tests for a match, whose name means no column of the sub-query's own source; and
 the call of ROW_NUMBER for which an alias stands in QUALIFY."""
-_EXISTENCE = {"SEMI", "ANTI"}
+TEST_KINDS = {"SEMI", "ANTI"}
 """Kinds of JOIN whose right side has no columns in the rows that they make, and that pad none."""
 
 
@@ -45,8 +46,8 @@ def merge_derived(select: exp.Select, columns: Columns, event_times: EventTimes,
 class _Source:
     """What a name in FROM stands for. `outputs` are the expressions of a sub-query's columns by their names. `star`: it
     has further columns, those of the input `table` (None: not known), under the alias; `names` are all that are
-    known, in order. A row of the sub-query has a
-    value in one of the columns `present`; in a padded row all are NULL."""
+    known, in order. A row of the sub-query has a value in one of the columns `present`; in a padded row all are
+    NULL."""
 
     alias: str
     table: str | None = None
@@ -237,7 +238,7 @@ class _Merging:
                 meant = self._meant(column, sources, [], {}, SESSION_COLUMNS, nested=False)
                 if meant is not None:
                     _put(meant, column)
-        _require(first, [] if where is None else [where.this])
+        _set_conditions(first, "having", exp.Having, first.args.get("having"), where)
         select.set("where", None)
         select.meta[FIRST] = first
 
@@ -296,7 +297,7 @@ class _Merging:
         times = {
             number: exp.column(self._event_times[table.name], table=table.alias_or_name if joins else alias)
             for number, table in enumerate(tables)
-            if table.name in self._event_times and not (number and joins[number - 1].args.get("kind") in _EXISTENCE)
+            if table.name in self._event_times and not (number and joins[number - 1].args.get("kind") in TEST_KINDS)
         }
         always = next((number for number in times if not _is_padded(number, joins)), None)
         return [*times.values()] if always is None else [times[always]]
@@ -465,7 +466,7 @@ def _placeholder(alias: str, meta: Mapping[str, bool]) -> exp.Table:
 
 def _is_padded(number: int, joins: Sequence[exp.Expr]) -> bool:
     """Say whether one of the joins, which are the first ones of a SELECT, pads rows without one of the source."""
-    sides = ["" if join.args.get("kind") in _EXISTENCE else join.args.get("side") for join in joins]
+    sides = ["" if join.args.get("kind") in TEST_KINDS else join.args.get("side") for join in joins]
     own = sides[number - 1] if 0 < number <= len(sides) else ""
     return own in {"LEFT", "FULL"} or any(side in {"RIGHT", "FULL"} for side in sides[number:])
 
@@ -557,24 +558,44 @@ def _ranking_problem(inner: exp.Select, select: exp.Select) -> str:
 
 def _move_conditions(inner: exp.Select, select: exp.Select) -> None:
     """Make the conditions of the SELECT around numbered rows those of QUALIFY."""
-    clauses = [inner.args.get("qualify"), select.args.get("where")]
-    parts = [clause.this for clause in clauses if clause is not None]
+    _set_conditions(select, "qualify", exp.Qualify, inner.args.get("qualify"), select.args.get("where"))
     select.set("where", None)
-    select.set("qualify", exp.Qualify(this=exp.and_(*parts, copy=False)) if parts else None)
 
 
 def _merge_groups(inner: exp.Select, select: exp.Select) -> None:
     """Make the SELECT that of the groups: its own WHERE is about groups."""
-    where = select.args.get("where")
-    _require(inner, [] if where is None else [where.this])
+    _set_conditions(inner, "having", exp.Having, inner.args.get("having"), select.args.get("where"))
     for name in ("from_", "joins", "group", "where", "having"):
         select.set(name, inner.args.get(name))
     if FIRST in inner.meta:
         select.meta[FIRST] = inner.meta[FIRST]
 
 
-def _require(groups: exp.Select, conditions: Sequence[exp.Expr]) -> None:
-    """Add conditions to those that the groups have to meet."""
-    having = groups.args.get("having")
-    parts = [*([having.this] if having is not None else []), *conditions]
-    groups.set("having", exp.Having(this=exp.and_(*parts, copy=False)) if parts else None)
+def _set_conditions(select: exp.Select, name: str, kind: type[exp.Expr], *clauses: exp.Expr | None) -> None:
+    """Make the conditions of all the clauses one clause of the SELECT; none if there are none."""
+    parts = [clause.this for clause in clauses if clause is not None]
+    select.set(name, kind(this=exp.and_(*parts, copy=False)) if parts else None)
+
+
+# --- tests for a match ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ExistenceTest:
+    """`[NOT] EXISTS (query)` or `value [NOT] IN (query)`; `value` None: EXISTS. `node` is the whole condition."""
+
+    node: exp.Expr
+    query: exp.Expr
+    value: exp.Expr | None
+    negated: bool
+
+
+def existence_test(node: exp.Expr) -> ExistenceTest | None:
+    """Read a condition that tests for a match; None: it does not."""
+    negated = isinstance(node, exp.Not)
+    test = node.this.unnest() if negated else node
+    if isinstance(test, exp.Exists):
+        return ExistenceTest(node, test.this, None, negated)
+    if isinstance(test, exp.In) and test.args.get("query") is not None:
+        return ExistenceTest(node, test.args["query"], test.this.unnest(), negated)
+    return None

@@ -21,12 +21,19 @@ from joinery_runtime.job.model.times import BUCKETS_START_MS
 from joinery_runtime.job.model.wording import listed
 from joinery_runtime.job.sql.clauses import keyword
 from joinery_runtime.job.sql.derived import Columns, EventTimes
-from joinery_runtime.job.sql.report import JOINS, Form, Report, node_position
+from joinery_runtime.job.sql.report import JOINS, Form, Report, column_at, node_position
+from joinery_runtime.job.sql.window_functions import (
+    FUNCTION_COLUMNS,
+    SPARK,
+    TABLE_FUNCTIONS,
+    call_in,
+    function_name,
+    interval,
+    text_length,
+)
 
 _PARTITION = "PARTITION_BY"
 """The name of the call that PARTITION BY of a table function becomes."""
-_WINDOWS = {"TUMBLE", "HOP", "CUMULATE", "SESSION"}
-_WINDOW_NAMES = {*WINDOW_COLUMNS, "window_time"}
 _UNITS = {"SECOND": 1, "MINUTE": 1, "HOUR": 1, "DAY": 1, "WEEK": 7}
 """The units whose ranges of time have one length: how many of the INTERVAL's unit, which is a day for a week."""
 
@@ -100,10 +107,6 @@ def _descriptor(tokens: Sequence[Token], i: int) -> int:
     return next((at for at in range(i, len(tokens) - 1) if keyword(tokens, at + 1) == "DESCRIPTOR"), -1)
 
 
-def _name_of(node: exp.Expr | None) -> str:
-    return node.name.upper() if isinstance(node, exp.Anonymous) else ""
-
-
 # --- groups -------------------------------------------------------------------------------------------------------
 
 
@@ -126,10 +129,9 @@ def _rewrite_time_groups(query: exp.Select, columns: Columns, queries: Mapping[s
     column, as in Postgres, and whoever wrote it meant the window."""
     group = query.args.get("group")
     nodes = group.expressions if group is not None else []
-    spark = {"WINDOW", "SESSION_WINDOW"}
     aliases = {item.alias: item.this for item in query.expressions if isinstance(item, exp.Alias)}
-    windows = _WINDOW_NAMES - {*aliases}
-    if any(_name_of(node) in _WINDOWS | spark or node.name in windows for node in nodes):
+    windows = {*FUNCTION_COLUMNS} - {*aliases}
+    if any(function_name(node) in {*TABLE_FUNCTIONS, *SPARK} or node.name in windows for node in nodes):
         return
     for node in nodes:
         plain = isinstance(node, exp.Column) and not node.table
@@ -146,9 +148,7 @@ def _rewrite_time_groups(query: exp.Select, columns: Columns, queries: Mapping[s
             report.add(node_position(node), f"{facts}; write GROUP BY {text}, or another alias")
         for item in query.expressions:
             if item.unalias().unnest() == value:
-                named = exp.column(column)
-                named.this.meta.update(next((part.meta for part in value.walk() if "start" in part.meta), {}))
-                item.unalias().replace(named)
+                item.unalias().replace(column_at(column, value))
         node.replace(call)
         return
 
@@ -172,24 +172,24 @@ def _columns_of_from(query: exp.Select, columns: Columns, queries: Mapping[str, 
 def _window_of(value: exp.Expr) -> exp.Anonymous | None:
     """Return TUMBLE(<time>, <length>[, <offset>]) for a call that cuts off times; None for another expression, for the
     clocks of a zone, and for units whose lengths differ."""
-    name, arguments = _name_of(value), [*value.expressions] if isinstance(value, exp.Anonymous) else []
+    name, arguments = function_name(value), [*value.expressions] if isinstance(value, exp.Anonymous) else []
     if name in {"DATE_TRUNC", "TIMESTAMP_TRUNC"} and len(arguments) == 2:
         unit, time = arguments if name == "DATE_TRUNC" else arguments[::-1]
         text = unit.name.upper() if isinstance(unit, exp.Literal | exp.Column) else ""
         text = text if text in _UNITS else text.removesuffix("S")
         if text not in _UNITS or not isinstance(time, exp.Column):
             return None
-        offset = [_interval("4", "DAY")] if text == "WEEK" else []  # 1970 began on a Thursday, a week on Monday
-        return _tumble(time, _interval(str(_UNITS[text]), "DAY" if text == "WEEK" else text), *offset)
+        offset = [interval("4", "DAY")] if text == "WEEK" else []  # 1970 began on a Thursday, a week on Monday
+        return _tumble(time, interval(str(_UNITS[text]), "DAY" if text == "WEEK" else text), *offset)
     if name in {"DATE_BIN", "TIME_BUCKET"} and len(arguments) in {2, 3}:
         length, time = _length_of(arguments[0]), arguments[1]
         if length is None or not isinstance(time, exp.Column):
             return None
         if len(arguments) == 2:
-            start = [_interval(str(BUCKETS_START_MS), "MILLISECOND")] if name == "TIME_BUCKET" else []
+            start = [interval(str(BUCKETS_START_MS), "MILLISECOND")] if name == "TIME_BUCKET" else []
             return _tumble(time, length, *start)
         origin = _ms_of_literal(arguments[2])
-        return None if origin is None else _tumble(time, length, _interval(str(origin), "MILLISECOND"))
+        return None if origin is None else _tumble(time, length, interval(str(origin), "MILLISECOND"))
     return None
 
 
@@ -209,21 +209,13 @@ def _tumble(time: exp.Column, *lengths: exp.Expr) -> exp.Anonymous:
     return exp.Anonymous(this="TUMBLE", expressions=[time.copy(), *lengths])
 
 
-def _interval(number: str, unit: str) -> exp.Interval:
-    return exp.Interval(this=exp.Literal.string(number), unit=exp.Var(this=unit))
-
-
 def _length_of(node: exp.Expr) -> exp.Interval | None:
     """Return the INTERVAL, or what a text such as '15 minutes' says, with the unit in the singular; None for anything
     else."""
     node = node.unnest()
-    if isinstance(node, exp.Literal) and node.is_string:
-        number, _, unit = node.name.strip().partition(" ")
-    elif isinstance(node, exp.Interval) and isinstance(node.this, exp.Literal) and node.unit is not None:
-        number, unit = node.this.name, node.unit.name
-    else:
-        return None
-    return _interval(number, unit.strip().upper().removesuffix("S"))
+    if isinstance(node, exp.Interval) and isinstance(node.this, exp.Literal) and node.unit is not None:
+        return interval(node.this.name, node.unit.name)
+    return text_length(node)
 
 
 # --- FROM ---------------------------------------------------------------------------------------------------------
@@ -233,7 +225,7 @@ def _rewrite_sources(query: exp.Select, report: Report) -> None:
     """Write the table functions of FROM and JOIN as Flink does. Of one alone, GROUP BY names both bounds of a window
     where it names one, if this tells the other."""
     clauses = [query.args.get("from_"), *(query.args.get("joins") or [])]
-    calls = [call for clause in clauses if clause is not None and (call := _table_call(clause.this)) is not None]
+    calls = [call for clause in clauses if clause is not None and (call := call_in(clause.this)) is not None]
     for call in calls:
         _take_partition(call, query, report)
         table, time = [*call.expressions, None, None][:2]
@@ -245,18 +237,10 @@ def _rewrite_sources(query: exp.Select, report: Report) -> None:
     group = query.args.get("group")
     if len(clauses) == len(calls) == 1 and group is not None:
         bounds = [node for node in group.expressions if isinstance(node, exp.Column) and node.name in WINDOW_COLUMNS]
-        tells_other = _name_of(calls[0]) != "CUMULATE" or bounds[:1] == [exp.column(WINDOW_COLUMNS[1])]
+        tells_other = function_name(calls[0]) != "CUMULATE" or bounds[:1] == [exp.column(WINDOW_COLUMNS[1])]
         if len(bounds) == 1 and tells_other:
             (other,) = {*WINDOW_COLUMNS} - {bounds[0].name}
             group.append("expressions", exp.column(other))
-
-
-def _table_call(source: exp.Expr) -> exp.Anonymous | None:
-    """Return the table function that a source calls, with TABLE around it or not."""
-    call = source.this if isinstance(source, exp.Table) else None
-    if _name_of(call) == "TABLE" and call is not None and call.expressions:
-        call = call.expressions[0]
-    return call if isinstance(call, exp.Anonymous) and _name_of(call) in _WINDOWS else None
 
 
 def _compare_ends(join: exp.Join) -> None:
@@ -278,12 +262,12 @@ def _compare_ends(join: exp.Join) -> None:
 
 def _take_partition(call: exp.Anonymous, query: exp.Select, report: Report) -> None:
     """Take PARTITION BY off a table function: sessions are those of a group, whose columns it must name."""
-    partition = next((node for node in call.expressions if _name_of(node) == _PARTITION), None)
+    partition = next((node for node in call.expressions if function_name(node) == _PARTITION), None)
     if partition is None:
         return
     partition.pop()
     group = query.args.get("group")
-    names = {node.name for node in (group.expressions if group is not None else ())} - _WINDOW_NAMES
+    names = {node.name for node in (group.expressions if group is not None else ())} - {*FUNCTION_COLUMNS}
     columns = {node.name for node in partition.expressions}
     if names != columns:
         facts = f"windows are those of the groups, and PARTITION BY names {listed(sorted(columns))}"

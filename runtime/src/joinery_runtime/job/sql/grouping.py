@@ -19,6 +19,7 @@ from joinery_runtime.job.sql.clauses import length_problem
 from joinery_runtime.job.sql.query import Query
 from joinery_runtime.job.sql.report import Report, node_position
 from joinery_runtime.job.sql.scope import Relation, Scope, SqlInput
+from joinery_runtime.job.sql.window_functions import function_name
 
 _WINDOWS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "SESSION": ("session", ("gap",)),
@@ -77,7 +78,7 @@ def read_groups(query: Query, table: SqlInput, scope: Scope) -> Grouping:
     grouping, before = Grouping(), len(scope.report.problems)
     aliases = {item.alias: item.this for item in query.items if isinstance(item, exp.Alias)}
     functions = _WINDOWS if scope.qualified else ("SESSION",)
-    windows = [node for node in query.groups if _function_name(node) in functions]
+    windows = [node for node in query.groups if function_name(node) in functions]
     own_columns = [node for node in query.groups if scope.is_window_column(node.unnest())]
     group_nodes = [node for node in query.groups if node not in [*windows, *own_columns]]
     for node in group_nodes:
@@ -134,10 +135,6 @@ def computed_name(value: exp.Expr, scope: Scope) -> str:
     return plain.sql(comments=False)
 
 
-def _function_name(node: exp.Expr) -> str:
-    return node.name.upper() if isinstance(node, exp.Anonymous) else ""
-
-
 # --- groups -------------------------------------------------------------------------------------------------------
 
 
@@ -173,7 +170,7 @@ def _problem(value: exp.Expr, table: SqlInput, scope: Scope) -> str:
         return f"{facts}; write a column or an expression"
     if value.find(exp.AggFunc, exp.Window, exp.Query) is not None:
         return "is computed over many rows, and a group is known of each; leave it out"
-    name = _function_name(value)
+    name = function_name(value)
     if scope.qualified:
         other = _OTHER_NAMES.get(name)
         return f"this is called {other} here; write {_FORMS[other].format(time=table.event_time)}" if other else ""
@@ -202,7 +199,7 @@ def _read_window(nodes: Sequence[exp.Expr], query: Query, table: SqlInput, scope
         todo = _GAP.format(time=table.event_time)
         others = ", or TUMBLE, HOP or CUMULATE" if scope.qualified else ""
         others += ", or window_start and window_end, for the windows of the joins" if scope.windowed else ""
-        if scope.qualified and any(_function_name(node.unnest()) == "DATE_TRUNC" for node in query.groups):
+        if scope.qualified and any(function_name(node.unnest()) == "DATE_TRUNC" for node in query.groups):
             others += ", or DATE_TRUNC of the event time in a unit of one length, up to WEEK"
         scope.report.add(query.group_at, f"nothing says which rows are of one session (rule S1); {todo}{others}")
     return None
@@ -248,14 +245,14 @@ def _never_padded(query: Query, scope: Scope) -> Relation | None:
 
 def window_function(node: exp.Expr) -> str:
     """Return the name of the function of windows that is called; empty if none is."""
-    name = _function_name(node)
+    name = function_name(node)
     return name if name in _WINDOWS else ""
 
 
 def read_window_call(node: exp.Expr, table: SqlInput, scope: Scope, clause: str) -> GroupWindow | None:
     """Read a function of windows in a clause; None if the report says what is wrong. `table` is the input whose event
     time examples name."""
-    name = _function_name(node)
+    name = function_name(node)
     kind, lengths = _WINDOWS[name]
     form = _FORMS[name]
     at, (time, *intervals) = node_position(node), node.expressions or [None]
@@ -298,7 +295,7 @@ def read_window_call(node: exp.Expr, table: SqlInput, scope: Scope, clause: str)
 
 
 def _is_session(node: exp.Expr) -> bool:
-    return _function_name(node) == "SESSION"
+    return function_name(node) == "SESSION"
 
 
 # --- aggregates ---------------------------------------------------------------------------------------------------
@@ -368,12 +365,12 @@ _NO_MEANING = {"this", "big_int"}
 
 
 def is_aggregate(value: exp.Expr) -> bool:
-    return isinstance(value, _NODES) or _function_name(value) in _NAMES
+    return isinstance(value, _NODES) or function_name(value) in _NAMES
 
 
 def unknown_aggregate(value: exp.Expr) -> str:
     """Say that a call is no aggregate, and what to write."""
-    todo = _OTHERWISE.get(_function_name(value) or value.key.upper())
+    todo = _OTHERWISE.get(function_name(value) or value.key.upper())
     return f"is not an aggregate here; {todo}" if todo else f"is not an aggregate; these are {AGGREGATES}"
 
 
@@ -400,7 +397,7 @@ def read_call(value: exp.Expr) -> Call:
     value = _without_nulls(value)
     if isinstance(value, exp.WithinGroup):
         return _read_percentile(value)
-    function = _FUNCTIONS.get(type(value)) or _NAMES.get(_function_name(value))
+    function = _FUNCTIONS.get(type(value)) or _NAMES.get(function_name(value))
     if function is None or isinstance(value, exp.PercentileCont | exp.PercentileDisc):
         raise BadAggregateError(unknown_aggregate(value))
     first, second = _arguments(value, function)

@@ -37,14 +37,14 @@ _OWN_WINDOW = f"TUMBLE({_WINDOW_TIME}, INTERVAL '1' DAY)"
 def split_window_time(items: Sequence[exp.Expr], scope: Scope) -> tuple[Sequence[exp.Expr], Mapping[str, str]]:
     """Return the first select list without the event time of its rows, which no aggregate emits, and the names that the
     list gives this time."""
-    named, others = dict[str, str](), []
+    named, first_items = dict[str, str](), list[exp.Expr]()
     for item in items:
         value = item.unalias().unnest()
         if isinstance(value, exp.Column) and value.name == _WINDOW_TIME and not scope.has_column(_WINDOW_TIME):
             named[item.alias_or_name] = _WINDOW_TIME
         else:
-            others.append(item)
-    return others, named
+            first_items.append(item)
+    return first_items, named
 
 
 def read_next(
@@ -93,10 +93,9 @@ class _Names:
 
     def __init__(self, outer: NextGroups, by_alias: Mapping[str, str], report: Report) -> None:
         self._alias, self._by_alias, self._report = outer.alias, by_alias, report
-        has_own_window = any(window_function(node) for node in outer.groups)
+        self._hides_windows = any(window_function(node) for node in outer.groups)
         own = {item.alias for item in outer.items if isinstance(item, exp.Alias)}
-        self._own = own | ({*WINDOW_COLUMNS, _WINDOW_TIME} if has_own_window else set())
-        self._hides_windows = has_own_window
+        self._own = own | ({*WINDOW_COLUMNS, _WINDOW_TIME} if self._hides_windows else set())
 
     def item(self, item: exp.Expr) -> exp.Expr:
         """Return an entry of the select list, which keeps the name that it has in the output."""

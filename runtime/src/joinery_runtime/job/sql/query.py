@@ -24,6 +24,8 @@ from joinery_runtime.job.sql.derived import (
     REJECTED,
     Columns,
     EventTimes,
+    ExistenceTest,
+    existence_test,
 )
 from joinery_runtime.job.sql.parse import WITHIN, Parsed, parse_select
 from joinery_runtime.job.sql.report import UNION, Form, Report, TextPosition, node_position
@@ -135,9 +137,9 @@ def read_query(
     select = parsed.select.meta.get(FIRST, parsed.select)
     then = _read_next(parsed, report) if select is not parsed.select else None
     start, where, group, having = (select.args.get(part) for part in ("from_", "where", "group", "having"))
-    conditions, tests = list(split_ands(where.this)) if where is not None else [], list[_ExistenceTest]()
+    conditions, tests = list(split_ands(where.this)) if where is not None else [], list[ExistenceTest]()
     if form.tests_existence:
-        tests = [test for node in conditions if (test := _existence_test(node)) is not None]
+        tests = [test for node in conditions if (test := existence_test(node)) is not None]
         conditions = [node for node in conditions if node not in [test.node for test in tests]]
     numbering, of_keys = _split_qualify(select)
     conditions += of_keys
@@ -262,27 +264,7 @@ def _read_join(join: exp.Join, report: Report) -> JoinClause:
 # --- tests for a match ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _ExistenceTest:
-    """`[NOT] EXISTS (query)` or `value [NOT] IN (query)`; `value` None: EXISTS. `node` is the whole condition."""
-
-    node: exp.Expr
-    query: exp.Expr
-    value: exp.Expr | None
-    negated: bool
-
-
-def _existence_test(node: exp.Expr) -> _ExistenceTest | None:
-    negated = isinstance(node, exp.Not)
-    test = node.this.unnest() if negated else node
-    if isinstance(test, exp.Exists):
-        return _ExistenceTest(node, test.this, None, negated)
-    if isinstance(test, exp.In) and test.args.get("query") is not None:
-        return _ExistenceTest(node, test.args["query"], test.this.unnest(), negated)
-    return None
-
-
-def _read_test(test: _ExistenceTest, others: Sequence[exp.Expr], report: Report) -> JoinClause:
+def _read_test(test: ExistenceTest, others: Sequence[exp.Expr], report: Report) -> JoinClause:
     """Read the sub-query as a semi or an anti join; the source of one that is rejected has no name. `others` are the
     other conditions of WHERE."""
     at, select = node_position(test.node), test.query.unnest()

@@ -55,6 +55,13 @@ def node_position(node: exp.Expr) -> TextPosition:
     return TextPosition(min(starts, default=0), node.sql(comments=False))
 
 
+def column_at(name: str, node: exp.Expr) -> exp.Column:
+    """Return a column without an input that stands in the text where the node does."""
+    column = exp.column(name)
+    column.this.meta.update(next((part.meta for part in node.walk() if "start" in part.meta), {}))
+    return column
+
+
 def token_position(token: Token) -> TextPosition:
     return TextPosition(token.start, token.text)
 

@@ -67,16 +67,16 @@ def _read_join_items(
         named = item.alias if isinstance(item, exp.Alias) else ""
         is_plain = isinstance(column, exp.Column) and not column.table
         is_own = OF_WINDOW in column.meta or not scope.has_column(column.name)
+        ranked = next(_of_ranked_rows(column, scope), None) if own_names == RANK_COLUMNS else None
         if is_plain and column.name in own_names and is_own:
-            named = named if named != column.name else ""
-            yield _Chosen(_item({"column": column.name}, named), at)
+            yield _Chosen(_item({"column": column.name}, named if named != column.name else ""), at)
         elif (number := numbers.get(column.sql(comments=False))) is not None:
             if not named:
                 scope.report.add(at, "the number has no name of its own; write ROW_NUMBER() OVER (...) AS <name>")
             yield _Chosen(_item(number, named or RANK_COLUMNS[-1]), at)
-        elif ranked := [part for part in _of_ranked_rows(column, scope) if own_names == RANK_COLUMNS]:
-            facts = f"{ranked[0].name} is known once rows are numbered, after expressions"
-            scope.report.add(node_position(ranked[0]), f"{facts}; select it as it is, with AS")
+        elif ranked is not None:
+            facts = f"{ranked.name} is known once rows are numbered, after expressions"
+            scope.report.add(node_position(ranked), f"{facts}; select it as it is, with AS")
         else:
             by_star = _find_star(item) is not None or BY_STAR in item.unalias().meta
             yield from (_Chosen(selected, at, by_star) for selected in _items(item, scope))

@@ -21,8 +21,8 @@ from joinery_runtime.job.sql.clauses import keyword
 from joinery_runtime.job.sql.derived import REJECTED
 from joinery_runtime.job.sql.report import Report, node_position
 
-_TABLE_FUNCTIONS = ("TUMBLE", "HOP", "CUMULATE", "SESSION")
-_SPARK = {"WINDOW": "window", "SESSION_WINDOW": "session_window"}
+TABLE_FUNCTIONS = ("TUMBLE", "HOP", "CUMULATE", "SESSION")
+SPARK = {"WINDOW": "window", "SESSION_WINDOW": "session_window"}
 _PARTS = {"start": WINDOW_COLUMNS[0], "end": WINDOW_COLUMNS[1]}
 FUNCTION_COLUMNS = (*WINDOW_COLUMNS, "window_time")
 """The columns that Flink's table functions add."""
@@ -56,10 +56,10 @@ def rewrite_windows(select: exp.Select, report: Report) -> None:
 
 def _rewrite_spark(query: exp.Select) -> None:
     group = query.args.get("group")
-    calls = [node for node in group.expressions if _name_of(node) in _SPARK] if group is not None else []
+    calls = [node for node in group.expressions if function_name(node) in SPARK] if group is not None else []
     for call in calls:
-        times, lengths = call.expressions[:1], [_interval(argument) for argument in call.expressions[1:]]
-        if _name_of(call) == "SESSION_WINDOW":
+        times, lengths = call.expressions[:1], [text_length(node) or node for node in call.expressions[1:]]
+        if function_name(call) == "SESSION_WINDOW":
             call.set("this", "SESSION")
         elif len(lengths) > 1 and lengths[0] != lengths[1]:
             call.set("this", "HOP")
@@ -70,18 +70,23 @@ def _rewrite_spark(query: exp.Select) -> None:
         call.set("expressions", [*times, *lengths])
     if calls:
         for column in [*query.find_all(exp.Column)]:
-            if column.table.lower() in _SPARK.values() and column.name in _PARTS:
+            if column.table.lower() in SPARK.values() and column.name in _PARTS:
                 _name_column(column, _PARTS[column.name])
 
 
-def _interval(argument: exp.Expr) -> exp.Expr:
-    """Make Spark's '1 minute' an INTERVAL."""
-    if not isinstance(argument, exp.Literal) or not argument.is_string:
-        return argument
-    number, _, unit = argument.name.strip().partition(" ")
-    interval = exp.Interval(this=exp.Literal.string(number), unit=exp.Var(this=unit.strip().upper().rstrip("S")))
-    interval.meta.update(argument.meta)
-    return interval
+def text_length(node: exp.Expr) -> exp.Interval | None:
+    """Return what a text such as '15 minutes' says, with the unit in the singular; None for anything else."""
+    if not isinstance(node, exp.Literal) or not node.is_string:
+        return None
+    number, _, unit = node.name.strip().partition(" ")
+    length = interval(number, unit)
+    length.meta.update(node.meta)
+    return length
+
+
+def interval(number: str, unit: str) -> exp.Interval:
+    """Return the INTERVAL with the unit in the singular."""
+    return exp.Interval(this=exp.Literal.string(number), unit=exp.Var(this=unit.strip().upper().removesuffix("S")))
 
 
 # --- DISTINCT ---------------------------------------------------------------------------------------------------------
@@ -98,7 +103,7 @@ def _group_distinct(query: exp.Select) -> None:
     if clause is None or not (is_table_function(clause.this) or query.args.get("joins")):
         return  # there are no windows
     missing = [name for name in WINDOW_COLUMNS if name not in {time.name for time in times}]
-    cumulates = _name_of(_call_in(clause.this)) == "CUMULATE"
+    cumulates = function_name(call_in(clause.this)) == "CUMULATE"
     if is_other or not times or (missing and cumulates):  # windows that begin together differ in their ends
         return
     groups = [*values, *(exp.column(name, table=times[0].table or None) for name in missing)]
@@ -122,7 +127,7 @@ def _inline_queries(select: exp.Select) -> None:
         at = clause.expressions.index(query)
         before = {id(node) for other in clause.expressions[:at] for node in other.walk()} | own
         nodes = [node for node in clause.parent.walk() if id(node) not in before]
-        calls = [node for node in nodes if _name_of(node) in _TABLE_FUNCTIONS]
+        calls = [node for node in nodes if function_name(node) in TABLE_FUNCTIONS]
         tables = [node for node in nodes if isinstance(node, exp.Table) and node.name == query.alias]
         if not tables or any(part.name == query.alias for call in calls for part in call.expressions[:1]):
             continue
@@ -152,7 +157,7 @@ def _unwrap_function(query: exp.Select) -> None:
         return
     function = inner.args["from_"].this
     if inner.args.get("where") is not None or [*map(type, inner.expressions)] != [exp.Star]:
-        call, selected = _call_in(function), _without_windows(inner, query, function)
+        call, selected = call_in(function), _without_windows(inner, query, function)
         if call is None or selected is None:
             return
         items, time = selected
@@ -170,17 +175,17 @@ def _unwrap_function(query: exp.Select) -> None:
 def _without_windows(inner: exp.Select, query: exp.Select, function: exp.Expr) -> tuple[Sequence[exp.Expr], str] | None:
     """Return the select list of a sub-query without the columns of windows, but with the event time, and the name of
     that; None: the SELECT around the sub-query reads other windows than the table function has."""
-    call, time = _call_in(function), _time_of(function)
-    if call is None or time is None or _name_of(call) == "SESSION":
+    call, time = call_in(function), _time_of(function)
+    if call is None or time is None or function_name(call) == "SESSION":
         return None
     windows = [item for item in inner.expressions if isinstance(item, exp.Column) and item.name in FUNCTION_COLUMNS]
     items: list[exp.Expr] = [item for item in inner.expressions if item not in windows]
     stars = [item for item in items if item.is_star]
     where = inner.args.get("where")
-    others = [column for part in (*items, *([where] if where else [])) for column in part.find_all(exp.Column)]
+    columns_read = [column for part in (*items, *([where] if where else [])) for column in part.find_all(exp.Column)]
     names = {column.name for column in query.find_all(exp.Column) if column.parent_select is query}
     unread = {*FUNCTION_COLUMNS} - {item.name for item in windows} if not stars else set[str]()
-    if any(column.name in FUNCTION_COLUMNS for column in others) or names & unread:
+    if any(column.name in FUNCTION_COLUMNS for column in columns_read) or names & unread:
         return None
     if any(value for item in stars for star in item.find_all(exp.Star) for value in star.args.values()):
         return None  # EXCEPT and the like
@@ -261,21 +266,21 @@ def _with_windows(item: exp.Expr) -> Iterator[exp.Expr]:
         yield from (exp.column(name) for name in WINDOW_COLUMNS)
 
 
-def _call_in(source: exp.Expr) -> exp.Expr | None:
-    """Return the call of a table function that a source is; None: it is something else."""
+def call_in(source: exp.Expr) -> exp.Anonymous | None:
+    """Return the table function that a source calls, with TABLE around it or not; None: it is something else."""
     call = source.this if isinstance(source, exp.Table) else None
-    call = call.expressions[0] if _name_of(call) == "TABLE" and call is not None and call.expressions else call
-    return call if _name_of(call) in _TABLE_FUNCTIONS else None
+    call = call.expressions[0] if function_name(call) == "TABLE" and call is not None and call.expressions else call
+    return call if isinstance(call, exp.Anonymous) and function_name(call) in TABLE_FUNCTIONS else None
 
 
 def is_table_function(source: exp.Expr) -> bool:
-    return _call_in(source) is not None
+    return call_in(source) is not None
 
 
 def take_function(source: exp.Expr, report: Report) -> TableFunction | None:
     """Put the table that a table function reads in its place, and return the function; None: there is none, or the
     report says what is wrong."""
-    call, time = _call_in(source), _time_of(source)
+    call, time = call_in(source), _time_of(source)
     if call is None:
         return None
     if time is None:
@@ -284,21 +289,21 @@ def take_function(source: exp.Expr, report: Report) -> TableFunction | None:
         return None
     alias = source.alias or (call.expressions[0].alias_or_name)
     source.replace(_input_of(source))
-    return TableFunction(_name_of(call), alias, time, call.expressions[2:])
+    return TableFunction(function_name(call), alias, time, call.expressions[2:])
 
 
 def _time_of(source: exp.Expr) -> exp.Column | None:
     """Return the time that DESCRIPTOR names in a table function; None: it is not written so."""
-    call = _call_in(source)
+    call = call_in(source)
     table, descriptor = [*(call.expressions if call is not None else []), None, None][:2]
-    times = descriptor.expressions if _name_of(descriptor) == "DESCRIPTOR" and descriptor is not None else []
+    times = descriptor.expressions if function_name(descriptor) == "DESCRIPTOR" and descriptor is not None else []
     reads = isinstance(table, exp.Subquery) or (isinstance(table, exp.Column) and not table.table)
     return times[0] if reads and len(times) == 1 and isinstance(times[0], exp.Column) else None
 
 
 def _input_of(source: exp.Expr) -> exp.Expr:
     """Return the table or sub-query that a table function reads, under the alias of the function if it has one."""
-    call = _call_in(source)
+    call = call_in(source)
     assert call is not None, "the caller has read the time of the function"
     alias = source.args.get("alias")
     table: exp.Expr = call.expressions[0]
@@ -309,7 +314,8 @@ def _input_of(source: exp.Expr) -> exp.Expr:
     return table
 
 
-def _name_of(node: exp.Expr | None) -> str:
+def function_name(node: exp.Expr | None) -> str:
+    """Return the name, in capitals, of a function that sqlglot does not know; empty for anything else."""
     return node.name.upper() if isinstance(node, exp.Anonymous) else ""
 
 

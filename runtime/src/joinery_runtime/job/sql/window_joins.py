@@ -12,15 +12,15 @@ columns of windows become those of the joined row.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sqlglot import exp
 
 from joinery_runtime.job.model.expression_tree import NotALengthError, interval_ms, split_ands
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
 from joinery_runtime.job.sql.clauses import WindowClause, WindowKind, length_problem
-from joinery_runtime.job.sql.derived import DESCRIPTOR, OF_WINDOW, REJECTED
-from joinery_runtime.job.sql.report import Report, TextPosition, node_position
+from joinery_runtime.job.sql.derived import DESCRIPTOR, OF_WINDOW, REJECTED, TEST_KINDS, existence_test
+from joinery_runtime.job.sql.report import Report, TextPosition, column_at, node_position
 from joinery_runtime.job.sql.window_functions import (
     FUNCTION_COLUMNS,
     TableFunction,
@@ -34,7 +34,6 @@ _NOT_JOINED = {
     "SESSION": "SESSION(...) makes sessions of each side by itself, of which two are rarely the same; write WINDOW "
     "SESSION(<gap>) behind a join of the inputs, for sessions of both sides' rows",
 }
-_EXISTENCE = {"SEMI", "ANTI"}
 _OWN_NAMES = {name: name for name in FUNCTION_COLUMNS}
 
 
@@ -52,14 +51,12 @@ _Queries = Mapping[str, _WithQuery]
 @dataclass(frozen=True, slots=True)
 class _Source:
     """A source whose rows are in windows. `columns` are the names that the windows' columns have there, `time` that of
-    the event time (None: a sub-query does not select it). `function` is the table function of an only input; None: the
-    source is a sub-query that joins."""
+    the event time (None: a sub-query does not select it)."""
 
     alias: str
     at: TextPosition
     columns: Mapping[str, str]
     time: str | None
-    function: TableFunction | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +89,7 @@ class _Scope:
         """Say whether each row that the joins have made, the first ones, is made of a row of one of the sources."""
         is_there = 0 in numbers
         for number, join in enumerate(joins, start=1):
-            side = join.args.get("side") if join.args.get("kind") not in _EXISTENCE else "LEFT"
+            side = join.args.get("side") if join.args.get("kind") not in TEST_KINDS else "LEFT"
             if side == "RIGHT":
                 is_there = number in numbers
             elif side == "FULL":
@@ -112,13 +109,14 @@ def rewrite_window_joins(select: exp.Select, report: Report) -> WindowClause | N
 
 @dataclass(slots=True)
 class _Rewriting:
-    """`window` is that of the functions so far, and `first` the alias under which the first one is read. `taken` are
-    the sources that sub-queries are, by the identity of their SELECT: several may read one query of WITH."""
+    """`window` is that of the functions so far, and `first` the alias under which the first one is read.
+    `by_select` are the sources that sub-queries are, by the identity of their SELECT: several may read one query of
+    WITH."""
 
     report: Report
     window: WindowClause | None = None
     first: str = ""
-    taken: dict[int, _Source | None] = field(default_factory=dict)
+    by_select: dict[int, _Source | None] = field(default_factory=dict)
 
     def rewrite(self, select: exp.Select, outer: _Queries) -> Mapping[str, str] | None:
         """Rewrite a SELECT. Return the columns of windows that its rows have, by the names in its select list, which
@@ -155,7 +153,7 @@ class _Rewriting:
                 facts = "this side of the join is in no windows, and another side is"
                 todo = f"write TABLE(TUMBLE(TABLE {table.name or '<input>'}, DESCRIPTOR(<event time>), <size>))"
                 self.report.add(node_position(table), f"{facts}; {todo}")
-                sources[number] = _Source(table.alias_or_name, node_position(table), _OWN_NAMES, None, None)
+                sources[number] = _Source(table.alias_or_name, node_position(table), _OWN_NAMES, None)
         where = select.args.get("where")
         for number in sources:
             if number:
@@ -182,8 +180,8 @@ class _Rewriting:
         inner, before = _query_of(table, queries)
         if inner is None:
             return is_table_function(table)
-        if id(inner) in self.taken:
-            return self.taken[id(inner)] is not None
+        if id(inner) in self.by_select:
+            return self.by_select[id(inner)] is not None
         clauses = [inner.args.get("from_"), *(inner.args.get("joins") or [])]
         is_windowed = any(self._is_windowed(clause.this, before) for clause in clauses if clause is not None)
         return is_windowed and inner.args.get("group") is None
@@ -198,10 +196,10 @@ class _Rewriting:
                 self.rewrite(inner, before)
             return None
         if inner is not None:
-            if id(inner) not in self.taken:
-                self.taken[id(inner)] = self._source_of(inner, before, at)
-            source = self.taken[id(inner)]
-            return _Source(table.alias_or_name, at, source.columns, source.time, source.function) if source else None
+            if id(inner) not in self.by_select:
+                self.by_select[id(inner)] = self._source_of(inner, before, at)
+            source = self.by_select[id(inner)]
+            return None if source is None else replace(source, alias=table.alias_or_name, at=at)
         function = take_function(table, self.report)
         if function is None:
             return None
@@ -213,13 +211,13 @@ class _Rewriting:
             )
             self.report.add(at, f"{facts}; put its inputs into these windows, or join them in a job of its own")
         self._set_window(function, at)
-        return _Source(function.alias, at, _OWN_NAMES, function.time.name, function)
+        return _Source(function.alias, at, _OWN_NAMES, function.time.name)
 
     def _source_of(self, inner: exp.Select, queries: _Queries, at: TextPosition) -> _Source | None:
         """Read a sub-query as a source without an alias."""
         if _joins(inner, queries):
             columns = self.rewrite(inner, queries)
-            return None if columns is None else _Source("", at, columns, None, None)
+            return None if columns is None else _Source("", at, columns, None)
         source = self._read_source(inner.args["from_"], queries, joined=True)
         if source is None:
             return None
@@ -232,7 +230,7 @@ class _Rewriting:
         times = [item.alias_or_name for item in inner.expressions if item.unalias().name == source.time]
         self._replace_columns(inner, _Scope({0: source}))
         columns = {**(source.columns if star else {}), **_take_outputs(inner)}
-        return _Source("", at, columns, next(iter(times), source.time if star else None), source.function)
+        return _Source("", at, columns, next(iter(times), source.time if star else None))
 
     # --- conditions ---------------------------------------------------------------------------------------------------
 
@@ -241,15 +239,15 @@ class _Rewriting:
         source, using = scope.sources[number], join.args.get("using") or []
         compared = {source.columns[node.name] for node in using if node.name in source.columns}
         join.set("using", [node for node in using if node.name not in source.columns] or None)
-        is_inner = not join.args.get("side") and join.args.get("kind") not in _EXISTENCE
+        is_inner = not join.args.get("side") and join.args.get("kind") not in TEST_KINDS
         conditions = [join.args.get("on"), where.this if where is not None and is_inner else None]
         for node in [node for condition in conditions if condition is not None for node in split_ands(condition)]:
             sides = [node.this, node.expression] if isinstance(node, exp.EQ) else []
             meanings = [meaning for side in sides if (meaning := scope.meaning(side)) is not None]
-            others = [meaning for meaning in meanings if [*meaning[0]] != [number]]
-            if len(meanings) < 2 or len(others) != 1 or meanings[0][1] != meanings[1][1]:
+            earlier = [meaning for meaning in meanings if [*meaning[0]] != [number]]
+            if len(meanings) < 2 or len(earlier) != 1 or meanings[0][1] != meanings[1][1]:
                 continue
-            if max(others[0][0]) < number and scope.has_row(others[0][0], scope.joins[: number - 1]):
+            if max(earlier[0][0]) < number and scope.has_row(earlier[0][0], scope.joins[: number - 1]):
                 compared.add(meanings[0][1])
                 _remove(node)
         self._require_equalities(compared, source, [scope.sources[n] for n in scope.sources if n < number])
@@ -277,10 +275,10 @@ class _Rewriting:
         self._replace_columns(test, scope)
         _take_outputs(test)
 
-    def _require_equalities(self, compared: Collection[str], source: _Source, others: Sequence[_Source]) -> None:
+    def _require_equalities(self, compared: Collection[str], source: _Source, before: Sequence[_Source]) -> None:
         missing = [name for name in WINDOW_COLUMNS if name not in compared]
-        if missing and others:
-            todo = " AND ".join(f"{others[0].alias}.{name} = {source.alias}.{name}" for name in missing)
+        if missing and before:
+            todo = " AND ".join(f"{before[0].alias}.{name} = {source.alias}.{name}" for name in missing)
             facts = f"no condition says that rows of {source.alias!r} are in the windows of those before"
             self.report.add(source.at, f"{facts}; write {todo}")
 
@@ -311,7 +309,6 @@ class _Rewriting:
             numbers, name = meaning
             on = node.find_ancestor(exp.Join)
             before = scope.joins[: next((i for i, join in enumerate(scope.joins) if join is on), len(scope.joins))]
-            test = node.parent
             if name not in WINDOW_COLUMNS:
                 facts = f"{name} is not there; it is the last millisecond before window_end"
                 self.report.add(node_position(node), f"{facts}; write window_end")
@@ -319,17 +316,16 @@ class _Rewriting:
             elif not node.args.get("table") or scope.has_row(numbers, before):
                 _put(name, node)
             elif isinstance(node, exp.Column):
-                source = scope.sources[min(numbers)]
-                if source.time is not None and isinstance(test, exp.Is) and isinstance(test.expression, exp.Null):
-                    node.replace(exp.column(source.time, table=source.alias))
-                    continue
-                if source.time is not None:
-                    time = exp.column(source.time, table=source.alias)
+                source, test = scope.sources[min(numbers)], node.parent
+                time = None if source.time is None else exp.column(source.time, table=source.alias)
+                if time is None:
+                    facts = f"is NULL in the rows that have none of {source.alias!r}, which its event time would tell"
+                    self.report.add(node_position(node), f"{facts}; write {name}, or select the time in the sub-query")
+                    node.meta[REJECTED] = True
+                elif isinstance(test, exp.Is) and isinstance(test.expression, exp.Null):
+                    node.replace(time)
+                else:
                     _put(name, node, exp.Not(this=exp.Is(this=time, expression=exp.Null())))
-                    continue
-                facts = f"is NULL in the rows that have none of {source.alias!r}, which its event time would tell"
-                self.report.add(node_position(node), f"{facts}; write {name}, or select the time in the sub-query")
-                node.meta[REJECTED] = True
 
 
 # --- the tree ---------------------------------------------------------------------------------------------------------
@@ -387,11 +383,8 @@ def _existence_tests(select: exp.Select) -> Iterator[exp.Select]:
     """Yield the sub-queries of WHERE that test for a match and read something."""
     where = select.args.get("where")
     for node in split_ands(where.this) if where is not None else ():
-        test = node.this.unnest() if isinstance(node, exp.Not) else node
-        query = (
-            test.this if isinstance(test, exp.Exists) else test.args.get("query") if isinstance(test, exp.In) else None
-        )
-        inner = query.unnest() if query is not None else None
+        test = existence_test(node)
+        inner = test.query.unnest() if test is not None else None
         if isinstance(inner, exp.Select) and inner.args.get("from_") is not None:
             yield inner
 
@@ -412,9 +405,7 @@ def _remove(condition: exp.Expr) -> None:
 def _put(name: str, node: exp.Expr, condition: exp.Expr | None = None) -> None:
     """Replace a column of a source's windows by the one of the row's window, which keeps its place in the text, where
     the condition is true (None: in every row)."""
-    starts = [part.meta for part in node.walk() if "start" in part.meta]
-    column = exp.column(name)
-    column.this.meta.update(starts[0] if starts else {})
+    column = column_at(name, node)
     column.meta[OF_WINDOW] = True
     value = column if condition is None else exp.Case(ifs=[exp.If(this=condition, true=column)])
     in_list = isinstance(node.parent, exp.Select) and node.arg_key == "expressions"
