@@ -197,11 +197,11 @@ def _read_window(nodes: Sequence[exp.Expr], query: Query, table: SqlInput, scope
     has_two_bounds = query.window is not None and any(join.within is not None for join in query.joined)
     if query.groups and not has_two_bounds:  # which are reported
         todo = _GAP.format(time=table.event_time)
-        others = ", or TUMBLE, HOP or CUMULATE" if scope.qualified else ""
-        others += ", or window_start and window_end, for the windows of the joins" if scope.windowed else ""
+        other_windows = ", or TUMBLE, HOP or CUMULATE" if scope.qualified else ""
+        other_windows += ", or window_start and window_end, for the windows of the joins" if scope.windowed else ""
         if scope.qualified and any(function_name(node.unnest()) == "DATE_TRUNC" for node in query.groups):
-            others += ", or DATE_TRUNC of the event time in a unit of one length, up to WEEK"
-        scope.report.add(query.group_at, f"nothing says which rows are of one session (rule S1); {todo}{others}")
+            other_windows += ", or DATE_TRUNC of the event time in a unit of one length, up to WEEK"
+        scope.report.add(query.group_at, f"nothing says which rows are of one session (rule S1); {todo}{other_windows}")
     return None
 
 
