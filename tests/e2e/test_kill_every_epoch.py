@@ -1,6 +1,6 @@
 """The kill drill of every output and of every kind of input, without Spark: drivers run the epochs themselves, and die
 by SIGKILL at each named point of each epoch, one after the other, with other shards each time. In the end each row has
-to be there once, and each dead letter.
+to be there once, and each dead letter. Every second point is a test of its own, so that each test is short.
 
 Drivers are forks of a process that has imported what they need: a death takes a fraction of a second. Tasks that die
 are the other kill drills'.
@@ -96,10 +96,12 @@ class Drivers:
 
 @dataclass
 class Scene:
-    """A job whose `orders` are a `source` of this kind and whose rows go to such a `target`."""
+    """A job whose `orders` are a `source` of this kind and whose rows go to such a `target`. Drivers die at every
+    second point, from `first_point` on."""
 
     source: str
     target: str
+    first_point: int
     folder: Path
     dsn: str
     apart: str
@@ -117,11 +119,11 @@ class Scene:
 
     @property
     def name(self) -> str:
-        return f"each-{self.source}-{self.target}"
+        return f"each-{self.source}-{self.target}-{self.first_point}"
 
     @property
     def table(self) -> str:
-        return f"killed_{self.target}"
+        return f"killed_{self.target}_{self.first_point}"
 
     @property
     def bounded(self) -> bool:
@@ -130,8 +132,10 @@ class Scene:
     @property
     def points(self) -> tuple[str, ...]:
         if self.target == "several":  # before a row is written, one output is as several
-            return CRASH_POINTS[CRASH_POINTS.index("staged") :]
-        return CRASH_POINTS if self.target == "topic" else POINTS
+            points = CRASH_POINTS[CRASH_POINTS.index("staged") :]
+        else:
+            points = CRASH_POINTS if self.target == "topic" else POINTS
+        return points[self.first_point :: 2]
 
     def feed(self, epoch: int) -> None:
         """Makes a further part of the orders readable; what is bounded is all there from the start."""
@@ -267,6 +271,7 @@ def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drivers]:
         yield drivers
 
 
+@pytest.mark.parametrize("first_point", [0, 1])
 @pytest.mark.parametrize(
     ("source", "target"),
     [
@@ -282,11 +287,18 @@ def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drivers]:
     ],
 )
 def test_each_row_comes_once(
-    source: str, target: str, postgres_dsn: str, apart: str, tmp_path: Path, drivers: Drivers, request: Any
+    source: str,
+    target: str,
+    first_point: int,
+    postgres_dsn: str,
+    apart: str,
+    tmp_path: Path,
+    drivers: Drivers,
+    request: Any,
 ) -> None:
     needs_kafka = source in ("topic", "history") or target in ("topic", "several")
     kafka = request.getfixturevalue("kafka_broker") if needs_kafka else None
-    scene = Scene(source, target, tmp_path, postgres_dsn, apart, kafka)
+    scene = Scene(source, target, first_point, tmp_path, postgres_dsn, apart, kafka)
     scene.drill(drivers)
     assert min(scene.deaths[point] for point in scene.points) >= PARTS, scene.deaths
     rows = [(number, f"o{number}", 10 * number) for number in range(ORDERS)]
