@@ -36,19 +36,26 @@ from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME
 from joinery_runtime.core.table import compaction
 from joinery_runtime.core.table.columns import arrow_schema
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash
-from joinery_runtime.engine.alignment import Budget
 from joinery_runtime.engine.assembly import identity, input_clocks, plan_settings
 from joinery_runtime.engine.driver import Driver, DriverParts
+from joinery_runtime.engine.epoch_budget import Budget
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork
 from joinery_runtime.engine.plan import EpochPlan, partition_id
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.read_report import LateRecords, ReadReport
 from joinery_runtime.engine.report import EpochReport
-from joinery_runtime.engine.tasks import Threads, WorkerProcesses, outcome, ranges_by_peer, run_epoch, run_share
+from joinery_runtime.engine.tasks import (
+    LocalHost,
+    Threads,
+    WorkerProcesses,
+    outcome,
+    ranges_by_peer,
+    run_epoch,
+    run_share,
+)
 from joinery_runtime.engine.worker import Block, Worker, WorkerParts
 from joinery_runtime.formats.batch import PartitionRef, RawBatch
 from joinery_runtime.formats.records import Decoded, Decoder
-from joinery_runtime.hosts.local import LocalHost
 from joinery_runtime.inspect.trace_environment import LocalCapture
 from joinery_runtime.inspect.trace_steps import StepLog, TraceRecord
 from joinery_runtime.job import Input, Job

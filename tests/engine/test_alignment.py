@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from budget import examples
-from joinery_runtime.engine.alignment import PROBE_RECORDS, Backlog, Budget, EventTimeRates, allocate
+from joinery_runtime.engine.epoch_budget import PROBE_RECORDS, Backlog, Budget, EventTimeRates, allocate
 
 BUDGET = 500_000
 PLENTY = 2**60  # bytes

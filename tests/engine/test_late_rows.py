@@ -8,8 +8,7 @@ import pytest
 
 from engine.simulation import World
 from engine.test_totals import epochs, started
-from joinery_runtime.engine.late_rows import LateCounts, LateInput
-from joinery_runtime.job.model.late_rule import LATE_RECORDS, LATE_WINDOW_MS
+from joinery_runtime.engine.late_rows import LATE_RECORDS, LATE_WINDOW_MS, LateCounts, LateInput
 
 pytestmark = pytest.mark.usefixtures("simulated_topics")
 

@@ -13,7 +13,7 @@ from joinery_runtime.connectors.source import Bounds, Range, StoredOffsets, Unsh
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.step import Horizon
 from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME, InputClock, InputProgress
-from joinery_runtime.engine.alignment import Budget
+from joinery_runtime.engine.epoch_budget import Budget
 from joinery_runtime.engine.idleness import IdleClock
 from joinery_runtime.engine.job_state import JobState
 from joinery_runtime.engine.messages import PartitionRead

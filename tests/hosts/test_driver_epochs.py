@@ -22,9 +22,8 @@ from joinery_runtime.hosts import worker_builder
 from joinery_runtime.hosts.background_call import BackgroundCall
 from joinery_runtime.hosts.driver_epochs import DriverEpochs, local_host
 from joinery_runtime.hosts.java_process import JavaStart
-from joinery_runtime.hosts.placement import WAIT_FOR_SPARK, EpochPlacement
+from joinery_runtime.hosts.placement import ALONE, WAIT_FOR_SPARK, EpochPlacement
 from joinery_runtime.hosts.run import run_job
-from joinery_runtime.hosts.spark_master import ALONE
 from joinery_runtime.hosts.worker_builder import TaskWiring
 from joinery_runtime.job import parse_job
 from joinery_runtime.state.memory import MemoryStore

@@ -35,7 +35,7 @@ from joinery_runtime.core.compile import compile_job
 from joinery_runtime.engine.assembly import identity, idle_clock, input_clocks, plan_settings
 from joinery_runtime.engine.driver import Driver, DriverParts
 from joinery_runtime.engine.planner import Planner
-from joinery_runtime.hosts.local import LocalHost
+from joinery_runtime.engine.tasks import LocalHost
 from joinery_runtime.hosts.stores import PostgresStoreAddress
 from joinery_runtime.hosts.worker_builder import TaskWiring, worker_of
 from joinery_runtime.job import Job, parse_job

@@ -18,7 +18,7 @@ from joinery_runtime.connectors.inputs import planner_for, reader_for
 from joinery_runtime.connectors.source import StoredOffsets
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.watermark import InputClock
-from joinery_runtime.engine.alignment import Budget
+from joinery_runtime.engine.epoch_budget import Budget
 from joinery_runtime.engine.idleness import IdleClock
 from joinery_runtime.engine.job_state import JobState
 from joinery_runtime.engine.next_plan import PlanSettings

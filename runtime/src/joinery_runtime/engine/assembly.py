@@ -10,7 +10,7 @@ from typing import Any
 from joinery_runtime.core.compile import stored_columns
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.watermark import InputClock
-from joinery_runtime.engine.alignment import Budget
+from joinery_runtime.engine.epoch_budget import Budget
 from joinery_runtime.engine.idleness import IdleClock
 from joinery_runtime.engine.job_state import JobIdentity
 from joinery_runtime.engine.limits import StateLimits, StateQuota

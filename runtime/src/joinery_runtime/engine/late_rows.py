@@ -1,5 +1,8 @@
-"""Warns about inputs of which many rows are dropped as late, with the `watermark.delay` that would have kept them. The
-rule is that of `job.model.late_rule`."""
+"""Warns about inputs of which many rows are dropped as late, with the `watermark.delay` that would have kept them.
+
+One rule feeds the terminal, the job's page, `/status`, the metric behind the alert, the resource's condition and
+`joinery verify`: `watermark.lateWarning` sets the share of an input's newest records that may be late.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,11 @@ from typing import Any, NamedTuple
 from joinery_runtime.engine.report import Totals
 from joinery_runtime.job import Job
 from joinery_runtime.job.model.duration import format_duration
-from joinery_runtime.job.model.late_rule import LATE_RECORDS, LATE_WINDOW_MS
 from joinery_runtime.job.model.wording import agreeing, counted
+
+LATE_RECORDS = 10_000
+LATE_WINDOW_MS = 5 * 60_000
+"""The newest records are the last LATE_RECORDS, or those of the last LATE_WINDOW_MS if these are more."""
 
 
 @dataclass(frozen=True, slots=True)

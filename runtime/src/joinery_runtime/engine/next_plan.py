@@ -9,11 +9,10 @@ from dataclasses import dataclass, field, replace
 
 from joinery_runtime.connectors.source import Bounds, Range
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputTime, all_idle
-from joinery_runtime.engine.alignment import Backlog, Budget, EventTimeRates, allocate
+from joinery_runtime.engine.epoch_budget import UNKNOWN_BYTES, Backlog, Budget, EventTimeRates, RecordSizes, allocate
 from joinery_runtime.engine.job_state import JobState
 from joinery_runtime.engine.limits import InputActivity, Pauses, StateLimits
 from joinery_runtime.engine.plan import EpochPlan, Inputs, partition_id
-from joinery_runtime.engine.plan_size import UNKNOWN_BYTES, RecordSizes
 from joinery_runtime.engine.source_snapshot import SourceSnapshot
 from joinery_runtime.engine.table_order import tables_first_read
 from joinery_runtime.errors import SourceError

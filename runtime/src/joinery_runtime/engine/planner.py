@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 from joinery_runtime.connectors.source import Bounds, Range, SourcePlanner
 from joinery_runtime.connectors.store_identity import StoreIdentity
 from joinery_runtime.core.pipeline.watermark import InputClock, InputProgress, advance, all_idle
-from joinery_runtime.engine.alignment import EventTimeRates
+from joinery_runtime.engine.epoch_budget import UNKNOWN_BYTES, EventTimeRates, RecordSizes, allowed_bytes, smaller_plan
 from joinery_runtime.engine.idleness import Idleness
 from joinery_runtime.engine.job_state import JobState
 from joinery_runtime.engine.limits import Pauses, StateLimits
 from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.engine.next_plan import PlanHistory, PlanSettings, next_plan, read_shares, shards_for_cores
 from joinery_runtime.engine.plan import EpochPlan, Inputs, partition_id
-from joinery_runtime.engine.plan_size import UNKNOWN_BYTES, RecordSizes, allowed_bytes, smaller_plan
 from joinery_runtime.engine.source_snapshot import (
     SourceSnapshot,
     SourceStatus,

@@ -22,7 +22,7 @@ from joinery_runtime.connectors.source import Range
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary, ShardSummary
 from joinery_runtime.engine.protocol import choose_attempts
 from joinery_runtime.engine.read_report import LateRecords, ReadReport
-from joinery_runtime.engine.worker import Block, Sent
+from joinery_runtime.engine.worker import Block, Sent, Worker
 from joinery_runtime.errors import JoineryError
 
 MAX_THREADS = 8
@@ -243,3 +243,23 @@ def sorted_by_shard(sent: Iterable[Sent]) -> Inbox:
     for shard, block in sent:
         inbox[shard].append(block)
     return inbox
+
+
+class LocalHost:
+    """Runs all tasks of an epoch in this process: for epochs that the driver runs, traces, and tests of the engine.
+
+    Implements `engine.driver.Host` with one worker. Attempts are numbered, so runs are repeatable. Without `threads`
+    everything runs in the caller's thread, and an epoch has all of the job's shards."""
+
+    def __init__(self, worker: Worker, threads: int | None = None) -> None:
+        self._worker, self._threads = worker, Threads(threads or 1)
+        self.cores = threads
+        self._attempts = 0
+
+    def run(self, work: EpochWork) -> EpochOutcome:
+        self._attempts += 1
+        return run_epoch(self._worker, work, f"local{self._attempts}", self._threads)
+
+    def close(self) -> None:
+        """Ends the host's threads."""
+        self._threads.close()

@@ -20,8 +20,7 @@ from joinery_runtime.formats.batch import RawBatch
 from joinery_runtime.formats.convert import convert, in_years, shown
 from joinery_runtime.formats.records import BoolArray, Decoded, Decoder, Fault, IntArray, drop_rows, with_bad
 from joinery_runtime.job.model.inputs import Column
-from joinery_runtime.job.model.time_patterns import MONTHS, TimePattern, parse_pattern
-from joinery_runtime.job.model.times import EPOCH_UNITS, ISO, TEXT
+from joinery_runtime.job.model.time_formats import EPOCH_UNITS, ISO, MONTHS, TEXT, TimePattern, parse_pattern
 
 _T = pl.col("t")
 _MS_OF_A_DAY = 86_400_000

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from joinery_runtime.engine.driver import Host
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork
+from joinery_runtime.engine.tasks import LocalHost
 from joinery_runtime.errors import JoineryError, Superseded, Unavailable
 from joinery_runtime.hosts.background_call import BackgroundCall
 from joinery_runtime.hosts.java_process import JavaStart
-from joinery_runtime.hosts.local import LocalHost
 from joinery_runtime.hosts.scratch import scratch_folder
 from joinery_runtime.hosts.stores import PostgresStoreAddress
 from joinery_runtime.hosts.worker_builder import TaskWiring, local_worker

@@ -1,4 +1,4 @@
-"""Decides where the epochs of a run run.
+"""Decides which Spark a job runs on, and where its epochs run, before Spark starts.
 
 | Spark | epochs run |
 |---|---|
@@ -7,18 +7,25 @@
 | on the driver's machine, and JOINERY_WAIT_FOR_SPARK is set | on Spark |
 | on other machines | on Spark: the driver may lack what its executors have, above all memory |
 | has started: the caller's, or this run's before an edit of the job | on Spark |
+
+Imports no PySpark: that would take a tenth of a start.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import select
+import shutil
+import signal
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 from joinery_runtime.engine.tasks import MAX_THREADS
-from joinery_runtime.hosts.spark_master import ALONE, master_of
+from joinery_runtime.errors import EnvironmentProblem
 from joinery_runtime.hosts.spark_security import is_on_this_machine
 
 WAIT_FOR_SPARK = "JOINERY_WAIT_FOR_SPARK"
@@ -63,3 +70,69 @@ class EpochPlacement:
     def threads(self) -> int:
         """How many threads an epoch in the driver has."""
         return min(self.cores, MAX_THREADS)
+
+
+ALONE = "local[*,4]"
+"""The master where nobody names one: a task is tried four times, as on a cluster."""
+
+
+def master_of(conf: Mapping[str, str], master: str | None) -> str:
+    """The master that `start_context` will use; "" if spark-submit has set it."""
+    if master is not None:
+        return master
+    named = conf.get("spark.master")
+    if named is None and not runs_under_spark_submit():
+        named = conf_file().get("spark.master", ALONE)
+    return named or ""
+
+
+def conf_file() -> dict[str, str]:
+    """Reads `spark-defaults.conf` in SPARK_CONF_DIR, else in `conf` of SPARK_HOME. PySpark cannot tell these settings:
+    before the JVM runs it does not read the file, and after that Spark has added settings of its own."""
+    home = os.environ.get("SPARK_HOME")
+    folder = os.environ.get("SPARK_CONF_DIR") or (f"{home}/conf" if home else None)
+    if folder is None:
+        return {}
+    try:
+        text = Path(folder, "spark-defaults.conf").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    # The format is Java's properties. Spark's settings use plain lines of it: `key value`, `key=value`, `key: value`.
+    lines = [line.strip() for line in text.splitlines()]
+    pairs = [re.split(r"\s*[=:\s]\s*", line, maxsplit=1) for line in lines if line and line[0] not in "#!"]
+    return {key: "".join(value) for key, *value in pairs}
+
+
+def require_java() -> str | None:
+    """The path of the Java that Spark would start; None if spark-submit has started one. Raises EnvironmentProblem if
+    there is no Java."""
+    if runs_under_spark_submit():
+        return None
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=Path(home) / "bin" if home else None)
+    if java is None:
+        where = "JAVA_HOME holds no bin/java" if "JAVA_HOME" in os.environ else "no java on PATH, JAVA_HOME is not set"
+        raise EnvironmentProblem(
+            "Spark needs Java",
+            facts=where,
+            todo="Install Java 17 or newer; or run the job in this process, without Spark: joinery run --local, in "
+            "Python run(job, local=True)",
+        )
+    return java
+
+
+def runs_under_spark_submit() -> bool:
+    """Whether spark-submit started this process. Then the JVM already runs, with a master and a log of its own."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def stop_with_spark_submit() -> None:
+    """Sends this process a SIGTERM as soon as spark-submit, its parent, has ended. Spark ends with it, and a job that
+    has nothing to read would not notice."""
+    parent = os.pidfd_open(os.getppid())
+
+    def wait() -> None:
+        select.select([parent], [], [])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="joinery-spark-submit", daemon=True).start()

@@ -40,6 +40,7 @@ from joinery_runtime.errors import EnvironmentProblem, JoineryError, is_full, no
 from joinery_runtime.hosts.exchange_tls import encryption_warnings, exchange_todo, keep_from_tasks, tls_settings
 from joinery_runtime.hosts.executors import ActiveExecutors
 from joinery_runtime.hosts.java_process import JavaStart, end_new_java, image_archive, java_options
+from joinery_runtime.hosts.placement import ALONE, conf_file, require_java, runs_under_spark_submit
 from joinery_runtime.hosts.spark_internals import (
     exchanged_rdd,
     keep_environment_in_java,
@@ -49,7 +50,6 @@ from joinery_runtime.hosts.spark_internals import (
     start_java,
 )
 from joinery_runtime.hosts.spark_jobs import JobNames, collect_rdd
-from joinery_runtime.hosts.spark_master import ALONE, conf_file, require_java, runs_under_spark_submit
 from joinery_runtime.hosts.spark_security import (
     LOOPBACK,
     environment_defaults,

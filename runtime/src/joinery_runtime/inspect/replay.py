@@ -23,10 +23,10 @@ from joinery_runtime.engine.job_state import JobState, compare_with_state
 from joinery_runtime.engine.messages import EpochWork
 from joinery_runtime.engine.plan import EpochPlan, input_states, partition_id
 from joinery_runtime.engine.report import behind_watermark, result_json
+from joinery_runtime.engine.tasks import LocalHost
 from joinery_runtime.engine.worker import InputAccess, Worker, WorkerParts
 from joinery_runtime.errors import IncompatibleState, JoineryError, StateError, StoreUnavailable
 from joinery_runtime.formats.batch import PartitionRef
-from joinery_runtime.hosts.local import LocalHost
 from joinery_runtime.inspect.evidence import ReplayedEpoch
 from joinery_runtime.inspect.stored_state import epochs_after
 from joinery_runtime.inspect.trace_environment import LocalCapture

@@ -19,9 +19,9 @@ from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.compile.jobs import row_selections
 from joinery_runtime.core.pipeline.times import watermarks_out
 from joinery_runtime.core.pipeline.watermark import InputTime
-from joinery_runtime.engine.alignment import Budget
 from joinery_runtime.engine.assembly import identity, input_clocks, plan_settings
 from joinery_runtime.engine.driver import Driver, DriverParts
+from joinery_runtime.engine.epoch_budget import Budget
 from joinery_runtime.engine.lowering import lower_watermarks
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.report import EpochReport

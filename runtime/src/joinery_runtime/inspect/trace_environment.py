@@ -17,11 +17,11 @@ from joinery_runtime.connectors.sink import Attempt, AttemptRows, NamesNoStore, 
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
 from joinery_runtime.engine.driver import Host
+from joinery_runtime.engine.tasks import LocalHost
 from joinery_runtime.engine.worker import Worker, WorkerParts
 from joinery_runtime.formats.json.encode import PLAIN, JsonStyle, rows_to_json
 from joinery_runtime.formats.record_paths import paths_of
 from joinery_runtime.formats.records import Decoder
-from joinery_runtime.hosts.local import LocalHost
 from joinery_runtime.inspect.trace_steps import StepLog
 from joinery_runtime.job import Job
 from joinery_runtime.state.store import StateStore

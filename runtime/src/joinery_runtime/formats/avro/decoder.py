@@ -35,7 +35,7 @@ from joinery_runtime.formats.registry.schemas import AvroSchema, Schemas, Unknow
 from joinery_runtime.formats.row_decoder import RejectedRecord, RowDecoder, inside
 from joinery_runtime.job.model.inputs import Column, Input
 from joinery_runtime.job.model.paths import Path
-from joinery_runtime.job.model.times import ISO, is_pattern, needs_zone
+from joinery_runtime.job.model.time_formats import ISO, is_pattern, needs_zone
 
 
 class AvroDecoder(RowDecoder):

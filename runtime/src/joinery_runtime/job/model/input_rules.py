@@ -17,7 +17,7 @@ from joinery_runtime.job.model.draft import (
     repeats,
     unknown_column,
 )
-from joinery_runtime.job.model.times import ISO, TEXT, is_pattern, needs_zone
+from joinery_runtime.job.model.time_formats import ISO, TEXT, is_pattern, needs_zone
 from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import listed
 

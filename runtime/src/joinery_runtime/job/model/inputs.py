@@ -21,10 +21,9 @@ from joinery_runtime.job.model.base import (
     Text,
     TypeField,
 )
-from joinery_runtime.job.model.late_rule import LATE_SHARE
 from joinery_runtime.job.model.paths import Path, parse_path
 from joinery_runtime.job.model.secrets import SecretRef
-from joinery_runtime.job.model.times import checked_format, checked_zone
+from joinery_runtime.job.model.time_formats import checked_format, checked_zone
 from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import listed
 
@@ -276,7 +275,7 @@ class Watermark(Model):
     max_future: DurationOrOff = Field(default=24 * 3_600_000, examples=["1h"])
     """A record goes to the dead letters if its event time is further than this (a duration) ahead of the driver's
     clock, or of its Kafka timestamp if that is earlier. `off` takes any, for times that are planned or made up."""
-    late_warning: ShareOrOff = Field(default=LATE_SHARE, examples=["5%"])
+    late_warning: ShareOrOff = Field(default="1%", examples=["5%"])
     """Warns if at least this share of the input's newest records was dropped as late, in percent: of its last 10,000
     records, or of those of the last 5 minutes if these are more. `off` never warns."""
     explicit: Bool = False

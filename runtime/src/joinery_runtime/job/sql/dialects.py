@@ -17,7 +17,7 @@ from sqlglot.tokenizer_core import Token, TokenType
 
 from joinery_runtime.job.model.expression_tree import split_ands
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
-from joinery_runtime.job.model.times import BUCKETS_START_MS
+from joinery_runtime.job.model.time_formats import BUCKETS_START_MS
 from joinery_runtime.job.model.wording import listed
 from joinery_runtime.job.sql.clauses import keyword
 from joinery_runtime.job.sql.derived import Columns, EventTimes

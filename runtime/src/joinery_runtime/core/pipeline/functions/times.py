@@ -28,7 +28,7 @@ from joinery_runtime.core.pipeline.operators import (
     to_array,
 )
 from joinery_runtime.core.table.zones import utc_to_zone, zone_to_utc
-from joinery_runtime.job.model.times import BUCKETS_START_MS, checked_zone
+from joinery_runtime.job.model.time_formats import BUCKETS_START_MS, checked_zone
 
 TIMES = Family("Times")
 _TIME, _DATE = Parameter("time", "timestamp"), Parameter("date", "date")

@@ -17,7 +17,7 @@ from budget import examples
 from joinery_runtime.formats.text_columns import read_texts
 from joinery_runtime.job.model.base import AS_STORED
 from joinery_runtime.job.model.inputs import Column
-from joinery_runtime.job.model.times import checked_format, checked_zone, needs_zone
+from joinery_runtime.job.model.time_formats import checked_format, checked_zone, needs_zone
 
 TIMESTAMP = pa.field("c", pa.timestamp("ms", tz="UTC"))
 DAYS = ["%Y-%m-%d", "%d.%m.%y", "%m/%d/%Y", "%d %b %Y", "%B %d, %Y", "%Y-%j", "%a %d %b %Y", "%A, %d/%m/%y", "%Y%m%d"]

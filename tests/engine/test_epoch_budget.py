@@ -13,11 +13,10 @@ from engine.sim_run import small_world
 from engine.sim_steps import record
 from engine.simulation import World
 from joinery_runtime.connectors.source import Range
-from joinery_runtime.engine.alignment import Budget
 from joinery_runtime.engine.driver import Driver
+from joinery_runtime.engine.epoch_budget import UNKNOWN_BYTES, Budget, RecordSizes, allowed_bytes, smaller_plan
 from joinery_runtime.engine.loop import JobListener, Outages, run_until_stopped
 from joinery_runtime.engine.plan import EpochPlan
-from joinery_runtime.engine.plan_size import UNKNOWN_BYTES, RecordSizes, allowed_bytes, smaller_plan
 from joinery_runtime.errors import PlanTooLarge
 from joinery_runtime.formats.batch import PartitionRef
 
