@@ -52,7 +52,7 @@ def why(job: Job, tmp_path: Path, offset: int) -> list[str]:
 
 def test_what_a_record_did(job: Job, tmp_path: Path) -> None:
     lines = why(job, tmp_path, 0)
-    assert '  epoch 1 put out because of it: {"k": "a", "tenfold": 20}' in lines
+    assert '  epoch 1 emitted because of it: {"k": "a", "tenfold": 20}' in lines
     never_kept = "  never kept: a row is emitted by the epoch that reads its record (docs/semantics.md#p1)"
     assert never_kept in lines
     assert "  dropped: filtered (docs/semantics.md#j4)" in why(job, tmp_path, 1)
@@ -60,7 +60,7 @@ def test_what_a_record_did(job: Job, tmp_path: Path) -> None:
 
 
 def test_a_record_behind_the_watermark_was_taken(job: Job, tmp_path: Path) -> None:
-    assert '  epoch 2 put out because of it: {"k": "a", "tenfold": 30}' in why(job, tmp_path, 3)
+    assert '  epoch 2 emitted because of it: {"k": "a", "tenfold": 30}' in why(job, tmp_path, 3)
 
 
 def test_it_has_no_keys(job: Job) -> None:

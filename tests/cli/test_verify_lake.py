@@ -136,7 +136,7 @@ def test_rows_of_another_writer_are_told_apart(written: Written, table: Table) -
     table.append(rows.set_column(place, rows.schema.field(place), pa.array([-1, -2], pa.int64())))
     verdict = written.verdict()
     assert verdict.right
-    assert ["2 rows are there that these epochs have not put out" in note for note in verdict.notes] == [True]
+    assert ["2 rows are there that these epochs have not emitted" in note for note in verdict.notes] == [True]
     table.append(rows.slice(0, 1))
     verdict = written.verdict()
     assert dict(verdict.compared.counted) == {"extra": 1}, "a row of the job is there twice, whoever wrote it"

@@ -88,17 +88,17 @@ def connection(postgres_dsn: str) -> Iterator[psycopg.Connection[Any]]:
 def write(table: str, database: Database, tmp_path: Path) -> Any:
     """Runs a job into the table; `apart`: it is in another database than the state, or taken to be."""
 
-    def write(job: str, steps: Any, key: str = "", *, apart: bool = False, store: Any = None) -> Written:
-        dsn = f"{database.dsn}&application_name=apart" if apart else database.dsn
+    def write(job: str, steps: Any, key: str = "", *, external: bool = False, store: Any = None) -> Written:
+        dsn = f"{database.dsn}&application_name=external" if external else database.dsn
         text = job.replace("TABLE", table).replace("DSN", dsn).replace("STATE", database.dsn).replace("KEY", key)
         return Written(parse_job(text, "job.yaml"), steps, tmp_path / "cache", database, store)
 
     return write
 
 
-@pytest.mark.parametrize("apart", [False, True], ids=["beside", "apart"])
-def test_rows_that_are_inserted(write: Any, table: str, connection: psycopg.Connection[Any], *, apart: bool) -> None:
-    written = write(JOIN, STEPS, apart=apart)
+@pytest.mark.parametrize("external", [False, True], ids=["beside", "external"])
+def test_rows_that_are_inserted(write: Any, table: str, connection: psycopg.Connection[Any], *, external: bool) -> None:
+    written = write(JOIN, STEPS, external=external)
     written.publish()
     verdict = written.verdict()
     assert (verdict.right, verdict.notes) == (True, [])
@@ -126,7 +126,7 @@ def test_rows_that_are_inserted(write: Any, table: str, connection: psycopg.Conn
 
 
 def test_a_table_that_is_published_after_the_commit(write: Any) -> None:
-    written = write(JOIN, STEPS, apart=True)
+    written = write(JOIN, STEPS, external=True)
     newest = max(written.rows)
     written.publish(newest - 1)
     verdict = written.verdict()
@@ -189,7 +189,7 @@ def test_rows_of_an_earlier_life_make_nothing_wrong_unless_this_one_has_put_them
     second.publish()
     verdict, rows = second.verdict(), sum(rows.num_rows for rows in second.rows.values())
     assert (verdict.right, verdict.compared.rows) == (True, rows)
-    assert verdict.notes[0].startswith(f"output: {rows} rows are there that these epochs have not put out")
+    assert verdict.notes[0].startswith(f"output: {rows} rows are there that these epochs have not emitted")
     connection.execute(f"DELETE FROM {table} WHERE left_k = 'k8' AND left_ts < timestamptz 'epoch' + interval '99 ms'")
     assert dict(second.verdict().compared.counted) == {"missing": 1}
     connection.execute(f"UPDATE {table} SET left_v = left_v - 1000 WHERE left_v >= 1000 AND left_k = 'k7'")
@@ -199,11 +199,11 @@ def test_rows_of_an_earlier_life_make_nothing_wrong_unless_this_one_has_put_them
     assert f"{again} rows are there once too often" in verdict.notes[0]
 
 
-@pytest.mark.parametrize("apart", [False, True], ids=["beside", "apart"])
+@pytest.mark.parametrize("external", [False, True], ids=["beside", "external"])
 def test_sessions_that_were_taken_back(
-    write: Any, table: str, connection: psycopg.Connection[Any], *, apart: bool
+    write: Any, table: str, connection: psycopg.Connection[Any], *, external: bool
 ) -> None:
-    written = write(SESSIONS, CLICKS, apart=apart)
+    written = write(SESSIONS, CLICKS, external=external)
     written.publish()
     there = connection.execute(f"SELECT k, n, total FROM {table} ORDER BY k, window_start").fetchall()
     assert there == [("a", 3, 7), ("b", 1, 1), ("b", 1, 1)]

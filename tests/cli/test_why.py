@@ -22,7 +22,7 @@ from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.inspect.state_show import show
 from joinery_runtime.inspect.trace import run_trace
 from joinery_runtime.inspect.trace_steps import PARTITION, rows_by_input
-from joinery_runtime.inspect.why import Answer, Explained, explain_records, whole_topic
+from joinery_runtime.inspect.why import Answer, Explained, explain_records, topic_in_plans
 from joinery_runtime.inspect.why_records import FoundRecord, RecordPosition
 from joinery_runtime.job import Job, StreamJoin, parse_job
 from joinery_runtime.state.memory import MemoryStore
@@ -122,8 +122,8 @@ def test_the_answer_as_text(tmp_path: Path) -> None:
     steps.write_text("".join(json.dumps(step) + "\n" for step in STEPS))
     lines = list(why_command(parse_job(JOB, "job.yaml"), ("k=a",), None, None, steps).lines())
     assert lines[0] == "job orders-payments, epochs 1 to 4: 5 records"
-    assert '  epoch 2 put out because of it: {"l": "A", "r": "x"}' in lines
-    assert '  without it, epoch 3 would have put out: {"l": "A", "r": null}' in lines
+    assert '  epoch 2 emitted because of it: {"l": "A", "r": "x"}' in lines
+    assert '  without it, epoch 3 would have emitted: {"l": "A", "r": null}' in lines
     assert "  dropped: late (docs/semantics.md#t10)" in lines
     assert "  taken; no row was emitted because of it so far" in lines
 
@@ -156,18 +156,18 @@ def explained_as(job_type: str, tmp_path: Path) -> dict[tuple[str, int], list[st
 
 def test_why_an_order_is_not_in_the_output_of_an_anti_join(tmp_path: Path) -> None:
     said = explained_as("anti", tmp_path)
-    assert '  epoch 3 put out because of it, without a match (docs/semantics.md#e3): {"l": "B"}' in said["l", 1]
+    assert '  epoch 3 emitted because of it, without a match (docs/semantics.md#e3): {"l": "B"}' in said["l", 1]
     assert any("they match, so the row of l is not emitted (docs/semantics.md#e3)" in line for line in said["l", 0])
     assert LEFT_WITH_ITS_MATCH in said["l", 0]
-    assert '  without it, epoch 3 would have put out: {"l": "A"}' in said["r", 0]
+    assert '  without it, epoch 3 would have emitted: {"l": "A"}' in said["r", 0]
     assert "  taken; no row was emitted because of it so far" in said["l", 3]
 
 
 def test_why_an_order_is_in_the_output_of_a_semi_join(tmp_path: Path) -> None:
     said = explained_as("semi", tmp_path)
-    assert '  epoch 2 put out because of it: {"l": "A"}' in said["l", 0]
+    assert '  epoch 2 emitted because of it: {"l": "A"}' in said["l", 0]
     assert LEFT_WITH_ITS_MATCH in said["l", 0]
-    assert '  epoch 2 put out because of it: {"l": "A"}' in said["r", 0]
+    assert '  epoch 2 emitted because of it: {"l": "A"}' in said["r", 0]
     assert "  no record of r with its key was read that can match" in said["l", 1]
 
 
@@ -196,10 +196,10 @@ def test_a_question_without_an_answer(asked: Any, question: tuple[str, ...], say
 def test_a_file_is_named_by_the_end_of_its_path() -> None:
     ranges = tuple(Range(PartitionRef("l", f"/data/{name}", 0), 0, 9) for name in ("a/l.jsonl", "b/l.jsonl", "r.jsonl"))
     plans = [EpochPlan(epoch=1, shards=1, ranges=ranges, watermarks={})]
-    assert whole_topic("r.jsonl", plans) == "/data/r.jsonl"
-    assert whole_topic("a/l.jsonl", plans) == "/data/a/l.jsonl"
-    assert whole_topic("/data/r.jsonl", plans) == "/data/r.jsonl"
-    assert whole_topic("l.jsonl", plans) == "l.jsonl"  # two end so
+    assert topic_in_plans("r.jsonl", plans) == "/data/r.jsonl"
+    assert topic_in_plans("a/l.jsonl", plans) == "/data/a/l.jsonl"
+    assert topic_in_plans("/data/r.jsonl", plans) == "/data/r.jsonl"
+    assert topic_in_plans("l.jsonl", plans) == "l.jsonl"  # two end so
 
 
 # --- every kind -------------------------------------------------------------------------------------------------------
@@ -712,7 +712,7 @@ def test_a_record_is_part_of_a_session_that_others_explain_as_well(tmp_path: Pat
         (part,) = told[offset].document()["part_of"]
         assert part["row"]["most"] == "Z"
         (line,) = [line for line in told[offset].lines() if "part of" in line]
-        assert line.startswith(f"  part of what epoch {part['epoch']} put out, which is the same without it: ")
+        assert line.startswith(f"  part of what epoch {part['epoch']} emitted, which is the same without it: ")
         assert not any("no row was emitted" in line for line in told[offset].lines())
     assert all(not told[offset].part_of for offset in (4, 5))
 

@@ -105,11 +105,11 @@ class Written:
                 self.dead[entry.epoch] = pa.concat_tables(replayed.dead)
 
     def with_rows(self, count: int) -> list[int]:
-        """The epochs that put out so many rows or more."""
+        """The epochs that emitted so many rows or more."""
         return [epoch for epoch, rows in self.rows.items() if rows.num_rows >= count]
 
     def epoch_of(self, left_ts: int) -> int:
-        """That has put out the row whose left side has this event time."""
+        """That has emitted the row whose left side has this event time."""
         (epoch,) = (
             epoch
             for epoch, rows in self.rows.items()

@@ -48,14 +48,14 @@ def table() -> str:
     return next(_tables)
 
 
-@pytest.fixture(params=[False, True], ids=["beside", "apart"])
-def apart(request: pytest.FixtureRequest) -> bool:
+@pytest.fixture(params=[False, True], ids=["beside", "external"])
+def external(request: pytest.FixtureRequest) -> bool:
     """Whether the table is taken to be in another database than the state's."""
     return bool(request.param)
 
 
 @pytest.fixture
-def make(dsn: str, table: str, apart: bool) -> Iterator[Callable[..., PostgresSink]]:
+def make(dsn: str, table: str, external: bool) -> Iterator[Callable[..., PostgresSink]]:
     """Makes prepared sinks on this test's table: of a schema and the columns of the upsert key."""
     made: list[PostgresSink] = []
 
@@ -67,8 +67,8 @@ def make(dsn: str, table: str, apart: bool) -> Iterator[Callable[..., PostgresSi
         ordered: bool = False,
     ) -> PostgresSink:
         target = TargetTable(table, upsert_key, retracted, nested, ordered=ordered)
-        staging = Staging.of("joinery_out", "job", table, apart=apart)
-        sink = ExternalPostgresSink(dsn, target, staging, schema) if apart else PostgresSink(dsn, target, staging)
+        staging = Staging.of("joinery_out", "job", table, external=external)
+        sink = ExternalPostgresSink(dsn, target, staging, schema) if external else PostgresSink(dsn, target, staging)
         made.append(sink)
         sink.prepare(schema)
         return sink

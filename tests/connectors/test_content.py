@@ -48,7 +48,7 @@ def test_every_type_in_a_lake(kind: str, tmp_path: Path) -> None:
     opened = lake.sink(EVERY_TYPE).table  # a table tells the mark that it had when it was read last
     content = LakeContent(opened, "job", INCARNATION, EVERY_TYPE, 3)
     assert content.complete_to == 7
-    assert [piece.ours for piece in content.pieces()] == [True]
+    assert [piece.is_own for piece in content.pieces()] == [True]
     assert texts(content) == content.texts(ROWS)
     assert LakeContent(opened, "job", "another-life", EVERY_TYPE, 3).complete_to == 3
     assert len(set(texts(content))) == 2
@@ -174,7 +174,7 @@ def test_a_transaction_that_stays_open_is_named(kafka_broker: KafkaAdmin, monkey
 
 
 @pytest.mark.services
-@pytest.mark.parametrize("apart", [False], indirect=True)
+@pytest.mark.parametrize("external", [False], indirect=True)
 def test_every_type_in_postgres(
     dsn: str, table: str, connection: psycopg.Connection, make: Callable[..., PostgresSink]
 ) -> None:
@@ -194,7 +194,7 @@ def test_every_type_in_postgres(
 
 
 @pytest.mark.services
-@pytest.mark.parametrize("apart", [False, True], indirect=True)
+@pytest.mark.parametrize("external", [False, True], indirect=True)
 def test_json_is_jsonb_in_postgres(
     dsn: str, table: str, connection: psycopg.Connection, make: Callable[..., PostgresSink]
 ) -> None:
@@ -211,7 +211,7 @@ def test_json_is_jsonb_in_postgres(
 
 
 @pytest.mark.services
-@pytest.mark.parametrize("apart", [False], indirect=True)
+@pytest.mark.parametrize("external", [False], indirect=True)
 def test_a_table_is_read_between_two_commits(dsn: str, table: str, make: Callable[..., PostgresSink]) -> None:
     make(EVERY_TYPE)
     epochs = iter([3, 4, 5, 6, 7, 7])

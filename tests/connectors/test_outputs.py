@@ -18,7 +18,7 @@ from joinery_runtime.connectors.outputs import Outputs, forget_output
 from joinery_runtime.connectors.postgres.external import ExternalPostgresSink
 from joinery_runtime.connectors.postgres.sink import PostgresSink
 from joinery_runtime.connectors.postgres.table import TargetTable
-from joinery_runtime.connectors.sink import life_of
+from joinery_runtime.connectors.sink import short_incarnation
 from joinery_runtime.errors import SinkError
 from joinery_runtime.formats.avro.encode import AvroOutput
 from joinery_runtime.formats.protobuf.encode import ProtobufOutput
@@ -193,10 +193,10 @@ def test_rows_that_were_held_are_named_when_the_job_is_deleted(postgres_dsn: str
     sink.publish(1, [sink.writer().write(attempt(), pa.table({"a": [1, 2]}))])
     left = forget(made, Store(postgres_dsn), INCARNATION)
     assert left == (
-        f"2 rows are left that nobody has seen yet: remove {tmp_path / '.held'}/*-of-{life_of(INCARNATION)}.*"
+        f"2 rows are left that nobody has seen yet: remove {tmp_path / '.held'}/*-of-{short_incarnation(INCARNATION)}.*"
     )
     assert forget(made, Store(postgres_dsn), "another-life") is None, "rows of a job that lives"
-    apart = {"postgres": {"table": "t", "dsn": "host=127.0.0.1 port=1"}}
-    both = forget(job(output=apart, deadLetter={"file": {"path": str(tmp_path)}}), Store(postgres_dsn), INCARNATION)
+    external = {"postgres": {"table": "t", "dsn": "host=127.0.0.1 port=1"}}
+    both = forget(job(output=external, deadLetter={"file": {"path": str(tmp_path)}}), Store(postgres_dsn), INCARNATION)
     assert both is not None
     assert both.startswith(f"{left}; Staging tables of job j are left in the database of output.postgres: ")

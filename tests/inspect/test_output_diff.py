@@ -1,4 +1,4 @@
-"""A topic against what the epochs have put out, where nobody needs a broker: rows that are there too often, and topics
+"""A topic against what the epochs have emitted, where nobody needs a broker: rows that are there too often, and topics
 that have lost their beginning."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from joinery_runtime.inspect.output_diff import OutputDiff
 from joinery_runtime.inspect.row_differences import RowComparison
 from joinery_runtime.job import parse_job
 
-EPOCHS = {1: 1, 2: 2, 3: 3}  # the value of the row that each puts out
+EPOCHS = {1: 1, 2: 2, 3: 3}  # the value of the row that each emits
 
 
 @dataclass
@@ -85,9 +85,9 @@ def test_equal_rows_of_epochs_before_the_first_one_are_a_note(tmp_path: Path) ->
         topic = Topic([*map(row, (*earlier, 1, 2, 3))])
         into, notes = compared(topic, tmp_path / name, alone=False, since=1)
         assert dict(into.counted) == found
-        often = "1 rows are there more often than these epochs put them out; epochs before 1 may have put out equal"
+        often = "1 rows are there more often than these epochs emitted them; epochs before 1 may have emitted equal"
         assert [often in note for note in notes if "more often" in note] == [True] * (name == "equal")
-        (note,) = [each for each in notes if "these epochs have not put out" in each]
+        (note,) = [each for each in notes if "these epochs have not emitted" in each]
         assert note.startswith("output: 2 rows are there")
 
 
@@ -131,4 +131,4 @@ def test_what_may_be_there_again_or_be_of_others_is_a_note(tmp_path: Path) -> No
     into, notes = compared(Topic([*map(row, (1, 2, 3, 3, 9))]), tmp_path, alone=False, may_repeat=True)
     assert (dict(into.counted), into.rows) == ({}, 3)
     assert "1 row is there again, as delivery: atLeastOnce allows" in notes[0]
-    assert "1 row is there that these epochs have not put out" in notes[1]
+    assert "1 row is there that these epochs have not emitted" in notes[1]

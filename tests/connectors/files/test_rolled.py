@@ -21,7 +21,7 @@ from joinery_runtime.connectors.files import rolling
 from joinery_runtime.connectors.files import sink as files
 from joinery_runtime.connectors.files.rolling import Rolling
 from joinery_runtime.connectors.files.sink import FileSink, published
-from joinery_runtime.connectors.sink import Receipt, life_of
+from joinery_runtime.connectors.sink import Receipt, short_incarnation
 from joinery_runtime.errors import Fenced, SinkError
 
 EPOCHS = 6
@@ -244,7 +244,7 @@ def test_rows_that_no_commit_has_named_are_found_once(store: Store) -> None:
 
 
 def values_of(store: Store, epoch: int) -> list[int]:
-    lines = published(str(store.folder), epoch, lambda of: store.committed[of - 1], life_of(INCARNATION))
+    lines = published(str(store.folder), epoch, lambda of: store.committed[of - 1], short_incarnation(INCARNATION))
     return [json.loads(line)["a"] for line in lines]
 
 
@@ -302,7 +302,9 @@ def test_another_life_s_held_files_are_left_alone_and_told_of(store: Store) -> N
     assert sorted(read(store.folder)) == [10_100, 10_101, 10_102]
     assert sorted((store.folder / ".held").iterdir()) == held
     (warning,) = warnings
-    assert warning.startswith(f"{store.folder / '.held'}/*-of-{life_of(INCARNATION)}.* hold 12 rows of another job")
+    assert warning.startswith(
+        f"{store.folder / '.held'}/*-of-{short_incarnation(INCARNATION)}.* hold 12 rows of another job"
+    )
     store.epoch(earlier, store.generation, 3, range(0), last=True)
     assert set(read(store.folder).values()) == {1}
     assert read(store.folder).total() == 15, "the job whose they are still shows them"

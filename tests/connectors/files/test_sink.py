@@ -18,11 +18,11 @@ import pytest
 
 from connectors.rows import EMPTY, EVERY_TYPE, FULL, INCARNATION, attempt, recovery
 from joinery_runtime.connectors.files.sink import FileSink, published
-from joinery_runtime.connectors.sink import life_of
+from joinery_runtime.connectors.sink import short_incarnation
 from joinery_runtime.errors import OutputUnavailable, SinkError
 
 ROWS = pa.table({"a": [1, 2]})
-LIFE = life_of(INCARNATION)
+LIFE = short_incarnation(INCARNATION)
 
 
 @pytest.fixture(params=["json", "parquet"])

@@ -184,18 +184,18 @@ def test_a_property_that_is_not_known(way: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def apart() -> Iterator[KafkaBroker]:
+def own_broker() -> Iterator[KafkaBroker]:
     """A broker that can be cut off, and that wants to know who reads."""
     with KafkaBroker(proxied=True, secure=True) as running:
         yield running
 
 
 @services
-def test_a_secure_broker(apart: KafkaBroker, way: str) -> None:
+def test_a_secure_broker(own_broker: KafkaBroker, way: str) -> None:
     topic = unique("clients")
-    apart.create_topic(topic)
-    send(apart.bootstrap, topic, [b"a"])
-    access = apart.secure_access
+    own_broker.create_topic(topic)
+    send(own_broker.bootstrap, topic, [b"a"])
+    access = own_broker.secure_access
     properties = {**access.plain, **access.secret}
     with closing(reader_for(kafka_input(access.bootstrap, topic, properties=properties))) as reader:
         assert [batch.values.to_pylist() for batch in reader.read(Range(ref(topic), 0, 1))] == [[b"a"]]
@@ -208,18 +208,20 @@ def test_a_secure_broker(apart: KafkaBroker, way: str) -> None:
 
 
 @services
-def test_a_broker_that_goes_away_and_comes_back(apart: KafkaBroker, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_goes_away_and_comes_back(
+    own_broker: KafkaBroker, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     topic = unique("clients")
-    apart.create_topic(topic)
-    send(apart.bootstrap, topic, [b"a"])
-    with closing(reader_for(kafka_input(apart.proxied_bootstrap, topic))) as reader:
+    own_broker.create_topic(topic)
+    send(own_broker.bootstrap, topic, [b"a"])
+    with closing(reader_for(kafka_input(own_broker.proxied_bootstrap, topic))) as reader:
         assert [batch.values.to_pylist() for batch in reader.read(Range(ref(topic), 0, 1))] == [[b"a"]]
         monkeypatch.setattr("joinery_runtime.connectors.kafka.reader._STALLED_SECONDS", 2.0)
-        apart.proxies[0].cut()
-        send(apart.bootstrap, topic, [b"b"])
+        own_broker.proxies[0].cut()
+        send(own_broker.bootstrap, topic, [b"b"])
         with pytest.raises(SourceUnavailable):
             list(reader.read(Range(ref(topic), 1, 2)))
-        apart.proxies[0].restore()
+        own_broker.proxies[0].restore()
         monkeypatch.setattr("joinery_runtime.connectors.kafka.reader._STALLED_SECONDS", 30.0)
         assert [batch.values.to_pylist() for batch in reader.read(Range(ref(topic), 1, 2))] == [[b"b"]]
 

@@ -77,6 +77,9 @@ def test_an_outage_is_logged_once_and_not_by_an_error_that_says_less(caplog: pyt
 def test_an_address_with_a_scheme_is_no_broker_that_does_not_run(address: str, todo: str) -> None:
     model = kafka_input(address, "any")
     assert model.kafka is not None
-    for error in (Cluster.of("in", model.kafka).outage("no answer", "x"), KafkaTarget("out", address).away("no", "x")):
+    for error in (
+        Cluster.of("in", model.kafka).outage("no answer", "x"),
+        KafkaTarget("out", address).unavailable("no", "x"),
+    ):
         with pytest.raises(type(error), match=todo):
             raise error

@@ -25,12 +25,12 @@ from joinery_runtime.connectors.lake.delta import DeltaLakeTable
 from joinery_runtime.connectors.lake.iceberg import IcebergTable
 from joinery_runtime.connectors.lake.sink import LakeSink
 from joinery_runtime.connectors.outputs import Outputs
-from joinery_runtime.connectors.sink import life_of
+from joinery_runtime.connectors.sink import short_incarnation
 from joinery_runtime.errors import EnvironmentProblem, OutputUnavailable, SinkError
 
 ROWS = pa.table({"a": [1, 2]})
 MORE = pa.table({"a": [3]})
-LIFE = life_of(INCARNATION)
+LIFE = short_incarnation(INCARNATION)
 
 
 class Lake:

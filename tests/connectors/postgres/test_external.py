@@ -59,7 +59,7 @@ def driver(there: str, table: str) -> Iterator[MakeApart]:
     made: list[ExternalPostgresSink] = []
 
     def maker(dsn: str = there, *, prepared: bool = True) -> ExternalPostgresSink:
-        sink = ExternalPostgresSink(dsn, TargetTable(table), Staging.of(SCHEMA, "job", table, apart=True), PAIR)
+        sink = ExternalPostgresSink(dsn, TargetTable(table), Staging.of(SCHEMA, "job", table, external=True), PAIR)
         made.append(sink)
         if prepared:
             sink.prepare(PAIR)
@@ -207,7 +207,7 @@ def test_deleting_a_job_takes_its_staging_and_marks(
     marks = f"SELECT count(*) FROM {SCHEMA}.output_marks WHERE job = 'job'"
     assert looking.execute(marks).fetchone() != (0,)
     for _ in ("there", "gone already"):
-        drop_staging(there, SCHEMA, "job", apart=True)
+        drop_staging(there, SCHEMA, "job", external=True)
         drop_marks(there, SCHEMA, "job")
         assert looking.execute(marks).fetchone() == (0,)
     assert content(looking, table) == [(1, "a")]

@@ -43,7 +43,7 @@ def test_each_order_column_decides(connection, make, table, number) -> None:
 
 
 def test_rows_that_an_earlier_release_staged_are_kept_and_moved(connection, make, table) -> None:
-    """Its staging tables have no columns for the order. In a database apart, they may have committed rows."""
+    """Its staging tables have no columns for the order. In a database external, they may have committed rows."""
     older = make(PAIR, "k")
     receipt = older.writer().write(attempt(), pa.Table.from_pylist([{"k": 1, "v": v} for v in "ab"], schema=PAIR))
     sink = make(PAIR, "k", ordered=True)

@@ -14,7 +14,7 @@ from connectors.rows import EVERY_TYPE, FULL, ROWS, attempt
 from joinery_runtime.errors import SinkError
 
 pytestmark = pytest.mark.services
-BESIDE = pytest.mark.parametrize("apart", [False])  # what happens inside the transaction of the state
+BESIDE = pytest.mark.parametrize("external", [False])  # what happens inside the transaction of the state
 
 SESSIONS = pa.schema(
     {"user": pa.string(), "place": pa.int64(), "session_id": pa.uint64(), "events": pa.int64(), "retracted": pa.bool_()}

@@ -63,9 +63,9 @@ def own(dsn: str) -> Iterator[str]:
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
-def sink_of(dsn: str, table: TargetTable, *, apart: bool = False) -> PostgresSink:
-    staging = Staging.of("joinery", "job", table.name, apart=apart)
-    return ExternalPostgresSink(dsn, table, staging, ROWS.schema) if apart else PostgresSink(dsn, table, staging)
+def sink_of(dsn: str, table: TargetTable, *, external: bool = False) -> PostgresSink:
+    staging = Staging.of("joinery", "job", table.name, external=external)
+    return ExternalPostgresSink(dsn, table, staging, ROWS.schema) if external else PostgresSink(dsn, table, staging)
 
 
 def write(dsn: str, sink: PostgresSink) -> None:
@@ -87,14 +87,14 @@ def run(dsn: str, statements: str) -> None:
         connection.execute(statements)
 
 
-def test_a_table_of_another_role_is_refused_unless_the_job_names_it(own: str, apart: bool) -> None:
+def test_a_table_of_another_role_is_refused_unless_the_job_names_it(own: str, external: bool) -> None:
     run(own, "CREATE TABLE t (k bigint, v text); ALTER TABLE t OWNER TO reporter")
     for named in (None, "writer"):
         with pytest.raises(
             SinkError, match=r"t belongs to another role: reporter.*output.postgres.tableOwner: reporter"
         ):
-            sink_of(own, TargetTable("t", owner=named), apart=apart).prepare(ROWS.schema)
-    write(own, sink_of(own, TargetTable("t", owner="reporter"), apart=apart))
+            sink_of(own, TargetTable("t", owner=named), external=external).prepare(ROWS.schema)
+    write(own, sink_of(own, TargetTable("t", owner="reporter"), external=external))
     assert rows_of(own, "t") == [(1, "a"), (2, "b")]
 
 
@@ -106,7 +106,7 @@ def test_a_table_of_another_role_is_refused_unless_the_job_names_it(own: str, ap
         "CREATE RULE audit AS ON INSERT TO t DO ALSO SELECT 1",
     ],
 )
-def test_a_table_with_triggers_or_rules_is_refused_unless_the_job_says_so(own: str, apart: bool, code: str) -> None:
+def test_a_table_with_triggers_or_rules_is_refused_unless_the_job_says_so(own: str, external: bool, code: str) -> None:
     """A trigger may name a table without its schema, as for any other client."""
     run(
         own,
@@ -115,8 +115,8 @@ def test_a_table_with_triggers_or_rules_is_refused_unless_the_job_says_so(own: s
         "AS 'BEGIN INSERT INTO log VALUES (1); RETURN new; END';" + code,
     )
     with pytest.raises(SinkError, match=r"t has triggers or rules: audit.*output.postgres.allowTriggers: true"):
-        sink_of(own, TargetTable("t"), apart=apart).prepare(ROWS.schema)
-    write(own, sink_of(own, TargetTable("t", triggers=True), apart=apart))
+        sink_of(own, TargetTable("t"), external=external).prepare(ROWS.schema)
+    write(own, sink_of(own, TargetTable("t", triggers=True), external=external))
     assert rows_of(own, "t") == [(1, "a"), (2, "b")]
 
 
@@ -131,7 +131,9 @@ def test_a_partition_counts_too(own: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["trap, pg_catalog, public", "public, trap", "trap"])
-def test_no_function_or_operator_of_another_is_called_through_the_search_path(own: str, apart: bool, path: str) -> None:
+def test_no_function_or_operator_of_another_is_called_through_the_search_path(
+    own: str, external: bool, path: str
+) -> None:
     job = "job"
     run(own, f"CREATE SCHEMA trap; {TRAPS}")
     run(own, f"ALTER DATABASE {psycopg.conninfo.conninfo_to_dict(own)['dbname']} SET search_path = {path}")
@@ -141,7 +143,7 @@ def test_no_function_or_operator_of_another_is_called_through_the_search_path(ow
         store.stage(job, [segment("a")])
         store.create_savepoint(job, "sp")
         table = TargetTable("trap.t" if path == "trap" else "t", ("k",))
-        sink = sink_of(own, table, apart=apart)
+        sink = sink_of(own, table, external=external)
         sink.prepare(typed.schema)
         receipt = sink.writer().write(attempt(), typed)
         effects = [lambda connection: sink.in_transaction(connection, 1, [receipt])]
@@ -160,14 +162,14 @@ def test_no_function_or_operator_of_another_is_called_through_the_search_path(ow
         assert connection.execute("SELECT * FROM trap.calls").fetchall() == []
 
 
-def test_a_table_without_a_schema_is_where_the_roles_path_leads(own: str, apart: bool) -> None:
+def test_a_table_without_a_schema_is_where_the_roles_path_leads(own: str, external: bool) -> None:
     run(own, "CREATE SCHEMA reports")
     run(own, f"ALTER DATABASE {psycopg.conninfo.conninfo_to_dict(own)['dbname']} SET search_path = reports, public")
-    write(own, sink_of(own, TargetTable("t"), apart=apart))
+    write(own, sink_of(own, TargetTable("t"), external=external))
     assert rows_of(own, "reports.t") == [(1, "a"), (2, "b")]
 
 
-def test_a_role_with_the_documented_grants_suffices(own: str, apart: bool) -> None:
+def test_a_role_with_the_documented_grants_suffices(own: str, external: bool) -> None:
     """docs/security.md: the schema is made before, and a table of another role."""
     run(
         own,
@@ -181,7 +183,7 @@ def test_a_role_with_the_documented_grants_suffices(own: str, apart: bool) -> No
         record = store.acquire("job")
         store.stage("job", [segment("a")])
         table = TargetTable("reports.t", ("k",), owner="reporter")
-        sink = sink_of(writer, table, apart=apart)
+        sink = sink_of(writer, table, external=external)
         sink.prepare(ROWS.schema)
         receipt = sink.writer().write(attempt(), ROWS)
         effects = [lambda connection: sink.in_transaction(connection, 1, [receipt])]

@@ -24,7 +24,7 @@ from joinery_runtime.connectors.postgres.table import TargetTable
 from joinery_runtime.errors import SinkError, StoreUnavailable, Unavailable
 
 pytestmark = pytest.mark.services
-BESIDE = pytest.mark.parametrize("apart", [False])  # what happens inside the transaction of the state
+BESIDE = pytest.mark.parametrize("external", [False])  # what happens inside the transaction of the state
 PAIR = pa.schema({"k": pa.int64(), "v": pa.string()})
 
 
@@ -243,7 +243,7 @@ def test_who_reads_a_table_does_not_wait_for_its_new_columns_for_long(
             make(pa.schema([*PAIR, pa.field("w", pa.int64())]))
 
 
-def test_a_table_of_somebody_else_s_is_altered_by_its_owner(connection, table, dsn, apart) -> None:
+def test_a_table_of_somebody_else_s_is_altered_by_its_owner(connection, table, dsn, external) -> None:
     """And by the statement that the job names."""
     role = f"writer_of_{table}"
     connection.execute(f"CREATE TABLE {table} (k bigint, v text)")
@@ -254,8 +254,8 @@ def test_a_table_of_somebody_else_s_is_altered_by_its_owner(connection, table, d
     theirs = make_conninfo(dsn, user=role, password="secret")
     target = TargetTable(table, owner=connection.info.user)
     wider = pa.schema([*PAIR, pa.field("w", pa.int64())])
-    staging = Staging.of(f"out_{table}", "job", table, apart=apart)
-    sink = ExternalPostgresSink(theirs, target, staging, wider) if apart else PostgresSink(theirs, target, staging)
+    staging = Staging.of(f"out_{table}", "job", table, external=external)
+    sink = ExternalPostgresSink(theirs, target, staging, wider) if external else PostgresSink(theirs, target, staging)
     statement = f'ALTER TABLE "{table}" ADD COLUMN IF NOT EXISTS "w" bigint'
     with pytest.raises(SinkError) as caught:
         sink.prepare(wider)

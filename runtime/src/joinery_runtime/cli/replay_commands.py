@@ -42,7 +42,7 @@ def why_command(job: Job, key: Sequence[str], record: str | None, until: int | N
     if steps is not None:
         store, trace_steps = MemoryStore(), [step for _, step in read_steps(steps)]
         for _ in run_trace(job, trace_steps, store):
-            """What the steps put out is asked for afterwards."""
+            """What the steps emitted is asked for afterwards."""
         logs = {side.name: StepLog(side) for side in job.inputs}
         for step in trace_steps:
             for name, rows in rows_by_input(step).items():

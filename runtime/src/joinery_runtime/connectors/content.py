@@ -47,12 +47,12 @@ _NULL = b"\\N"
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Some rows of an output as texts: lines of JSON, in Kafka followed by key and headers if the job sets those.
-    `numbers` give the order of the rows. `ours`: as far as the output shows, nobody else has written them."""
+    `numbers` give the order of the rows. `is_own`: as far as the output shows, nobody else has written them."""
 
     texts: Sequence[bytes]
-    places: Sequence[str]
+    locations: Sequence[str]
     numbers: Sequence[int]
-    ours: bool = True
+    is_own: bool = True
 
 
 class Content(Protocol):
@@ -243,8 +243,8 @@ class KafkaContent:
             if head is not None and len(head) < _HEAD:
                 head.append(text)
         topic = self._target.topic
-        places = [f"{topic}:{message.partition()}={message.offset()}" for message in messages]
-        return Piece(texts, places, [message.offset() or 0 for message in messages])
+        locations = [f"{topic}:{message.partition()}={message.offset()}" for message in messages]
+        return Piece(texts, locations, [message.offset() or 0 for message in messages])
 
     def _texts_of(self, messages: Sequence[Message], values: list[bytes]) -> list[bytes]:
         if not self._target.key and not self._target.headers:

@@ -22,7 +22,7 @@ from joinery_runtime.connectors.postgres.external import ExternalPostgresSink, d
 from joinery_runtime.connectors.postgres.sink import PostgresSink, Staging, connections, drop_staging, staging_apart
 from joinery_runtime.connectors.postgres.table import TargetTable
 from joinery_runtime.connectors.several_outputs import OutputPart, SeveralLimits, SeveralOutputs
-from joinery_runtime.connectors.sink import RowLimit, Sink, life_of
+from joinery_runtime.connectors.sink import RowLimit, Sink, short_incarnation
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.compile.jobs import RowSelection, row_selections
 from joinery_runtime.errors import EnvironmentProblem, SinkError
@@ -94,12 +94,12 @@ class OutputTarget:
                 table = self._target_table(postgres)
                 if postgres.dsn is None or postgres.dsn == store.dsn:
                     return PostgresSink(store.dsn, table, Staging.of(store.schema, self.job, table.name))
-                staging = Staging.of(store.schema, self.job, table.name, apart=True)
+                staging = Staging.of(store.schema, self.job, table.name, external=True)
                 return ExternalPostgresSink(postgres.dsn, table, staging, self.schema)
             case Output(file=FileOutput() as file):
                 assert self.output.format in ("json", "parquet"), "the job's validation sees to it"
                 options = (self.output.format, self.style, _rolling_policy(file))
-                return FileSink(file.path, *options, life=life_of(incarnation))
+                return FileSink(file.path, *options, incarnation=short_incarnation(incarnation))
             case Output(iceberg=IcebergOutput()) | Output(delta=DeltaOutput()):
                 return LakeSink(lake_table(self.output), self.job, self.schema)
             case Output(console=ConsoleOutput() as console):
@@ -238,7 +238,7 @@ class Outputs:
                 names = PartNames(self.job, dead_letters=True)
                 return _kafka_sink(self._dead_letter_topic(), names, exactly_once=self.exactly_once)
             case DeadLetter(file=FileOutput() as file):
-                return FileSink(file.path, rolling=_rolling_policy(file), life=life_of(incarnation))
+                return FileSink(file.path, rolling=_rolling_policy(file), incarnation=short_incarnation(incarnation))
             case unknown:
                 raise _no_sink("deadLetter", unknown)
 
@@ -306,9 +306,9 @@ def forget_output(
     job: str, outputs: Sequence[Output], dead: DeadLetter | None, store: StoreDatabase, incarnation: str | None
 ) -> str | None:
     """Drops the staged output, and its marks, of a job whose state has been deleted. Returns in words what remains:
-    rows in files that nobody has seen yet, of this life of the job (`incarnation` None: it had no state), and what
-    could not be dropped, because an unavailable database must not prevent the deletion of a job. In another
-    database than the state's, drops nothing for a job that had no state: if its state is elsewhere, it stages rows
+    rows in files that nobody has seen yet, of this incarnation of the job (None: it had no state), and what could
+    not be dropped, because an unavailable database must not prevent the deletion of a job. In another database than the
+    state's, drops nothing for a job that had no state: if its state is elsewhere, it stages rows
     under the same names. Raises SinkError and StoreUnavailable for the state's own database."""
     drop_staging(store.dsn, store.schema, job)
     remaining = []
@@ -316,9 +316,12 @@ def forget_output(
         if (
             file is not None
             and incarnation is not None
-            and (parts := held_parts(Path(file.path), life_of(incarnation)))
+            and (parts := held_parts(Path(file.path), short_incarnation(incarnation)))
         ):
-            rows, names = sum(part.rows for part in parts), held_names(Path(file.path), [life_of(incarnation)])
+            rows, names = (
+                sum(part.rows for part in parts),
+                held_names(Path(file.path), [short_incarnation(incarnation)]),
+            )
             remaining.append(f"{counted(rows, 'row', 'are')} left that nobody has seen yet: remove {names}")
     databases = dict.fromkeys(output.postgres.dsn for output in outputs if output.postgres is not None)
     for dsn in databases:
@@ -333,7 +336,7 @@ def _forget_tables(database: tuple[str, str, str], incarnation: str | None) -> s
     *_, job = database
     try:
         if incarnation is not None:
-            drop_staging(*database, apart=True)
+            drop_staging(*database, external=True)
             drop_marks(*database)
         elif tables := staging_apart(*database):
             return (

@@ -124,8 +124,8 @@ class SeveralOutputs(BufferedSink):
     def other_store(self) -> StoreIdentity | None:
         return next((store for sink in self._sinks.values() if (store := sink.other_store()) is not None), None)
 
-    def away(self) -> Unavailable | None:
-        return next((reason for sink in self._sinks.values() if (reason := sink.away()) is not None), None)
+    def unavailability(self) -> Unavailable | None:
+        return next((reason for sink in self._sinks.values() if (reason := sink.unavailability()) is not None), None)
 
     def close(self) -> None:
         with ExitStack() as stack:

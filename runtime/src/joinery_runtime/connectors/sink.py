@@ -39,8 +39,8 @@ class AttemptId:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt as its writer sees it. `incarnation` identifies the job's life in its state store: it tells what this
-    job wrote to the target from what a job of the same name in another store wrote there.
+    """One attempt as its writer sees it. `incarnation` is that of the job in its state store: it tells what
+    this job wrote to the target from what a job of the same name in another store wrote there.
 
     A writer whose rows are visible before the commit first claims its part of the epoch. `claim(name, owner,
     replacing)` returns None if this attempt is the first to claim it, else the present owner (see `StateStore.claim`).
@@ -73,7 +73,7 @@ class RecoveryContext:
     warn: Callable[[str], None] = lambda _: None  # about things that need a person's attention
 
 
-def life_of(incarnation: str) -> str:
+def short_incarnation(incarnation: str) -> str:
     """The short form of an incarnation in names of files, markers and claims: 12 hex digits (docs/decisions/0026)."""
     return incarnation.replace("-", "")[:12]
 
@@ -145,7 +145,7 @@ class Sink(Protocol):
         target shows such a job."""
         ...
 
-    def away(self) -> Unavailable | None:
+    def unavailability(self) -> Unavailable | None:
         """What the tasks and the driver need for writing and cannot reach right now; None also if the sink cannot tell.
         Called while they wait, from another thread than the other methods."""
         ...
@@ -179,5 +179,5 @@ class NamesNoStore:
     def other_store(self) -> StoreIdentity | None:
         return None
 
-    def away(self) -> Unavailable | None:
+    def unavailability(self) -> Unavailable | None:
         return None

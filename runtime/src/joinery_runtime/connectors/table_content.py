@@ -22,7 +22,7 @@ from joinery_runtime.connectors.lake.sink import LakeTable, folder_of, lake_sche
 from joinery_runtime.connectors.postgres.client import connect
 from joinery_runtime.connectors.postgres.sink import REPLACEMENT, problem_of
 from joinery_runtime.connectors.postgres.table import TargetTable, columns_of
-from joinery_runtime.connectors.sink import life_of
+from joinery_runtime.connectors.sink import short_incarnation
 from joinery_runtime.errors import SinkError
 from joinery_runtime.formats.json.encode import rows_to_json
 
@@ -123,7 +123,7 @@ class PostgresContent:
         try:
             yield
         except psycopg.Error as error:
-            raise problem_of(summary, error, apart=True) from error
+            raise problem_of(summary, error, external=True) from error
         except pa.ArrowInvalid as error:
             todo = "Correct the value, or let the column have the type that the job's output has"
             raise SinkError(
@@ -190,10 +190,10 @@ class LakeContent:
     retracted: ClassVar[str | None] = None
 
     def __init__(self, table: LakeTable, job: str, incarnation: str, schema: pa.Schema, certain: int) -> None:
-        self._table, self._schema, life = table, schema, life_of(incarnation)
-        mark = table.mark(job, life)
+        self._table, self._schema, incarnation = table, schema, short_incarnation(incarnation)
+        mark = table.mark(job, incarnation)
         self.complete_to = max(0 if mark is None else mark.epoch, certain)
-        self._folder = f"/{folder_of(job, life, 0).rsplit('/', 1)[0]}/"
+        self._folder = f"/{folder_of(job, incarnation, 0).rsplit('/', 1)[0]}/"
 
     def texts(self, rows: pa.Table) -> list[bytes]:
         return rows_to_json(rows.cast(lake_schema(rows.schema)))

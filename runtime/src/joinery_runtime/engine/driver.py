@@ -174,7 +174,7 @@ class Driver:
 
     def unavailability(self) -> Unavailable | None:
         """Which input or output does not answer now. Any thread may ask while another method waits for it."""
-        questions = (*(sink.away for _, sink in self._sinks_by_name()), self._parts.planner.unavailability)
+        questions = (*(sink.unavailability for _, sink in self._sinks_by_name()), self._parts.planner.unavailability)
         return next((error for ask in questions if (error := ask()) is not None), None)
 
     # --- recover ----------------------------------------------------------------------------------------------------

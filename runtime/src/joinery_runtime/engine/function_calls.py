@@ -58,19 +58,19 @@ class FunctionCalls:
     """How a worker calls functions: in this process, with a note, or in processes of their own."""
 
     def __init__(self) -> None:
-        self._apart = SeparateProcesses()
+        self._own_processes = SeparateProcesses()
 
     @contextmanager
     def within(self, work: EpochWork, rows: Callable[[], str]) -> Iterator[None]:
         """Within the block, functions are called for rows that `rows` names."""
         if not work.careful:
             self.close()  # the processes of an earlier epoch
-        processes = _shared_processes.get() or (self._apart if work.careful else None)
+        processes = _shared_processes.get() or (self._own_processes if work.careful else None)
         with called_by(partial(_call_with_note, rows) if processes is None else processes.call):
             yield
 
     def close(self) -> None:
-        self._apart.close()
+        self._own_processes.close()
 
     def during(
         self, work: EpochWork, rows: Callable[[], str], generator: Generator[_YIELDED, None, _RETURNED]
@@ -216,7 +216,11 @@ class SeparateProcesses:
         """Compute a batch. Raises ArrowInvalid if the function raises or ends its process, BatchFailed for a wrong
         result, and ExpressionError if it ends its process on too many rows."""
         with self._lock:
-            return self._alone(function, columns) if len(columns[0]) == 1 else self._together(function, columns)
+            return (
+                self._call_for_one_row(function, columns)
+                if len(columns[0]) == 1
+                else self._call_for_rows(function, columns)
+            )
 
     def close(self) -> None:
         if self._processes or self._deadly:
@@ -226,13 +230,13 @@ class SeparateProcesses:
                     _, process = self._processes.popitem()
                     process.communicate()  # its standard input ends
 
-    def _together(self, function: DeclaredFunction, columns: Sequence[pa.Array]) -> pa.Array:
+    def _call_for_rows(self, function: DeclaredFunction, columns: Sequence[pa.Array]) -> pa.Array:
         answer = self._answer(function, columns)
         if isinstance(answer, str):
             raise pa.ArrowInvalid(f"{function.name} ({function.python}) ended the process ({answer})")
         return _result(answer, function)
 
-    def _alone(self, function: DeclaredFunction, columns: Sequence[pa.Array]) -> pa.Array:
+    def _call_for_one_row(self, function: DeclaredFunction, columns: Sequence[pa.Array]) -> pa.Array:
         deadly, row = self._deadly.setdefault(function, {}), pickle.dumps([column.to_pylist() for column in columns])
         if row not in deadly:
             answers = [self._answer(function, columns)]
@@ -268,11 +272,13 @@ class SeparateProcesses:
         return cast("Answer | str", answer)
 
 
-_shared_processes: ContextVar[SeparateProcesses | None] = ContextVar("processes of `calling_apart`", default=None)
+_shared_processes: ContextVar[SeparateProcesses | None] = ContextVar(
+    "processes of `calling_in_own_processes`", default=None
+)
 
 
 @contextmanager
-def calling_apart(epochs: int) -> Iterator[None]:
+def calling_in_own_processes(epochs: int) -> Iterator[None]:
     """Within the block, on this thread, workers and all others call functions in the same processes of their own. The
     rows that end these are rows of at most so many epochs."""
     processes = SeparateProcesses(max_blamed=MAX_BLAMED * epochs)

@@ -67,7 +67,7 @@ def compare_with_state(identity: JobIdentity, record: JobRecord) -> tuple[str, .
 class JobState:
     """A job's state after its newest committed epoch, and the plan of the next epoch if there already is one.
 
-    `incarnation` names the job's life in the store. `segments` are the live ones, by key. `floors` say up to where
+    `incarnation` is that of the job in the store. `segments` are the live ones, by key. `floors` say up to where
     committed epochs have closed each part of the state. `removed` counts, by `first_key`, rows of live segments that
     are no longer part of the state. `co_partitions` is how many partitions co-partitioned inputs have in common, once
     something was read (else 0). `committed_at_ms` is when the epoch was committed, by the store's clock; only a

@@ -1,4 +1,4 @@
-"""Compares a topic or a table with everything that the epochs have put out. Both become counts per row in DuckDB, which
+"""Compares a topic or a table with everything that the epochs have emitted. Both become counts per row in DuckDB, which
 spills to disk if they do not fit in memory. Only rows whose counts differ are looked at one by one."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _EPOCH = 1 << 32  # numbers count rows within an epoch
 _TABLES = """
 CREATE TABLE expected (text BLOB, key BLOB, epoch BIGINT, number BIGINT, required BOOLEAN, retracted BOOLEAN,
     side BIGINT, part BIGINT, "offset" BIGINT, partner_part BIGINT, partner_offset BIGINT);
-CREATE TABLE present (text BLOB, place VARCHAR, number BIGINT, ours BOOLEAN);
+CREATE TABLE present (text BLOB, location VARCHAR, number BIGINT, is_own BOOLEAN);
 """
 # For each key, the last row of its newest epoch. If several have no order between them, one that is present.
 _NEWEST = """
@@ -41,17 +41,17 @@ QUALIFY row_number() OVER (PARTITION BY expected.key
 DROP TABLE expected;
 ALTER TABLE newest RENAME TO expected;
 """
-# `required` and `optional` count how often the epochs have put a row out, `present` how often it is there, and `ours`
-# how often in places that nobody else writes to; `twin` is the first epoch that has put it out.
+# `required` and `optional` count how often the epochs have emitted a row, `present` how often it is there, and `own`
+# how often in places that nobody else writes to; `twin` is the first epoch that has emitted it.
 _COUNTS = """
 CREATE OR REPLACE TABLE differing AS SELECT * FROM (
-    SELECT hash, sum(required) AS required, sum(optional) AS optional, sum(present) AS present, sum(ours) AS ours,
+    SELECT hash, sum(required) AS required, sum(optional) AS optional, sum(present) AS present, sum(is_own) AS own,
         min(epoch) AS twin
     FROM (
-        SELECT hash(text) AS hash, required::INT AS required, (NOT required)::INT AS optional, 0 AS present, 0 AS ours,
-            epoch
+        SELECT hash(text) AS hash, required::INT AS required, (NOT required)::INT AS optional, 0 AS present,
+            0 AS is_own, epoch
         FROM expected
-        UNION ALL SELECT hash(text), 0, 0, 1, ours::INT, NULL FROM present
+        UNION ALL SELECT hash(text), 0, 0, 1, is_own::INT, NULL FROM present
     ) GROUP BY hash
 ) WHERE required > present OR present > required + optional
 """
@@ -62,15 +62,17 @@ CREATE TABLE missing AS SELECT * EXCLUDE (nth, hash, present) FROM (
     FROM expected JOIN differing ON hash(text) = differing.hash WHERE expected.required
 ) WHERE nth > present
 """
-# Rows that are there more often than the epochs have put them out, whoever wrote them again.
+# Rows that are there more often than the epochs have emitted them, whoever wrote them again.
 _EXTRA = """
-CREATE TABLE extra AS SELECT text, place, number, twin FROM (
-    SELECT here.*, differing.required + differing.optional AS wanted,
+CREATE TABLE extra AS SELECT text, location, number, twin FROM (
+    SELECT written.*, differing.required + differing.optional AS allowed,
         differing.twin,
-        row_number() OVER (PARTITION BY differing.hash ORDER BY here.ours DESC, here.number, here.place) AS nth
-    FROM present AS here JOIN differing ON hash(here.text) = differing.hash
-    WHERE here.ours OR differing.twin IS NOT NULL
-) WHERE nth > wanted
+        row_number() OVER (
+            PARTITION BY differing.hash ORDER BY written.is_own DESC, written.number, written.location
+        ) AS nth
+    FROM present AS written JOIN differing ON hash(written.text) = differing.hash
+    WHERE written.is_own OR differing.twin IS NOT NULL
+) WHERE nth > allowed
 """
 
 
@@ -96,7 +98,7 @@ class OutputDiff:
         self._db.execute(_TABLES)
 
     def expect(self, epoch: int, tables: Sequence[pa.Table], *, any_of_key: bool = False) -> None:
-        """Adds rows that an epoch puts out. `any_of_key`: of several rows with one key, any may have replaced the
+        """Adds rows that an epoch emits. `any_of_key`: of several rows with one key, any may have replaced the
         others, as in epochs of earlier releases."""
         if self.content.exact and epoch > self.content.complete_to:
             return
@@ -149,24 +151,26 @@ class OutputDiff:
         should have. Without `only_incarnation`, the output may also have rows of an earlier incarnation; with `since`,
         also rows of epochs before that one. `may_repeat`: rows may be there more often than they should."""
         for piece in self.content.pieces():
-            is_own = pa.repeat(pa.scalar(piece.ours and only_incarnation), len(piece.texts))
+            is_own = pa.repeat(pa.scalar(piece.is_own and only_incarnation), len(piece.texts))
             texts = pa.array(piece.texts, pa.binary())
-            self._insert_rows("present", [texts, pa.array(piece.places), pa.array(piece.numbers, pa.int64()), is_own])
+            self._insert_rows(
+                "present", [texts, pa.array(piece.locations), pa.array(piece.numbers, pa.int64()), is_own]
+            )
         self.notes += [f"{self.name}: {note}" for note in self.content.notes]
-        self._forget_what_is_cut_off()
+        self._stop_expecting_deleted_rows()
         if self.content.upsert_key:
             self._db.execute(_NEWEST)
         self._db.execute(_COUNTS)
         if self._query_number("SELECT count(*) FROM differing WHERE required > present"):
             # Another program may have written the same row with different white space.
-            self._write_plainly()
+            self._normalize_spelling()
             self._db.execute(_COUNTS)
-        # Whether epochs, computed ones or earlier ones, put out rows that are equal in all columns.
+        # Whether epochs, computed ones or earlier ones, emitted rows that are equal in all columns.
         equal = "SELECT count(*) FROM (SELECT 1 FROM expected GROUP BY hash(text) HAVING count(*) > 1 LIMIT 1)"
         equal_earlier = "SELECT count(*) FROM differing WHERE twin IS NULL AND present > 1"
         if since is not None and (self._query_number(equal) or self._query_number(equal_earlier)):
-            self._forgive_equal_rows(since)
-        self._note_others(may_repeat=may_repeat)
+            self._ignore_surplus_equal_rows(since)
+        self._exclude_foreign_rows(may_repeat=may_repeat)
         self._db.execute(_MISSING)
         self._db.execute(_EXTRA)
         self._report_differences(into, first, last)
@@ -180,10 +184,10 @@ class OutputDiff:
     def _query_number(self, query: str, *values: Any) -> int:
         return int(self._db.execute(query, values).fetchone()[0] or 0)
 
-    def _forget_what_is_cut_off(self) -> None:
+    def _stop_expecting_deleted_rows(self) -> None:
         """Stops expecting rows that retention has deleted. Rows of a partition are in the order of their epochs, so a
         partition without its beginning has all rows of the epochs after the first one that it has a row of."""
-        cut_off_epoch, untold = 0, []
+        cut_off_epoch, unplaced_partitions = 0, []
         for partition, head in sorted(self.content.heads.items()):
             epochs = (
                 self._query_number("SELECT max(epoch) FROM expected WHERE hash(text) = hash(?::BLOB)", text)
@@ -191,18 +195,18 @@ class OutputDiff:
             )
             first = next((epoch for epoch in epochs if epoch), None)
             if first is None:
-                untold.append(partition)
+                unplaced_partitions.append(partition)
             cut_off_epoch = max(cut_off_epoch, self.content.complete_to if first is None else first)
         if cut_off_epoch:
             self._db.execute("UPDATE expected SET required = FALSE WHERE epoch <= ?", [cut_off_epoch])
-            partitions = ", ".join(map(str, untold))
-            partitions_note = f" (partition {partitions}: no record is left there, or none that tells its epoch)"
+            partitions = ", ".join(map(str, unplaced_partitions))
+            without_epoch = f" (partition {partitions}: no record is left there, or none that tells its epoch)"
             self.notes.append(
-                f"{self.name}: the topic has lost its beginning{partitions_note if untold else ''}, so rows up to "
-                f"epoch {cut_off_epoch} may be missing there"
+                f"{self.name}: the topic has lost its beginning{without_epoch if unplaced_partitions else ''}, so rows "
+                f"up to epoch {cut_off_epoch} may be missing there"
             )
 
-    def _write_plainly(self) -> None:
+    def _normalize_spelling(self) -> None:
         """Rewrites rows whose counts differ to one spelling of JSON, in both tables."""
         self._db.execute("CREATE TABLE plain (hash UBIGINT, text BLOB)")
         rows = "SELECT hash(text) AS hash, text FROM {} WHERE hash(text) IN (SELECT hash FROM differing)"
@@ -217,7 +221,7 @@ class OutputDiff:
         for name in ("expected", "present"):
             self._db.execute(f"UPDATE {name} SET text = plain.text FROM plain WHERE hash({name}.text) = plain.hash")
 
-    def _forgive_equal_rows(self, since: int) -> None:
+    def _ignore_surplus_equal_rows(self, since: int) -> None:
         """Takes rows that are there too often out of the comparison: where equal rows are usual, such a row may belong
         to an epoch that was not computed."""
         often = "twin IS NOT NULL AND present > required + optional"
@@ -225,11 +229,11 @@ class OutputDiff:
         self._db.execute(f"DELETE FROM differing WHERE {often}")
         if more:
             self.notes.append(
-                f"{self.name}: {more:,} rows are there more often than these epochs put them out; epochs before "
-                f"{since} may have put out equal ones, as equal rows are usual in this output"
+                f"{self.name}: {more:,} rows are there more often than these epochs emitted them; epochs before "
+                f"{since} may have emitted equal ones, as equal rows are usual in this output"
             )
 
-    def _note_others(self, *, may_repeat: bool) -> None:
+    def _exclude_foreign_rows(self, *, may_repeat: bool) -> None:
         """Counts rows that are there too often and may be somebody else's, and takes the harmless ones out of the
         comparison."""
         if may_repeat:
@@ -242,8 +246,8 @@ class OutputDiff:
                 rows = counted(repeated_rows, "row", "are")
                 self.notes.append(f"{self.name}: {rows} there again, as delivery: atLeastOnce allows")
         repeated_rows = self._query_number(
-            "SELECT sum(present - greatest(required + optional, ours)) FROM differing "
-            "WHERE twin IS NOT NULL AND present > greatest(required + optional, ours)"
+            "SELECT sum(present - greatest(required + optional, own)) FROM differing "
+            "WHERE twin IS NOT NULL AND present > greatest(required + optional, own)"
         )
         if repeated_rows:
             self.notes.append(
@@ -251,34 +255,34 @@ class OutputDiff:
                 "writer may have written the same, or the job in epochs that were not computed"
             )
         foreign_rows = self._query_number(
-            "SELECT sum(present - ours) FROM differing WHERE twin IS NULL AND present > ours"
+            "SELECT sum(present - own) FROM differing WHERE twin IS NULL AND present > own"
         )
         if foreign_rows:
             self.notes.append(
-                f"{self.name}: {counted(foreign_rows, 'row', 'are')} there that these epochs have not put out; another "
+                f"{self.name}: {counted(foreign_rows, 'row', 'are')} there that these epochs have not emitted; another "
                 "writer may have written the same, or the job in epochs that were not computed"
             )
 
     def _report_differences(self, into: RowComparison, first: int, last: int) -> None:
         """Reports the differences. A row that is there once too often is not a changed row, so missing rows are paired
-        only with rows that no epoch has put out."""
+        only with rows that no epoch has emitted."""
         requested_epochs = f"BETWEEN {first} AND {last}"
-        strange = [(_row_columns(row["text"]), row) for row in self._first_rows("extra WHERE twin IS NULL")]
+        unexpected_rows = [(_row_columns(row["text"]), row) for row in self._first_rows("extra WHERE twin IS NULL")]
         pairs = different = 0
         for row in self._first_rows("missing"):
             expected, other = _row_columns(row["text"]), None
-            at = most_like(expected, [shown for shown, _ in strange])
+            at = most_like(expected, [shown for shown, _ in unexpected_rows])
             if at is not None:
-                other, pairs = strange.pop(at), pairs + 1
+                other, pairs = unexpected_rows.pop(at), pairs + 1
             if first <= row["epoch"] <= last:
                 different += other is not None
                 kind: DifferenceKind = "missing" if other is None else "different"
-                actual, found_at = (None, "") if other is None else (other[0], other[1]["place"])
-                into.show(Difference(row["epoch"], self.name, kind, expected, actual, self._made_of(row), found_at))
+                actual, found_at = (None, "") if other is None else (other[0], other[1]["location"])
+                into.show(Difference(row["epoch"], self.name, kind, expected, actual, self._origin_text(row), found_at))
         for row in self._first_rows(f"extra WHERE twin {requested_epochs}"):
-            into.show(Difference(row["twin"], self.name, "extra", None, _row_columns(row["text"]), "", row["place"]))
-        for shown, row in strange:
-            into.show(Difference(None, self.name, "extra", None, shown, "", row["place"]))
+            into.show(Difference(row["twin"], self.name, "extra", None, _row_columns(row["text"]), "", row["location"]))
+        for shown, row in unexpected_rows:
+            into.show(Difference(None, self.name, "extra", None, shown, "", row["location"]))
         missing = self._query_number(f"SELECT count(*) FROM missing WHERE epoch {requested_epochs}") - different
         extra = self._query_number(f"SELECT count(*) FROM extra WHERE twin IS NULL OR twin {requested_epochs}") - pairs
         for kind, count in (("missing", missing), ("extra", extra), ("different", different)):
@@ -291,7 +295,7 @@ class OutputDiff:
         names = [column[0] for column in cursor.description]
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
-    def _made_of(self, row: dict[str, Any]) -> str:
+    def _origin_text(self, row: dict[str, Any]) -> str:
         if row["side"] is None:
             return ""
         names = ("side", "part", "offset", "partner_part", "partner_offset")

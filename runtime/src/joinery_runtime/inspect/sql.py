@@ -20,7 +20,7 @@ from sqlglot.errors import SqlglotError
 from joinery_runtime.connectors.files.rolling import held_parts
 from joinery_runtime.connectors.outputs import Outputs, OutputTarget
 from joinery_runtime.connectors.postgres.table import TargetTable
-from joinery_runtime.connectors.sink import life_of
+from joinery_runtime.connectors.sink import short_incarnation
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.sides import stored_rows
 from joinery_runtime.core.pipeline.spec import StepSpec
@@ -87,7 +87,7 @@ def run_query(job: Job, text: str) -> tuple[pl.DataFrame, list[str]]:
 
 
 def read_output(job: Job, name: str | None = None) -> pl.DataFrame:
-    """All rows of one output, including earlier runs; none, with its columns, if the job has put out none. `name` may
+    """All rows of one output, including earlier runs; none, with its columns, if the job has emitted none. `name` may
     be None if the job has one. Raises JoineryError if they cannot be read back, or there is no such output."""
     names = [output.name for output in job.outputs]
     if len(names) > 1 if name is None else name not in names:
@@ -123,14 +123,14 @@ def _by_types(targets: Sequence[OutputTarget], read: Callable[..., pl.DataFrame]
 
 
 def _buffered_note(target: OutputTarget, record: JobRecord) -> str | None:
-    """In words, which rows of this life of the job the output does not show yet; None if there are none."""
+    """In words, which rows of this incarnation of the job the output does not show yet; None if there are none."""
     file = target.output.file
-    parts = held_parts(Path(file.path), life_of(record.incarnation)) if file is not None else []
+    parts = held_parts(Path(file.path), short_incarnation(record.incarnation)) if file is not None else []
     if not parts:
         return None
     rows, since = sum(part.rows for part in parts), parts[0].epoch
     buffered = f"{counted(rows, 'row', 'are')} held for a larger file"
-    return f"{target.name} does not show what epochs since {since} have put out: {buffered} (rollSize)"
+    return f"{target.name} does not show what epochs since {since} have emitted: {buffered} (rollSize)"
 
 
 def shown(frame: pl.DataFrame, rows: int) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 from joinery_runtime.connectors.content import Content
 from joinery_runtime.connectors.files.sink import published
 from joinery_runtime.connectors.outputs import Outputs, StoreDatabase
-from joinery_runtime.connectors.sink import Receipt, life_of
+from joinery_runtime.connectors.sink import Receipt, short_incarnation
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.engine.late_rows import LateCounts, LateInput
 from joinery_runtime.engine.plan import JUDGED_BY_CLOCK, EpochPlan
@@ -150,7 +150,7 @@ def verify(
             late.learn(entry.committed_at, replayed.read, replayed.late, replayed.behind)
             if verdict.first <= entry.epoch <= verdict.last:
                 verdict.learn_late(entry.epoch, late.active.values())
-                _judge_epoch(job, outputs, entry, receipts, replayed, verdict, life_of(record.incarnation))
+                _judge_epoch(job, outputs, entry, receipts, replayed, verdict, short_incarnation(record.incarnation))
         if (
             any(not diff.content.exact for diff in diffs)
             and (pending := _pending_plan(job, record, entries)) is not None
@@ -263,19 +263,19 @@ def _judge_epoch(
     receipts: Callable[[str, int], list[Receipt]],
     replayed: ReplayedEpoch,
     verdict: Verdict,
-    life: str,
+    incarnation: str,
 ) -> None:
     """Judges an epoch by what the epoch log and the epoch's files say."""
     verdict.log += wrong_counts(entry, replayed)
     verdict.compared.epochs += 1
     for target in outputs.targets:
         if (file := target.output.file) is not None:
-            actual = Counter(published(file.path, entry.epoch, partial(receipts, target.name), life))
+            actual = Counter(published(file.path, entry.epoch, partial(receipts, target.name), incarnation))
             rows = replayed.select(target.selection)
             verdict.compared.output(job, rows, actual, style=target.style, name=target.name)
     dead = job.spec.dead_letter
     if dead is not None and dead.file is not None:
-        letters = Counter(published(dead.file.path, entry.epoch, partial(receipts, "dead_letters"), life))
+        letters = Counter(published(dead.file.path, entry.epoch, partial(receipts, "dead_letters"), incarnation))
         verdict.compared.dead_letters(replayed, letters)
 
 
@@ -313,5 +313,5 @@ def _compare_outputs(job: Job, diffs: Sequence[OutputDiff], verdict: Verdict, co
 
 
 def _not_ours(compared: RowComparison) -> int:
-    """How many rows were found that are not as the epochs have put them out."""
+    """How many rows were found that are not as the epochs have emitted them."""
     return compared.counted["extra"] + compared.counted["different"]

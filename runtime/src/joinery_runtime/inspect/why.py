@@ -23,7 +23,7 @@ from joinery_runtime.core.pipeline.step import FILTERED_ROWS, Horizon
 from joinery_runtime.core.pipeline.watermark import Watermark
 from joinery_runtime.core.table.columns import HASH, OFFSET, PARTITION, TS
 from joinery_runtime.core.table.segment import SegmentMeta
-from joinery_runtime.engine.function_calls import calling_apart
+from joinery_runtime.engine.function_calls import calling_in_own_processes
 from joinery_runtime.engine.job_state import stored_co_partitions
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.worker import InputAccess
@@ -52,7 +52,7 @@ from joinery_runtime.inspect.why_records import (
     RecordPosition,
     keys_by_input,
 )
-from joinery_runtime.inspect.why_rows import InitialState, JoinedRows, still_there
+from joinery_runtime.inspect.why_rows import InitialState, JoinedRows, rows_above_floor
 from joinery_runtime.job import Job, StreamJoin, format_time, time_value
 from joinery_runtime.job.model.wording import agreeing, counted
 from joinery_runtime.state.store import StateReader
@@ -157,11 +157,11 @@ class Explained:
             rule = self._padding_rule(epoch, row)
             words = "without a match" if rule == ALONE else "padded"
             padded = f", {words} ({rule_of(rule)})" if rule else ""
-            yield f"  epoch {epoch} put out because of it{padded}: {json.dumps(row)}"
+            yield f"  epoch {epoch} emitted because of it{padded}: {json.dumps(row)}"
         for epoch, row in _list_rows(self.part_of):
-            yield f"  part of what epoch {epoch} put out, which is the same without it: {json.dumps(row)}"
+            yield f"  part of what epoch {epoch} emitted, which is the same without it: {json.dumps(row)}"
         for epoch, row in _list_rows(self.prevented):
-            yield f"  without it, epoch {epoch} would have put out: {json.dumps(row)}"
+            yield f"  without it, epoch {epoch} would have emitted: {json.dumps(row)}"
         if self.has_no_row:
             having = f"; `having` is not true for its group's row ({rule_of('g7')})" if self.fails_having else ""
             yield f"  taken; no row was emitted because of it{' so far' if self.is_kept else having}"
@@ -222,16 +222,16 @@ def explain_records(
     plans = [EpochPlan.from_json(entry.plan) for entry in course.entries]
     deadly = sum(plan.is_deadly(entry.generation) for entry, plan in zip(course.entries, plans, strict=True))
     inputs = CarefulInputs(inputs) if deadly else inputs
-    with calling_apart(deadly) if deadly else nullcontext():
+    with calling_in_own_processes(deadly) if deadly else nullcontext():
         texts, record_only = list(key), False
         if at is not None:
-            at = (whole_topic(at[0], plans), *at[1:])
+            at = (topic_in_plans(at[0], plans), *at[1:])
             record = _record_at(Gathering(job, pipeline, inputs, {}, at, record_only=True), plans, at)
             texts = _key_texts(job, record)
             # If the record's input joins on time only, all other records may meet it.
             needs_no_others = pipeline.last.kind.stateless or (bool(record.key) and not _is_regrouped(job))
             record_only = not texts and (record.columns is None or needs_no_others)
-        steps = _steps_of(job, pipeline, texts, stored_co_partitions(course.record)) if texts else []
+        steps = _keys_by_step(job, pipeline, texts, stored_co_partitions(course.record)) if texts else []
         names = [side.name for side in job.inputs]
         gathered = Gathering(job, pipeline, inputs, keys_by_input(pipeline, steps, names), at, record_only=record_only)
         for entry, plan in zip(course.entries, plans, strict=True):
@@ -243,13 +243,13 @@ def explain_records(
                 todo="Write the values as they are in the records; `joinery state epochs` shows what was read",
             )
         records, chosen = matching_records[:MAX_EXPLAINED], ChosenRecords(inputs, gathered.batches)
-        stored = _begins_with(course, store, pipeline, steps)
+        stored = _initial_state(course, store, pipeline, steps)
         comparison = _Comparison(job, pipeline, plans, chosen, stored, gathered.future, steps)
         explained = [comparison.of(found_record) for found_record in records]
         epoch_times = _closing_times(job, pipeline, store, plans[-1] if last is not None else None)
-        before, spans, handed_on = InitialState(pipeline, stored), comparison.spans, comparison.handed_on
+        before, spans, joined_rows = InitialState(pipeline, stored), comparison.spans, comparison.joined_rows
         outcomes = RecordOutcomes(
-            pipeline, inputs, gathered.batches, plans, epoch_times, comparison.reason, before, spans, handed_on
+            pipeline, inputs, gathered.batches, plans, epoch_times, comparison.reason, before, spans, joined_rows
         )
         explained = [
             explanation
@@ -257,7 +257,7 @@ def explain_records(
             else replace(
                 explanation,
                 outcome=outcomes.of(explanation.record),
-                waiting=outcomes.waiting(comparison.joined[explanation.record.position]),
+                waiting=outcomes.waiting(comparison.waiting_times[explanation.record.position]),
             )
             for explanation in explained
         ]
@@ -272,7 +272,7 @@ def _is_regrouped(job: Job) -> bool:
     return isinstance(job, StreamJoin) and len(job.behind_joins) > (0 if job.joins else 1)
 
 
-def _steps_of(job: Job, pipeline: Pipeline, texts: Sequence[str], co_partitions: int) -> list[StepKey]:
+def _keys_by_step(job: Job, pipeline: Pipeline, texts: Sequence[str], co_partitions: int) -> list[StepKey]:
     """The keys of which all records are needed. A group holds rows of many keys of the joins before it, so records of
     one of these alone would not make the rows that were emitted."""
     keys = keys_of(job, pipeline, texts, None, co_partitions)
@@ -295,7 +295,7 @@ def _steps_of(job: Job, pipeline: Pipeline, texts: Sequence[str], co_partitions:
     return of_groups
 
 
-def _begins_with(
+def _initial_state(
     course: Replayable, store: StateReader, pipeline: Pipeline, keys: Sequence[StepKey]
 ) -> StoredState | None:
     """The part of the first epoch's state that rows of the key may meet. In a step whose key was not asked for, and if
@@ -316,7 +316,7 @@ def _closing_times(job: Job, pipeline: Pipeline, store: StateReader, last: Epoch
     return epoch_times_of(pipeline, last)
 
 
-def whole_topic(topic: str, plans: Sequence[EpochPlan]) -> str:
+def topic_in_plans(topic: str, plans: Sequence[EpochPlan]) -> str:
     """A topic's name in plans: for a file, its full path."""
     topics = {planned.partition.topic for plan in plans for planned in plan.ranges}
     ends = [name for name in topics if name.endswith(f"/{topic}")]
@@ -369,10 +369,10 @@ class _Comparison:
     """Compares what the epochs yield with all of the records and without one of them. `future` are records that are too
     far ahead, with the reason; `keys` is the key, by step.
 
-    `spans`, for kinds of steps that merge rows, is what the rows of the key had become after each epoch. `handed_on`
-    has the joined rows of the key. `joined` has, for each record that was asked for, the event times of its rows that
-    later steps keep at the end, by part of the state. `unjudged` is how many records count as taken, though they may
-    have been dropped."""
+    `spans`, for kinds of steps that merge rows, is what the rows of the key had become after each epoch. `joined_rows`
+    has the joined rows of the key. `waiting_times` has, for each record that was asked for, the event times of its
+    rows that later steps keep at the end, by part of the state. `unjudged` is how many records count as taken, though
+    they may have been dropped."""
 
     def __init__(
         self,
@@ -385,8 +385,8 @@ class _Comparison:
         keys: Sequence[StepKey],
     ) -> None:
         self.spans: dict[int, Sequence[Span]] = {}
-        self.joined: dict[RecordPosition, Mapping[str, Sequence[int]]] = {}
-        self.handed_on = JoinedRows(pipeline, {key.step: key.hash for key in keys})
+        self.waiting_times: dict[RecordPosition, Mapping[str, Sequence[int]]] = {}
+        self.joined_rows = JoinedRows(pipeline, {key.step: key.hash for key in keys})
         self._keys = keys
         self._job, self._pipeline, self._stored, self._future = job, pipeline, stored, future
         # Records that are too far ahead were already found, among all records of the ranges.
@@ -403,7 +403,7 @@ class _Comparison:
         without, kept_rows = self._run_without(position)
         reason, detail = self._drop_reason(position, record.epoch, without)
         self._reasons[position] = reason
-        self.joined[position] = _times_by_part(self._kept_joined_rows - kept_rows)
+        self.waiting_times[position] = _times_by_part(self._kept_joined_rows - kept_rows)
         rows_with, rows_without = _rows_by_epoch(self._with), _rows_by_epoch(without)
         produced, prevented = _additional_rows(rows_with, rows_without), _additional_rows(rows_without, rows_with)
         part_of = {} if reason is not None else _additional_rows(self._rows_with(record), produced)
@@ -474,7 +474,7 @@ class _Comparison:
             return replayed, _joined_rows(self._pipeline, replay)
 
     def _note_epoch(self, plan: EpochPlan, replay: Replay) -> None:
-        self.handed_on.note(replay.live_runs)
+        self.joined_rows.note(replay.live_runs)
         for key in self._keys:
             step = self._pipeline.steps[key.step]
             description = description_of(step)
@@ -514,7 +514,7 @@ def _joined_rows(pipeline: Pipeline, replay: Replay) -> _JoinedRows:
     }
     joined: _JoinedRows = Counter()
     for meta, run in replay.live_runs(lambda meta: meta.part in chained):
-        rows = still_there(*chained[meta.part], run.batch, replay.floors.get(meta.part))
+        rows = rows_above_floor(*chained[meta.part], run.batch, replay.floors.get(meta.part))
         columns = (rows.column(name).to_pylist() for name in (TS, HASH, PARTITION, OFFSET))
         joined.update((meta.part, *row) for row in zip(*columns, strict=True))
     return joined

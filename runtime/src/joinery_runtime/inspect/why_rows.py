@@ -92,7 +92,7 @@ class InitialState:
         for meta in record.segments:
             if meta.part == side.part:
                 rows = stored_rows(side, decode_run(meta, self.stored.blobs[meta.key]).batch)
-                rows = still_there(step, spec.side, rows, floor)
+                rows = rows_above_floor(step, spec.side, rows, floor)
                 schema = side.intake.prepared_schema()
                 columns = [
                     pa.repeat(pa.scalar(True), len(rows))
@@ -112,7 +112,7 @@ class InitialState:
                 )
 
 
-def still_there(step: StepSpec, side: int, rows: pa.RecordBatch, floor: int | None) -> pa.RecordBatch:
+def rows_above_floor(step: StepSpec, side: int, rows: pa.RecordBatch, floor: int | None) -> pa.RecordBatch:
     """The rows of a segment that are still kept when its part of the state is closed up to `floor`."""
     since = None if floor is None else step.kind.retention[side].keep_from(floor)
     return rows if since is None else rows.filter(pa.array(rows.column(TS).to_numpy() >= since))

@@ -36,7 +36,7 @@ class Rolling:
 @dataclass(frozen=True, slots=True, order=True)
 class Part:
     """A file with rows of one epoch and shard that is held or about to be. `since` is when it was written, in seconds
-    since 1970. `life` is the life of the job to which it belongs (`connectors.sink.life_of`)."""
+    since 1970. `incarnation` is that of its job, in short (`connectors.sink.short_incarnation`)."""
 
     epoch: int
     shard: int
@@ -44,13 +44,13 @@ class Part:
     path: Path
     size: int
     since: float
-    life: str
+    incarnation: str
 
     @property
     def name(self) -> str:
         """The name under which the file is held. It says everything that a starting driver needs to know."""
-        life = f"-of-{self.life}" if self.life else ""
-        return f"epoch-{self.epoch:012d}-shard-{self.shard:05d}-rows-{self.rows}{life}{self.path.suffix}"
+        incarnation = f"-of-{self.incarnation}" if self.incarnation else ""
+        return f"epoch-{self.epoch:012d}-shard-{self.shard:05d}-rows-{self.rows}{incarnation}{self.path.suffix}"
 
     @classmethod
     def held(cls, path: Path) -> Part:
@@ -61,18 +61,18 @@ class Part:
         )
 
 
-def held_parts(directory: Path, life: str | None = None) -> list[Part]:
-    """The held files of a life, or of all lives, in order of their epochs."""
+def held_parts(directory: Path, incarnation: str | None = None) -> list[Part]:
+    """The held files of an incarnation, or of all, in order of their epochs."""
     parts = []
     for path in (directory / HELD).glob("epoch-*-rows-*"):
         with suppress(FileNotFoundError):  # a running driver has merged it
             parts.append(Part.held(path))
-    return sorted(part for part in parts if life is None or part.life == life)
+    return sorted(part for part in parts if incarnation is None or part.incarnation == incarnation)
 
 
-def held_names(directory: Path, lives: Iterable[str]) -> str:
-    """Patterns for the files that these lives hold in the directory."""
-    names = sorted({f"*-of-{life}.*" if life else "*-rows-*" for life in lives})
+def held_names(directory: Path, incarnations: Iterable[str]) -> str:
+    """Patterns for the files that these incarnations hold in the directory."""
+    names = sorted({f"*-of-{incarnation}.*" if incarnation else "*-rows-*" for incarnation in incarnations})
     return ", ".join(str(directory / HELD / name) for name in names)
 
 

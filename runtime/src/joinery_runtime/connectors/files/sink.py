@@ -31,7 +31,7 @@ from joinery_runtime.connectors.sink import (
     NamesNoStore,
     Receipt,
     RecoveryContext,
-    life_of,
+    short_incarnation,
 )
 from joinery_runtime.errors import OutputUnavailable, SinkError, is_full
 from joinery_runtime.formats.json.encode import PLAIN, JsonStyle, json_lines, rows_to_json
@@ -60,7 +60,7 @@ class FileWriter:
         encode = write_parquet if self.format == "parquet" else lines
         count, size = _write_staged(path, lambda file: encode(file, rows.to_batches()))
         written = {"attempt": str(attempt.id), "shard": attempt.id.shard, "rows": count, "format": self.format}
-        held_receipt = {**written, "held": True, "life": life_of(attempt.incarnation)}
+        held_receipt = {**written, "held": True, "life": short_incarnation(attempt.incarnation)}
         return held_receipt if size < self.hold_below else written
 
 
@@ -100,9 +100,9 @@ def write_parquet(file: IO[bytes], batches: Iterable[pa.RecordBatch]) -> int:
 
 
 class FileSink(NamesNoStore, BufferedSink):
-    """The driver half. `wall` is a clock in seconds since 1970, like the file system's. `life` says whose held files it
-    merges, until `recover` sets it. Held files of others stay: another life of the job writes the rows of
-    this one again, and another job may be at work."""
+    """The driver half. `wall` is a clock in seconds since 1970, like the file system's. `incarnation` says whose held
+    files it merges, until `recover` sets it. Held files of others stay: another incarnation of the job writes the rows
+    of this one again, and another job may be at work."""
 
     def __init__(
         self,
@@ -111,10 +111,10 @@ class FileSink(NamesNoStore, BufferedSink):
         style: JsonStyle = PLAIN,
         rolling: Rolling | None = None,
         wall: Callable[[], float] = time.time,
-        life: str = "",
+        incarnation: str = "",
     ) -> None:
         self._directory, self._format, self._style = Path(directory), file_format, style
-        self._rolling, self._wall, self._life = rolling, wall, life
+        self._rolling, self._wall, self._incarnation = rolling, wall, incarnation
         self._held_parts: dict[str, Part] | None = None  # by name; None: has to be listed
 
     def prepare(self, schema: pa.Schema) -> str | None:
@@ -141,7 +141,7 @@ class FileSink(NamesNoStore, BufferedSink):
 
     def _list_parts(self) -> dict[str, Part]:
         if self._held_parts is None:
-            self._held_parts = {part.name: part for part in held_parts(self._directory, self._life)}
+            self._held_parts = {part.name: part for part in held_parts(self._directory, self._incarnation)}
         return self._held_parts
 
     def _is_due(self, parts: Iterable[Part], *, last: bool) -> bool:
@@ -185,7 +185,7 @@ class FileSink(NamesNoStore, BufferedSink):
         rows: dict[int, int] = {}
         for part in parts:
             rows[part.epoch] = rows.get(part.epoch, 0) + part.rows
-        merged = {"attempt": attempt, "format": file_format, "rows": sum(rows.values()), "life": parts[0].life}
+        merged = {"attempt": attempt, "format": file_format, "rows": sum(rows.values()), "life": parts[0].incarnation}
         return {**merged, "rolled": [[epoch, count] for epoch, count in rows.items()]}
 
     # --- commit -----------------------------------------------------------------------------------------------------
@@ -265,9 +265,9 @@ class FileSink(NamesNoStore, BufferedSink):
             raise _sink_error(part, error) from error
         return True
 
-    def _take_incarnation(self, life: str) -> None:
-        if life != self._life:
-            self._life, self._held_parts = life, None
+    def _take_incarnation(self, incarnation: str) -> None:
+        if incarnation != self._incarnation:
+            self._incarnation, self._held_parts = incarnation, None
 
     def _has_part(self, epoch: int, receipt: Receipt) -> bool:
         """Whether a part is held or was merged later. After a return to a savepoint, its epoch is the newest again."""
@@ -276,7 +276,7 @@ class FileSink(NamesNoStore, BufferedSink):
         return is_held or any(first <= epoch <= last for first, last, _ in _merged_files(self._directory))
 
     def _drop_merged(self, merged: Callable[[int], bool]) -> None:
-        for part in held_parts(self._directory, self._life):
+        for part in held_parts(self._directory, self._incarnation):
             if merged(part.epoch):
                 part.path.unlink(missing_ok=True)
         self._held_parts = None
@@ -289,16 +289,16 @@ class FileSink(NamesNoStore, BufferedSink):
         Rejects parts of later epochs than the committed one. They are not this job's, which would overwrite them one by
         one.
         """
-        self._take_incarnation(life_of(recovery.incarnation))
+        self._take_incarnation(short_incarnation(recovery.incarnation))
         self._refuse_foreign(recovery.committed_epoch)
         # A driver that died may have left held files that were merged, if the job has since started from the beginning
         # (without a `publish`).
         rolled = _merged_files(self._directory)
         self._drop_merged(lambda part_epoch: any(first <= part_epoch <= last for first, last, _ in rolled))
-        foreign = [part for part in held_parts(self._directory) if part.life != self._life]
+        foreign = [part for part in held_parts(self._directory) if part.incarnation != self._incarnation]
         if foreign:
             recovery.warn(
-                f"{held_names(self._directory, {part.life for part in foreign})} hold "
+                f"{held_names(self._directory, {part.incarnation for part in foreign})} hold "
                 f"{counted(sum(part.rows for part in foreign), 'row')} of another job, or of this one before its "
                 "state was deleted: this job does not show them. If no other job writes there, remove these files"
             )
@@ -331,10 +331,10 @@ class FileSink(NamesNoStore, BufferedSink):
 
 
 def published(
-    directory: str, epoch: int, receipts_of: Callable[[int], Iterable[Receipt]], life: str
+    directory: str, epoch: int, receipts_of: Callable[[int], Iterable[Receipt]], incarnation: str
 ) -> Iterator[bytes]:
     """Yields the visible and held rows of an epoch, as lines of JSON without line breaks, also while the job runs.
-    `receipts_of` gives the receipts that an epoch's commit named. `life` is the job's, as in its receipts."""
+    `receipts_of` gives the receipts that an epoch's commit named. `incarnation` is the job's, as in its receipts."""
     folder = Path(directory)
     for part in _with_suffix(folder.glob(f"epoch-{epoch:012d}-shard-*")):
         yield from _read_lines(part)
@@ -343,7 +343,7 @@ def published(
     missing: SinkError | None = None
     try:
         held_lines = [
-            line for part in held_parts(folder, life) if part.epoch == epoch for line in _read_lines(part.path)
+            line for part in held_parts(folder, incarnation) if part.epoch == epoch for line in _read_lines(part.path)
         ]
     except SinkError as error:
         missing = error

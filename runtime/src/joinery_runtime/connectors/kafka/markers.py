@@ -38,7 +38,7 @@ _STABLE = "read_committed"
 
 @dataclass(frozen=True, slots=True)
 class EpochMarker:
-    """Says that the rows of `epoch` are in the topic. `incarnation` is that of the job's life, `generation` that of the
+    """Says that the rows of `epoch` are in the topic. `incarnation` is that of the job, `generation` that of the
     driver that planned the attempt."""
 
     epoch: int

@@ -187,7 +187,7 @@ class OwningProducer:
         if not ended and self._producer.failures:
             raise KafkaException(self._producer.failures[0])
         if not ended:
-            raise self._target.away(
+            raise self._target.unavailable(
                 "the Kafka client does not come back",
                 f"transactional id {self.name}; a call has taken longer than its time limit of {seconds:.0f} s",
             )

@@ -127,8 +127,8 @@ class KafkaSink(NamesNoStore):
         """Returns False. Rows of attempts without a commit stay (at least once), whatever becomes of the plan."""
         return False
 
-    def away(self) -> Unavailable | None:
-        return self._check.away()
+    def unavailability(self) -> Unavailable | None:
+        return self._check.unavailability()
 
     def close(self) -> None:
         """Does nothing: the process keeps its producers."""

@@ -244,17 +244,17 @@ class KafkaTarget:
                     raise self.silent(f"waited {ANSWER_SECONDS:.0f} s; {errors}") from error
 
     def silent(self, facts: str) -> OutputUnavailable:
-        return self.away("the Kafka broker does not answer", facts)
+        return self.unavailable("the Kafka broker does not answer", facts)
 
     def too_slow(self, rows: int, errors: LastError) -> SinkError:
         summary = f"{counted(rows, 'row', 'were')} not written, and none was for {self.delivery_seconds:.0f} s"
         return (
-            self.away(summary, str(errors))
+            self.unavailable(summary, str(errors))
             if errors.denied is None
             else self.problem(summary, str(errors), _CHECK_LOGIN)
         )
 
-    def away(self, summary: str, facts: str) -> OutputUnavailable:
+    def unavailable(self, summary: str, facts: str) -> OutputUnavailable:
         """An error for which waiting may help."""
         todo = check_address(self.bootstrap_servers, facts)
         return OutputUnavailable(f"{self.TITLE} {self.topic}: {summary}", facts=self._with_place(facts), todo=todo)
@@ -269,7 +269,7 @@ class KafkaTarget:
         if not is_away(error):
             return self.problem(summary, facts, todo)
         facts = f"{facts}; {errors}"
-        return self.away(summary, facts) if errors.denied is None else self.problem(summary, facts, _CHECK_LOGIN)
+        return self.unavailable(summary, facts) if errors.denied is None else self.problem(summary, facts, _CHECK_LOGIN)
 
     def problem(self, summary: str, facts: str, todo: str = "") -> SinkError:
         return SinkError(f"{self.TITLE} {self.topic}: {summary}", facts=self._with_place(facts), todo=todo)
@@ -330,7 +330,7 @@ class BrokerCheck:
         self._target, self._errors = target, LastError()
         self._client: AdminClient | None = None
 
-    def away(self) -> OutputUnavailable | None:
+    def unavailability(self) -> OutputUnavailable | None:
         if self._client is None:
             self._client = self._target.admin(self._errors)
         reason = silence(self._client, self._errors, ASK_SECONDS)

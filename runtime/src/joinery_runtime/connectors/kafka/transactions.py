@@ -28,7 +28,7 @@ from joinery_runtime.connectors.kafka.markers import EpochMarker, EpochMarkerRea
 from joinery_runtime.connectors.kafka.producers import PRODUCERS, Disowned, OwningProducer, Producers, new_id
 from joinery_runtime.connectors.kafka.records import Records
 from joinery_runtime.connectors.kafka.target import BrokerCheck, KafkaTarget, write_in_fitting_batches
-from joinery_runtime.connectors.sink import Attempt, AttemptRows, Receipt, RecoveryContext, life_of
+from joinery_runtime.connectors.sink import Attempt, AttemptRows, Receipt, RecoveryContext, short_incarnation
 from joinery_runtime.connectors.store_identity import StoreIdentity
 from joinery_runtime.errors import Fenced, OutputUnavailable, SinkError, Superseded, Unavailable
 
@@ -42,9 +42,9 @@ _TAKEOVER_THREADS = 16
 @dataclass(frozen=True, slots=True)
 class PartNames:
     """The names of the parts of an epoch's output, which are the names of their claims and of the groups that hold
-    their markers. Output has one part per shard, dead letters have one. The names contain the job's life in its store
-    (`incarnation`), so a job of the same name with another store has other names. Those of earlier releases, the
-    `former` names, do not. `output` is the name of one of several outputs."""
+    their markers. Output has one part per shard, dead letters have one. The names contain the job's `incarnation` in
+    its store, so a job of the same name with another store has other names. Those of earlier releases, the `former`
+    names, do not. `output` is the name of one of several outputs."""
 
     job: str
     dead_letters: bool = False
@@ -56,7 +56,7 @@ class PartNames:
         return f"{self.job}-driver"
 
     def of(self, shard: int, incarnation: str) -> str:
-        return f"{self.job}-{life_of(incarnation)}-{self._part_name(shard)}"
+        return f"{self.job}-{short_incarnation(incarnation)}-{self._part_name(shard)}"
 
     def former(self, shard: int) -> str:
         return f"{self.job}-{self._part_name(shard)}"
@@ -286,8 +286,8 @@ class KafkaTransactionsSink:
                 "were written",
             )
 
-    def away(self) -> Unavailable | None:
-        return self._check.away()
+    def unavailability(self) -> Unavailable | None:
+        return self._check.unavailability()
 
     def close(self) -> None:
         """Does nothing: producers end with their processes."""

@@ -74,9 +74,9 @@ class DeltaLakeTable(OpenedTable[DeltaTable]):
     def storage(self) -> DeltaStorage:
         return DeltaStorage(self._location, self._options)
 
-    def mark(self, job: str, life: str) -> Mark | None:
+    def mark(self, job: str, incarnation: str) -> Mark | None:
         with self._problems("cannot be read"):
-            version = self._table().transaction_version(_app_id(job, life))
+            version = self._table().transaction_version(_app_id(job, incarnation))
         return None if version is None else Mark(*divmod(version, 1 << _EPOCH_BITS))
 
     def add(self, added: Added) -> None:
@@ -90,7 +90,7 @@ class DeltaLakeTable(OpenedTable[DeltaTable]):
         commit = CommitProperties(
             dict(properties_of(added)),
             max_commit_retries=0,
-            app_transactions=[Transaction(_app_id(added.job, added.life), version)],
+            app_transactions=[Transaction(_app_id(added.job, added.incarnation), version)],
         )
         with self._problems(f"rejects the rows of epoch {added.mark.epoch}"):
             try:
@@ -128,5 +128,5 @@ class DeltaLakeTable(OpenedTable[DeltaTable]):
         self._opened = None
 
 
-def _app_id(job: str, life: str) -> str:
-    return f"joinery-{job}-{life}"
+def _app_id(job: str, incarnation: str) -> str:
+    return f"joinery-{job}-{incarnation}"

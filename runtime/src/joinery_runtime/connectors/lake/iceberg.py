@@ -58,7 +58,7 @@ class IcebergStorage:
 class IcebergTable(OpenedTable[Table]):
     _todo = "Check output.iceberg: the catalog's type, uri and warehouse, and that this user may write there"
     _errors = _ERRORS
-    _away = (OperationalError, CommitStateUnknownException, ServerError, ServiceUnavailableError)
+    _outage_errors = (OperationalError, CommitStateUnknownException, ServerError, ServiceUnavailableError)
 
     def __init__(self, catalog: str, table: str, properties: Mapping[str, str]) -> None:
         super().__init__()
@@ -100,8 +100,8 @@ class IcebergTable(OpenedTable[Table]):
         table = self._table()
         return IcebergStorage(f"{table.location().rstrip('/')}/data", table.io.properties)
 
-    def mark(self, job: str, life: str) -> Mark | None:
-        text = self._table().properties.get(_mark_key(job, life))
+    def mark(self, job: str, incarnation: str) -> Mark | None:
+        text = self._table().properties.get(_mark_key(job, incarnation))
         return None if text is None else Mark(*map(int, text.split("-")))
 
     def add(self, added: Added) -> None:
@@ -113,7 +113,9 @@ class IcebergTable(OpenedTable[Table]):
         with self._problems(f"rejects the rows of epoch {added.mark.epoch}"):
             try:
                 with table.transaction() as transaction:
-                    transaction.set_properties({_mark_key(added.job, added.life): "-".join(map(str, added.mark))})
+                    transaction.set_properties(
+                        {_mark_key(added.job, added.incarnation): "-".join(map(str, added.mark))}
+                    )
                     transaction.add_files(
                         [f"{root}/{file['path']}" for file in added.files],
                         snapshot_properties=dict(properties_of(added)),
@@ -174,5 +176,5 @@ def _with_own_driver(properties: Mapping[str, str]) -> dict[str, str]:
     return {**properties, "uri": url.render_as_string(hide_password=False)}
 
 
-def _mark_key(job: str, life: str) -> str:
-    return f"joinery.{job}.{life}"
+def _mark_key(job: str, incarnation: str) -> str:
+    return f"joinery.{job}.{incarnation}"

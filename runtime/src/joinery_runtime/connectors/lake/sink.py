@@ -2,10 +2,10 @@
 
 A task writes a file under the table's location. No reader sees it before a commit of the table names it. The state's
 commit names the attempts. Then the driver makes one commit of the table, which adds exactly their files and records
-that in a *mark*: (generation, epoch), for the job's life in its state store. After a crash between the two commits,
-recovery finds the mark or makes the table's commit. The mark grows with every published epoch, even after a savepoint
-was restored. A driver that slept and was replaced finds a newer mark. If the newer driver commits at the same time, the
-older one's commit conflicts, and it reads the mark again (docs/decisions/0050).
+that in a *mark*: (generation, epoch), for the job's incarnation in its state store. After a crash between the two
+commits, recovery finds the mark or makes the table's commit. The mark grows with every published epoch, even after a
+savepoint was restored. A driver that slept and was replaced finds a newer mark. If the newer driver commits at the same
+time, the older one's commit conflicts, and it reads the mark again (docs/decisions/0050).
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ import pyarrow.fs as pafs
 import stamina
 
 from joinery_runtime.connectors.files.sink import MAKE_ROOM, write_parquet
-from joinery_runtime.connectors.sink import Attempt, AttemptRows, NamesNoStore, Receipt, RecoveryContext, life_of
+from joinery_runtime.connectors.sink import (
+    Attempt,
+    AttemptRows,
+    NamesNoStore,
+    Receipt,
+    RecoveryContext,
+    short_incarnation,
+)
 from joinery_runtime.errors import OutputUnavailable, SinkError, is_full
 from joinery_runtime.job.model.wording import counted
 
@@ -34,7 +41,7 @@ _CONFLICTS = 20  # this many conflicts in a row mean that somebody commits witho
 
 
 class Mark(NamedTuple):
-    """The newest epoch of a job's life that is in a table."""
+    """The newest epoch of a job's incarnation that is in a table."""
 
     generation: int
     epoch: int
@@ -46,10 +53,11 @@ class CommitConflict(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What one commit adds to a table. Paths are relative to the table's location. `life` is the owner of the mark."""
+    """What one commit adds to a table. Paths are relative to the table's location. `incarnation` is the owner of the
+    mark."""
 
     job: str
-    life: str
+    incarnation: str
     mark: Mark
     files: Sequence[Receipt]
 
@@ -86,7 +94,7 @@ class LakeTable(Protocol):
 
     def storage(self) -> Storage: ...
 
-    def mark(self, job: str, life: str) -> Mark | None:
+    def mark(self, job: str, incarnation: str) -> Mark | None:
         """The mark, as of the last time the table was read. After a CommitConflict the table is read again."""
         ...
 
@@ -111,7 +119,7 @@ class OpenedTable(ABC, Generic[Opened]):
     """What to do if the library rejects a change."""
     _errors: ClassVar[tuple[type[Exception], ...]]
     """The library's errors."""
-    _away: ClassVar[tuple[type[Exception], ...]] = ()
+    _outage_errors: ClassVar[tuple[type[Exception], ...]] = ()
     """The library's errors for which waiting may help."""
 
     def __init__(self) -> None:
@@ -141,7 +149,7 @@ class OpenedTable(ABC, Generic[Opened]):
         try:
             yield
         except self._errors as error:
-            kind = OutputUnavailable if isinstance(error, self._away) or is_away(error) else SinkError
+            kind = OutputUnavailable if isinstance(error, self._outage_errors) or is_away(error) else SinkError
             raise kind(f"The {self.name} {failure}", facts=str(error), todo=self._todo) from error
 
 
@@ -155,7 +163,7 @@ class LakeWriter:
 
     def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
         fs, root = self.storage.open()
-        folder = folder_of(self.job, life_of(attempt.incarnation), attempt.id.epoch)
+        folder = folder_of(self.job, short_incarnation(attempt.incarnation), attempt.id.epoch)
         path = f"{folder}/{attempt.id}.parquet"
         full_path = f"{root}/{path}"
         try:
@@ -244,7 +252,7 @@ class LakeSink(NamesNoStore):
         if self._elsewhere:
             return
         generation = max(receipt["generation"] for receipt in named)
-        added = Added(self._job, life_of(named[0]["lineage"]), Mark(generation, epoch), named)
+        added = Added(self._job, short_incarnation(named[0]["lineage"]), Mark(generation, epoch), named)
         try:
             for attempt in stamina.retry_context(on=CommitConflict, attempts=_CONFLICTS, timeout=None, wait_max=2.0):
                 with attempt:
@@ -256,12 +264,14 @@ class LakeSink(NamesNoStore):
                 todo="Let them pause; the job tries again",
             ) from error
         if published:
-            self._sweep_files(added.life, epoch, lambda mark: mark.generation == generation, {r["path"] for r in named})
+            self._sweep_files(
+                added.incarnation, epoch, lambda mark: mark.generation == generation, {r["path"] for r in named}
+            )
 
     def _add_once(self, added: Added) -> bool:
         """Adds the files unless the table's mark says that they are there. Returns whether this epoch is now the job's
         newest in the table."""
-        mark = self.table.mark(added.job, added.life)
+        mark = self.table.mark(added.job, added.incarnation)
         if mark is not None and mark >= added.mark:
             return mark == added.mark
         missing = self._missing_files(added.files)
@@ -294,22 +304,22 @@ class LakeSink(NamesNoStore):
             )
         if self.table.id() is None:
             return False
-        life = life_of(recovery.incarnation)
-        mark = self.table.mark(self._job, life) or Mark(0, 0)
+        incarnation = short_incarnation(recovery.incarnation)
+        mark = self.table.mark(self._job, incarnation) or Mark(0, 0)
         # At most one epoch beyond the committed one is ever written.
         self._sweep_files(
-            life,
+            incarnation,
             recovery.committed_epoch + 1,
             lambda written: mark < written and written.generation < recovery.generation,
         )
         return False
 
     def _sweep_files(
-        self, life: str, epoch: int, garbage: Callable[[Mark], bool], named: Collection[str] = frozenset()
+        self, incarnation: str, epoch: int, garbage: Callable[[Mark], bool], named: Collection[str] = frozenset()
     ) -> None:
         """Deletes the files of an epoch's attempts that are not `named` and for which `garbage` is true."""
         fs, root = self.table.storage().open()
-        folder = folder_of(self._job, life, epoch)
+        folder = folder_of(self._job, incarnation, epoch)
         for info in fs.get_file_info(pafs.FileSelector(f"{root}/{folder}", allow_not_found=True)):
             if info.is_file and f"{folder}/{info.base_name}" not in named:
                 generation = int(info.base_name.split("-")[0])
@@ -351,9 +361,9 @@ def is_away(error: Exception) -> bool:
     )
 
 
-def folder_of(job: str, life: str, epoch: int) -> str:
+def folder_of(job: str, incarnation: str, epoch: int) -> str:
     """The folder of the epoch's files, relative to the table's location."""
-    return f"{_FOLDER}/{job}-{life}/{epoch:012d}"
+    return f"{_FOLDER}/{job}-{incarnation}/{epoch:012d}"
 
 
 def _sync_up_to(file: Path, root: Path) -> None:
@@ -372,7 +382,7 @@ def properties_of(added: Added) -> Mapping[str, str]:
     """The properties that a commit of the table says about itself."""
     return {
         "joinery.job": added.job,
-        "joinery.job-life": added.life,
+        "joinery.job-life": added.incarnation,
         "joinery.generation": str(added.mark.generation),
         "joinery.epoch": str(added.mark.epoch),
     }

@@ -3,8 +3,8 @@
 Tasks stage their rows durably in the table's database, and the state's commit names the attempts. Then one transaction
 in the table's database moves the rows of those attempts and records that in the epoch's *mark*. After a crash between
 the two commits, recovery finds the mark or moves the rows. Generations grow with every driver. So a mark (generation,
-epoch), of a job's life in its state store, grows with every published epoch, even after a savepoint was restored. A
-driver that slept and was replaced finds a newer mark and does nothing.
+epoch), of a job's incarnation in its state store, grows with every published epoch, even after a savepoint was
+restored. A driver that slept and was replaced finds a newer mark and does nothing.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class ApartWriter:
             database = _database_identity(connections.get(self.staged.dsn), self.staging.schema)
         except psycopg.Error as error:
             connections.drop(self.staged.dsn)
-            raise problem_of("The output rows cannot be staged", error, apart=True) from error
+            raise problem_of("The output rows cannot be staged", error, external=True) from error
         return {**receipt, "database": database, "generation": attempt.id.generation, "lineage": attempt.incarnation}
 
 
 class ExternalPostgresSink(PostgresSink):
-    """The driver half. Its staging is `apart`. `schema` is the output's, for `publish` without `prepare`."""
+    """The driver half. Its staging is `external`. `schema` is the output's, for `publish` without `prepare`."""
 
     def __init__(self, dsn: str, target: TargetTable, staging: Staging, schema: pa.Schema) -> None:
         super().__init__(dsn, target, staging)
@@ -161,7 +161,7 @@ def drop_marks(dsn: str, schema: str, job: str) -> None:
                 marks = sql.Identifier(schema, _MARKS)
                 connection.execute(sql.SQL("DELETE FROM {} WHERE job = %s").format(marks), (job,))
     except psycopg.Error as error:
-        raise problem_of("The marks of the output cannot be deleted", error, apart=True) from error
+        raise problem_of("The marks of the output cannot be deleted", error, external=True) from error
 
 
 def _database_identity(connection: psycopg.Connection[Any], schema: str) -> str | None:

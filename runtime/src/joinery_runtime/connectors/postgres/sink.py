@@ -34,7 +34,7 @@ from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
 from joinery_runtime.errors import OutputUnavailable, SinkError, StoreUnavailable
 from joinery_runtime.job.model.wording import counted
 
-_PREFIX, _APART_PREFIX = "out_", "out_apart_"
+_PREFIX, _EXTERNAL_PREFIX = "out_", "out_apart_"
 _WORTH_EMPTYING = 4 * 2**20  # bytes
 # Unlogged rows need no flush. If a lock is in the way, emptying can wait for another epoch. These settings are for the
 # transaction only: behind a pooler, a lasting one would affect the commits of the state too.
@@ -47,18 +47,18 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """The two staging tables of a job's output, `<schema>.<prefix>_0` and `_1`. Their comment names the job. `apart`:
-    they are in another database than the state."""
+    """The two staging tables of a job's output, `<schema>.<prefix>_0` and `_1`. Their comment names the job.
+    `external`: they are in another database than the state."""
 
     schema: str
     prefix: str
     job: str
-    apart: bool = False
+    external: bool = False
 
     @classmethod
-    def of(cls, schema: str, job: str, table: str, *, apart: bool = False) -> Staging:
+    def of(cls, schema: str, job: str, table: str, *, external: bool = False) -> Staging:
         digest = hashlib.sha256(f"{job}\0{table}".encode()).hexdigest()[:16]
-        return cls(schema, f"{_APART_PREFIX if apart else _PREFIX}{digest}", job, apart)
+        return cls(schema, f"{_EXTERNAL_PREFIX if external else _PREFIX}{digest}", job, external)
 
     def table(self, epoch: int) -> sql.Identifier:
         return sql.Identifier(self.schema, f"{self.prefix}_{epoch % 2}")
@@ -86,14 +86,14 @@ class PostgresWriter:
         try:
             connection = connections.get(self.dsn)
             with connection.transaction():
-                connection.execute(_SHORT_WAITS if self.staging.apart else _STAGING)
+                connection.execute(_SHORT_WAITS if self.staging.external else _STAGING)
                 with connection.cursor().copy(copy) as stream:
                     for batch in chain([first], batches):
                         stream.write(_encode_csv(str(attempt.id), batch, count))
                         count += batch.num_rows
         except psycopg.Error as error:
             connections.drop(self.dsn)
-            raise problem_of("The output rows cannot be staged", error, apart=self.staging.apart) from error
+            raise problem_of("The output rows cannot be staged", error, external=self.staging.external) from error
         return {"attempt": str(attempt.id), "rows": count}
 
 
@@ -193,7 +193,7 @@ class PostgresSink(NamesNoStore):
             yield connections.get(self._dsn)
         except psycopg.Error as error:
             connections.drop(self._dsn)
-            raise problem_of(failing, error, apart=self._staging.apart) from error
+            raise problem_of(failing, error, external=self._staging.external) from error
 
     def _ensure_staging(self, connection: Connection, table: sql.Identifier, schema: pa.Schema) -> None:
         """Creates a staging table, unless it has the right columns: a task of the epoch about to be replayed may hold
@@ -217,22 +217,22 @@ class PostgresSink(NamesNoStore):
             sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind)) for name, kind in expected.items()
         )
         connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(table))
-        create = "CREATE TABLE {} ({})" if self._staging.apart else "CREATE UNLOGGED TABLE {} ({})"
+        create = "CREATE TABLE {} ({})" if self._staging.external else "CREATE UNLOGGED TABLE {} ({})"
         connection.execute(sql.SQL(create).format(table, columns))
         connection.execute(comment)
 
 
-def drop_staging(dsn: str, schema: str, job: str, *, apart: bool = False) -> None:
+def drop_staging(dsn: str, schema: str, job: str, *, external: bool = False) -> None:
     """Drops the staging tables of all outputs that the job has ever had in this database, including those from before
     an edit. Its drivers must have been fenced. Waits for tasks that still write. Raises SinkError or StoreUnavailable
-    (OutputUnavailable if `apart`)."""
+    (OutputUnavailable if `external`)."""
     try:
         with connect(dsn) as connection:
             connection.execute(_DROP_WAITS)
             for table in _staging_of(connection, schema, job):
                 connection.execute(sql.SQL("DROP TABLE {}").format(table))
     except psycopg.Error as error:
-        raise problem_of("The staging tables cannot be dropped", error, apart=apart) from error
+        raise problem_of("The staging tables cannot be dropped", error, external=external) from error
 
 
 def staging_apart(dsn: str, schema: str, job: str) -> list[str]:
@@ -242,7 +242,7 @@ def staging_apart(dsn: str, schema: str, job: str) -> list[str]:
         with connect(dsn) as connection:
             return [table.as_string(connection) for table in _staging_of(connection, schema, job)]
     except psycopg.Error as error:
-        raise problem_of("The staging tables cannot be looked for", error, apart=True) from error
+        raise problem_of("The staging tables cannot be looked for", error, external=True) from error
 
 
 def _staging_of(connection: psycopg.Connection[Any], schema: str, job: str) -> list[sql.Identifier]:
@@ -306,11 +306,11 @@ def _encode_csv(attempt: str, rows: pa.RecordBatch, first: int) -> bytes:
 REPLACEMENT = "\ufffd".encode()
 
 
-def problem_of(summary: str, error: psycopg.Error, *, apart: bool = False) -> SinkError | StoreUnavailable:
+def problem_of(summary: str, error: psycopg.Error, *, external: bool = False) -> SinkError | StoreUnavailable:
     """Turns an error of Postgres into ours. If the database is unavailable, the job waits for it and recovers.
-    Unless `apart`, it is the state's database."""
+    Unless `external`, it is the state's database."""
     reason = " ".join(str(error).split())
     todo = advice(error, "Check the table and the role's rights")
     if not is_away(error):
         return SinkError(summary, facts=reason, todo=todo)
-    return (OutputUnavailable if apart else StoreUnavailable)(summary, facts=reason, todo=todo)
+    return (OutputUnavailable if external else StoreUnavailable)(summary, facts=reason, todo=todo)

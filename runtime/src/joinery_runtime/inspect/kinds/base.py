@@ -37,26 +37,26 @@ ToJson = Callable[[pa.Table], Sequence[bytes]]
 @dataclass(frozen=True, slots=True)
 class EpochTimes:
     """The watermarks and horizons of the next epoch, and up to which event times inputs were read that are behind
-    (`InputTime.reached`). `handed_on` are the watermarks that steps see of the inputs that steps before them read, by
-    step."""
+    (`InputTime.reached`). `output_watermarks` are those that each step sees of the inputs that steps before it
+    read, by step."""
 
     watermarks: Mapping[str, Watermark]
     horizons: Horizons
     reached: Mapping[str, int] = field(default_factory=dict)
-    handed_on: Mapping[int, OutputWatermarks] = field(default_factory=dict)
+    output_watermarks: Mapping[int, OutputWatermarks] = field(default_factory=dict)
 
     @classmethod
     def of(cls, pipeline: Pipeline, input_times: Times, horizons: Horizons) -> EpochTimes:
-        handed_on = {
+        output_watermarks = {
             step.number: times.watermarks_before(pipeline, step, input_times, horizons) for step in pipeline.steps[1:]
         }
         watermarks = {name: input_time.watermark for name, input_time in input_times.items()}
         reached = {name: input_time.reached for name, input_time in input_times.items()}
-        return cls(watermarks, horizons, reached, handed_on)
+        return cls(watermarks, horizons, reached, output_watermarks)
 
     def watermark_of(self, step: StepSpec) -> Watermark:
         """The watermark by which the only side of the step is judged."""
-        return self.handed_on.get(step.number, self.watermarks)[step.sides[0].time]
+        return self.output_watermarks.get(step.number, self.watermarks)[step.sides[0].time]
 
     @staticmethod
     def watermark_name(step: StepSpec) -> str:
@@ -313,7 +313,7 @@ class JoinDescription(StepDescription[Operator]):
         name = f"{side.time} after step {self.step.number}" if side.intake.chained else side.time
         if epoch_times is None or side.one_window:
             return name
-        watermarks = epoch_times.handed_on[self.step.number] if side.intake.chained else epoch_times.watermarks
+        watermarks = epoch_times.output_watermarks[self.step.number] if side.intake.chained else epoch_times.watermarks
         return f"{name} ({format_time(watermarks[side.time])})"
 
 
