@@ -95,8 +95,8 @@ def test_a_failure_has_its_kind_and_whether_to_try_again(
 ) -> None:
     running(raising(error))
     assert joinery("run", job_file).code == code
-    told = Ending(outcome="failed", error=str(error), kind=type(error).__name__, retry=retry)
-    assert read(ending_file) == told
+    ending = Ending(outcome="failed", error=str(error), kind=type(error).__name__, retry=retry)
+    assert read(ending_file) == ending
 
 
 def test_an_error_that_is_not_ours_is_told_by_its_last_line(

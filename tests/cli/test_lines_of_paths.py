@@ -50,6 +50,6 @@ def test_a_path_that_leads_nowhere_is_named_with_its_line(
     path.write_text(path.read_text().replace("path: payments.csv", "path: typo.csv"))
     line = next(n for n, text in enumerate(path.read_text().splitlines(), 1) if "typo" in text)
     wrong = f"the input file {tmp_path / 'typo.csv'} cannot be read: No such file or directory"
-    said = f"joinery: {path}: line {line}: input payments: {wrong}. Check file.path in the job\n"
-    assert joinery("verify", path).err == said
-    assert joinery("why", path, "--key", "id=1").err == said
+    message = f"joinery: {path}: line {line}: input payments: {wrong}. Check file.path in the job\n"
+    assert joinery("verify", path).err == message
+    assert joinery("why", path, "--key", "id=1").err == message

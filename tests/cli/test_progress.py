@@ -205,8 +205,8 @@ def test_an_epochs_line_has_all_of_its_numbers() -> None:
 def test_json_says_when_there_was_nothing_new(epochs: list[EpochReport]) -> None:
     text = io.StringIO()
     progress = JsonProgress(JOB, text, "local[2]")
-    for each in epochs:
-        progress.listener.committed(CommittedEpoch(each, 0.1))
+    for epoch in epochs:
+        progress.listener.committed(CommittedEpoch(epoch, 0.1))
     progress.ended("inputs")
     assert json_lines(text)[-1]["reason"] == "all inputs have ended"
     assert "nothing new to read" in json_lines(text)[-1]["note"]
@@ -369,7 +369,7 @@ def test_the_end_tells_the_totals(screen: Screen) -> None:
 
 
 @pytest.mark.parametrize(
-    ("output", "said"),
+    ("output", "message"),
     [
         (
             "postgres: {table: joined}",
@@ -396,11 +396,11 @@ def test_the_end_tells_the_totals(screen: Screen) -> None:
         ),
     ],
 )
-def test_the_end_tells_where_the_rows_are_and_how_to_look(output: str, said: str) -> None:
+def test_the_end_tells_where_the_rows_are_and_how_to_look(output: str, message: str) -> None:
     screen = Screen(job(("postgres: {table: joined}", output)))
     screen.commit(at=101, seconds=1)
     screen.progress.ended("inputs")
-    assert said in " ".join(screen.text().split())
+    assert message in " ".join(screen.text().split())
 
 
 def test_the_end_shouts_what_was_late(screen: Screen) -> None:

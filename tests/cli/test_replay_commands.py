@@ -74,22 +74,22 @@ def test_a_log_without_its_beginning_and_a_job_that_started_from_another(
     produce(job.bootstrap, f"{name}.orders", [order(number) for number in range(8)])
     produce(job.bootstrap, f"{name}.payments", [payment(number) for number in range(3)])
     _run(path)
-    (made,) = joinery("state", "savepoint", path, "noon").lines
+    (line,) = joinery("state", "savepoint", path, "noon").lines
     produce(job.bootstrap, f"{name}.payments", [payment(number) for number in range(3, 7)])
     _run(path)
     assert table_rows(postgres_dsn, table) == joined(*range(7))
     with psycopg.connect(postgres_dsn) as connection:
         trimmed = f'DELETE FROM "{schema}".epochs WHERE pipeline_name = %s AND epoch <= %s'
-        assert connection.execute(trimmed, (name, made["epoch"])).rowcount >= 1
+        assert connection.execute(trimmed, (name, line["epoch"])).rowcount >= 1
 
     verified = joinery("verify", path)
     (found,) = verified.lines
     assert (verified.code, found["rows"], found["differences"]) == (0, 4, [])
-    assert f"computed from savepoint noon of job {name}, the state after epoch {made['epoch']}" in found["notes"]
+    assert f"computed from savepoint noon of job {name}, the state after epoch {line['epoch']}" in found["notes"]
     (answer,) = joinery("why", path, "--key", "id=o5").lines
     assert answer["savepoint"] == "noon"
     (record,) = answer["records"]  # the payment: the order is in the state
-    assert [each["row"] for each in record["made"]] == [{"id": "o5", "amount": 5, "paid": 50}]
+    assert [entry["row"] for entry in record["made"]] == [{"id": "o5", "amount": 5, "paid": 50}]
     with psycopg.connect(postgres_dsn) as connection:
         assert connection.execute(f"UPDATE \"{table}\" SET paid = 51 WHERE id = 'o5'").rowcount == 1
     spoilt = joinery("verify", path)
@@ -103,7 +103,7 @@ def test_a_log_without_its_beginning_and_a_job_that_started_from_another(
     _run(copy)
     verified = joinery("verify", copy)
     (found,) = verified.lines
-    assert (verified.code, found["rows"], found["epochs"][0]) == (0, 4, made["epoch"] + 1)
+    assert (verified.code, found["rows"], found["epochs"][0]) == (0, 4, line["epoch"] + 1)
     assert joinery("why", copy, "--key", "id=o5").lines[0]["records"][0]["made"] == record["made"]
 
     joinery("state", "savepoint", path, "noon", "--delete")

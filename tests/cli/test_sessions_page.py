@@ -72,8 +72,8 @@ def test_its_ids() -> None:
     assert len(rows) == 4
     for group, start, wanted in rows:
         key = [None] if group == "NULL" else list(ast.literal_eval(f"({group},)"))
-        found = key_hash([pa.array([value]) for value in key] + [pa.array([int(start)], pa.int64())])
-        assert int(found[0]) == reference_hash([*key, int(start)]) == int(wanted)
+        hashes = key_hash([pa.array([value]) for value in key] + [pa.array([int(start)], pa.int64())])
+        assert int(hashes[0]) == reference_hash([*key, int(start)]) == int(wanted)
 
 
 @pytest.mark.parametrize("row", cells("## Aggregates"), ids=lambda row: f"{row[0]} {row[1]}")

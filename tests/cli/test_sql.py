@@ -80,9 +80,9 @@ def test_the_output_is_a_table(joinery: Joinery, job_file: Path, postgres_dsn: s
         connection.execute(f'CREATE TABLE "{schema}".joined (k text, price numeric(9,2), at timestamptz, raw bytea)')
         row = ("a", "1.50", "2026-01-15T10:00:00Z", b"\xff")
         connection.execute(f'INSERT INTO "{schema}".joined VALUES (%s, %s, %s, %s)', row)
-    (found,) = joinery("sql", job_file, "WITH few AS (SELECT * FROM output) SELECT * FROM few").lines
-    assert (found["k"], found["price"], found["raw"]) == ("a", "1.50", "ff")
-    assert found["at"].startswith("2026-01-15T")
+    (line,) = joinery("sql", job_file, "WITH few AS (SELECT * FROM output) SELECT * FROM few").lines
+    assert (line["k"], line["price"], line["raw"]) == ("a", "1.50", "ff")
+    assert line["at"].startswith("2026-01-15T")
 
 
 @pytest.mark.usefixtures("kept")
@@ -121,7 +121,7 @@ def test_files_are_a_table(joinery: Joinery, tmp_path: Path, stored_in: str, kep
 
 @pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("query", "message"),
     [
         (
             "SELECT * FROM joined",
@@ -135,9 +135,9 @@ def test_files_are_a_table(joinery: Joinery, tmp_path: Path, stored_in: str, kep
         ("SELECT * FROM output", 'joined" does not exist'),
     ],
 )
-def test_what_cannot_be_asked(joinery: Joinery, job_file: Path, asked: str, said: str) -> None:
-    err = joinery("sql", job_file, asked).err
-    assert said in err
+def test_what_cannot_be_asked(joinery: Joinery, job_file: Path, query: str, message: str) -> None:
+    err = joinery("sql", job_file, query).err
+    assert message in err
     assert "plan" not in err, "of polars"
 
 
@@ -169,7 +169,7 @@ def test_rows_in_a_topic(
         producer = Producer({**settings, "queue.buffering.max.messages": 2 * count})
         producer.init_transactions(30)
         for values, ends in (
-            ([each["value"] for each in target.records(table).messages()], producer.commit_transaction),
+            ([message["value"] for message in target.records(table).messages()], producer.commit_transaction),
             ([b"not a row"], producer.commit_transaction),
             ([b"{}"], producer.abort_transaction),
         ):

@@ -105,11 +105,11 @@ class TestCheck:
     ) -> None:  # fmt: skip
         monkeypatch.setenv("JOINERY_ENDING_FILE", str(tmp_path / "ending"))
         ended = joinery("state", "check", job_file)
-        found = StateCheck.model_validate_json(ended.out)
-        assert (ended.code, found.fits, found.refused, found.warnings) == (0, True, (), ())
-        assert (found.epoch, found.state_versions, found.target_version, found.to_migrate) == (1, (1,), 2, 2)
+        check = StateCheck.model_validate_json(ended.out)
+        assert (ended.code, check.fits, check.refused, check.warnings) == (0, True, (), ())
+        assert (check.epoch, check.state_versions, check.target_version, check.to_migrate) == (1, (1,), 2, 2)
         assert recorded(store) == old
-        assert StateCheck.model_validate_json((tmp_path / "ending").read_text()) == found
+        assert StateCheck.model_validate_json((tmp_path / "ending").read_text()) == check
 
     def test_a_change_that_does_not_fit_is_refused_with_the_difference(
         self, joinery: Joinery, job_file: Path, old: JobRecord
@@ -117,24 +117,24 @@ class TestCheck:
         text = job_file.read_text().replace("orders.order_id: payments.order_id", "orders.country: payments.country")
         job_file.write_text(text)
         ended = joinery("state", "check", job_file)
-        found = StateCheck.model_validate_json(ended.out)
-        assert (ended.code, ended.err, found.fits) == (1, "", False)
-        assert "the keys were orders.order_id = payments.order_id" in found.refused[0]
+        check = StateCheck.model_validate_json(ended.out)
+        assert (ended.code, ended.err, check.fits) == (1, "", False)
+        assert "the keys were orders.order_id = payments.order_id" in check.refused[0]
 
     def test_wider_bounds_are_a_warning(self, joinery: Joinery, job_file: Path, old: JobRecord) -> None:
         job_file.write_text(job_file.read_text().replace("upper: 1h", "upper: 2h"))
         ended = joinery("state", "check", job_file)
-        found = StateCheck.model_validate_json(ended.out)
-        assert (ended.code, found.fits) == (0, True)
-        assert "upper bound went from 1h to 2h" in found.warnings[0]
+        check = StateCheck.model_validate_json(ended.out)
+        assert (ended.code, check.fits) == (0, True)
+        assert "upper bound went from 1h to 2h" in check.warnings[0]
 
     def test_a_stateless_upgrade_fits_whatever_changed(self, joinery: Joinery, job_file: Path, old: JobRecord) -> None:
         text = job_file.read_text().replace("orders.order_id: payments.order_id", "orders.country: payments.country")
         job_file.write_text(f"{text}  upgrade: {{mode: stateless}}\n")
         ended = joinery("state", "check", job_file)
-        found = StateCheck.model_validate_json(ended.out)
-        assert (ended.code, found.fits) == (0, True)
-        assert "starts from the beginning" in found.warnings[0]
+        check = StateCheck.model_validate_json(ended.out)
+        assert (ended.code, check.fits) == (0, True)
+        assert "starts from the beginning" in check.warnings[0]
 
     @pytest.mark.parametrize(
         ("target", "chain", "says"),
@@ -154,9 +154,9 @@ class TestCheck:
         monkeypatch.setattr(migrations, "CURRENT_STATE_VERSION", target)
         monkeypatch.setattr(migrations, "MIGRATIONS", chain)
         ended = joinery("state", "check", job_file)
-        found = StateCheck.model_validate_json(ended.out)
-        assert (ended.code, found.fits) == (1, False)
-        assert says in found.refused[0]
+        check = StateCheck.model_validate_json(ended.out)
+        assert (ended.code, check.fits) == (1, False)
+        assert says in check.refused[0]
         assert recorded(store) == old
 
     def test_it_fits_beside_a_driver_that_replaces_segments(
@@ -176,8 +176,8 @@ class TestCheck:
 
         monkeypatch.setattr(PostgresStore, "read_segments", read_late)
         ended = joinery("state", "check", job_file)
-        found = StateCheck.model_validate_json(ended.out)
-        assert (ended.code, found.to_migrate, found.epoch) == (0, 1, 1)
+        check = StateCheck.model_validate_json(ended.out)
+        assert (ended.code, check.to_migrate, check.epoch) == (0, 1, 1)
         assert len(calls) == 2
 
     def test_an_older_schema_stays_as_it_is(
@@ -204,14 +204,14 @@ class TestCheck:
         commit_rows(store, store.acquire(JOB), load_job(job_file), 1, ([], []))
         wide = declare("string")
         added = joinery("state", "check", job_file)
-        found = StateCheck.model_validate_json((tmp_path / "ending").read_bytes())
-        assert (added.code, found.fits, len(found.warnings)) == (0, True, 1)
-        assert "and 52 more are null in rows that were stored before" in found.warnings[0]
+        check = StateCheck.model_validate_json((tmp_path / "ending").read_bytes())
+        assert (added.code, check.fits, len(check.warnings)) == (0, True, 1)
+        assert "and 52 more are null in rows that were stored before" in check.warnings[0]
         commit_rows(store, store.acquire(JOB), wide, 2, ([], []))
         declare("int64")
         ended = joinery("state", "check", job_file)
-        found = StateCheck.model_validate_json((tmp_path / "ending").read_bytes())
-        assert (ended.code, found.fits, len(found.refused)) == (1, False, 8)
+        check = StateCheck.model_validate_json((tmp_path / "ending").read_bytes())
+        assert (ended.code, check.fits, len(check.refused)) == (1, False, 8)
         assert len((tmp_path / "ending").read_bytes()) <= 4096
 
 
@@ -589,8 +589,8 @@ class TestSavepoints:
     def test_made_listed_and_deleted(
         self, joinery: Joinery, job_file: Path, store: PostgresStore, old: JobRecord
     ) -> None:
-        [made] = joinery("state", "savepoint", job_file, "sp").lines
-        assert (made["name"], made["epoch"], made["rows"], made["automatic"]) == ("sp", 1, 8, False)
+        [line] = joinery("state", "savepoint", job_file, "sp").lines
+        assert (line["name"], line["epoch"], line["rows"], line["automatic"]) == ("sp", 1, 8, False)
         store.create_savepoint(JOB, "rollout-x")
         listed = joinery("state", "savepoint", job_file, "--list").lines
         assert [(each["name"], each["automatic"]) for each in listed] == [("rollout-x", True), ("sp", False)]
@@ -668,10 +668,10 @@ def test_a_pod_may_pin_and_unpin_again_and_tells_what_there_is(
     pin = ("state", "savepoint", job_file, "noon", "--idempotent")
     for _ in range(2):
         assert joinery(*pin).code == 0
-        told = SavepointResult.model_validate_json(ending_file.read_text())
-        [made] = store.savepoints(JOB)
-        assert (told.epoch, told.rows, told.bytes) == (old.committed, made.rows, made.bytes)
-        assert told.time.timestamp() == made.created_at / 1000
+        result = SavepointResult.model_validate_json(ending_file.read_text())
+        [savepoint] = store.savepoints(JOB)
+        assert (result.epoch, result.rows, result.bytes) == (old.committed, savepoint.rows, savepoint.bytes)
+        assert result.time.timestamp() == savepoint.created_at / 1000
     assert joinery(*pin[:-1]).code != 0
     for _ in range(2):
         assert joinery(*pin, "--delete").code == 0

@@ -55,9 +55,9 @@ def before(postgres_dsn: str, schema: str, job_file: Path) -> JobRecord:
 
 def there(dsn: str, schema: str) -> JobRecord | None:
     store = PostgresStore(dsn, schema)
-    found = store.record(JOB)
+    record = store.record(JOB)
     store.close()
-    return found
+    return record
 
 
 def test_it_moves_after_a_dry_run(

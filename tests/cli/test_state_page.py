@@ -138,7 +138,7 @@ def page(
 
 def beginning(*words: str) -> list[Block]:
     """The blocks whose first command begins so."""
-    return [block for block in BLOCKS if any(next(commands(block))[0].startswith(each) for each in words)]
+    return [block for block in BLOCKS if any(next(commands(block))[0].startswith(word) for word in words)]
 
 
 def test_what_is_kept(page: Page) -> None:

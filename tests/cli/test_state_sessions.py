@@ -177,18 +177,18 @@ class TestStats:
         job = session_job(**REOPEN, maxDuration="20ms")
         capped = row(100, "cap"), row(109, "cap"), row(118, "cap"), row(127, "cap")
         store = after(job, epoch(row(109), *capped), epoch(row(121, "y")), epoch(row(125, "y")))
-        found = stats(job, store)
-        assert found.document()["sessions"] == {
+        statistics = stats(job, store)
+        assert statistics.document()["sessions"] == {
             **{"open": 2, "due": 0, "gone_out": 1, "marks": 1},
             **{"until_input": "clicks", "until": 135},
         }
-        told = list(found.lines())
+        told = list(statistics.lines())
         assert (
             "sessions: 2 open (0 to be emitted with the next epoch), 1 emitted and still open to late rows, "
             "1 marks of sessions that reached maxDuration"
         ) in told
         assert f"  the first is emitted when the watermark of clicks is above {ZERO}.135Z" in told
-        (side,) = found.document()["sides"]
+        (side,) = statistics.document()["sides"]
         assert (side["part"], side["side"], side["inputs"], side["step"]) == (SESSIONS, SESSIONS, ("clicks",), 1)
         assert any(line.startswith("rows of sessions (clicks): ") for line in told)
         assert (
@@ -206,11 +206,11 @@ class TestStats:
 
     def test_late_data_dropped(self) -> None:
         job = session_job(allowedLateness="20ms")
-        found = stats(job, after(job, epoch(row(100))))
-        assert found.sides[0].goes == f"forgets sessions whose last row is before {ZERO}.070Z"
-        assert found.document()["sessions"]["until"] == 130
+        statistics = stats(job, after(job, epoch(row(100))))
+        assert statistics.sides[0].goes == f"forgets sessions whose last row is before {ZERO}.070Z"
+        assert statistics.document()["sessions"]["until"] == 130
 
     def test_a_state_without_sessions(self) -> None:
-        found = stats(JOB, after(JOB, epoch()))
-        assert found.document()["sessions"]["open"] == 0
-        assert not any("the first is emitted" in line for line in found.lines())
+        statistics = stats(JOB, after(JOB, epoch()))
+        assert statistics.document()["sessions"]["open"] == 0
+        assert not any("the first is emitted" in line for line in statistics.lines())

@@ -145,14 +145,14 @@ def test_a_difference_is_found_and_says_which_records_make_the_row(
     text = found.text("5m")
     assert "differ under the edited job" in text
     assert "upgrade.mode: stateful" in text
-    assert any("/" in each.origin for each in found.compared.differences)
+    assert any("/" in difference.origin for difference in found.compared.differences)
 
 
 def test_rows_of_the_state_as_it_was_play_their_part(running: Running) -> None:
     """A row from before the comparison has partners in it: under a shorter interval it has fewer."""
     found = running.beside(step(interval={"of": "l", "lower": "-10ms", "upper": "4ms"}), epochs=1)
     before = 5 * 3  # the first event time of the comparison's first epoch
-    lost = [each.expected for each in found.compared.differences if each.kind == "missing"]
+    lost = [difference.expected for difference in found.compared.differences if difference.kind == "missing"]
     assert any(row is not None and row["w"] >= 300 and row["v"] < before for row in lost)
 
 
@@ -184,7 +184,7 @@ def test_what_this_release_computes_otherwise_is_found(running: Running, monkeyp
     epochs = running.store.epochs
 
     def miscounted(*of: Any) -> Any:
-        return [_with(each, rows_out=each.result["rows_out"] + 1) for each in epochs(*of)]
+        return [_with(epoch, rows_out=epoch.result["rows_out"] + 1) for epoch in epochs(*of)]
 
     monkeypatch.setattr(running.store, "epochs", miscounted)
     found = running.beside(JOB, epochs=1)

@@ -44,7 +44,7 @@ class Shop:
                 "name": name,
                 "file": {"path": str(self._folder / name), "watch": True},
                 "format": "json",
-                "schema": [{"name": each, "type": "timestamp" if each == "ts" else "string"} for each in columns],
+                "schema": [{"name": column, "type": "timestamp" if column == "ts" else "string"} for column in columns],
                 "eventTime": "ts",
                 "watermark": {"delay": "1h"},
             }
@@ -101,7 +101,7 @@ def test_a_job_that_an_earlier_release_began_keeps_its_names(shop: Shop) -> None
     assert shop.newest() == result.output().to_arrow().column_names == ALWAYS
     job = job_from(shop.document())
     assert verify_command(job, None).right
-    assert [row for each in why_command(job, ["id=o2"], None, None, None).records for row in each.produced[2]]
+    assert [row for record in why_command(job, ["id=o2"], None, None, None).records for row in record.produced[2]]
     assert run_query(job, "SELECT * FROM output")[0].columns == ALWAYS
     assert check_job(job).fits
     board = Board("shop", ["orders", "payments"], Liveness(stalled_after_s=60))

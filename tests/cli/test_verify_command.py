@@ -107,13 +107,13 @@ def test_a_row_that_is_not_there_and_one_that_is_twice(
     second.write_text(second.read_text() + second.read_text().splitlines(keepends=True)[0])
     found = verdict()
     assert dict(found.compared.counted) == {"missing": 1, "extra": 1}
-    assert {each.output for each in found.compared.differences} == {output}
+    assert {difference.output for difference in found.compared.differences} == {output}
 
 
 def test_a_line_that_is_no_row(verdict: Callable[..., Verdict], tmp_path: Path) -> None:
     spoilt = part(tmp_path)
     spoilt.write_text(spoilt.read_text() + "torn{\n")
-    assert [each.actual for each in verdict().compared.differences] == [{"not JSON": "torn{"}]
+    assert [difference.actual for difference in verdict().compared.differences] == [{"not JSON": "torn{"}]
 
 
 def test_the_same_row_written_in_another_way(verdict: Callable[..., Verdict], tmp_path: Path) -> None:

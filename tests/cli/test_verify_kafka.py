@@ -95,7 +95,7 @@ def test_rows_in_a_topic(topics: Topics, form: str) -> None:
     assert other.right
     assert other.compared.rows == written.rows[untouched].num_rows
     assert dict(verdict.compared.counted) == {"missing": 2, "extra": 2, "different": 1}
-    found = {(each.output, each.kind): each for each in verdict.compared.differences}
+    found = {(difference.output, difference.kind): difference for difference in verdict.compared.differences}
     assert {name: each.epoch for name, each in found.items()} == {
         ("output", "missing"): spoiling, ("output", "extra"): spoiling, ("output", "different"): spoiling,
         ("dead letters", "missing"): dead[1], ("dead letters", "extra"): dead[0],
@@ -218,7 +218,7 @@ def test_a_topic_that_has_lost_its_beginning(kafka_broker: KafkaAdmin, tmp_path:
     kafka_broker.delete_records(topics.name, 0, ends + 1)
     verdict = written.verdict()
     assert dict(verdict.compared.counted) == {"missing": 1}
-    assert {each.epoch for each in verdict.compared.differences} == {third}
+    assert {difference.epoch for difference in verdict.compared.differences} == {third}
     assert verdict.notes == [
         f"output: the topic has lost its beginning, so rows up to epoch {second} may be missing there"
     ]

@@ -100,7 +100,7 @@ def test_rows_that_are_missing_twice_and_different(written: Written, tmp_path: P
     verdict = written.verdict()
     assert not verdict.right
     assert dict(verdict.compared.counted) == {"missing": 1, "extra": 1, "different": 1}
-    found = {each.kind: each for each in verdict.compared.differences}
+    found = {difference.kind: difference for difference in verdict.compared.differences}
     assert {each.epoch for each in found.values()} == {1}
     first, second, third = (json.loads(line) for line in rows_to_json(rows.slice(0, 3)))
     assert (found["missing"].expected, found["missing"].actual) == (first, None)
@@ -124,7 +124,7 @@ def test_an_epoch_that_was_never_published_is_missing(written: Written) -> None:
     written.publish()
     verdict = written.verdict()
     assert dict(verdict.compared.counted) == {"missing": lost.num_rows}
-    assert {each.epoch for each in verdict.compared.differences} == {2}
+    assert {difference.epoch for difference in verdict.compared.differences} == {2}
     assert written.verdict(3).right, "only epochs that are asked for are judged"
     assert not written.verdict(1, 2).right
 
@@ -160,4 +160,6 @@ def test_a_table_that_was_compacted(written: Written, table: Table, rewrite: str
         verdict = written.verdict()
         lost = sum(rows.filter(pc.equal(rows["left_k"], "k3")).num_rows for rows in written.rows.values())
         assert dict(verdict.compared.counted) == {"missing": lost}
-        assert {each.expected["left_k"] for each in verdict.compared.differences if each.expected} == {"k3"}
+        assert {
+            difference.expected["left_k"] for difference in verdict.compared.differences if difference.expected
+        } == {"k3"}

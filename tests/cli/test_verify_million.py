@@ -39,9 +39,9 @@ def test_one_changed_row_of_a_million_is_found(joinery: Joinery, postgres_dsn: s
         changed = connection.execute(f"UPDATE {table} SET right_v = right_v + 1 WHERE left_v = 345678")
         assert changed.rowcount == 1
     ended = joinery("verify", job)
-    (found,) = ended.lines
-    assert (ended.code, found["rows"], found["notes"]) == (1, EACH, [])
-    assert (found["missing"], found["extra"], found["different"]) == (0, 0, 1)
-    (difference,) = found["differences"]
+    (line,) = ended.lines
+    assert (ended.code, line["rows"], line["notes"]) == (1, EACH, [])
+    assert (line["missing"], line["extra"], line["different"]) == (0, 0, 1)
+    (difference,) = line["differences"]
     assert difference["expected"]["right_v"] == 345_678
     assert difference["found"] == difference["expected"] | {"right_v": 345_679}

@@ -114,7 +114,7 @@ def test_rows_that_are_inserted(write: Any, table: str, connection: psycopg.Conn
         assert changed.rowcount == 1, statement
     spoilt = written.verdict()
     assert dict(spoilt.compared.counted) == {"missing": 1, "different": 1, "extra": 1}
-    found = {each.kind: each for each in spoilt.compared.differences}
+    found = {difference.kind: difference for difference in spoilt.compared.differences}
     assert found["missing"].expected["left_k"] == "k7"
     assert found["different"].actual == found["different"].expected | {"left_raw": "AA=="}
     assert (found["extra"].actual["left_k"], found["extra"].actual["left_ts"]) == ("k8", 208)
@@ -146,7 +146,7 @@ def test_rows_that_replace_others(write: Any, table: str, connection: psycopg.Co
     connection.execute(f"INSERT INTO {table} (left_k) VALUES ('new')")
     spoilt = written.verdict()
     assert dict(spoilt.compared.counted) == {"missing": 1, "different": 1, "extra": 1}
-    found = {each.kind: each for each in spoilt.compared.differences}
+    found = {difference.kind: difference for difference in spoilt.compared.differences}
     assert (found["missing"].expected["left_k"], found["extra"].actual["left_k"]) == ("k8", "new")
     assert (found["different"].expected["left_k"], found["different"].actual["left_ts"]) == ("", 0)
     assert found["extra"].epoch is None

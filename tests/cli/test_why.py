@@ -61,8 +61,8 @@ def asked(joinery: Joinery, tmp_path: Path) -> Any:
 
 def test_the_end_of_an_input_is_no_huge_number() -> None:
     record = FoundRecord(RecordPosition(PartitionRef("l", "l", 0), 0), 1, {}, 5)
-    found = Explained(record, {"l": END_OF_TIME, "r": None, "s": 7}, None, "", {}, {}).document()
-    assert found["watermarks"] == {"l": "end", "r": None, "s": 7}
+    document = Explained(record, {"l": END_OF_TIME, "r": None, "s": 7}, None, "", {}, {}).document()
+    assert document["watermarks"] == {"l": "end", "r": None, "s": 7}
 
 
 @pytest.mark.parametrize("name", ["lower(l.k)", "LOWER(l.k)", "LOWER(k)", 'lower("k")', "r.k || ''"])
@@ -75,7 +75,7 @@ def test_a_computed_key_is_asked_for_by_its_value(joinery: Joinery, tmp_path: Pa
 """)
     answer = joinery("why", job, "--steps", steps, "--key", f"{name}=a=b").lines[0]
     assert [record["columns"]["v"] for record in answer["records"]] == ["A", "x"]
-    assert [made["row"]["l"] for record in answer["records"] for made in record["made"]] == ["A", "A"]
+    assert [entry["row"]["l"] for record in answer["records"] for entry in record["made"]] == ["A", "A"]
 
 
 def test_what_each_record_of_a_key_did(asked: Any) -> None:
@@ -230,7 +230,7 @@ def _places(trace: Trace) -> list[str]:
     ],
 )  # fmt: skip
 def test_every_drop_and_every_row_of_a_trace_has_its_record(name: str, tmp_path: Path) -> None:
-    (trace,) = [each for each in load_traces() if each.name == name]
+    (trace,) = [trace for trace in load_traces() if trace.name == name]
     job, steps = parse_job(json.dumps(trace.job), "job.yaml", plain_numbers=True), tmp_path / "steps.jsonl"
     steps.write_text("".join(json.dumps(step.given) + "\n" for step in trace.steps))
     lines = list(run_trace(job, [step.given for step in trace.steps], MemoryStore()))
@@ -291,9 +291,9 @@ def _alone(tmp_path: Path, way: str, left: int, right: int, *more: dict[str, Any
         {"input": "l", "rows": [{"k": "a", "ts": left}]},
     ]
     steps.write_text("".join(json.dumps(step) + "\n" for step in [*rows, *more]))
-    (found,) = why_command(parse_job(text, "job.yaml"), (), "l:0=0", None, steps).records
-    assert (found.reason, found.produced, found.prevented) == (None, {}, {})
-    return found
+    (record,) = why_command(parse_job(text, "job.yaml"), (), "l:0=0", None, steps).records
+    assert (record.reason, record.produced, record.prevented) == (None, {}, {})
+    return record
 
 
 @pytest.mark.parametrize(
@@ -345,11 +345,11 @@ def test_where_was_not_true_for_the_nearest(tmp_path: Path) -> None:
 def test_when_a_record_left_and_until_when_one_is_kept(tmp_path: Path, way: str, words: str, rule: str) -> None:
     at = "1970-01-01T00:00:00.{:03}Z".format
     left = _alone(tmp_path, way, 100, 50, PASSED)
-    said = words.format(l=at(300), r=at(300))
-    assert f"  left the state in epoch 3: {said} (docs/semantics.md#{rule})" in list(left.lines())
+    text = words.format(l=at(300), r=at(300))
+    assert f"  left the state in epoch 3: {text} (docs/semantics.md#{rule})" in list(left.lines())
     kept = _alone(tmp_path, way, 100, 50)
-    said = words.format(l=at(100), r=at(50))
-    assert f"  kept until {said} (docs/semantics.md#{rule})" in list(kept.lines())
+    text = words.format(l=at(100), r=at(50))
+    assert f"  kept until {text} (docs/semantics.md#{rule})" in list(kept.lines())
     assert "  taken; no row was emitted because of it so far" in list(kept.lines())
 
 
@@ -413,8 +413,8 @@ def test_of_very_many_records_that_may_have_been_dropped_the_answer_counts_the_r
     assert answer().document()["unjudged"] == 0
     monkeypatch.setattr("joinery_runtime.inspect.why.MAX_JUDGED", 1)
     assert answer().document()["unjudged"] == 2
-    said = "2 other records are counted as taken above, dropped or not: there are too many to judge each"
-    assert said in list(answer().lines())
+    message = "2 other records are counted as taken above, dropped or not: there are too many to judge each"
+    assert message in list(answer().lines())
 
 
 FUTURE = JOB.replace("eventTime: ts,", "eventTime: ts, watermark: {maxFuture: 50ms},")
@@ -504,7 +504,7 @@ def test_no_other_record_of_the_key(asked: Any) -> None:
 
 
 def _answer(name: str, tmp_path: Path, *question: Any) -> Answer:
-    (trace,) = [each for each in load_traces() if each.name == name]
+    (trace,) = [trace for trace in load_traces() if trace.name == name]
     steps = tmp_path / "steps.jsonl"
     steps.write_text("".join(json.dumps(step.given) + "\n" for step in trace.steps))
     return why_command(parse_job(json.dumps(trace.job), "job.yaml", plain_numbers=True), *question, None, steps)
@@ -536,7 +536,7 @@ def test_which_version_of_a_table_each_row_met(tmp_path: Path) -> None:
 
 
 def _of_trace(name: str, record: str, tmp_path: Path, upto: int | None = None) -> Explained:
-    (trace,) = [each for each in load_traces() if each.name == name]
+    (trace,) = [trace for trace in load_traces() if trace.name == name]
     steps = [step.given for step in trace.steps][:upto]
     return _of(tmp_path, json.dumps(trace.job), steps, record)
 
@@ -577,7 +577,7 @@ def test_rows_in_reach_of_each_other_may_be_of_sessions_that_stay_apart(tmp_path
 
 def test_a_session_that_reached_the_cap_long_after_a_row_came(tmp_path: Path) -> None:
     """It grew by rows of later epochs until one was too far from its start."""
-    trace = next(each for each in load_traces() if each.name == "sessions/s2-row-inside-a-mark")
+    trace = next(trace for trace in load_traces() if trace.name == "sessions/s2-row-inside-a-mark")
     steps = [{"input": "c", "rows": [{"k": "a", "ts": ts}]} for ts in (100, 108, 116, 124)]
     left, words, rule = _retention(_of(tmp_path, json.dumps(trace.job), steps, "c:0=0"))
     assert (left, words, rule) == (
@@ -598,7 +598,7 @@ def test_what_a_chain_keeps_of_a_record(tmp_path: Path) -> None:
     assert f"  in step 2, 1 joined row of it is kept until {waits} (docs/semantics.md#j3)" in list(found.lines())
     assert [each.rows for each in _of_trace(name, "b:0=0", tmp_path, 3).waiting] == [1]
     assert _of_trace(name, "a:0=0", tmp_path, 3).waiting == []
-    (trace,) = [each for each in load_traces() if each.name == name]
+    (trace,) = [trace for trace in load_traces() if trace.name == name]
     steps = [*(step.given for step in trace.steps[:3]), {"watermark": {"a": 150, "b": 150}}]
     gone = _of(tmp_path, json.dumps(trace.job), steps, "a:0=1")
     assert (gone.outcome is not None and gone.outcome.retention.evicted_in, [each.rows for each in gone.waiting]) == (
@@ -615,7 +615,7 @@ def test_the_nearest_of_the_rows_that_a_step_hands_on(tmp_path: Path) -> None:
     of_a = {"input": "a", "rows": [{"k": "p", "v": "A", "ts": 100}, {"k": "p", "v": "no b", "ts": 119}]}
     of_b = {"input": "b", "rows": [{"k": "p", "v": "B", "ts": 96}]}
     of_c = {"input": "c", "rows": [{"k": "p", "v": "C", "ts": 120}, {"k": "q", "v": "C", "ts": 120}]}
-    job = json.dumps(next(each for each in load_traces() if each.name == "nway/n1-left-left").job)
+    job = json.dumps(next(trace for trace in load_traces() if trace.name == "nway/n1-left-left").job)
     job = job.replace('"type": "left"', '"type": "inner"', 1)
     found = _of(tmp_path, job, [of_a, of_b, of_c], "c:0=0")
     assert _nearest(found) == (0, 15, "15ms outside the bound (right - left from -5ms to 5ms)", "docs/semantics.md#j1")
@@ -723,6 +723,6 @@ def test_a_version_that_says_what_the_one_before_it_said(tmp_path: Path) -> None
     versions = {"input": "r", "rows": [{"k": "a", "v": "x", "ts": 50}, {"k": "a", "v": "x", "ts": 60}]}
     found = _of(tmp_path, text, [versions, LEFT_ROW], "r:0=1")
     assert (found.produced, found.prevented) == ({}, {})
-    assert [each["row"] for each in found.document()["part_of"]] == [{"l": "A", "r": "x"}]
+    assert [entry["row"] for entry in found.document()["part_of"]] == [{"l": "A", "r": "x"}]
     assert not found.unmatched
     assert _of(tmp_path, text, [versions, LEFT_ROW], "r:0=0").part_of == {}

@@ -70,10 +70,10 @@ class Topic(UnsharedSource):
         return Range(bounds.partition, bounds.start, min(bounds.end_exclusive, bounds.start + max_records))
 
     def read(self, *planned: Range) -> Iterator[RawBatch]:
-        for each in planned:
-            times = self.partitions[each.partition.partition][each.start : each.end_exclusive]
+        for bound in planned:
+            times = self.partitions[bound.partition.partition][bound.start : bound.end_exclusive]
             values = pa.array([json.dumps({"ts": at, "id": f"live-{at}"}).encode() for at in times], pa.binary())
-            yield RawBatch(each.partition, np.arange(each.start, each.end_exclusive), values)
+            yield RawBatch(bound.partition, np.arange(bound.start, bound.end_exclusive), values)
 
     def close(self) -> None:
         """Nothing is open."""
@@ -382,9 +382,9 @@ def test_an_event_of_the_files_that_is_left_out_goes_no_further_than_their_end(t
     events = [{"op": "u", "after": {"k": "a"}, "ts_ms": at} for at in (90, 500)]
     values = pa.array([json.dumps(event).encode() for event in events], pa.binary())
     for place, times in ((str(tmp_path / "1.jsonl"), [90, UNTIL - 1]), ("live", [90, 500])):
-        found = decoder_for(model).decode_batch(RawBatch(PartitionRef("in", place, 0), np.arange(2), values))
-        assert found.left_out is not None
-        assert found.left_out.times.tolist() == times
+        decoded = decoder_for(model).decode_batch(RawBatch(PartitionRef("in", place, 0), np.arange(2), values))
+        assert decoded.left_out is not None
+        assert decoded.left_out.times.tolist() == times
 
 
 def test_what_else_a_kafka_record_has_is_a_field_of_the_files(tmp_path) -> None:

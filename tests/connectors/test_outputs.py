@@ -67,7 +67,7 @@ def test_rows_in_avro_are_for_the_registry_that_the_output_names() -> None:
         avro = writer.target.schema_output
         assert isinstance(avro, AvroOutput)
         assert (avro.topic, avro.url, avro.properties) == ("out", "http://r", named["properties"])
-        assert {each["name"] for each in json.loads(avro.schema())["fields"]} >= {"a_k", "b_ts"}
+        assert {field["name"] for field in json.loads(avro.schema())["fields"]} >= {"a_k", "b_ts"}
         assert "secret" not in repr(writer)
 
 

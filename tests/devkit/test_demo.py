@@ -42,7 +42,7 @@ def left_behind(temporary: Path) -> list[Path]:
 @pytest.mark.services
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "job", "said"),
+    ("kind", "job", "message"),
     [
         ("joins", "StreamJoin", r"^VERIFIED: 1,\d\d\d joined rows, each exactly once, "),
         pytest.param(
@@ -53,10 +53,10 @@ def left_behind(temporary: Path) -> list[Path]:
         ),
     ],
 )
-def test_it_verifies_its_output_and_cleans_up(kind: str, job: str, said: str, temporary: Path) -> None:
+def test_it_verifies_its_output_and_cleans_up(kind: str, job: str, message: str, temporary: Path) -> None:
     done = run(temporary, "--kind", kind)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(said, done.stdout, re.MULTILINE), done.stdout
+    assert re.search(message, done.stdout, re.MULTILINE), done.stdout
     assert f"kind: {job}" in done.stdout
     assert left_behind(temporary) == []
 

@@ -82,15 +82,15 @@ def test_a_temporary_directory_is_removed():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "message"),
     [
         ("num.io.threads", "none", r"cannot format.*num\.io\.threads.*log are in {path}"),
         ("authorizer.class.name", "no.such.Class", r"does not start: it ended; .*ClassNotFound.* no\.such\.Class"),
     ],
     ids=["refused", "ends while starting"],
 )
-def test_a_bad_setting_is_explained_and_nothing_is_left_running(tmp_path, name, value, said):
+def test_a_bad_setting_is_explained_and_nothing_is_left_running(tmp_path, name, value, message):
     broker = KafkaBroker(tmp_path, properties={name: value})
-    with pytest.raises(EnvironmentProblem, match="(?s)" + said.format(path=tmp_path)):
+    with pytest.raises(EnvironmentProblem, match="(?s)" + message.format(path=tmp_path)):
         broker.start()
     assert broker.pid is None

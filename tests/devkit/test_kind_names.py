@@ -32,7 +32,7 @@ def test_the_product_names_no_kind_elsewhere() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("from joinery_runtime.core.kinds.window import WindowJoin", "names WindowJoin"),
         ("from joinery_runtime.job import SessionWindow as Job", "names SessionWindow"),
@@ -47,13 +47,13 @@ def test_the_product_names_no_kind_elsewhere() -> None:
         ('def sessions(new): return new["kind"] in ("SessionWindow",)', "tells SessionWindow apart"),
     ],
 )
-def test_it_finds_one_that_is_named(sources: Path, line: str, said: str) -> None:
+def test_it_finds_one_that_is_named(sources: Path, line: str, message: str) -> None:
     (sources / "engine" / "planted.py").write_text(f"{line}\n")
 
     (problem,) = problems(sources)
 
     assert problem.startswith("engine/planted.py:")
-    assert problem.endswith(said)
+    assert problem.endswith(message)
 
 
 def test_every_place_that_may_tell_resources_apart_does_so(monkeypatch: pytest.MonkeyPatch) -> None:

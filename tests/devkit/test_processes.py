@@ -72,9 +72,9 @@ def test_keeps_the_last_lines_of_its_log(start):
 
 
 def test_the_guard_goes_with_the_child(start):
-    before = {each.pid for each in psutil.Process().children()}
+    before = {child.pid for child in psutil.Process().children()}
     start(ENDLESS).stop()
-    assert {each.pid for each in psutil.Process().children()} <= before
+    assert {child.pid for child in psutil.Process().children()} <= before
 
 
 def test_a_child_does_not_outlive_its_killed_owner(tmp_path):

@@ -38,9 +38,9 @@ def test_wheels_say_what_they_are_the_chart_has_its_definitions_and_sums_are_rig
     release.write_sums(folder, None)
     for part in release.SHIPPED:
         wheel = folder / f"joinery_{part}-{version}-py3-none-any.whl"
-        about = zipfile.ZipFile(wheel).read(f"joinery_{part}-{version}.dist-info/METADATA").decode()
-        metadata = email.message_from_string(about)
-        valid = Metadata.from_email(about, validate=True)
+        decoded = zipfile.ZipFile(wheel).read(f"joinery_{part}-{version}.dist-info/METADATA").decode()
+        metadata = email.message_from_string(decoded)
+        valid = Metadata.from_email(decoded, validate=True)
         assert valid.description_content_type == "text/markdown"
         assert {f"Programming Language :: Python :: {python}" for python in PYTHONS} <= {*(valid.classifiers or [])}
         assert str(valid.requires_python) == f">={PYTHONS[0]}"

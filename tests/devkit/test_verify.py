@@ -252,8 +252,8 @@ def _rows(
     for _, partition, count in (place for place in places if place[0] == name):
         for offset in range(ends[name, partition], ends[name, partition] + count):
             user, ts = chance.choice(("a", "b", None)), 3 * number - chance.choice((0, 1, 4, 9, 30))
-            made = json.loads(record(name, offset, user, ts, partition).value or b"")
-            rows_read.append(Row(partition, offset, ts, made))
+            document = json.loads(record(name, offset, user, ts, partition).value or b"")
+            rows_read.append(Row(partition, offset, ts, document))
     return rows_read
 
 

@@ -216,8 +216,8 @@ class Auditor:
         if not self._world.output.with_topic:
             return []
         output, dead = self._world.output.topic.visible, self._world.dead.topic.visible
-        places = Counter((name, partition, offset) for name, _, partition, offset, *_ in dead)
-        return [(Counter(output), Counter(self._rows)), (places, Counter(self._dead))]
+        counts = Counter((name, partition, offset) for name, _, partition, offset, *_ in dead)
+        return [(Counter(output), Counter(self._rows)), (counts, Counter(self._dead))]
 
     def _check_files(self, sink: SimSink, named: list[list[str]]) -> None:
         """Files appear after the commit: those of all epochs but the last are there, and none that nobody named."""

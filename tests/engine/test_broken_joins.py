@@ -128,9 +128,9 @@ def any_mixture(world: type[World]) -> None:
     run_state_machine_as_test(found_with(0)(machine), settings=profile(40, 30, Phase.generate))
 
 
-@pytest.mark.parametrize(("mutant", "world", "why"), MUTANTS, ids=lambda value: getattr(value, "__name__", ""))
-def test_a_broken_join_is_found(mutant: type, world: type[World], why: str) -> None:
-    with pytest.raises(AssertionError, match=why):
+@pytest.mark.parametrize(("mutant", "world", "reason"), MUTANTS, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_broken_join_is_found(mutant: type, world: type[World], reason: str) -> None:
+    with pytest.raises(AssertionError, match=reason):
         any_mixture(broken(world, mutant))
 
 

@@ -222,12 +222,12 @@ MUTANTS: list[tuple[type, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("mutant", "why"), MUTANTS, ids=lambda value: getattr(value, "__name__", ""))
-def test_a_broken_protocol_is_found(mutant: type, why: str) -> None:
+@pytest.mark.parametrize(("mutant", "reason"), MUTANTS, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_broken_protocol_is_found(mutant: type, reason: str) -> None:
     part = next(name for kind, name in PARTS.items() if issubclass(mutant, kind))
     world = type("BrokenWorld", (World,), {"sink_type": NoTopic, part: mutant})
     machine = type("BrokenProtocol", (CommitProtocol,), {"world_type": world})
-    with pytest.raises(AssertionError, match=why):
+    with pytest.raises(AssertionError, match=reason):
         run_state_machine_as_test(found_with(0)(machine), settings=profile(100, 30, Phase.generate))
 
 
@@ -237,17 +237,17 @@ def test_attempts_of_one_name_are_found() -> None:
         single_faults(type("BrokenWorld", (World,), {"sink_type": NoTopic, "host_type": OneName, "every_call": True}))
 
 
-@pytest.mark.parametrize(("mutant", "why"), TOPIC_MUTANTS, ids=lambda value: getattr(value, "__name__", ""))
-def test_a_broken_topic_is_found(mutant: type[SimTopic], why: str) -> None:
+@pytest.mark.parametrize(("mutant", "reason"), TOPIC_MUTANTS, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_broken_topic_is_found(mutant: type[SimTopic], reason: str) -> None:
     """What only a zombie between two calls shows: each call is tried, the last ones first, where output is written."""
     sink = type("BrokenSink", (SimSink,), {"topic_type": mutant})
     world = type("BrokenWorld", (World,), {"sink_type": sink, "every_call": True})
-    with pytest.raises(AssertionError, match=why):
+    with pytest.raises(AssertionError, match=reason):
         zombies("idle", world, last_first=True)
 
 
 @pytest.mark.parametrize(
-    ("part", "mutant", "killed_at", "successor_at", "why"),
+    ("part", "mutant", "killed_at", "successor_at", "reason"),
     [
         (
             "driver_type",
@@ -267,9 +267,9 @@ def test_a_broken_topic_is_found(mutant: type[SimTopic], why: str) -> None:
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_plan_that_is_made_smaller_wrongly_is_found(
-    part: str, mutant: type, killed_at: str, successor_at: str, why: str
+    part: str, mutant: type, killed_at: str, successor_at: str, reason: str
 ) -> None:
     """What only a driver shows that dies, or sleeps, once some of its rows are in the topic: each call is tried."""
     settings = {"every_call": True, "killed_at": killed_at, part: mutant}
-    with pytest.raises(AssertionError, match=why):
+    with pytest.raises(AssertionError, match=reason):
         zombies(successor_at, type("BrokenWorld", (ShrinkingWorld,), settings))

@@ -33,9 +33,9 @@ from joinery_runtime.state.store import Migration
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """Orders and payments, FULL, within [-10, 20]; delays of 5 and 3."""
     sim_kafka.install(monkeypatch)
-    made = FullWorld(tmp_path)
-    yield made
-    made.close()
+    full_world = FullWorld(tmp_path)
+    yield full_world
+    full_world.close()
 
 
 def flags(world: World) -> list[str]:

@@ -22,16 +22,16 @@ IDLE = 45  # milliseconds, longer than an input's idleTimeout
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     """Orders and payments, FULL, within [-10, 20]; delays of 5 and 3."""
-    made = FullWorld(tmp_path)
-    yield made
-    made.close()
+    full_world = FullWorld(tmp_path)
+    yield full_world
+    full_world.close()
 
 
 @pytest.fixture
 def chain(tmp_path: Path) -> Iterator[World]:
-    made = ChainWorld(tmp_path)
-    yield made
-    made.close()
+    chain_world = ChainWorld(tmp_path)
+    yield chain_world
+    chain_world.close()
 
 
 # --- epochs without rows ----------------------------------------------------------------------------------------------

@@ -179,8 +179,8 @@ def test_one_partition_with_times_that_look_like_seconds_stops_no_job() -> None:
 
 def test_seconds_are_judged_by_what_all_tasks_have_read() -> None:
     def read(partition: int, records: int, lowest: int | None, highest: int | None) -> ColumnsRead:
-        place = PartitionRef("l", "t", partition)
-        return ColumnsRead.of("l", [PartitionRead(place, decoded=records, lowest=lowest, highest=highest)])
+        partition_ref = PartitionRef("l", "t", partition)
+        return ColumnsRead.of("l", [PartitionRead(partition_ref, decoded=records, lowest=lowest, highest=highest)])
 
     seconds = [
         read(0, 60, 1_700_000_009, 1_700_000_010),
@@ -239,6 +239,6 @@ def test_a_nested_field_that_is_named_without_path_is_warned_about() -> None:
     record = {"device": {"id": "a"}, "ts": 5}
     (line,) = run_trace(job, [{"rows": {"l": [record], "r": [record]}}], MemoryStore())
 
-    (said,) = line["warnings"]
-    assert "Input l: the one record read so far cannot be used: 1 null key; no value for column device.id" in said
+    (warning,) = line["warnings"]
+    assert "Input l: the one record read so far cannot be used: 1 null key; no value for column device.id" in warning
     assert line["dropped"] == {"l": {"null_key": 1}}

@@ -42,13 +42,13 @@ def test_a_late_record_of_a_join_is_one_dead_letter(
         {"input": "l", "rows": [{"k": "a", "v": "A", "ts": below}, late]},
         {"end": True},
     ]
-    (found,) = dead_letters(job, steps, shards)
-    assert (found["input"], found["partition"], found["offset"]) == ("l", 2, 0)
-    assert found["reason"] == (
+    (letter,) = dead_letters(job, steps, shards)
+    assert (letter["input"], letter["partition"], letter["offset"]) == ("l", 2, 0)
+    assert letter["reason"] == (
         f"late: event time 'ts' is 1970-01-01T00:00:00.{below - 1:03}Z, rows are taken from "
         f"1970-01-01T00:00:00.{below:03}Z on (watermark: l 1970-01-01T00:00:00.100Z, r 1970-01-01T00:00:00.120Z)"
     )
-    assert '"late"' in found["text"]
+    assert '"late"' in letter["text"]
 
 
 @pytest.mark.parametrize("shards", [1, 4])
@@ -75,6 +75,6 @@ def test_a_late_record_of_a_session_of_both_sides_is_one_dead_letter(shards: int
 def test_a_late_row_of_a_session_is_one_dead_letter() -> None:
     job = session_resource({**DEAD, "input": EXPLICIT, "lateData": "dlq", "allowedLateness": 5}, "late")
     steps = [{"watermark": {"c": 110}}, {"input": "c", "rows": [{"k": "a", "ts": 104}, {"k": "a", "ts": 105}]}]
-    (found,) = dead_letters(job, steps, 2)
-    assert found["reason"].startswith("late: event time 'ts' is 1970-01-01T00:00:00.104Z, rows are taken from")
-    assert found["offset"] == 0
+    (letter,) = dead_letters(job, steps, 2)
+    assert letter["reason"].startswith("late: event time 'ts' is 1970-01-01T00:00:00.104Z, rows are taken from")
+    assert letter["offset"] == 0

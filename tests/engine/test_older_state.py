@@ -59,9 +59,9 @@ class OlderWorld(World):
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     sim_kafka.install(monkeypatch)
-    made = OlderWorld(tmp_path)
-    yield made
-    made.close()
+    older_world = OlderWorld(tmp_path)
+    yield older_world
+    older_world.close()
 
 
 def started(world: World, machine: int, max_records: int | None = None) -> Driver:

@@ -92,8 +92,8 @@ class Registry:
 def _fields(schema: dict[str, Any]) -> dict[str, Any]:
     """What may not change about a field, by its name or number."""
     if schema.get("schemaType") == "PROTOBUF":
-        found = re.findall(r"(\S+) (\w+) = (\d+);", schema["schema"])
-        return {number: (kind, name) for kind, name, number in found}
+        matches = re.findall(r"(\S+) (\w+) = (\d+);", schema["schema"])
+        return {number: (kind, name) for kind, name, number in matches}
     return {each["name"]: each["type"] for each in json.loads(schema["schema"])["fields"]}
 
 

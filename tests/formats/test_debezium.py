@@ -429,7 +429,7 @@ def test_an_update_that_is_left_out_need_not_be_a_row(more: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "place", "text"),
+    ("more", "location", "text"),
     [
         ({"debezium": {"ops": ["c"]}, **TABLE}, "debezium.ops", "a table takes every change"),
         ({"debezium": {"ops": ["c"]}, "format": "json", "schema": [ID, {"name": "ts", "type": "int64"}]},
@@ -439,7 +439,7 @@ def test_an_update_that_is_left_out_need_not_be_a_row(more: Any) -> None:
           "schema": [ID, {"name": "ts", "type": "int64"}]}, "table.deletedBy", "no field that marks deletions"),
     ],
 )  # fmt: skip
-def test_what_fits_no_input_is_refused(more: dict[str, Any], place: str, text: str) -> None:
+def test_what_fits_no_input_is_refused(more: dict[str, Any], location: str, text: str) -> None:
     kafka = {"bootstrapServers": "127.0.0.1:1", "topic": "t"}
     right = {
         "name": "r",
@@ -457,8 +457,8 @@ def test_what_fits_no_input_is_refused(more: dict[str, Any], place: str, text: s
     )
     joins = {"right": "r", "keys": {"l.id": "r.id"}, **matching}
     wrong = said_of(document(joins, inputs=[without_table(left), right]))
-    assert list(wrong) == [f"spec.inputs[1].{place}"]
-    assert text in wrong[f"spec.inputs[1].{place}"]
+    assert list(wrong) == [f"spec.inputs[1].{location}"]
+    assert text in wrong[f"spec.inputs[1].{location}"]
 
 
 def without_table(side: dict[str, Any]) -> dict[str, Any]:
@@ -537,13 +537,13 @@ def test_a_decimal_is_the_bytes_that_the_schema_says_or_a_number(value: Any, sca
     record = with_fields({"id": 1, "amount": value if raw is None else "RAW"}, raw=raw, amount=scaled(scale))
     decoded = of_values(model([ID, MONEY, TS]), pa.array([record], pa.binary()))
     assert decoded.bad == []
-    assert [str(each) if each is not None else None for each in decoded.rows["amount"].to_pylist()] == [number]
+    assert [str(row) if row is not None else None for row in decoded.rows["amount"].to_pylist()] == [number]
 
 
 def test_text_that_the_schema_says_is_text_is_a_number() -> None:
     record = with_fields({"id": 1, "amount": "1234"}, amount={"type": "string"})
     decoded = of_values(model([ID, MONEY, TS]), pa.array([record], pa.binary()))
-    assert [str(each) for each in decoded.rows["amount"].to_pylist()] == ["1234.00"]
+    assert [str(row) for row in decoded.rows["amount"].to_pylist()] == ["1234.00"]
 
 
 def test_decimals_inside_of_arrays_and_of_deletions_and_with_a_scale_of_their_own() -> None:
@@ -556,7 +556,7 @@ def test_decimals_inside_of_arrays_and_of_deletions_and_with_a_scale_of_their_ow
     records = [with_fields(row, **types), with_fields({"id": "BNI="}, "d", **types)]
     decoded = of_values(side, pa.array(records, pa.binary()))
     assert decoded.bad == []
-    assert [str(each) for each in decoded.rows["id"].to_pylist()] == ["1234", "1234"]
+    assert [str(row) for row in decoded.rows["id"].to_pylist()] == ["1234", "1234"]
     assert str(decoded.rows["amount"][0].as_py()) == "-26588.24"
     assert str(decoded.rows["rate"][0].as_py()) == "1.234"
 

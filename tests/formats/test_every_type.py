@@ -353,10 +353,10 @@ PROTOBUF = {
 def test_protobuf(kind: str, written: str) -> None:
     text = f"""syntax = "proto3"; import "google/protobuf/timestamp.proto";
         message M {{ {written} c = 1; int64 ts = 2; google.protobuf.Timestamp other = 3; }}"""
-    made = message_factory.GetMessageClass(compile_schema(text, {}).message_named(None))
+    get_message_class = message_factory.GetMessageClass(compile_schema(text, {}).message_named(None))
 
     def record(value: Any) -> bytes:
-        message = made(ts=1)
+        message = get_message_class(ts=1)
         message.other.seconds = 2**62
         if written.endswith("Timestamp"):
             message.c.FromDatetime(value)

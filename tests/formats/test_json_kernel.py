@@ -348,7 +348,7 @@ def test_the_kernel_reads_nested_records_itself() -> None:
     paths: dict[str, Path] = {"id": ("p", "id"), "n": ("p", "after", "n"), "sku": ("items", 1, "sku"), "raw": ("raw",)}
     module = kernels("json")
 
-    found = JsonKernel(module, schema, paths).decode(
+    decoded = JsonKernel(module, schema, paths).decode(
         pa.array(
             [
                 b'{"p":{"x":[{"id":0}],"after":{"n":5},"id":"a"},"items":[{},{"sku":"yes"}],"raw":{"a": 1.10}}',
@@ -359,8 +359,8 @@ def test_the_kernel_reads_nested_records_itself() -> None:
         )
     )
 
-    assert not len(found.rejected)
-    assert [list(row.values()) for row in found.rows.to_pylist()] == [
+    assert not len(decoded.rejected)
+    assert [list(row.values()) for row in decoded.rows.to_pylist()] == [
         ["a", 5, "yes", '{"a": 1.10}'],
         ["b", None, None, "[]"],
         [None, None, None, None],
@@ -438,21 +438,21 @@ UNUSUAL = [
 
 
 def test_usual_records_are_not_given_up() -> None:
-    found = kernel(ORDERS).decode(pa.array(USUAL, pa.binary()))
+    decoded = kernel(ORDERS).decode(pa.array(USUAL, pa.binary()))
 
-    assert found.accepted.tolist() == list(range(len(USUAL)))
-    assert not len(found.rejected)
-    assert found.rows.equals(JsonFallbackDecoder(ORDERS).decode(pa.array(USUAL, pa.binary())).rows)
+    assert decoded.accepted.tolist() == list(range(len(USUAL)))
+    assert not len(decoded.rejected)
+    assert decoded.rows.equals(JsonFallbackDecoder(ORDERS).decode(pa.array(USUAL, pa.binary())).rows)
 
 
 @pytest.mark.parametrize("unusual", UNUSUAL, ids=repr)
 def test_an_unusual_record_is_given_up_and_its_neighbours_are_not(unusual: bytes | None) -> None:
     values = pa.array([USUAL[0], unusual, USUAL[1]], pa.binary())
 
-    found = kernel(ORDERS).decode(values)
+    decoded = kernel(ORDERS).decode(values)
 
-    assert found.accepted.tolist() == [0, 2]
-    assert found.rejected.tolist() == [1]
+    assert decoded.accepted.tolist() == [0, 2]
+    assert decoded.rejected.tolist() == [1]
     same(JsonDecoder(ORDERS).decode(values), JsonFallbackDecoder(ORDERS).decode(values), values.to_pylist())
 
 
@@ -479,17 +479,17 @@ def test_many_columns_in_any_order(types: list[pa.DataType]) -> None:
         records.append(json.dumps({name: number for number, name in enumerate(names)}).encode())
     values = pa.array(records, pa.binary())
 
-    found = kernel(schema).decode(values)
+    decoded = kernel(schema).decode(values)
 
-    assert not len(found.rejected)
-    assert found.rows.equals(JsonFallbackDecoder(schema).decode(values).rows)
+    assert not len(decoded.rejected)
+    assert decoded.rows.equals(JsonFallbackDecoder(schema).decode(values).rows)
 
 
 def test_nothing_to_read_and_nothing_to_read_it_into() -> None:
     empty = pa.array([], pa.binary())
     assert kernel(ORDERS).decode(empty).rows.equals(ORDERS.empty_table())
-    found = kernel(pa.schema([])).decode(pa.array([b"{}", b'{"a":1}'], pa.binary()))
-    assert found.accepted.tolist() == [0, 1]
+    decoded = kernel(pa.schema([])).decode(pa.array([b"{}", b'{"a":1}'], pa.binary()))
+    assert decoded.accepted.tolist() == [0, 1]
 
 
 # --- when the kernel is used ------------------------------------------------------------------------------------------

@@ -116,8 +116,8 @@ def test_a_guess_that_yields_1970_is_refused() -> None:
 @pytest.mark.parametrize(("unit", "digits"), [("us", "1715000000000000"), ("ns", "1715000000000000000")])
 def test_a_finer_unit_than_milliseconds_is_recognised(unit: str, digits: str) -> None:
     what = f"column c: {digits} is no time in milliseconds, and 2024-05-06 if it counts {unit}"
-    said = f"{what}; write the column's format: {unit}"
-    assert {bad.reason for bad in decode({"type": "timestamp"}, digits, f'"{digits}"').bad} == {said}
+    message = f"{what}; write the column's format: {unit}"
+    assert {bad.reason for bad in decode({"type": "timestamp"}, digits, f'"{digits}"').bad} == {message}
     assert decode({"type": "timestamp", "format": unit}, digits).bad == []
 
 

@@ -141,8 +141,8 @@ def test_the_edges_are_those_of_strptime(pattern: str, text: str) -> None:
 
 def test_a_pattern_of_an_older_plan_reads_what_it_read() -> None:
     column = Column.model_validate({"name": "c", "type": "timestamp", "format": "%H:%M:%S"}, context=AS_STORED)
-    (found,) = read_texts(TIMESTAMP, column, pl.Series(["10:00:00"]))[0].to_pylist()
-    assert found == datetime(1, 1, 1, 10, tzinfo=UTC)
+    (row,) = read_texts(TIMESTAMP, column, pl.Series(["10:00:00"]))[0].to_pylist()
+    assert row == datetime(1, 1, 1, 10, tzinfo=UTC)
 
 
 def test_a_day_that_its_year_does_not_have_is_refused() -> None:

@@ -71,7 +71,7 @@ def executors() -> list[psutil.Process]:
 
 def block_ports() -> list[int]:
     """The ports at which executors listen: each at one, for its blocks."""
-    found = [at.laddr.port for each in executors() for at in each.net_connections() if at.status == "LISTEN"]
+    found = [at.laddr.port for executor in executors() for at in executor.net_connections() if at.status == "LISTEN"]
     assert len(found) == 2
     return found
 

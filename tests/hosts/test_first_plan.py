@@ -53,8 +53,8 @@ def test_a_row_that_kafka_refuses_is_mended_by_an_edit(
     kafka_broker.create_topic("first-plan", config={"max.message.bytes": "2000"})
     ids = [f"o{number}" for number in range(5)]
     for name, rows in (
-        ("orders", [{"id": each, "note": random.Random(each).randbytes(4_000).hex(), "ts": 1_000} for each in ids]),
-        ("payments", [{"order": each, "ts": 1_000} for each in ids]),
+        ("orders", [{"id": name, "note": random.Random(name).randbytes(4_000).hex(), "ts": 1_000} for name in ids]),
+        ("payments", [{"order": name, "ts": 1_000} for name in ids]),
     ):
         (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
@@ -69,6 +69,6 @@ def test_a_row_that_kafka_refuses_is_mended_by_an_edit(
     with closing(PostgresStore(postgres_dsn, "first_plan")) as store:
         assert list(store.claims("first-plan"))
     run()
-    found = Counter(row["id"] for row in topic_rows(kafka_broker.bootstrap, "first-plan"))
-    assert found == Counter(ids)
+    counts = Counter(row["id"] for row in topic_rows(kafka_broker.bootstrap, "first-plan"))
+    assert counts == Counter(ids)
     assert "Job first-plan was edited before it has committed anything: its first epoch is planned again" in said

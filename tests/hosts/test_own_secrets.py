@@ -103,9 +103,9 @@ def test_what_is_no_secret_travels_so_that_workers_anywhere_need_no_file(stack: 
     assert build.job_file is None
     plain = parse_job(JOB.format(client="properties: {client.id: me}", store='dsn: "dbname=state user=me"'), "job.yaml")
     assert not lacks_secrets(without_secrets(plain))
-    found = without_secrets(job("own")).inputs[0].kafka
-    assert found is not None
-    assert found.properties == {**PLAIN, **dict.fromkeys(SECRET, WITHHELD)}
+    kafka = without_secrets(job("own")).inputs[0].kafka
+    assert kafka is not None
+    assert kafka.properties == {**PLAIN, **dict.fromkeys(SECRET, WITHHELD)}
 
 
 def test_the_embedded_postgres_has_no_password_and_is_named_to_workers(stack: ExitStack) -> None:
@@ -130,9 +130,9 @@ def test_the_drivers_copy_is_for_its_user_alone_and_goes_with_it() -> None:
 
 
 def test_the_login_of_a_schema_registry_is_a_secret_too(tmp_path: Path) -> None:
-    said = 'schemaRegistry: {url: "http://r", properties: {basic.auth.user.info: "me:hush-registry"}}, format: json'
+    registry = 'schemaRegistry: {url: "http://r", properties: {basic.auth.user.info: "me:hush-registry"}}, format: json'
     path = tmp_path / "job.yaml"
-    path.write_text(JOB.format(client=OWN, store=DSN_REF).replace("format: json", said, 1))
+    path.write_text(JOB.format(client=OWN, store=DSN_REF).replace("format: json", registry, 1))
     mine = parse_job(path.read_text(), "job.yaml")
     sent = without_secrets(mine)
     assert sent.inputs[0].schema_registry is not None

@@ -144,8 +144,8 @@ def test_times_of_windows_are_timestamps(scene: Scene) -> None:
     scene.arrive("o1", 5)
     scene.arrive("o2", 20)  # after the end of the first one's window
     scene.run(", {column: window_start}", "window: {tumbling: 1m}")
-    (found,) = scene.rows("id, window_start, pg_typeof(window_start)::text")
-    assert found == ("o1", datetime.fromtimestamp(5 * 60, UTC), "timestamp with time zone")
+    (row,) = scene.rows("id, window_start, pg_typeof(window_start)::text")
+    assert row == ("o1", datetime.fromtimestamp(5 * 60, UTC), "timestamp with time zone")
 
 
 def test_a_table_that_was_dropped_is_said_at_the_start(scene: Scene) -> None:

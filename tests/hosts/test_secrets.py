@@ -108,9 +108,9 @@ def test_a_secret_as_kubernetes_mounts_it(tmp_path: Path, monkeypatch: pytest.Mo
     (data.parent / ".hidden").write_text("x")
     (data.parent / "lost+found").mkdir()
     monkeypatch.setenv("JOINERY_SECRETS", str(tmp_path))
-    found = with_secrets(job(INPUT_REF)).spec.inputs[0].kafka
-    assert found is not None
-    assert found.properties == {"sasl.password": "hush"}
+    kafka = with_secrets(job(INPUT_REF)).spec.inputs[0].kafka
+    assert kafka is not None
+    assert kafka.properties == {"sasl.password": "hush"}
 
 
 def test_where_secrets_are_looked_for(secrets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,9 +126,9 @@ def test_where_secrets_are_looked_for(secrets: Path, tmp_path: Path, monkeypatch
         root.mkdir(parents=True)
         (root / "kafka-client").mkdir()
         (root / "kafka-client" / "client.id").write_text(root.name)
-        found = with_secrets(job(INPUT_REF)).spec.inputs[0].kafka
-        assert found is not None
-        assert found.properties == {"client.id": root.name}
+        kafka = with_secrets(job(INPUT_REF)).spec.inputs[0].kafka
+        assert kafka is not None
+        assert kafka.properties == {"client.id": root.name}
 
 
 def test_a_setting_in_both_places_is_refused_with_every_other_one(secrets: Path) -> None:

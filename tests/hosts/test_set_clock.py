@@ -45,8 +45,8 @@ def test_the_double_sets_the_clock_of_the_wall_alone(tmp_path: Path) -> None:
     clock = SetClock(tmp_path)
     clock.advance(-HOUR)
     code = "import time; print(time.time(), time.monotonic())"
-    told = run([sys.executable, "-c", code], env=os.environ | clock.environment, stdout=PIPE, check=True).stdout
-    wall, monotonic = map(float, told.split())
+    stdout = run([sys.executable, "-c", code], env=os.environ | clock.environment, stdout=PIPE, check=True).stdout
+    wall, monotonic = map(float, stdout.split())
     assert abs(wall - (time.time() - HOUR)) < PATIENCE_S
     assert abs(monotonic - time.monotonic()) < PATIENCE_S
 

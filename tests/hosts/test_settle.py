@@ -51,13 +51,13 @@ def test_it_names_the_way_out_and_whether_trying_again_helps(kind: type[JoineryE
     generation = store.acquire("visits").generation
     store.write_plan("visits", generation, {"epoch": 1}, {})
     store.claim("visits", OwnershipToken(generation, 0, 1), "0", "an attempt", None)
-    known = store.record("visits")
-    assert known is not None
+    record = store.record("visits")
+    assert record is not None
     listener, stop = JobListener(print, print, print), Event()
     caller = _Caller(listener, stop, Outages(listener, stop), print, None)
     run = Failing(OpenStore(store, None), ExitStack(), None, caller)
     with pytest.raises(JoineryError) as caught:
-        run.settle(EarlierDefinition(parse_job(JOB, "visits.yaml"), known, store, None, print))
+        run.settle(EarlierDefinition(parse_job(JOB, "visits.yaml"), record, store, None, print))
     assert "sum(amount)" in caught.value.facts
     assert "--drop-planned" in caught.value.todo
     assert type(caught.value) is (kind if kind is not RecordError else JoineryError)
@@ -173,21 +173,21 @@ def test_an_edit_of_the_topics_of_an_input(before: str, now: str, words: list[st
 
 
 @pytest.mark.parametrize(
-    ("found", "kept"),
+    ("actual", "kept"),
     [(False, False), (True, True), (SinkError("Its marker may have expired"), True)],
     ids=["not visible", "visible", "nobody knows"],
 )
 def test_a_first_plan_stays_when_rows_of_an_attempt_may_be_visible(
-    monkeypatch: pytest.MonkeyPatch, found: bool | SinkError, kept: bool
+    monkeypatch: pytest.MonkeyPatch, actual: bool | SinkError, kept: bool
 ) -> None:
     """The output is asked, once its claims' owners are fenced there."""
     asked: list[RecoveryContext] = []
 
     def recover(recovery: RecoveryContext) -> bool:
         asked.append(recovery)
-        if isinstance(found, SinkError):
-            raise found
-        return found
+        if isinstance(actual, SinkError):
+            raise actual
+        return actual
 
     sink = SimpleNamespace(recover=recover, close=lambda: None)
     monkeypatch.setattr(Outputs, "sink", lambda *_: sink)

@@ -245,7 +245,7 @@ def test_post_event(context: SparkContext) -> None:
     }
     internals.post_event(context, json.dumps(event))
     address = f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}/executors"
-    _until(lambda: any(each.get("isExcluded") for each in json.loads(_page(address))))
+    _until(lambda: any(load.get("isExcluded") for load in json.loads(_page(address))))
 
 
 def test_add_streaming_page(context: SparkContext) -> None:

@@ -218,11 +218,11 @@ def test_sessions_are_a_part_with_a_name_of_its_own(scene: Scene, site: Site) ->
     scene.driver.state.part_sizes = {"sessions": size}
     scene.driver.state.totals = Totals(parts={"sessions": counts})
     scene.listener.started(scene.driver)
-    told = SideStatus(
+    side_status = SideStatus(
         step=1, side="sessions", inputs=("clicks",), rows=20, bytes=900, stored=30, expired=9, lookups=100, peak=21
     )
-    assert scene.status.sides == (told,)
-    assert DriverStatus.model_validate_json(scene.status.model_dump_json(by_alias=True)).sides == (told,)
+    assert scene.status.sides == (side_status,)
+    assert DriverStatus.model_validate_json(scene.status.model_dump_json(by_alias=True)).sides == (side_status,)
     found = metrics(site)
     assert found['joinery_side_rows{side="sessions",step="1"}'] == 20
     assert found['joinery_side_stored_total{side="sessions",step="1"}'] == 30
@@ -498,9 +498,9 @@ class Site:
 
     def get(self, page: str, host: str = "127.0.0.1", name: str | None = None) -> tuple[int, str, str]:
         """Status code, content type, body. `name` is what the request calls the server."""
-        asked = urllib.request.Request(f"http://{host}:{self.port}{page}", headers={"Host": name} if name else {})
+        request = urllib.request.Request(f"http://{host}:{self.port}{page}", headers={"Host": name} if name else {})
         try:
-            with urllib.request.urlopen(asked, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=60) as answer:
                 return answer.status, answer.headers["Content-Type"], answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:

@@ -108,8 +108,8 @@ def test_the_slowest_partitions_come_first_and_idle_ones_last(day: DayOfAJob) ->
 def test_of_hundreds_of_partitions_the_worst_are_told() -> None:
     day = DayOfAJob(partitions=300)
     day.run(5)
-    told = history_document(day.board, 0).partitions
-    assert [each.partition for each in told if each.input == "orders"] == [
+    partitions = history_document(day.board, 0).partitions
+    assert [each.partition for each in partitions if each.input == "orders"] == [
         f"orders/{n}" for n in (299, 298, 297, 296, 295)
     ]
 
@@ -117,7 +117,7 @@ def test_of_hundreds_of_partitions_the_worst_are_told() -> None:
 def test_a_partition_without_a_row_holds_most_back() -> None:
     day = DayOfAJob(silent="payments/1")
     day.run(5)
-    first = next(each for each in history_document(day.board, 0).partitions if each.input == "payments")
+    first = next(partition for partition in history_document(day.board, 0).partitions if partition.input == "payments")
     assert (first.partition, first.behind) == ("payments/1", None)
 
 
@@ -144,8 +144,8 @@ def test_the_page_asks_nothing_of_others(day: DayOfAJob) -> None:
             assert set(re.findall(r"https?://[^\s'\"]+", body)) <= {"https://github.com/leeoniya/uPlot"}
             assert "innerHTML" not in body
         with urllib.request.urlopen(f"{address}/", timeout=60) as answer:
-            asked = re.findall(r'(?:src|href)="([^"]+)"', answer.read().decode())
-        for path in {path for path in asked if not path.startswith("data:")}:
+            matches = re.findall(r'(?:src|href)="([^"]+)"', answer.read().decode())
+        for path in {path for path in matches if not path.startswith("data:")}:
             with urllib.request.urlopen(f"{address}/{path}", timeout=60) as answer:
                 assert answer.status == 200
 

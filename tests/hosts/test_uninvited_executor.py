@@ -81,13 +81,13 @@ def test_an_uninvited_executor_is_refused(context: SparkContext, tmp_path: Path,
 
 def processes() -> list[psutil.Process]:
     """What this process has started, and what that has; without those that have ended."""
-    return [each for each in psutil.Process().children(recursive=True) if each.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_no_command_line_and_no_page_shows_the_secret(context: SparkContext) -> None:
     secret = context.getConf().get("spark.authenticate.secret")
     assert secret
-    lines = [" ".join(each.cmdline()) for each in processes()]
+    lines = [" ".join(process.cmdline()) for process in processes()]
     assert any("CoarseGrainedExecutorBackend" in line for line in lines), "or this looks in the wrong place"
     assert not [line for line in lines if secret in line]
     known = context.parallelize([0], 1).map(lambda _: os.environ.get(ENV_SECRET)).collect()

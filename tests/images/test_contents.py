@@ -257,7 +257,7 @@ def test_the_archive_is_the_image_of_the_dockerfile(operator: Image, tmp_path: P
         (tmp_path / "top.tar").write_bytes(read("blobs/" + manifest["layers"][-1]["digest"].replace(":", "/")))
     with tarfile.open(tmp_path / "top.tar") as layer:
         files = [each for each in layer if each.isfile()]
-        assert any(each.name.endswith("joinery_operator/main.py") for each in files)
+        assert any(file.name.endswith("joinery_operator/main.py") for file in files)
         for each in files:
             content = layer.extractfile(each)
             assert content is not None

@@ -60,7 +60,7 @@ def test_an_archive_holds_the_layers_in_order_and_the_settings(folder: Path, tmp
     assert archive.layers[0] == lower.read_bytes()
     with tarfile.open(fileobj=io.BytesIO(archive.layers[1])) as layer:
         assert layer.getnames() == [".", "./note"]
-    assert archive.config["rootfs"]["diff_ids"] == [each["digest"] for each in archive.manifest["layers"]]
+    assert archive.config["rootfs"]["diff_ids"] == [layer["digest"] for layer in archive.manifest["layers"]]
     settings = archive.config["config"]
     assert settings["Entrypoint"] == ["/bin/cat"]
     assert settings["Cmd"] == ["/opt/greeting"]

@@ -74,7 +74,9 @@ def test_a_row_that_is_there_twice_is_extra_whoever_else_writes_there(tmp_path: 
     """An earlier life of the job may have put rows there, or another writer: that one is there twice all the same."""
     into, notes = compared(Topic([*map(row, (1, 2, 3, 3))], ours=ours), tmp_path, alone=alone)
     assert dict(into.counted) == {"extra": 1}
-    assert [(each.epoch, each.actual, each.found_at) for each in into.differences] == [(3, {"a": 3}, "t:0=3")]
+    assert [(difference.epoch, difference.actual, difference.found_at) for difference in into.differences] == [
+        (3, {"a": 3}, "t:0=3")
+    ]
     assert ["1 row is there once too often" in note for note in notes] == [True] * (not (alone and ours))
 
 
@@ -87,7 +89,7 @@ def test_equal_rows_of_epochs_before_the_first_one_are_a_note(tmp_path: Path) ->
         assert dict(into.counted) == found
         often = "1 rows are there more often than these epochs emitted them; epochs before 1 may have emitted equal"
         assert [often in note for note in notes if "more often" in note] == [True] * (name == "equal")
-        (note,) = [each for each in notes if "these epochs have not emitted" in each]
+        (note,) = [note for note in notes if "these epochs have not emitted" in note]
         assert note.startswith("output: 2 rows are there")
 
 

@@ -74,7 +74,9 @@ def test_epochs_in_which_nothing_happens_may_be_left_out(tmp_path: Path) -> None
         replay, again = Replay(job, StepInputs(job, logs), tmp_path / str(number)), []
         for entry in replayable(job, store).entries:
             plan = EpochPlan.from_json(entry.plan)
-            if all(each.start == each.end_exclusive for each in plan.ranges) and not replay.closes(plan):
+            if all(
+                planned_range.start == planned_range.end_exclusive for planned_range in plan.ranges
+            ) and not replay.closes(plan):
                 left_out += 1
                 continue
             again += [json.dumps(row) for row in sorted_json_rows(replay.run(plan).rows, style_of(job))]
@@ -122,7 +124,7 @@ def test_a_job_whose_watermark_was_reset_is_refused() -> None:
 
 def test_records_that_are_gone_are_named() -> None:
     job, store, _, _ = played(next(each for each in TRACES if each.name == "time/t10-counts"))
-    (entry, *_) = [each for each in replayable(job, store).entries if any(each.result["rows_in"].values())]
+    (entry, *_) = [entry for entry in replayable(job, store).entries if any(entry.result["rows_in"].values())]
     gone = dict.fromkeys(entry.result["rows_in"], 0)
     with pytest.raises(JoineryError, match="of which 0 are there: retention"):
         check_records(entry, gone)

@@ -21,6 +21,6 @@ def test_json_that_an_older_release_wrote_as_text_is_named() -> None:
     )
 
 
-@pytest.mark.parametrize("found", ['{"x": [2]}', "{", {"x": [2]}, None])
-def test_other_values_are_no_older_spelling(found: Any) -> None:
-    assert "as text" not in line({"doc": {"x": [1]}}, {"doc": found})
+@pytest.mark.parametrize("actual", ['{"x": [2]}', "{", {"x": [2]}, None])
+def test_other_values_are_no_older_spelling(actual: Any) -> None:
+    assert "as text" not in line({"doc": {"x": [1]}}, {"doc": actual})

@@ -681,10 +681,10 @@ class TestSavepoints:
         assert (empty.name, empty.epoch, empty.rows, empty.bytes) == ("empty", 0, 0, 0)
         run_epoch(store, record, 1, ["a", "bb"])
         store.stage(job, [segment("staged", epoch=2)])
-        made = store.create_savepoint(job, "before upgrade")
-        assert (made.epoch, made.rows, made.bytes) == (1, 6, len(b"blob of a") + len(b"blob of bb"))
-        assert made.created_at > 1_600_000_000_000
-        assert store.savepoints(job) == [made, empty]
+        savepoint = store.create_savepoint(job, "before upgrade")
+        assert (savepoint.epoch, savepoint.rows, savepoint.bytes) == (1, 6, len(b"blob of a") + len(b"blob of bb"))
+        assert savepoint.created_at > 1_600_000_000_000
+        assert store.savepoints(job) == [savepoint, empty]
         assert store.savepoints(f"{job}-unknown") == []
 
     def test_a_name_is_taken_once(self, store: StateStore, job: str) -> None:

@@ -43,10 +43,10 @@ def test_another_cluster_takes_nothing_and_fences_nobody(driver: Callable[[], St
     record = east.acquire(job, candidate(EAST))
     with pytest.raises(StateTaken) as taken:
         west.acquire(job, candidate(WEST))
-    told = str(taken.value)
-    assert "belongs to StreamJoin jobs/orders (uid u-1) of cluster east, since generation 1" in told
-    assert "kubectl annotate streamjoin orders -n jobs" in told
-    assert f"joinery.dev/replacesOwner={owner_id(west, job)}" in told
+    message = str(taken.value)
+    assert "belongs to StreamJoin jobs/orders (uid u-1) of cluster east, since generation 1" in message
+    assert "kubectl annotate streamjoin orders -n jobs" in message
+    assert f"joinery.dev/replacesOwner={owner_id(west, job)}" in message
     run_epoch(east, record, 1, ["a"])
 
 

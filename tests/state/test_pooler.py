@@ -58,7 +58,7 @@ def test_output_tables_behind_a_pooler_and_no_setting_is_left_to_others(pooler: 
         assert connection.execute("SELECT k, n FROM pooled_output ORDER BY k").fetchall() == [(1, 10), (2, 20)]
     asked = [psycopg.connect(pooler, prepare_threshold=None) for _ in range(3)]
     for connection in asked:  # each holds a server connection of its own
-        found = connection.execute("SELECT current_setting('synchronous_commit'), current_setting('lock_timeout')")
-        assert found.fetchone() == ("on", "0")
+        cursor = connection.execute("SELECT current_setting('synchronous_commit'), current_setting('lock_timeout')")
+        assert cursor.fetchone() == ("on", "0")
     for connection in asked:
         connection.close()

@@ -144,15 +144,15 @@ def _selected(name: str, lines: Sequence[str]) -> list[str]:
 
 def _rows(dsn: str, table: str, columns: str) -> list[tuple[Any, ...]]:
     with psycopg.connect(dsn) as connection:
-        found = connection.execute(f"SELECT {columns} FROM {SCHEMA}.{table} ORDER BY 1, 2")  # type: ignore[arg-type]
-        return found.fetchall()
+        cursor = connection.execute(f"SELECT {columns} FROM {SCHEMA}.{table} ORDER BY 1, 2")  # type: ignore[arg-type]
+        return cursor.fetchall()
 
 
 def _columns_of_segments(dsn: str) -> set[tuple[Any, ...]]:
     """By part of the state: what is said of its segments, and their columns."""
     with psycopg.connect(dsn) as connection:
-        found = connection.execute(f"SELECT meta, state_blob FROM {SCHEMA}.state").fetchall()
-    return {(meta["part"], *sorted(meta), str(from_blob(blob).schema)) for meta, blob in found}
+        rows = connection.execute(f"SELECT meta, state_blob FROM {SCHEMA}.state").fetchall()
+    return {(meta["part"], *sorted(meta), str(from_blob(blob).schema)) for meta, blob in rows}
 
 
 def _versions_of_segments(dsn: str) -> set[int]:

@@ -53,9 +53,9 @@ class Store:
 
     def sink(self) -> FileSink:
         rolling = Rolling(self.size, self.interval)
-        made = FileSink(str(self.folder), self.file_format, rolling=rolling, wall=lambda: self.now)
-        made.prepare(rows(1, 0).schema)
-        return made
+        file_sink = FileSink(str(self.folder), self.file_format, rolling=rolling, wall=lambda: self.now)
+        file_sink.prepare(rows(1, 0).schema)
+        return file_sink
 
     def commit(self, generation: int, epoch: int, receipts: list[Receipt]) -> None:
         if generation != self.generation:

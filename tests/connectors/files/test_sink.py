@@ -27,9 +27,9 @@ LIFE = short_incarnation(INCARNATION)
 
 @pytest.fixture(params=["json", "parquet"])
 def sink(request, tmp_path: Path) -> FileSink:
-    made = FileSink(str(tmp_path / "out"), request.param)
-    made.prepare(ROWS.schema)
-    return made
+    file_sink = FileSink(str(tmp_path / "out"), request.param)
+    file_sink.prepare(ROWS.schema)
+    return file_sink
 
 
 def suffix(sink: FileSink) -> str:

@@ -247,8 +247,10 @@ def test_a_file_that_is_removed_half_read_is_named_and_goes_on_when_it_is_back(t
     (job.folder / "1").rename(tmp_path / "elsewhere")
     if restarts:
         job.restart()
-    said = r"/1 of input in was removed before it was read to its end: it was read up to byte \d+ of 54\. Put the same"
-    with pytest.raises(SourceError, match=said):
+    message = (
+        r"/1 of input in was removed before it was read to its end: it was read up to byte \d+ of 54\. Put the same"
+    )
+    with pytest.raises(SourceError, match=message):
         job.plan()
     (tmp_path / "elsewhere").rename(job.folder / "1")
     job.restart()

@@ -69,7 +69,7 @@ def joined(planner: SourcePlanner, known: StoredOffsets | None = None) -> list[B
 
     def all_held() -> list[Bounds]:
         bounds = planner.bounds(known or StoredOffsets())
-        return bounds if all(each.is_assigned for each in bounds) else []
+        return bounds if all(bound.is_assigned for bound in bounds) else []
 
     return eventually(all_held)
 
@@ -81,12 +81,12 @@ def bounds_of(model: Input, offsets: dict[PartitionRef, int] | None = None) -> l
 
 def plain(bounds: Sequence[Bounds]) -> list[Bounds]:
     """Without the topics' ids, which differ from run to run."""
-    return [replace(each, topic_id="") for each in bounds]
+    return [replace(bound, topic_id="") for bound in bounds]
 
 
 def held(planner: SourcePlanner, known: StoredOffsets | None = None) -> set[int]:
     """Numbers of the partitions that are the planner's now."""
-    return {each.partition.partition for each in planner.bounds(known or StoredOffsets()) if each.is_assigned}
+    return {bound.partition.partition for bound in planner.bounds(known or StoredOffsets()) if bound.is_assigned}
 
 
 def send(bootstrap: str, topic: str, values: Sequence[bytes | None], partition: int = 0, timestamp: int = 1) -> None:
@@ -107,8 +107,8 @@ def published(bootstrap: str, group: str, topic: str) -> dict[int, int]:
     """Offsets per partition that the group has been told, as lag tools read them."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     answer = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group]
-    found = answer.result(PATIENCE_SECONDS).topic_partitions
-    return {each.partition: each.offset for each in found if each.topic == topic}
+    topic_partitions = answer.result(PATIENCE_SECONDS).topic_partitions
+    return {each.partition: each.offset for each in topic_partitions if each.topic == topic}
 
 
 class PlainMember:

@@ -68,9 +68,9 @@ def planning(model: Input) -> Iterator[Callable[[Mapping[PartitionRef, int]], di
 def held_bounds(planner: SourcePlanner, known: StoredOffsets) -> dict[PartitionRef, Bounds]:
     deadline = deadline_after(WAIT_SECONDS)
     while time.monotonic() < deadline:
-        found = planner.bounds(known)
-        if all(each.is_assigned for each in found):
-            return {each.partition: each for each in found}
+        bounds = planner.bounds(known)
+        if all(bound.is_assigned for bound in bounds):
+            return {each.partition: each for each in bounds}
         time.sleep(0.02)
     raise AssertionError("the group did not assign every partition")
 
@@ -81,8 +81,8 @@ def extent(model: Input, offset: int | None = None) -> tuple[int, int, int]:
     assert model.kafka.topic is not None
     place = ref(model.kafka.topic)
     with planning(model) as bounds:
-        found = bounds({} if offset is None else {place: offset})[place]
-    return found.start, found.end_exclusive, found.lost
+        bound = bounds({} if offset is None else {place: offset})[place]
+    return bound.start, bound.end_exclusive, bound.lost
 
 
 @pytest.fixture
@@ -117,8 +117,8 @@ def send(client: Producer, topic: str, values: Sequence[bytes | None], **fields:
 def log_end(broker: KafkaAdmin, topic: str) -> int:
     """The offset that the next record, or control record, of partition 0 gets."""
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    (asked,) = admin.list_offsets({TopicPartition(topic, 0): OffsetSpec.latest()}).values()
-    return int(asked.result(WAIT_SECONDS).offset)
+    (offset,) = admin.list_offsets({TopicPartition(topic, 0): OffsetSpec.latest()}).values()
+    return int(offset.result(WAIT_SECONDS).offset)
 
 
 class Transaction:
@@ -189,7 +189,9 @@ def test_every_way_to_cut_a_topic_with_holes_gives_the_same_records(broker, hole
     """Ranges that end or begin in a hole, and ranges that are nothing but hole."""
     ranges = list(pairwise([*range(0, END, step), END]))
     with closing(reader_for(kafka_input(broker, holes))) as reader:
-        assert [read(reader, holes, start, end) for start, end in ranges] == [committed(*each) for each in ranges]
+        assert [read(reader, holes, start, end) for start, end in ranges] == [
+            committed(*planned_range) for planned_range in ranges
+        ]
 
 
 @pytest.mark.parametrize("planned", [(3, 5), (3, 7), (9, 11), (13, 14), (6, 7), (1, 12)])
@@ -253,7 +255,10 @@ def test_stop_at_latest_ends_before_an_open_transaction(broker, topic) -> None:
         first = bounds({})[ref(topic)]
         open_one.commit()
         second = bounds({ref(topic): 1})[ref(topic)]
-    assert [(each.start, each.end_exclusive, each.final) for each in (first, second)] == [(0, 1, True), (1, 1, True)]
+    assert [(bound.start, bound.end_exclusive, bound.final) for bound in (first, second)] == [
+        (0, 1, True),
+        (1, 1, True),
+    ]
 
 
 # --- compaction ---------------------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ def test_another_member_takes_partitions_and_leaves(broker, topic, properties, m
 
     monkeypatch.setattr(kafka_group, "Consumer", Late)
     with planning(kafka_input(broker.bootstrap, topic, properties=properties), job) as planner:
-        assert not any(each.is_assigned for each in planner.bounds(StoredOffsets())), "the group has not answered yet"
+        assert not any(bound.is_assigned for bound in planner.bounds(StoredOffsets())), "the group has not answered yet"
         answers.set()
         joined(planner)
         with closing(PlainMember(broker.bootstrap, f"{job}.in", [topic], **properties)) as other:
@@ -135,8 +135,8 @@ def test_recovered_offsets_are_set_on_assignment(broker, topic, properties, star
     send(broker.bootstrap, topic, [b"x"] * 3, partition=1)
     model = kafka_input(broker.bootstrap, topic, startFrom="latest", properties=properties)
     with planning(model) as planner:
-        known = StoredOffsets({ref(topic): 2, ref(topic, 1): 1})
-        joined(planner, known)
+        stored_offsets = StoredOffsets({ref(topic): 2, ref(topic, 1): 1})
+        joined(planner, stored_offsets)
         assert starts == {0: 2, 1: 1}
     starts.clear()
     with planning(model) as planner:
@@ -156,7 +156,7 @@ def test_a_partition_that_is_added_is_read_from_its_earliest_record(broker, topi
         broker.add_partitions(topic, 3)
         send(broker.bootstrap, topic, [b"x"] * 2, partition=2)
         added = eventually(
-            lambda: [each for each in planner.bounds(StoredOffsets()) if each.partition == ref(topic, 2)]
+            lambda: [bound for bound in planner.bounds(StoredOffsets()) if bound.partition == ref(topic, 2)]
         )
         assert added[0].start == 0
         eventually(lambda: held(planner) == {0, 1, 2})
@@ -182,7 +182,7 @@ def test_a_partition_of_another_member_starts_where_it_did_when_the_job_started(
         send(broker.bootstrap, topic, [b"since"], partition)
     stored = InputState.from_bytes("in", InputState().after(plan, "in", {}, clocks["in"]).to_bytes()).stored_offsets
     with planning(model, job) as planner:
-        found = {each.partition.partition: (each.start, each.end_exclusive) for each in joined(planner, stored)}
+        found = {bound.partition.partition: (bound.start, bound.end_exclusive) for bound in joined(planner, stored)}
     assert found == {0: (5, 6), 1: (3, 4)}
 
 
@@ -196,7 +196,7 @@ def test_readers_do_not_join(broker, topic, group) -> None:
         assert batch.values.to_pylist() == [b"a"]
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})
         members = admin.describe_consumer_groups([group])[group].result(PATIENCE_SECONDS).members
-        assert [each.group_instance_id for each in members] == ["the-driver"]
+        assert [member.group_instance_id for member in members] == ["the-driver"]
 
 
 # --- what an epoch holds ----------------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ def test_what_nobody_holds_goes_at_once(broker, topic, group, make_member) -> No
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "is_logged"),
     [
         (KafkaError._FATAL, False),
         (KafkaError.FENCED_INSTANCE_ID, False),
@@ -262,12 +262,12 @@ def test_what_nobody_holds_goes_at_once(broker, topic, group, make_member) -> No
     ],
 )
 def test_a_member_that_was_replaced_or_in_a_rebalance_says_nothing_of_offsets(
-    broker, topic, caplog, code: int, told: bool
+    broker, topic, caplog, code: int, is_logged: bool
 ) -> None:
     kafka = kafka_input(broker.bootstrap, topic).kafka
     assert kafka is not None
     GroupMember(Cluster.of("in", kafka), "g", STORE)._on_published(KafkaError(code), [])
-    assert ("offsets were not published" in caplog.text) == told
+    assert ("offsets were not published" in caplog.text) == is_logged
 
 
 def test_the_time_to_wait_is_well_below_what_the_broker_waits(broker, topic) -> None:

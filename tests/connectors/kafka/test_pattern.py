@@ -59,7 +59,7 @@ def test_all_topics_whose_whole_names_match(broker, prefix, planner) -> None:
     for name in ("a", "b1", "c", "b1x"):
         broker.create_topic(f"{prefix}.{name}")
     send(broker.bootstrap, f"{prefix}.b1", [b"x"] * 3)
-    assert [(each.partition, each.end_exclusive) for each in joined(planner)] == [
+    assert [(bound.partition, bound.end_exclusive) for bound in joined(planner)] == [
         (ref(f"{prefix}.a"), 0),
         (ref(f"{prefix}.b1"), 3),
     ]
@@ -70,7 +70,7 @@ def test_internal_topics_never_match(broker, prefix) -> None:
     with closing(PlainMember(broker.bootstrap, unique("makes-the-offsets-topic"), [f"{prefix}.a"])) as other:
         other.until(lambda: other.partitions)
     with planning(kafka_input(broker.bootstrap, topicPattern=r"__.*|" + prefix + r"\..*")) as planner:
-        assert {each.partition.topic for each in planner.bounds(StoredOffsets())} == {f"{prefix}.a"}
+        assert {bound.partition.topic for bound in planner.bounds(StoredOffsets())} == {f"{prefix}.a"}
 
 
 def test_nothing_matches_yet(broker, prefix, planner, caplog) -> None:
@@ -89,13 +89,13 @@ def test_the_first_topic_that_comes_after_the_start_is_read_from_its_earliest_re
         assert topics_of(planner) == []
         broker.create_topic(f"{prefix}.a")
         send(broker.bootstrap, f"{prefix}.a", [b"x"] * 2)
-        (found,) = eventually(lambda: topics_of(planner))
-    assert (found.start, found.end_exclusive) == (0, 2)
+        (bound,) = eventually(lambda: topics_of(planner))
+    assert (bound.start, bound.end_exclusive) == (0, 2)
 
 
 def topics_of(planner: SourcePlanner, known: StoredOffsets | None = None) -> list[Bounds]:
     """Without the mark that the input has begun."""
-    return [each for each in planner.bounds(known or StoredOffsets()) if not each.waits]
+    return [bound for bound in planner.bounds(known or StoredOffsets()) if not bound.waits]
 
 
 @pytest.mark.parametrize("start", ["latest", {"timestamp": 5_000}])
@@ -113,8 +113,8 @@ def test_a_topic_that_comes_between_two_starts_is_read_from_its_earliest_record(
     broker.create_topic(f"{prefix}.a")
     send(broker.bootstrap, f"{prefix}.a", [b"x"] * 2)
     with planning(model) as planner:
-        (found,) = joined(planner, InputState.from_bytes("in", state.to_bytes()).stored_offsets)
-    assert (found.start, found.end_exclusive) == (0, 2)
+        (bound,) = joined(planner, InputState.from_bytes("in", state.to_bytes()).stored_offsets)
+    assert (bound.start, bound.end_exclusive) == (0, 2)
 
 
 @pytest.mark.parametrize("start", ["latest", {"timestamp": 5_000}])
@@ -128,15 +128,15 @@ def test_start_from_decides_at_the_first_start_only(broker, prefix, start) -> No
         broker.create_topic(second)
         send(broker.bootstrap, second, [b"x"] * 2)
         found = eventually(lambda: bounds if len(bounds := planner.bounds(StoredOffsets())) == 2 else [])
-        assert [(each.start, each.end_exclusive) for each in found] == [(3, 3), (0, 2)]
+        assert [(bound.start, bound.end_exclusive) for bound in found] == [(3, 3), (0, 2)]
         joined(planner)
     broker.create_topic(third)
     send(broker.bootstrap, third, [b"x"] * 2)
     broker.add_partitions(first, 2)
     send(broker.bootstrap, first, [b"x"], partition=1)
     with planning(model) as planner:
-        known = StoredOffsets({ref(first): 3, ref(second): 1})
-        starts = {each.partition: each.start for each in joined(planner, known)}
+        stored_offsets = StoredOffsets({ref(first): 3, ref(second): 1})
+        starts = {bound.partition: bound.start for bound in joined(planner, stored_offsets)}
     assert starts == {ref(first): 3, ref(first, 1): 0, ref(second): 1, ref(third): 0}
 
 
@@ -155,19 +155,22 @@ def test_a_topic_that_was_read_to_its_end_may_be_deleted(broker, prefix, planner
         broker.create_topic(name)
     send(broker.bootstrap, deleted, [b"x"] * 2)
     ids = {each.partition.topic: each.topic_id for each in joined(planner)}
-    known = StoredOffsets({ref(kept): 0, ref(deleted): 2}, topic_ids=ids)
-    joined(planner, known)
+    stored_offsets = StoredOffsets({ref(kept): 0, ref(deleted): 2}, topic_ids=ids)
+    joined(planner, stored_offsets)
     broker.delete_topic(deleted)
     eventually(
         lambda: (
-            {each.partition: each.deleted for each in planner.bounds(known)} == {ref(kept): False, ref(deleted): True}
+            {bound.partition: bound.deleted for bound in planner.bounds(stored_offsets)}
+            == {ref(kept): False, ref(deleted): True}
         )
     )
     assert caplog.text.count(f"topic {deleted} was deleted after it had been read to its end") == 1
     broker.create_topic(deleted)
     send(broker.bootstrap, deleted, [b"new"])
     again = eventually(
-        lambda: [each for each in planner.bounds(known) if each.partition == ref(deleted) and not each.deleted]
+        lambda: [
+            bound for bound in planner.bounds(stored_offsets) if bound.partition == ref(deleted) and not bound.deleted
+        ]
     )
     assert again[0].start == 0, "another topic of that name is read from its start"
 
@@ -177,19 +180,21 @@ def test_a_topic_that_is_deleted_before_it_was_read(broker, prefix, model, plann
     for name in (kept, deleted):
         broker.create_topic(name)
     send(broker.bootstrap, deleted, [b"x"] * 2)
-    known = StoredOffsets({ref(kept): 0, ref(deleted): 1})
-    joined(planner, known)
+    stored_offsets = StoredOffsets({ref(kept): 0, ref(deleted): 1})
+    joined(planner, stored_offsets)
     broker.delete_topic(deleted)
     facts = rf"topic {deleted} was deleted before .*read up to {deleted}-0@1, its last known end is {deleted}-0@2"
     with pytest.raises(DataLoss, match=facts):
-        planner.bounds(known)
+        planner.bounds(stored_offsets)
     with planning(model) as restarted, pytest.raises(DataLoss, match="its last known end is not known"):
-        restarted.bounds(known)
+        restarted.bounds(stored_offsets)
     assert model.kafka is not None
     tolerant = model.model_copy(update={"kafka": model.kafka.model_copy(update={"on_data_loss": "continue"})})
     with planning(tolerant) as restarted:
-        eventually(lambda: [each.partition for each in restarted.bounds(known) if each.is_assigned] == [ref(kept)])
-        assert [each.partition for each in restarted.bounds(known) if each.deleted] == [ref(deleted)]
+        eventually(
+            lambda: [bound.partition for bound in restarted.bounds(stored_offsets) if bound.is_assigned] == [ref(kept)]
+        )
+        assert [bound.partition for bound in restarted.bounds(stored_offsets) if bound.deleted] == [ref(deleted)]
 
 
 def test_stored_offsets_of_topics_that_no_longer_match_do_not_count(broker, prefix, planner) -> None:
@@ -232,8 +237,8 @@ def test_a_topic_that_is_added_is_read_from_its_earliest_record_and_one_taken_of
     for name in (first, second, third):
         broker.create_topic(name)
         send(broker.bootstrap, name, [b"x"] * 3)
-    known = StoredOffsets({ref(first): 3, ref(second): 2})
+    stored_offsets = StoredOffsets({ref(first): 3, ref(second): 2})
     model = kafka_input(broker.bootstrap, topics=[first, third], startFrom="latest", properties=EAGER)
     with planning(model) as planner:
-        starts = {bound.partition: bound.start for bound in joined(planner, known)}
+        starts = {bound.partition: bound.start for bound in joined(planner, stored_offsets)}
     assert starts == {ref(first): 3, ref(third): 0}

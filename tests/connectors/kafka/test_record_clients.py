@@ -70,7 +70,7 @@ def rows_of(batch: RawBatch) -> list[Row]:
     place, offsets = batch.partition, batch.offsets.tolist()
     stamps = batch.timestamps(np.arange(len(offsets))).tolist()
     columns = zip(offsets, batch.keys.to_pylist(), batch.values.to_pylist(), stamps, strict=True)
-    return [(place.topic, place.partition, *each) for each in columns]
+    return [(place.topic, place.partition, *column) for column in columns]
 
 
 def fetched(
@@ -88,7 +88,7 @@ def fetched(
 
 
 def ends(count: int) -> Callable[[list[RawBatch], list[ConsumerEvent]], bool]:
-    return lambda _, events: sum(each.error.code() == KafkaError._PARTITION_EOF for each in events) >= count
+    return lambda _, events: sum(event.error.code() == KafkaError._PARTITION_EOF for event in events) >= count
 
 
 # --- what both see ------------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def test_keys_values_nulls_and_timestamps_of_several_topics(broker: KafkaAdmin, 
     batches, events = fetched(client, ends(4))
     assert sorted(row for batch in batches for row in rows_of(batch)) == sorted(sent)
     assert {batch.partition.input for batch in batches} == {"in"}
-    told = {(each.topic, each.partition, each.offset) for each in events}
+    told = {(event.topic, event.partition, event.offset) for event in events}
     assert told == {(name, partition, 20) for name in topics for partition in (0, 1)}
 
 
@@ -236,7 +236,12 @@ def test_a_reader_per_thread(broker: KafkaAdmin, topic: str, way: str) -> None:
     def read(partition: int) -> list[bytes]:
         with closing(reader_for(kafka_input(broker.bootstrap, topic))) as reader:
             ranges = [Range(ref(topic, partition), start, start + 500) for start in range(0, records, 500)]
-            return [value for each in ranges for batch in reader.read(each) for value in batch.values.to_pylist()]
+            return [
+                value
+                for planned_range in ranges
+                for batch in reader.read(planned_range)
+                for value in batch.values.to_pylist()
+            ]
 
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(read, [0, 1, 0, 1]))
@@ -309,7 +314,7 @@ def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> I
 
 
 def told(said: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
-    return [(each.levelname, each.message) for each in said.records if each.message.startswith("Kafka is read")]
+    return [(record.levelname, record.message) for record in said.records if record.message.startswith("Kafka is read")]
 
 
 def kind(**properties: str) -> type[RecordClient]:

@@ -32,14 +32,14 @@ def ids(planner) -> dict[str, str]:
 def test_is_not_read_from_the_old_offset_in_silence(broker, topic) -> None:
     model = kafka_input(broker.bootstrap, topic, properties=EAGER)
     with planning(model) as planner:
-        known = StoredOffsets({ref(topic): 2, ref(topic, 1): 0}, topic_ids=ids(planner))
-        assert [each.start for each in joined(planner, known)] == [2, 0]
+        stored_offsets = StoredOffsets({ref(topic): 2, ref(topic, 1): 0}, topic_ids=ids(planner))
+        assert [each.start for each in joined(planner, stored_offsets)] == [2, 0]
         recreate(broker, topic, records=5)
         facts = rf"topic {topic} was deleted and recreated: the stored offsets \({topic}-0@2, {topic}-1@0\) are of id "
-        with pytest.raises(DataLoss, match=facts + known.topic_ids[topic]):
-            eventually(lambda: not planner.bounds(known))
+        with pytest.raises(DataLoss, match=facts + stored_offsets.topic_ids[topic]):
+            eventually(lambda: not planner.bounds(stored_offsets))
     with planning(model) as restarted, pytest.raises(DataLoss, match="Set onDataLoss: continue"):
-        restarted.bounds(known)
+        restarted.bounds(stored_offsets)
 
 
 def test_is_read_from_its_earliest_record_where_the_job_allows_it(broker, topic, caplog) -> None:
@@ -47,12 +47,14 @@ def test_is_read_from_its_earliest_record_where_the_job_allows_it(broker, topic,
         broker.bootstrap, topic, onDataLoss="continue", startFrom="latest", stopAt="latest", properties=EAGER
     )
     with planning(model) as planner:
-        known = StoredOffsets({ref(topic): 3, ref(topic, 1): 0}, {ref(topic): 3, ref(topic, 1): 0}, ids(planner))
+        stored_offsets = StoredOffsets(
+            {ref(topic): 3, ref(topic, 1): 0}, {ref(topic): 3, ref(topic, 1): 0}, ids(planner)
+        )
         recreate(broker, topic, records=5)
         for _ in range(2):
-            found = joined(planner, known)
+            found = joined(planner, stored_offsets)
             assert plain(found)[0] == Bounds(ref(topic), 0, 5, final=True, stop=5), "its stored stop is void, too"
-        assert found[0].topic_id not in {"", known.topic_ids[topic]}
+        assert found[0].topic_id not in {"", stored_offsets.topic_ids[topic]}
         assert caplog.text.count("was deleted and recreated") == 1
         later = StoredOffsets({ref(topic): 4, ref(topic, 1): 0}, {ref(topic): 5}, {topic: found[0].topic_id})
         assert joined(planner, later)[0].start == 4
@@ -61,9 +63,9 @@ def test_is_read_from_its_earliest_record_where_the_job_allows_it(broker, topic,
 def test_may_have_fewer_partitions(broker, topic) -> None:
     model = kafka_input(broker.bootstrap, topic, onDataLoss="continue", properties=EAGER)
     with planning(model) as planner:
-        known = StoredOffsets({ref(topic): 3, ref(topic, 1): 0}, topic_ids=ids(planner))
+        stored_offsets = StoredOffsets({ref(topic): 3, ref(topic, 1): 0}, topic_ids=ids(planner))
         recreate(broker, topic, records=1, partitions=1)
-        assert plain(joined(planner, known)) == [Bounds(ref(topic), 0, 1)]
+        assert plain(joined(planner, stored_offsets)) == [Bounds(ref(topic), 0, 1)]
 
 
 def test_without_stored_ids_nothing_is_compared(broker, topic) -> None:

@@ -146,8 +146,8 @@ def test_stop_at_latest_ends_where_the_topic_ended_at_first(broker, topic, send)
 def test_stop_at_latest_is_what_was_stored_when_the_job_starts_again(broker, topic, send) -> None:
     send([b"a", b"b", b"c"])
     with planning(kafka_input(broker.bootstrap, topic, stopAt="latest")) as planner:
-        known = StoredOffsets({ref(topic): 1}, stops={ref(topic): 2})
-        assert plain(joined(planner, known))[0] == Bounds(ref(topic), 1, 2, final=True, stop=2)
+        stored_offsets = StoredOffsets({ref(topic): 1}, stops={ref(topic): 2})
+        assert plain(joined(planner, stored_offsets))[0] == Bounds(ref(topic), 1, 2, final=True, stop=2)
 
 
 def test_offsets_to_stop_at_are_what_the_job_says_now(broker, topic, send) -> None:

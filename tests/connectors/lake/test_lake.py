@@ -60,7 +60,7 @@ class Lake:
             history = reversed(DeltaTable(f"{self.folder}/out").history())
             return [int(each["joinery.epoch"]) for each in history if "joinery.epoch" in each]
         summaries = [snapshot.summary.additional_properties for snapshot in self.iceberg().metadata.snapshots]
-        return [int(each["joinery.epoch"]) for each in summaries if "joinery.epoch" in each]
+        return [int(summary["joinery.epoch"]) for summary in summaries if "joinery.epoch" in summary]
 
     def iceberg(self):
         return load_catalog("c", **self.properties).load_table("db.out")

@@ -66,12 +66,12 @@ def test_what_is_not_there_can_be_taken_back(epochs) -> None:
 
 
 @pytest.mark.parametrize("user", ["a", None])
-@pytest.mark.parametrize("place", [1, None])
-def test_null_is_a_group_like_others(epochs, user, place) -> None:
+@pytest.mark.parametrize("location", [1, None])
+def test_null_is_a_group_like_others(epochs, user, location) -> None:
     groups = [(u, p) for u in ("a", None) for p in (1, None)]
     before = epochs(*((u, p, 1, 1, False) for u, p in groups))
-    after = epochs((user, place, 1, 1, True), (user, place, 2, 1, True))
-    assert [row for row in before if row not in after] == [(user, place, Decimal(1), 1)]
+    after = epochs((user, location, 1, 1, True), (user, location, 2, 1, True))
+    assert [row for row in before if row not in after] == [(user, location, Decimal(1), 1)]
     assert len(after) == 3
 
 
