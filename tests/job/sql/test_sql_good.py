@@ -1,5 +1,7 @@
 """The SQL of a job in other ways of writing it: names, places, bounds, options. test_sql_forms.py has every join."""
 
+import math
+import operator
 from itertools import product
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from job.resources import problems
 from job.sql_jobs import HOUR, KEY, joined, load, resource, twin
 from joinery_runtime.core.compile import compile_join
 from joinery_runtime.core.pipeline.expression import parse_expression
@@ -172,6 +175,13 @@ BOUNDS = [
         -60_000,
         60_000,
     ),
+    ("p.ts BETWEEN o.ts AND TIMESTAMPADD(MINUTE, 10, o.ts)", 0, 600_000),
+    ("o.ts >= DATEADD(HOUR, -1, p.ts) AND p.ts >= o.ts", 0, 3_600_000),
+    ("TIMESTAMPDIFF(MINUTE, o.ts, p.ts) BETWEEN 0 AND 60", -59_999, 3_659_999),
+    ("p.ts >= o.ts AND 60 > TIMESTAMPDIFF(MINUTE, o.ts, p.ts)", 0, 3_599_999),
+    ("ABS(TIMESTAMPDIFF(SECOND, p.ts, o.ts)) <= 10", -10_999, 10_999),
+    ("ABS(p.ts - o.ts) < INTERVAL '10' SECOND", -9_999, 9_999),
+    ("INTERVAL '10' SECOND >= ABS(o.ts - p.ts)", -10_000, 10_000),
 ]
 
 
@@ -182,6 +192,32 @@ def test_bounds(text, lower, upper, place):
     (step,) = load(sql).joins
     assert step.interval == Interval(of="orders", lower=f"{lower}ms", upper=f"{upper}ms")
     assert step.where is None
+
+
+WHOLE_SECONDS = {
+    "TIMESTAMPDIFF(SECOND, o.ts, p.ts)": lambda ms: math.trunc(ms / 1000),
+    "TIMESTAMPDIFF(SECOND, p.ts, o.ts)": lambda ms: math.trunc(-ms / 1000),
+    "ABS(TIMESTAMPDIFF(SECOND, o.ts, p.ts))": lambda ms: abs(math.trunc(ms / 1000)),
+}
+SIGNS = {"<": operator.lt, "<=": operator.le, "=": operator.eq, ">": operator.gt, ">=": operator.ge}
+
+
+@pytest.mark.parametrize("call", WHOLE_SECONDS)
+@pytest.mark.parametrize("number", [-2, -1, 0, 1, 2])
+@pytest.mark.parametrize("sign", SIGNS)
+def test_a_bound_on_whole_units_holds_for_the_times_for_which_the_comparison_is_true(call, number, sign):
+    """Of all milliseconds around the ends; beyond them is the other bound."""
+    wide = "p.ts BETWEEN o.ts - INTERVAL '4' SECOND AND o.ts + INTERVAL '4' SECOND"
+    text = resource(joined(f"{KEY} AND {wide} AND {call} {sign} ({number})"))
+    true = [ms for ms in range(-4_000, 4_001) if SIGNS[sign](WHOLE_SECONDS[call](ms), number)]
+    if call.startswith("ABS") and not sign.startswith("<"):
+        assert "times that are at least so far apart are no range" in str(problems(text))
+    elif not true:
+        assert "nothing can match" in str(problems(text))
+    else:
+        assert true == [*range(true[0], true[-1] + 1)]
+        (step,) = parse_job(text, "job.yaml").joins
+        assert step.interval == Interval(of="orders", lower=f"{true[0]}ms", upper=f"{true[-1]}ms")
 
 
 INT64 = [("type: timestamp}\n      eventTime", "type: int64}\n      eventTime")]
@@ -215,6 +251,8 @@ def event_times(*types):
     "bounds",
     [
         "c.ts >= a.ts AND c.ts <= b.ts + INTERVAL '10' SECOND",
+        "ABS(TIMESTAMPDIFF(SECOND, a.ts, c.ts)) < 2 AND ABS(c.ts - b.ts) <= INTERVAL '1' SECOND",
+        "c.ts >= a.ts AND TIMESTAMPADD(SECOND, -10, c.ts) <= b.ts",
         "c.ts BETWEEN b.ts AND b.ts + INTERVAL '1' SECOND AND c.ts BETWEEN a.ts AND a.ts + INTERVAL '2' SECOND",
         "c.ts - b.ts BETWEEN INTERVAL '0' SECOND AND INTERVAL '1' SECOND AND NOT c.ts - INTERVAL '1' SECOND > a.ts",
     ],

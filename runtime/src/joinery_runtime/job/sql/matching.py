@@ -21,18 +21,13 @@ from joinery_runtime.job.model.duration import MAX_MS, format_duration
 from joinery_runtime.job.model.expression_tree import NotALengthError, interval_ms
 from joinery_runtime.job.model.references import inputs_of
 from joinery_runtime.job.sql.conditions import Link
+from joinery_runtime.job.sql.distances import MIRRORED, NoBoundError, comparisons_of_sums
 from joinery_runtime.job.sql.report import Report
 from joinery_runtime.job.sql.scope import SqlInput
 
 _COMPARISONS = (exp.LT, exp.LTE, exp.GT, exp.GTE, exp.EQ, exp.Between)
-_MIRRORED: dict[type[exp.Expr], type[exp.Expr]] = {exp.LT: exp.GT, exp.LTE: exp.GTE, exp.EQ: exp.EQ,
-                                                   exp.GT: exp.LT, exp.GTE: exp.LTE}  # fmt: skip
 _INVERSE: dict[type[exp.Expr], type[exp.Binary]] = {exp.LT: exp.GTE, exp.LTE: exp.GT, exp.GT: exp.LTE, exp.GTE: exp.LT}
 _Column = tuple[str, str]  # input and column
-
-
-class NoBoundError(ValueError):
-    """A comparison is not a bound; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +89,11 @@ def _sort_condition(part: exp.Expr, link: Link, timed: bool, matching: Matching)
     if timed and _compares_times(part, link):
         part = _without_not(part)
         if isinstance(part, _COMPARISONS):
-            matching.limits += _limits(part, link)
-        elif any(
+            for comparison in comparisons_of_sums(part):
+                matching.limits += _limits(comparison, link)
+                matching.conditions.append(comparison)
+            return
+        if any(
             _compares_times(it, link) for branch in part.find_all(exp.Or) for it in branch.find_all(*_COMPARISONS)
         ):
             facts = "an OR around a bound on time leaves rows without one (rule J8)"
@@ -219,7 +217,7 @@ def _bounds_of_comparison(
     if total.ms.denominator != 1 or abs(total.ms) > MAX_MS:
         raise NoBoundError("the distance must be whole milliseconds, at most 292 years")
     # `d + ms <kind> 0`, or `-d + ms <kind> 0`, which is `d <mirrored> ms`.
-    limit, kind = (-int(total.ms), kind) if total.second == 1 else (int(total.ms), _MIRRORED[kind])
+    limit, kind = (-int(total.ms), kind) if total.second == 1 else (int(total.ms), MIRRORED[kind])
     if kind in {exp.LTE, exp.LT, exp.EQ}:
         yield Bound("upper", limit - (kind is exp.LT))
     if kind in {exp.GTE, exp.GT, exp.EQ}:
