@@ -29,6 +29,14 @@ GROUPED = "GROUP BY o.order_id, TUMBLE(o.event_time, INTERVAL '1' HOUR)"
             "line 1, column 53, `o.amount = s.order_id`: key types differ",
         ),
         (
+            JOINED.replace("o.order_id = s.order_id", "LOWER(o.order_id) = LENGTH(s.order_id)"),
+            "line 1, column 53, `LOWER(o.order_id) = LENGTH(s.order_id)`: key types differ",
+        ),
+        (
+            f"{JOINED} WHERE o.amount > 1 AND UNIX_MILLIS(s.event_time) > TIMESTAMP '2026-01-01'",
+            "int64 and timestamp do not go together; the time of a number of milliseconds is TIMESTAMP_MILLIS(number)",
+        ),
+        (
             f"{JOINED.replace('o.order_id FROM', 'SUM(s.carrier) AS n FROM')} {GROUPED}",
             "line 1, column 12, `s.carrier`: sum takes numbers, and column 'shipments.carrier' is string",
         ),

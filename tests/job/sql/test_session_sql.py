@@ -175,7 +175,7 @@ def test_the_gap(sql: str) -> None:
 REFUSED = [
     ("SELECT user_id FROM clicks", "1, column 1, `SELECT`: there is no GROUP BY; write SELECT <groups"),
     ("SELECT 1 AS x", "1, column 1, `SELECT`: no input is named; write SELECT <groups and aggregates> FROM <input>"),
-    ("INSERT INTO a VALUES (1)", "1, column 1, `INSERT`: the SQL of a job is one SELECT; write SELECT <groups"),
+    ("INSERT INTO a VALUES (1)", "1, column 1, `INSERT`: the SQL of a job is one SELECT, and spec.output says where"),
     (counted("user_id"), "1, column 43, `GROUP BY`: nothing says which rows are of one session (rule S1)"),
     (counted(SESSION, "COUNT(*) AS n"), "1, column 34, `GROUP BY`: there is no group column"),
     (

@@ -81,7 +81,10 @@ def _common_type(first: pa.DataType, second: pa.DataType) -> pa.DataType:
         return TIMESTAMP
     if {first, second} == {pa.string(), pa.binary()}:
         return pa.binary()
-    raise pa.ArrowTypeError(f"{type_text(first)} and {type_text(second)} do not go together")
+    facts = f"{type_text(first)} and {type_text(second)} do not go together"
+    if {first, second} <= {pa.int32(), pa.int64(), pa.date32(), TIMESTAMP}:
+        facts += "; the time of a number of milliseconds is TIMESTAMP_MILLIS(number)"
+    raise pa.ArrowTypeError(facts)
 
 
 def _common_number(first: pa.DataType, second: pa.DataType) -> pa.DataType:

@@ -550,7 +550,10 @@ def _ranking_problem(inner: exp.Select, select: exp.Select) -> str:
     more = [part for part in ("joins", "group", "having") if select.args.get(part)]
     if more or is_ranking(select):
         facts = "rows that ROW_NUMBER numbers are the end of a job in SQL: joins, groups and further numbers of them"
-        return f"{facts} are a job of their own; let a second job read this one's output"
+        todo = "let a second job read this one's output"
+        if "joins" not in more and not is_ranking(select):
+            todo += ", or for groups of the first row of each key write deduplicate: {by: [...], within: 1h} beside sql"
+        return f"{facts} are a job of their own; {todo}"
     if inner.args.get("group") is not None:
         return "groups are numbered in a job of their own; let a second job read this one's output"
     return ""

@@ -147,10 +147,24 @@ def _rewrite_time_groups(query: exp.Select, columns: Columns, queries: Mapping[s
             facts = f"in GROUP BY is the column, before {text} AS {node.name}"
             report.add(node_position(node), f"{facts}; write GROUP BY {text}, or another alias")
         for item in query.expressions:
-            if item.unalias().unnest() == value:
+            if _same(item.unalias().unnest(), value, query):
                 item.unalias().replace(column_at(column, value))
         node.replace(call)
         return
+
+
+def _same(one: exp.Expr, other: exp.Expr, query: exp.Select) -> bool:
+    """Say whether two expressions are the same; over one source, a column may have its name or not."""
+    if query.args.get("joins"):
+        return one == other
+    return _without_source(one) == _without_source(other)
+
+
+def _without_source(value: exp.Expr) -> exp.Expr:
+    value = value.copy()
+    for column in value.find_all(exp.Column):
+        column.set("table", None)
+    return value
 
 
 def _columns_of_from(query: exp.Select, columns: Columns, queries: Mapping[str, exp.Expr]) -> set[str]:

@@ -1,5 +1,5 @@
-"""Comparisons of times that call functions, as comparisons of sums: `TIMESTAMPDIFF(MINUTE, a.ts, b.ts) < 60` is true where
-`b.ts - a.ts < INTERVAL '60' MINUTE` is.
+"""Comparisons of times that call functions, as comparisons of sums: `TIMESTAMPDIFF(MINUTE, a.ts, b.ts) < 60` is true
+where `b.ts - a.ts < INTERVAL '60' MINUTE` is.
 
 * `TIMESTAMPADD(unit, n, time)`, also as DATEADD, is `time + INTERVAL`;
 * `TIMESTAMPDIFF(unit, start, stop)` counts whole units, towards zero: it is 0 up to one millisecond before a unit, in

@@ -93,9 +93,7 @@ def _sort_condition(part: exp.Expr, link: Link, timed: bool, matching: Matching)
                 matching.limits += _limits(comparison, link)
                 matching.conditions.append(comparison)
             return
-        if any(
-            _compares_times(it, link) for branch in part.find_all(exp.Or) for it in branch.find_all(*_COMPARISONS)
-        ):
+        if any(_compares_times(it, link) for branch in part.find_all(exp.Or) for it in branch.find_all(*_COMPARISONS)):
             facts = "an OR around a bound on time leaves rows without one (rule J8)"
             raise NoBoundError(f"{facts}; write a bound outside it")
         matching.conditions.append(part)

@@ -12,7 +12,7 @@ from sqlglot.tokenizer_core import Token, TokenType
 
 from joinery_runtime.job.model.expression_tree import TOO_DEEP, too_deep
 from joinery_runtime.job.model.function_calls import JoinerySql
-from joinery_runtime.job.sql.clauses import Clauses, Within, split_clauses, take_withins
+from joinery_runtime.job.sql.clauses import Clauses, Within, keyword, split_clauses, take_withins
 from joinery_runtime.job.sql.derived import Columns, EventTimes, merge_derived
 from joinery_runtime.job.sql.dialects import common_tokens, rewrite_dialects
 from joinery_runtime.job.sql.report import JOINS, UNION, Form, Report, TextPosition, token_position
@@ -58,7 +58,9 @@ def parse_select(
         return None
     if not tokens or tokens[0].token_type not in {TokenType.SELECT, TokenType.WITH}:
         at = token_position(tokens[0]) if tokens else TextPosition(0, sql.strip())
-        report.add(at, f"the SQL of a job is one SELECT; {form.example}")
+        writes = bool(tokens) and keyword(tokens, 0) in {"CREATE", "INSERT"}
+        facts = "the SQL of a job is one SELECT" + (", and spec.output says where its rows go" if writes else "")
+        report.add(at, f"{facts}; {form.example}")
         return None
     tokens, withins = take_withins([*common_tokens(tokens)], report)
     clauses = split_clauses(tokens, report, form)

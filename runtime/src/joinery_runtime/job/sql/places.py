@@ -15,7 +15,7 @@ from joinery_runtime.job.sql.parse import parse_select
 from joinery_runtime.job.sql.report import JOINS, SESSIONS, Report, node_position
 
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
-_KEYS = re.compile(r"^key types differ: (\w+\.\w+) is .*?, (\w+\.\w+) is ")
+_KEYS = re.compile(r"^key types differ: (.+?) is \w+(?:\([\d, ]+\))?, (.+?) is \w")
 """The message about keys of two types of `join.step_rules`."""
 
 

@@ -223,6 +223,11 @@ def _key(key: exp.Expr, scope: Scope) -> str | None:
         scope.report.add(node_position(key), f"{facts}; write columns of the inputs into PARTITION BY")
         return None
     if not node.table and node.name in WINDOW_COLUMNS and not scope.has_column(node.name):
+        if scope.windowed:
+            facts = "rows that are joined in windows are not numbered"
+            todo = "let a second job read this one's output, or group them by the windows"
+            scope.report.add(node_position(key), f"{facts}; {todo}")
+            return None
         todo = "write TUMBLE(<event time>, INTERVAL '1' HOUR) in place of window_start, window_end"
         scope.report.add(node_position(key), f"nothing says which windows these are; {todo}")
         return None
