@@ -24,6 +24,7 @@ from joinery_runtime.job import job_from
 ORDERS, PAYMENTS = ("id", "item", "ts"), ("id", "method", "ts")
 BY_INPUT = ["orders_id", "item", "orders_ts", "payments_id", "method", "payments_ts"]
 ALWAYS = ["left_id", "left_item", "left_ts", "right_id", "right_method", "right_ts"]
+BY_SIDE = ["left_id", "left_ts", "right_id", "right_ts"]
 LISTENER = JobListener(lambda _: None, lambda _: None, lambda error, _: pytest.fail(str(error)))
 
 pytestmark = [pytest.mark.services, pytest.mark.filterwarnings("ignore")]
@@ -80,6 +81,17 @@ class Shop:
         (names,) = (list(row) for row in map(json.loads, rows) if f"o{self._runs}" in row.values())
         return names
 
+    def rename_stored(self, names: dict[str, str]) -> None:
+        """Gives selected columns of the stored definition other names."""
+        with psycopg.connect(self._dsn) as connection:
+            table = sql.Identifier(self._schema, "jobs")
+            stored = connection.execute(sql.SQL("SELECT definition FROM {}").format(table)).fetchone()
+            assert stored is not None
+            text = json.dumps(stored[0])
+            for before, after in names.items():
+                text = text.replace(f'"as": "{before}"', f'"as": "{after}"')
+            connection.execute(sql.SQL("UPDATE {} SET definition = %s").format(table), [text])
+
     def as_if_stored_earlier(self) -> None:
         """Takes from the stored definition what earlier releases did not write."""
         without = sql.SQL("UPDATE {} SET definition = (definition::jsonb - 'prefixes')::json")
@@ -120,6 +132,23 @@ def test_a_job_without_state_has_a_prefix_where_it_is_needed_and_keeps_that_too(
     assert sorted(shop.newest()) == sorted(later), "a column that came later gives no other one another name"
     shop.run(payments=(*PAYMENTS, "item"))
     assert sorted(shop.newest()) == sorted(later)
+
+
+def test_stars_of_sql_keep_the_names_of_an_earlier_release(shop: Shop) -> None:
+    text = "SELECT * FROM orders o JOIN payments p ON o.id = p.id AND p.ts BETWEEN o.ts AND o.ts + INTERVAL '1' HOUR"
+    stars: dict[str, Any] = {"joins": [], "sql": text}
+    shop.run(**stars)
+    assert shop.newest() == BY_INPUT
+    earlier = dict(zip(("orders_id", "orders_ts", "payments_id", "payments_ts"), BY_SIDE, strict=True))
+    shop.rename_stored(earlier)
+    shop.run(**stars)
+    names = [earlier.get(name, name) for name in BY_INPUT]
+    assert shop.newest() == names
+    job = job_from(shop.document(**stars))
+    assert run_query(job, "SELECT * FROM output WHERE left_id = 'o2'")[0].rows
+    assert check_job(job).fits
+    shop.run(**stars)
+    assert shop.newest() == names
 
 
 def test_state_that_does_not_have_a_key_s_name_says_which_it_has(shop: Shop) -> None:

@@ -20,6 +20,7 @@ from joinery_runtime.job import (
     under_definition,
     with_stored_names,
 )
+from joinery_runtime.job.explain import explain
 
 ALWAYS = ["left_id", "left_item", "left_ts", "right_id", "right_method", "right_ts"]
 BY_INPUT = ["orders_id", "item", "orders_ts", "payments_id", "method", "payments_ts"]
@@ -152,15 +153,89 @@ def test_names_of_a_later_release_are_refused() -> None:
             act(job(), {**EARLIER, "prefixes": "byMoon"})
 
 
-def test_the_names_that_sql_gives_are_its_own() -> None:
-    text = (
-        "SELECT * FROM orders JOIN payments ON orders.id = payments.id "
-        "AND payments.ts BETWEEN orders.ts AND orders.ts + INTERVAL '1' HOUR"
+SQL_JOIN = (
+    "FROM orders JOIN payments ON orders.id = payments.id "
+    "AND payments.ts BETWEEN orders.ts AND orders.ts + INTERVAL '1' HOUR"
+)
+STARS = f"SELECT * {SQL_JOIN}"
+
+
+def sql_job(text: str = STARS, *sides: tuple[str, ...], **spec: Any) -> StreamJoin:
+    named = job(*sides, joins=[], sql=text, **spec)
+    assert isinstance(named, StreamJoin)
+    return named
+
+
+def with_select(*names: str) -> dict[str, Any]:
+    """The definition of a job that selects both inputs' columns under these names."""
+    columns = [f"{side}.{column}" for side, *columns in (ORDERS, PAYMENTS) for column in columns]
+    pairs = zip(columns, names, strict=True)
+    select = [{"column": column, **({} if column.endswith(f".{name}") else {"as": name})} for column, name in pairs]
+    return {**definition(sql_job()), "select": select}
+
+
+def test_stars_of_sql_name_columns_by_input_and_a_third_one_renames_none() -> None:
+    assert names(sql_job()) == names(sql_job(f"SELECT orders.*, payments.* {SQL_JOIN}")) == BY_INPUT
+    assert not {"prefixes", "names"} & definition(sql_job()).keys()
+    third = ("refunds", "id", "reason", "ts")
+    more = " JOIN refunds ON orders.id = refunds.id AND refunds.ts BETWEEN orders.ts AND orders.ts + INTERVAL '1' HOUR"
+    assert names(sql_job(STARS + more, ORDERS, PAYMENTS, third)) == [*BY_INPUT, "refunds_id", "reason", "refunds_ts"]
+
+
+def test_stars_of_sql_keep_the_names_that_are_stored() -> None:
+    earlier = with_select(*BY_SIDE)
+    kept = with_stored_names(sql_job(), earlier)
+    assert names(kept) == BY_SIDE
+    assert definition(kept) == earlier, "an upgrade edits nothing"
+    assert definition_hash(definition(kept)) == definition_hash(earlier)
+    assert names(pickle.loads(pickle.dumps(kept))) == BY_SIDE
+    assert names(with_stored_names(sql_job(), with_select(*BY_INPUT))) == BY_INPUT
+    keyed = {"output": {"kafka": {"bootstrapServers": "k:1", "topic": "t", "key": ["orders_id"]}}}
+    assert names(with_stored_names(sql_job(**keyed), with_select(*BY_INPUT))) == BY_INPUT
+    with pytest.raises(IncompatibleState, match="orders_id is no name of one column"):
+        with_stored_names(sql_job(**keyed), earlier)
+    assert names(with_stored_names(sql_job(f"SELECT orders.* {SQL_JOIN}"), earlier)) == ["id", "item", "ts"]
+
+
+def test_stars_of_sql_have_the_names_that_outputs_mention() -> None:
+    kafka = {"bootstrapServers": "k:1", "topic": "t"}
+    file = {"file": {"path": "/data/paid"}}
+    for output in ({"kafka": {**kafka, "key": ["left_id"]}}, {"kafka": {**kafka, "headers": {"at": "right_ts"}}}):
+        assert names(sql_job(output=output)) == BY_SIDE
+    table = {"postgres": {"dsn": "postgresql://x", "table": "t", "upsertKey": ["right_id"]}}
+    assert names(sql_job(output=table)) == BY_SIDE
+    for output in ({"when": "left_ts > 0"}, {"select": [{"column": "left_id"}]}):
+        outputs = [{"name": "paid", **file, **output}]
+        assert names(sql_job(output=None, outputs=outputs)) == BY_SIDE
+    with pytest.raises(JobError, match="'lleft_id' is not an output column"):
+        sql_job(output={"kafka": {**kafka, "key": ["lleft_id"]}})
+    assert names(sql_job(f"SELECT *, 1 AS orders_id {SQL_JOIN}"))[:6] == BY_SIDE, "no name comes twice"
+    with pytest.raises(JobError, match="two output columns are named 'method'"):
+        sql_job(f"SELECT *, 1 AS method {SQL_JOIN}")
+
+
+def test_a_name_that_postgres_would_cut_is_not_given_to_a_star() -> None:
+    column = "c" * 50
+    sides = (("the_orders_of_the_shop", "id", column, "ts"), ("payments", "id", column, "ts"))
+    text = STARS.replace("orders", "the_orders_of_the_shop")
+    table = {"postgres": {"dsn": "postgresql://x", "table": "t"}}
+    assert names(sql_job(text, *sides, output=table))[1] == f"left_{column}"
+    assert names(sql_job(text, *sides))[1] == f"the_orders_of_the_shop_{column}"
+
+
+def test_explain_says_how_columns_of_stars_are_named() -> None:
+    assert sql_job(f"SELECT item, method {SQL_JOIN}").star_naming is None
+    by_input = sql_job().star_naming
+    assert by_input == (
+        "the stars of sql, with orders_ and payments_, which a job without state has; one with state keeps its names"
     )
-    found = job(joins=[], sql=text)
-    assert names(found) == BY_SIDE
-    assert names(with_stored_names(found, EARLIER)) == BY_SIDE
-    assert not {"prefixes", "names"} & definition(found).keys()
+    (output,) = (plan.text for plan in explain(sql_job()).outputs)
+    assert f"columns {', '.join(BY_INPUT)} (named by {by_input})" in output
+    kept = with_stored_names(sql_job(), with_select(*BY_SIDE))
+    assert isinstance(kept, StreamJoin)
+    assert kept.star_naming == "the stars of sql, with left_ and right_, as stored with the state"
+    mentioned = sql_job(output={"kafka": {"bootstrapServers": "k:1", "topic": "t", "key": ["left_id"]}})
+    assert "with left_ and right_, because an output mentions such a name" in (mentioned.star_naming or "")
 
 
 def test_too_long_a_name_of_a_stored_job_in_postgres_is_its_own() -> None:

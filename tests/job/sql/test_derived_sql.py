@@ -103,7 +103,7 @@ SAME = [
      "WITH ('join.lower_bound' = '0s', 'join.upper_bound' = '1h')",
      f"SELECT COALESCE(o.order_id, p.order_id) AS order_id, p.method {JOIN.replace('JOIN', 'FULL JOIN')}", TWO),
     (f"SELECT * FROM orders o JOIN payments p USING (order_id) WHERE {HOUR}",
-     f"SELECT o.order_id, o.country, o.amount, o.ts AS left_ts, p.method, p.ts AS right_ts {JOIN}", TWO),
+     f"SELECT o.order_id, o.country, o.amount, o.ts AS orders_ts, p.method, p.ts AS payments_ts {JOIN}", TWO),
     (f"SELECT n FROM (SELECT order_id, o.ts AS at FROM orders o JOIN payments p USING (order_id) WHERE {HOUR}) j "
      "JOIN items i USING (order_id) WHERE i.ts BETWEEN at AND j.at + INTERVAL '1' DAY",
      f"SELECT i.n {JOIN} JOIN items i ON o.order_id = i.order_id AND i.ts BETWEEN o.ts AND o.ts + INTERVAL '1' DAY",

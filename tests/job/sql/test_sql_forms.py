@@ -17,12 +17,12 @@ ON = f"ON o.order_id = s.order_id AND {WITHIN}"
 OUT = "{column: orders.order_id}, {column: shipments.shipment_id}"
 SELECT = "SELECT o.order_id, s.shipment_id"
 O_STAR = (
-    "{column: orders.order_id, as: left_order_id}, {column: orders.customer_id}, {column: orders.amount}, "
-    "{column: orders.event_time, as: left_event_time}"
+    "{column: orders.order_id, as: orders_order_id}, {column: orders.customer_id}, {column: orders.amount}, "
+    "{column: orders.event_time, as: orders_event_time}"
 )
 S_STAR = (
-    "{column: shipments.shipment_id}, {column: shipments.order_id, as: right_order_id}, {column: shipments.carrier}, "
-    "{column: shipments.event_time, as: right_event_time}"
+    "{column: shipments.shipment_id}, {column: shipments.order_id, as: shipments_order_id}, "
+    "{column: shipments.carrier}, {column: shipments.event_time, as: shipments_event_time}"
 )
 BARE = f"{SELECT} FROM orders o JOIN shipments s ON o.order_id = s.order_id"
 

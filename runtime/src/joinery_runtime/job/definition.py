@@ -150,7 +150,12 @@ def with_stored_names(job: Job, stored: Mapping[str, Any] | None) -> Job:
     the job says otherwise. Columns that the definition does not have get names by the same rule. Raises
     IncompatibleState if a key or a header of the output names a column that is not among them, or two columns have one
     name."""
-    if stored is None or not isinstance(job, StreamJoin) or not job.has_default_names or "inputs" not in stored:
+    if stored is None or not isinstance(job, StreamJoin) or "inputs" not in stored:
+        return job
+    if job.spec.sql is not None:
+        of_state = job.with_stored_stars([item["as"] for item in stored.get("select", ()) if "as" in item])
+        return job if of_state is job else _refuse_other_names(of_state)
+    if not job.has_default_names:
         return job
     if "select" in stored or "aggregate" in stored:
         return job
@@ -160,12 +165,16 @@ def with_stored_names(job: Job, stored: Mapping[str, Any] | None) -> Job:
     if definition(job)["inputs"] != stored["inputs"]:
         before = under_definition(job, stored).output_columns
         names = StoredNames(names.naming, {field.source: field.name for field in before if field.source is not None})
-    named = job.with_stored_names(names)
+    return _refuse_other_names(job.with_stored_names(names))
+
+
+def _refuse_other_names(named: StreamJoin) -> StreamJoin:
+    """The job, whose columns have their stored names, unless its outputs name other ones."""
     counts = Counter(column.name for column in named.output_columns)
     if wrong := [name for name in (*named.named_columns, *counts) if counts[name] != 1]:
         raise IncompatibleState(
-            f"Columns of job {job.name} keep the names that are stored with its state, and {listed(wrong)} is no name "
-            "of one column",
+            f"Columns of job {named.name} keep the names that are stored with its state, and {listed(wrong)} is no "
+            "name of one column",
             facts=f"output columns are {listed(counts)}",
             todo="Write these in the output's keys and headers, or name the columns with `select`",
         )

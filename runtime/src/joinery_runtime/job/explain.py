@@ -202,7 +202,9 @@ def _watermark(side: Input) -> str:
 
 
 def _outputs(job: Job) -> tuple[OutputPlan, ...]:
-    naming = f" (named by {job.column_naming})" if job.column_naming is not None else ""
+    stars = job.star_naming if isinstance(job, StreamJoin) else None
+    named_by = job.column_naming or stars
+    naming = f" (named by {named_by})" if named_by is not None else ""
     if job.spec.outputs is None:
         return (OutputPlan("output", f"{_output(job, job.outputs[0])}{naming}"),)
     rows = OutputPlan("rows", f"{', '.join(column.name for column in job.output_columns)}{naming}")

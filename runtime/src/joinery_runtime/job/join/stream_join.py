@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import Field, PrivateAttr
@@ -26,6 +28,7 @@ from joinery_runtime.job.model.references import (
     RANK_COLUMNS,
     RETRACTED,
     ROW_NUMBER,
+    STAR_NAMINGS,
     WINDOW_COLUMNS,
     ComputedKey,
     KeyPair,
@@ -41,7 +44,16 @@ from joinery_runtime.job.model.references import (
 from joinery_runtime.job.model.resource import Job, JobSpec, OutputField, PlacedExpression
 from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import listed
-from joinery_runtime.job.sql import UNION, SqlInput, SqlRanking, Translation, check_shape, table_of, translate
+from joinery_runtime.job.sql import (
+    UNION,
+    SqlInput,
+    SqlRanking,
+    Translation,
+    check_shape,
+    fitting_stars,
+    table_of,
+    translate,
+)
 
 _RULES = (*input_rules.RULES, *step_rules.RULES, *output_rules.RULES)
 _SQL: Loc = ("spec", "sql")
@@ -140,6 +152,7 @@ class StreamJoin(Job):
     spec: StreamJoinSpec
     # No field: it comes from the state store (see `job.definition`), and a resource cannot say it.
     _stored_names: StoredNames | None = PrivateAttr(default=None)
+    _stored_stars: Naming | None = PrivateAttr(default=None)
 
     @classmethod
     def broken_rules(cls, data: dict[str, Any]) -> list[Finding]:
@@ -283,6 +296,15 @@ class StreamJoin(Job):
     def _from_sql(self) -> Translation | None:
         if self.spec.sql is None:
             return None
+        if self._stored_stars is not None:
+            return self._translation(self._stored_stars)
+        in_postgres = any(output.postgres is not None for output in self.outputs)
+        conditions = (output.when for output in self.outputs if output.when is not None)
+        mentioned = {*self.named_columns, *_words(conditions)}
+        return self._translation(fitting_stars(self.spec.sql, self._translation, mentioned, in_postgres=in_postgres))
+
+    def _translation(self, stars: Naming) -> Translation:
+        assert self.spec.sql is not None, "asked of SQL alone"
         tables = (
             SqlInput(
                 side.name,
@@ -295,7 +317,7 @@ class StreamJoin(Job):
         )
         written = self.spec.top_n or self.spec.deduplicate
         beside = written.field if written is not None else None
-        return translate(self.spec.sql, tuple(tables), self.function_names, beside)
+        return translate(self.spec.sql, tuple(tables), self.function_names, beside, stars)
 
     @property
     def windowed(self) -> bool:
@@ -426,6 +448,25 @@ class StreamJoin(Job):
         return named + (more if naming == "always" and len(names) == 2 else "")
 
     @property
+    def star_naming(self) -> str | None:
+        """How columns are named that the stars of two inputs in `sql` select. None: no column is named by that."""
+        if self.spec.sql is None:
+            return None
+        by_input, by_side = (self._translation(stars).names for stars in STAR_NAMINGS)
+        if by_input == by_side:
+            return None
+        stars = STAR_NAMINGS[[column.name for column in self.output_columns] == by_side]
+        prefixes = listed(f"{prefix}_" for prefix in naming_prefixes(stars, [side.name for side in self.inputs]))
+        if self._stored_stars is not None:
+            return f"the stars of sql, with {prefixes}, as stored with the state"
+        if stars == "whenNeeded":
+            return f"the stars of sql, with {prefixes}, which a job without state has; one with state keeps its names"
+        return (
+            f"the stars of sql, with {prefixes}, because an output mentions such a name, or with the inputs' names one "
+            "would come twice or be too long"
+        )
+
+    @property
     def naming(self) -> Naming:
         """How columns are named if there is no `select`."""
         if self._stored_names is not None:
@@ -446,8 +487,9 @@ class StreamJoin(Job):
             if output.select is not None:
                 names += [item.column for item in output.select]
                 continue
-            kafka = output.kafka
-            names += [*((*kafka.key, *kafka.headers.values()) if kafka is not None else ()), *self.upsert_key(output)]
+            kafka, postgres = output.kafka, output.postgres
+            names += (*kafka.key, *kafka.headers.values()) if kafka is not None else ()
+            names += postgres.upsert_key if postgres is not None else ()
         return tuple(names)
 
     @property
@@ -467,6 +509,19 @@ class StreamJoin(Job):
         """The job with the names of its columns that were stored with its state."""
         named = self.model_copy()
         named._stored_names = names
+        return named
+
+    def with_stored_stars(self, names: Collection[str]) -> Self:
+        """The job with the names that the columns of its stars have among these `names` of the stored ones, if they
+        have any there."""
+        if self.spec.sql is None:
+            return self
+        by_input, by_side = ({*self._translation(stars).names} for stars in STAR_NAMINGS)
+        stored = {*names}
+        if not stored & (by_input ^ by_side):
+            return self
+        named = self.model_copy()
+        named._stored_stars = "sidesWhenNeeded" if stored & (by_side - by_input) else "whenNeeded"
         return named
 
     @property
@@ -580,7 +635,7 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
     tables = [table for source in draft.inputs if (table := table_of(source)) is not None]
     tables_known = 0 < len(tables) == len(draft.by_name) == len(draft.inputs)
     beside = next((kind.field for kind in reversed(RANKING_KINDS) if spec.get(kind.field) is not None), None)
-    translation = translate(sql, tuple(tables), declared_names(), beside) if tables_known else None
+    translation = _fitting_translation(data, sql, tuple(tables), beside) if tables_known else None
     problems = translation.problems if translation is not None else check_shape(sql)
     if problems:
         union = input_rules.one_input_of(draft.inputs) or UNION
@@ -611,6 +666,23 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
         if grouped and at == ("spec", "inputs") and len(draft.inputs) == 1:
             continue
         yield _SQL if at[1:2] and at[1] in _FROM_SQL else at, message
+
+
+def _fitting_translation(
+    data: Mapping[str, Any], sql: str, tables: tuple[SqlInput, ...], beside: str | None
+) -> Translation:
+    """What the SQL stands for, with columns of stars named as `fitting_stars` says."""
+    written_outputs = [output for _, output in output_rules.outputs(data)]
+    mentioned = {name for name in output_rules.row_columns(data) if isinstance(name, str)}
+    mentioned |= _words(text for output in written_outputs if isinstance(text := output.get("when"), str))
+    in_postgres = any("postgres" in output for output in written_outputs)
+    translations = partial(translate, sql, tables, declared_names(), beside)
+    return translations(fitting_stars(sql, translations, mentioned, in_postgres=in_postgres))
+
+
+def _words(conditions: Iterable[str]) -> set[str]:
+    """The words of SQL conditions: among them the names of their columns."""
+    return {word for text in conditions for word in re.findall(r"\w+", text)}
 
 
 def _ranking_problems(written: Any, ranking: SqlRanking) -> Iterator[Finding]:

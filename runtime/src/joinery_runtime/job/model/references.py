@@ -151,6 +151,8 @@ Prefixes = Literal["always", "whenNeeded"]
 Naming = Literal["always", "whenNeeded", "sidesWhenNeeded"]
 """How columns are named. `sidesWhenNeeded` is what `whenNeeded` meant in earlier releases, whose jobs keep it: of
 two inputs, the prefixes are those of `always`."""
+STAR_NAMINGS: tuple[Naming, Naming] = ("whenNeeded", "sidesWhenNeeded")
+"""How the columns of stars in SQL are named: in jobs without state, and as in earlier releases."""
 POSTGRES_NAME_BYTES = 63
 Named = tuple[str, str, str]
 """The name in the output, the input and its column."""
@@ -169,7 +171,7 @@ def namings(prefixes: object) -> tuple[Naming, ...]:
 
 
 def side_prefixes(inputs: Sequence[str]) -> tuple[str, ...]:
-    """The prefixes of each input's columns, in the job's order, under `always` and in SQL."""
+    """The prefixes of each input's columns, in the job's order, under `always`."""
     return ("left", "right") if len(inputs) == 2 else tuple(inputs)
 
 

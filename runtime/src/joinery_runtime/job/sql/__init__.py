@@ -15,7 +15,7 @@ A text goes through these modules:
 Each step adds what it rejects to one `report`, so that all problems of a text are told at once.
 """
 
-from joinery_runtime.job.sql.joins import Translation, check_shape, translate
+from joinery_runtime.job.sql.joins import Translation, check_shape, fitting_stars, translate
 from joinery_runtime.job.sql.places import placed
 from joinery_runtime.job.sql.ranking import SqlRanking
 from joinery_runtime.job.sql.report import UNION
@@ -30,6 +30,7 @@ __all__ = [
     "Translation",
     "check_session_shape",
     "check_shape",
+    "fitting_stars",
     "placed",
     "table_of",
     "translate",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import takewhile
@@ -13,7 +13,14 @@ from sqlglot import exp
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.expression_tree import TOO_DEEP, parse_tree
 from joinery_runtime.job.model.function_calls import declaring
-from joinery_runtime.job.model.references import EXISTENCE, WINDOW_COLUMNS, side_prefixes
+from joinery_runtime.job.model.references import (
+    EXISTENCE,
+    POSTGRES_NAME_BYTES,
+    STAR_NAMINGS,
+    WINDOW_COLUMNS,
+    Naming,
+    naming_prefixes,
+)
 from joinery_runtime.job.model.wording import either, listed
 from joinery_runtime.job.sql.clauses import (
     AGGREGATE_LATENESS,
@@ -43,7 +50,7 @@ from joinery_runtime.job.sql.query import Query, read_query
 from joinery_runtime.job.sql.ranking import SqlRanking, ranked_columns, read_ranking
 from joinery_runtime.job.sql.report import JOINS, Report, TextPosition, node_position, problems_of
 from joinery_runtime.job.sql.scope import Relation, Scope, SqlInput
-from joinery_runtime.job.sql.select_list import read_columns
+from joinery_runtime.job.sql.select_list import item_name, read_columns
 from joinery_runtime.job.sql.sessions import inputs_aggregated, read_aggregate
 
 Step = dict[str, Any]
@@ -62,6 +69,11 @@ class Translation:
     aggregate: Mapping[str, Any] | None = None
     ranking: SqlRanking | None = None
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the entries of `select`."""
+        return [item_name(item) for item in self.select]
+
 
 def check_shape(sql: str) -> tuple[str, ...]:
     """Return what is wrong with the text, whatever the inputs are."""
@@ -70,18 +82,39 @@ def check_shape(sql: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def translate(
-    sql: str, tables: tuple[SqlInput, ...], functions: tuple[str, ...] = (), beside: str | None = None
+    sql: str,
+    tables: tuple[SqlInput, ...],
+    functions: tuple[str, ...] = (),
+    beside: str | None = None,
+    stars: Naming = "whenNeeded",
 ) -> Translation:
     """Translate the text; `tables` are all inputs of the job, in its order, `functions` those that it declares.
-    `beside` is the ranking that `spec` names beside `sql`: `deduplicate` or `topN`."""
+    `beside` is the ranking that `spec` names beside `sql`: `deduplicate` or `topN`. `stars` says which prefix the
+    columns have that the stars of several inputs select (rule J10)."""
     try:
         with declaring(functions):
-            return _translate(sql, tables, beside)
+            return _translate(sql, tables, beside, stars)
     except RecursionError:
         return Translation((), [], (TOO_DEEP,))
 
 
-def _translate(sql: str, tables: Sequence[SqlInput], beside: str | None) -> Translation:
+def fitting_stars(
+    sql: str, translations: Callable[[Naming], Translation], mentioned: Collection[str], *, in_postgres: bool
+) -> Naming:
+    """The way in which a job without stored names has the columns of its stars named: by input, or as in earlier
+    releases if its outputs mention a name that only this gives, such as `left_order_id`, or if by input a name comes
+    twice or, in Postgres, is too long. `translations` gives the translation of `sql` under a naming."""
+    if "*" not in sql:  # long texts are translated once
+        return "whenNeeded"
+    by_input, by_side = map(translations, STAR_NAMINGS)
+    if by_side.problems:
+        return "whenNeeded"
+    long = in_postgres and any(len(name.encode()) > POSTGRES_NAME_BYTES for name in by_input.names)
+    earlier_only = {*by_side.names} - {*by_input.names}
+    return "sidesWhenNeeded" if by_input.problems or long or earlier_only & {*mentioned} else "whenNeeded"
+
+
+def _translate(sql: str, tables: Sequence[SqlInput], beside: str | None, stars: Naming) -> Translation:
     report = Report(sql)
     read = _read_query_and_options(sql, tables, report)
     if read is None:
@@ -89,7 +122,7 @@ def _translate(sql: str, tables: Sequence[SqlInput], beside: str | None) -> Tran
     query, options = read
     scope = Scope(query.sources, tables, report, windowed=query.window is not None and bool(query.joined))
     inputs = [table.name for table in tables]
-    prefixes = dict(zip(inputs, side_prefixes(inputs), strict=True))
+    prefixes = dict(zip(inputs, naming_prefixes(stars, inputs), strict=True))
     aggregate, ranking = None, read_ranking(query, scope, beside)
     if query.grouped:
         aggregate, select = read_aggregate(query, scope, options)

@@ -45,11 +45,16 @@ def read_columns(
     names: set[str] = set()
     for item, at, by_star in columns:
         todo = "write the columns of a star one by one, and one of these with AS" if by_star else "name one with AS"
-        name = item.get("as") or item["column"].partition(".")[2] or item["column"]
+        name = item_name(item)
         if name in names:
             scope.report.add(at, f"two output columns are named {name!r} (rule J10); {todo}")
         names.add(name)
     return [chosen.item for chosen in columns]
+
+
+def item_name(item: Mapping[str, str]) -> str:
+    """Return the name that an entry of `spec.select` gives its column."""
+    return item.get("as") or item["column"].partition(".")[2] or item["column"]
 
 
 class _Chosen(NamedTuple):
@@ -143,7 +148,7 @@ def _star(column: exp.Expr, scope: Scope) -> Iterator[Item]:
 
 
 def _prefix_shared(columns: Sequence[_Chosen], prefixes: Mapping[str, str]) -> list[_Chosen]:
-    """Give a column that the stars of several inputs yield its input's prefix, as without a select list."""
+    """Give a column that the stars of several inputs yield its input's prefix."""
     shared = Counter(name for _, name in {_parts(column.item) for column in columns if column.by_star})
 
     def renamed(column: _Chosen) -> _Chosen:
