@@ -10,6 +10,7 @@ from job.chains import ITEMS, ORDERS, PAYMENTS, as_of, document, load, said_of, 
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import explain
+from joinery_runtime.job.explain import order_warnings
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
 
 SESSION = {"gap": "30s", "maxDuration": "1h"}
@@ -282,10 +283,24 @@ def test_an_upsert_key_is_the_groups_and_the_session_unless_it_is_named() -> Non
     assert "orders.currency is left out" in mistakes["spec.select"]
 
 
-def test_a_topic_is_no_order_warning() -> None:
-    """Records of a group come from one shard."""
-    topic = {"output": {"kafka": {"bootstrapServers": "k:9092", "topic": "t", "key": ["currency"]}}}
-    assert not [text for text in explain(load(step(), aggregate=aggregate(), **topic)).warnings if "NO ORDER" in text]
+@pytest.mark.parametrize(
+    ("groups", "key", "missing"),
+    [
+        (["orders.currency"], ["currency"], None),
+        (["orders.currency"], ["currency", "n"], None),
+        (["orders.currency", "orders.id"], ["currency"], "orders.id"),
+        (["orders.currency", "orders.id"], ["n"], "orders.currency and orders.id"),
+    ],
+)
+def test_a_topic_whose_key_lacks_a_group_is_warned_about(
+    groups: list[str], key: list[str], missing: str | None
+) -> None:
+    """Records of a group come from one shard, and those of other groups from other ones."""
+    topic = {"output": {"kafka": {"bootstrapServers": "k:9092", "topic": "t", "key": key}}}
+    warnings = list(order_warnings(load(step(), aggregate=aggregate(groupBy=groups), **topic)))
+    assert [f"the key does not have {missing}, so several shards" in text for text in warnings] == [True] * bool(
+        missing
+    )
 
 
 def test_an_input_that_a_step_keys_by_a_computed_group_is_read() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from job.sessions import CLICKS, COUNT, in_sql, load, of, parsed
 from joinery_runtime.job import explain
-from joinery_runtime.job.explain import LARGE_STATE_BYTES
+from joinery_runtime.job.explain import LARGE_STATE_BYTES, order_warnings
 
 KAFKA = {"kafka": {"bootstrapServers": "k:9092", "topic": "sessions"}}
 POSTGRES = {"postgres": {"table": "sessions"}}
@@ -18,6 +18,23 @@ ENGINE = 28 + 11  # of every session: hash, times and places; what has become of
 def lines(*aggregates: dict[str, Any], **spec: Any) -> dict[str, str]:
     (step,) = explain(load(*aggregates, **spec)).steps
     return dict(step.lines)
+
+
+@pytest.mark.parametrize(
+    ("groups", "key", "missing"),
+    [
+        (["user_id"], ["user_id"], None),
+        (["user_id", "page"], ["user_id"], "page"),
+        (["user_id", "page"], ["session_id"], "user_id and page"),
+    ],
+)
+def test_a_topic_whose_key_lacks_a_group_is_warned_about(
+    groups: list[str], key: list[str], missing: str | None
+) -> None:
+    warnings = list(order_warnings(load(groupBy=groups, output={"kafka": {**KAFKA["kafka"], "key": key}})))
+    assert [f"the key does not have {missing}, so several shards" in text for text in warnings] == [True] * bool(
+        missing
+    )
 
 
 def test_the_plan_of_sessions() -> None:

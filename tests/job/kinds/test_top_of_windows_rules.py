@@ -13,6 +13,7 @@ from joinery_runtime.core.kinds.aligned import Windows
 from joinery_runtime.core.kinds.top_n import FirstRows
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import Comparison, StreamJoin, definition, explain, under_definition
+from joinery_runtime.job.explain import order_warnings
 
 HOUR = {"tumbling": {"size": "1h"}}
 SPENT = {"function": "sum", "column": "orders.amount", "as": "spent"}
@@ -44,6 +45,13 @@ def test_the_aggregate_hands_on_what_is_ranked_and_emitted() -> None:
     names = ["currency", "id", "window_start", "window_end", "spent", "row_number"]
     assert pipeline.output_schema().names == names
     assert [column.name for column in job_of().output_columns] == names
+
+
+@pytest.mark.parametrize(("key", "warned"), [(["currency", "row_number"], False), (["id"], True)])
+def test_a_topic_whose_key_lacks_what_is_ranked_by_is_warned_about(key: list[str], warned: bool) -> None:
+    topic = {"output": {"kafka": {"bootstrapServers": "k:9092", "topic": "t", "key": key}}}
+    warnings = list(order_warnings(job_of(spec=topic)))
+    assert ["the key does not have currency, so several shards" in text for text in warnings] == [True] * warned
 
 
 def test_behind_then_and_a_join_only_what_is_read_is_handed_on() -> None:
