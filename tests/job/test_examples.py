@@ -1,8 +1,15 @@
 import csv
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ruamel.yaml import YAML
 
+from budget import examples
+from job.chains import said_of
+from job.join.test_step_rules import spoilt
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.job import SessionWindow, explain, load_job
 
@@ -58,3 +65,36 @@ def test_the_file_example_describes_its_data():
     assert [column.name for column in job.output_columns] == [
         *("order_id", "customer_id", "total_amount", "shipment_id", "carrier", "tracking_number")
     ]
+
+
+RESOURCES = {path.stem: YAML(typ="safe").load(path) for path in EXAMPLES if path.parent == FOLDER}
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "value"),
+    [
+        ("orders-payments", ("joins", 0, "interval", "of"), []),
+        ("session-window-files", ("groupBy", 0), [[{}]]),
+        ("top-products", ("aggregate", "groupBy", 0), {"x": None}),
+        ("early-results", ("aggregate", "aggregates", 0, "function"), {}),
+        ("early-results", ("aggregate", "aggregates", 0, "column"), ["x"]),
+        ("sql-deduplicate-files", ("deduplicate",), 5),
+    ],
+)
+def test_a_value_of_another_kind_is_a_mistake_at_its_place(
+    name: str, path: tuple[str | int, ...], value: object
+) -> None:
+    resource = deepcopy(RESOURCES[name])
+    place = resource["spec"]
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    written = ".".join(map(str, ("spec", *path)))
+    assert any(at.replace("[", ".").replace("]", "").startswith(written) for at in said_of(resource))
+
+
+@settings(max_examples=examples(1000), deadline=None)
+@given(st.data())
+def test_no_value_in_an_example_gives_anything_but_mistakes(data: st.DataObject) -> None:
+    written = spoilt(data.draw(st.sampled_from([*RESOURCES.values()])), data)
+    assert all(at and message for at, message in said_of(written).items())

@@ -281,7 +281,7 @@ def _counted_from(draft: JobDraft) -> Iterator[Finding]:
             origin, at = dig(step.data, kind.field, "of"), (*step.at, kind.field, "of")
             if step.left and isinstance(origin, str) and origin not in step.left_names:
                 yield at, _not_before(origin, kind, step, bounded)
-            elif step.left and origin in unbounded:
+            elif step.left and isinstance(origin, str) and origin in unbounded:
                 facts = f"a version of {origin!r} may be older than its row by any time, so rows would wait for ever"
                 yield at, f"{facts} (rule N2); write of: {either(bounded)}"
             if step.data.get(kind.field) is not None and not kind.bounds_right and step.right is not None:

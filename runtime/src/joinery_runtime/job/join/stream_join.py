@@ -648,7 +648,9 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
             translated_fields["aggregate"] = translation.aggregate
         if ranking is not None:
             yield from _ranking_problems(spec.get(ranking.field), ranking)
-            translated_fields[ranking.field] = {**(spec.get(ranking.field) or {}), **ranking.entries}
+            beside_sql = spec.get(ranking.field)
+            written = beside_sql if isinstance(beside_sql, Mapping) else {}
+            translated_fields[ranking.field] = {**written, **ranking.entries}
     else:
         for kind in RANKING_KINDS:
             rest.pop(kind.field, None)  # what it lacks may be what the SQL says wrongly

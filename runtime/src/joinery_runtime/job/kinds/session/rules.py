@@ -75,9 +75,11 @@ class GroupedDraft(JobDraft):
     def fields(self, name: str) -> Sequence[Any]:
         return items(self.data, *self.at, name)
 
-    def output_name(self, column: str) -> str:
-        """The name in the output of a column that no `select` renames: that of a group loses its input's."""
-        ref = reference(column) if column in (self.columns or {}) and len(self.at) > 1 else None
+    def output_name(self, column: Any) -> Any:
+        """The name in the output of a column that no `select` renames: that of a group loses its input's. What is no
+        name stays as it is."""
+        known = isinstance(column, str) and column in (self.columns or {})
+        ref = reference(column) if known and len(self.at) > 1 else None
         return ref.column if ref is not None else column
 
     @property
@@ -93,8 +95,10 @@ class GroupedDraft(JobDraft):
     @property
     def lists_of_rows(self) -> list[Any]:
         """The columns of the rows that hold lists."""
-        calls = [(dig(call, "function"), dig(call, "column"), dig(call, "as")) for call in self.fields("aggregates")]
-        groups = [self.output_name(name) for name in self.fields("groupBy") if name in self.lists]
+        parts = [(dig(call, "function"), dig(call, "column"), dig(call, "as")) for call in self.fields("aggregates")]
+        calls = [call for call in parts if all(part is None or isinstance(part, str) for part in call)]
+        written = [name for name in self.fields("groupBy") if isinstance(name, str)]
+        groups = [self.output_name(name) for name in written if name in self.lists]
         handed_on = [name for function, column, name in calls if function in KEEPS_TYPE and column in self.lists]
         return [*groups, *handed_on, *(name for function, _, name in calls if function == LIST_MAKER)]
 
