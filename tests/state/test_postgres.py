@@ -22,11 +22,12 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from joinery_runtime.errors import Fenced, StateError, StoreUnavailable
-from joinery_runtime.state import decisions
+from joinery_runtime.state import decisions, segment_table
 from joinery_runtime.state import postgres as postgres_module
 from joinery_runtime.state.decisions import by_bytes
 from joinery_runtime.state.embedded import embedded_postgres
-from joinery_runtime.state.postgres import PostgresStore, SegmentTable
+from joinery_runtime.state.postgres import PostgresStore
+from joinery_runtime.state.segment_table import SegmentTable
 from state.values import commit_of, live_keys, run_epoch, segment
 
 UNREACHABLE = "postgresql://joinery:hunter2@127.0.0.1:1/prod"
@@ -351,17 +352,17 @@ def test_a_migration_holds_few_bytes_at_a_time(
     sizes = {"a": 10, "b": 15, "c": 1, "d": 90, "e": 1}
     postgres.stage(job, [segment(key, blob=bytes(size)) for key, size in sizes.items()])
     postgres.commit(job, record.generation, commit_of(1, list(sizes)))
-    held: list[list[str]] = []
+    batches: list[list[str]] = []
     migrate = SegmentTable._migrate_batch
 
     def noted(self: SegmentTable, connection: Any, facts: Any, keys: list[bytes], *rest: Any) -> None:
-        held.append([key.decode() for key in keys])
+        batches.append([key.decode() for key in keys])
         migrate(self, connection, facts, keys, *rest)
 
-    monkeypatch.setattr(postgres_module, "by_bytes", partial(by_bytes, most=25))
+    monkeypatch.setattr(segment_table, "by_bytes", partial(by_bytes, most=25))
     monkeypatch.setattr(SegmentTable, "_migrate_batch", noted)
     assert postgres.migrate(job, record.generation, {1: lambda blob: blob}, 2) == 5
-    assert held == [["a", "b"], ["c"], ["d"], ["e"]]
+    assert batches == [["a", "b"], ["c"], ["d"], ["e"]]
 
 
 def test_threads_share_a_store(postgres: PostgresStore, job: str) -> None:
