@@ -261,11 +261,10 @@ class ScriptedIdleness:
         """Does nothing: steps say what is idle, positions do not."""
 
     def idle(self) -> dict[str, Collection[str]]:
-        return {name: self._partition_ids(name, partitions) for name, partitions in self._idle.items()}
-
-    def _partition_ids(self, name: str, partitions: set[PartitionRef] | None) -> tuple[str, ...]:
-        refs = self._logs[name].refs()
-        return tuple(partition_id(ref) for ref in refs if partitions is None or ref in partitions)
+        return {
+            name: tuple(partition_id(ref) for ref in self._logs[name].refs() if partitions is None or ref in partitions)
+            for name, partitions in self._idle.items()
+        }
 
     def idle_for_ms(self, all_idle: bool, now_ms: int, committed_ms: int) -> int:
         return 0

@@ -246,7 +246,11 @@ def explain_records(
         stored = _initial_state(course, store, pipeline, steps)
         comparison = _Comparison(job, pipeline, plans, chosen, stored, gathered.future, steps)
         explained = [comparison.of(found_record) for found_record in records]
-        epoch_times = _closing_times(job, pipeline, store, plans[-1] if last is not None else None)
+        epoch_times = (
+            NextEpoch.of(pipeline, record_of(job, store)).epoch_times
+            if last is None
+            else epoch_times_of(pipeline, plans[-1])  # what the epoch has closed where the answer ends
+        )
         before, spans, joined_rows = InitialState(pipeline, stored), comparison.spans, comparison.joined_rows
         outcomes = RecordOutcomes(
             pipeline, inputs, gathered.batches, plans, epoch_times, comparison.reason, before, spans, joined_rows
@@ -307,13 +311,6 @@ def _initial_state(
         return step.number not in key_steps or any(may_have(pipeline.steps[key.step], key, meta) for key in keys)
 
     return course.initial_state(store, may_meet_key)
-
-
-def _closing_times(job: Job, pipeline: Pipeline, store: StateReader, last: EpochPlan | None) -> EpochTimes:
-    """What the next epoch will close, or what epoch `last`, where the answer ends, has closed."""
-    if last is None:
-        return NextEpoch.of(pipeline, record_of(job, store)).epoch_times
-    return epoch_times_of(pipeline, last)
 
 
 def topic_in_plans(topic: str, plans: Sequence[EpochPlan]) -> str:

@@ -70,12 +70,9 @@ def inside(rest: Rest, directory: str) -> Rest:
 
 
 def is_file_of(rest: Rest, name: str) -> bool:
-    fitting = (fnmatch.fnmatchcase(name, "*" if part == _ANY_DIRECTORIES else part) for part in _last_parts(rest))
+    last_parts = (parts[0] for parts in _expand_steps(rest) if len(parts) == 1)
+    fitting = (fnmatch.fnmatchcase(name, "*" if part == _ANY_DIRECTORIES else part) for part in last_parts)
     return not _is_hidden(name) and any(fitting)
-
-
-def _last_parts(rest: Rest) -> Iterable[str]:
-    return (parts[0] for parts in _expand_steps(rest) if len(parts) == 1)
 
 
 def _expand_steps(rest: Rest) -> set[tuple[str, ...]]:

@@ -169,7 +169,7 @@ class LakeWriter:
         try:
             fs.create_dir(f"{root}/{folder}", recursive=True)
             with fs.open_output_stream(full_path) as file:
-                count = write_parquet(file, _as_lake(rows.to_batches()))
+                count = write_parquet(file, (batch.cast(lake_schema(batch.schema)) for batch in rows.to_batches()))
             if isinstance(fs, pafs.LocalFileSystem):
                 _sync_up_to(Path(full_path), Path(root))
             size = fs.get_file_info(full_path).size
@@ -347,11 +347,6 @@ def plain_type(arrow_type: pa.DataType) -> pa.DataType:
     if pa.types.is_large_binary(arrow_type) or pa.types.is_binary_view(arrow_type):
         return pa.binary()
     return arrow_type
-
-
-def _as_lake(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        yield batch.cast(lake_schema(batch.schema))
 
 
 def is_away(error: Exception) -> bool:

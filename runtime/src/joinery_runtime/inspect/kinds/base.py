@@ -212,30 +212,6 @@ class StepDescription(ABC, Generic[Operator]):
         """Say on which condition the row leaves: `the watermark of payments (...) is above ...`."""
 
 
-class RankingDescription(StepDescription[Operator]):
-    """Describes a step with one side that emits some of its rows. The state is made of rows, with flags on those that
-    have left."""
-
-    __slots__ = ()
-
-    def entries(self, stored: Sequence[StoredRows], epoch_times: EpochTimes, to_json: ToJson) -> Sequence[RowView]:
-        (side,) = self.step.sides
-        closed, retention = epoch_times.horizons[side.part].previous, self.kind.retention[0]
-        return [
-            RowView(
-                " + ".join(side.inputs),
-                row,
-                self.status(row, epoch_times),
-                row.flagged is True or retention.has_ended(accepted(row), closed),
-            )
-            for row in rows_of_key(self.step, stored, to_json)
-        ]
-
-    @abstractmethod
-    def status(self, row: StoredRow, epoch_times: EpochTimes) -> RowStatus:
-        """Say what becomes of a stored row."""
-
-
 def accepted(row: StoredRow) -> AcceptedRow:
     return AcceptedRow(row.side, row.ts, np.array([row.ts]))
 
