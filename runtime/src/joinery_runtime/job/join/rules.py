@@ -1,0 +1,121 @@
+"""The cross-field rules of a StreamJoin: each yields the places it finds wrong; what is missing silences it.
+
+With `spec.sql`, the rules judge what the SQL stands for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from joinery_runtime.job.join import select_rules, step_rules
+from joinery_runtime.job.join.aggregate_rules import broken_aggregate_rules, broken_ranking_rules
+from joinery_runtime.job.kinds.ranking import RANKING_KINDS, Deduplication, TopN
+from joinery_runtime.job.model import input_rules, output_rules
+from joinery_runtime.job.model.draft import Finding, Loc, dig, read_draft
+from joinery_runtime.job.model.function_calls import declared_names
+from joinery_runtime.job.sql import (
+    UNION,
+    SqlInput,
+    SqlRanking,
+    Translation,
+    check_shape,
+    fitting_stars,
+    table_of,
+    translate,
+)
+
+_RULES = (*input_rules.RULES, *step_rules.RULES, *output_rules.RULES)
+_SQL: Loc = ("spec", "sql")
+_FROM_SQL = ("joins", "select", "aggregate")
+
+
+def broken_rules(data: Mapping[str, Any]) -> list[Finding]:
+    """List the rules that a resource with these YAML field names breaks, each with its place."""
+    sql = dig(data, *_SQL)
+    return _broken(data) if not isinstance(sql, str) or not sql else list(_broken_sql(data, sql))
+
+
+def _broken(data: Mapping[str, Any]) -> list[Finding]:
+    draft = read_draft(data)
+    of_rows = [finding for rule in _RULES for finding in rule(draft)]
+    if dig(data, "spec", "aggregate") is not None:
+        return [*of_rows, *broken_ranking_rules(draft), *broken_aggregate_rules(draft)]
+    selected = [finding for rule in select_rules.RULES for finding in rule(draft)]
+    return [*of_rows, *broken_ranking_rules(draft), *selected]
+
+
+def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
+    """Applies the rules to what the SQL stands for; each finding is at the SQL."""
+    spec = data["spec"]
+    for name in _FROM_SQL:
+        if spec.get(name):
+            yield _SQL, f"{name} and sql are both named; keep one"
+    draft = read_draft(data)
+    tables = [table for source in draft.inputs if (table := table_of(source)) is not None]
+    tables_known = 0 < len(tables) == len(draft.by_name) == len(draft.inputs)
+    beside = next((kind.field for kind in reversed(RANKING_KINDS) if spec.get(kind.field) is not None), None)
+    translation = _fitting_translation(data, sql, tuple(tables), beside) if tables_known else None
+    problems = translation.problems if translation is not None else check_shape(sql)
+    if problems:
+        union = input_rules.one_input_of(draft.inputs) or UNION
+        yield from ((_SQL, problem.replace(UNION, union)) for problem in problems)
+    rest = {name: value for name, value in spec.items() if name not in _FROM_SQL}
+    ranking = translation.ranking if translation is not None else None
+    if translation is not None and not problems:
+        translated_fields: dict[str, Any] = {"joins": list(translation.steps), "select": translation.select}
+        if translation.aggregate is not None:
+            translated_fields["aggregate"] = translation.aggregate
+        if ranking is not None:
+            yield from _ranking_problems(spec.get(ranking.field), ranking)
+            beside_sql = spec.get(ranking.field)
+            written = beside_sql if isinstance(beside_sql, Mapping) else {}
+            translated_fields[ranking.field] = {**written, **ranking.entries}
+    else:
+        for kind in RANKING_KINDS:
+            rest.pop(kind.field, None)  # what it lacks may be what the SQL says wrongly
+        translated_fields = {"select": [None]}  # an unknown column, which silences the rules on outputs
+    # A wrong aggregate is none of the fields, but its job needs one input only.
+    grouped = problems and translation is not None and translation.aggregate is not None
+    for at, message in _broken({**data, "spec": {**rest, **translated_fields}}):
+        if ranking is not None and at[1:2] == (ranking.field,) and at[2:3] and at[2] in ranking.entries:
+            yield _SQL, message
+            continue
+        if ranking is not None and at == ("spec", TopN.field, "window") and not dig(spec, TopN.field, "window"):
+            todo = "into PARTITION BY write TUMBLE(<event time>, INTERVAL '1' HOUR)"
+            yield at, f"{message}, or {todo}"
+            continue
+        if grouped and at == ("spec", "inputs") and len(draft.inputs) == 1:
+            continue
+        yield _SQL if at[1:2] and at[1] in _FROM_SQL else at, message
+
+
+def _fitting_translation(
+    data: Mapping[str, Any], sql: str, tables: tuple[SqlInput, ...], beside: str | None
+) -> Translation:
+    """What the SQL stands for, with columns of stars named as `fitting_stars` says."""
+    written_outputs = [output for _, output in output_rules.outputs(data)]
+    mentioned = {name for name in output_rules.row_columns(data) if isinstance(name, str)}
+    mentioned |= words_of(text for output in written_outputs if isinstance(text := output.get("when"), str))
+    in_postgres = any("postgres" in output for output in written_outputs)
+    translations = partial(translate, sql, tables, declared_names(), beside)
+    return translations(fitting_stars(sql, translations, mentioned, in_postgres=in_postgres))
+
+
+def words_of(conditions: Iterable[str]) -> set[str]:
+    """The words of SQL conditions: among them the names of their columns."""
+    return {word for text in conditions for word in re.findall(r"\w+", text)}
+
+
+def _ranking_problems(written: Any, ranking: SqlRanking) -> Iterator[Finding]:
+    """What is wrong with the field beside `sql` that says the rest of what ROW_NUMBER stands for."""
+    at: Loc = ("spec", ranking.field)
+    if written is None and ranking.field == Deduplication.field:
+        facts = "is missing: ROW_NUMBER does not say for how long repeats of a row are known (rule D1)"
+        todo = "or for a row of each window TUMBLE(<event time>, INTERVAL '1' HOUR) into PARTITION BY"
+        yield at, f"{facts}; write deduplicate: {{within: 1h}} beside sql, {todo}"
+    for name in ranking.entries:
+        if dig(written, name) is not None:
+            yield (*at, name), f"{name} and ROW_NUMBER both say it; drop {name}"
