@@ -86,8 +86,9 @@ class Form:
 
 
 UNION = (
-    "for topics of one cluster and schema, name them in one input: kafka: {topics: [a, b]}; otherwise let a job for "
-    "each branch write to one topic, and read that"
+    "for topics of one cluster and schema, name them in one input: kafka: {topics: [a, b]}; for files of one schema, "
+    "write a pattern: file: {path: 'orders-*.csv'}; otherwise let a job for each branch write to one topic, and read "
+    "that"
 )
 """What to write for a UNION of inputs, unless `StreamJoin` knows that they differ in their topics alone."""
 
