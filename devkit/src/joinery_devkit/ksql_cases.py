@@ -44,7 +44,7 @@ _GRACE_MS = 86_400_000
 _UNITS = {"MILLISECOND": 1, "SECOND": 1_000, "MINUTE": 60_000, "HOUR": 3_600_000, "DAY": 86_400_000}
 _TYPES = {
     **{"INT": "int32", "INTEGER": "int32", "BIGINT": "int64", "DOUBLE": "double", "BOOLEAN": "boolean"},
-    **{"STRING": "string", "VARCHAR": "string"},
+    **{"STRING": "string", "VARCHAR": "string", "TIMESTAMP": "timestamp"},
 }
 _FUNCTIONS = {
     **{"COUNT": "count_col", "COUNT_DISTINCT": "count_distinct", "SUM": "sum", "AVG": "avg", "MIN": "min"},
