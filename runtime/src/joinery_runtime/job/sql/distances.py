@@ -21,6 +21,12 @@ MIRRORED: Mapping[type[exp.Expr], type[exp.Binary]] = {
 }  # fmt: skip
 """The comparison that is true for the two sides in the other order."""
 
+_FORMS = {
+    "ABS": "ABS(<distance>)",
+    "TIMESTAMPADD": "TIMESTAMPADD(<unit>, <number>, <time>)",
+    "TIMESTAMPDIFF": "TIMESTAMPDIFF(<unit>, <start>, <stop>)",
+}
+
 
 class NoBoundError(ValueError):
     """A comparison is not a bound; the text says why."""
@@ -48,7 +54,7 @@ def comparisons_of_sums(comparison: exp.Expr) -> Iterator[exp.Expr]:
 def _with_added_units(node: exp.Expr) -> exp.Expr:
     if function_name(node) != "TIMESTAMPADD":
         return node
-    unit, count, time = node.expressions
+    unit, count, time = _arguments(node)
     ms = _whole_number(count) * _unit_ms(unit)
     return exp.paren(exp.Add(this=exp.paren(time), expression=_interval(ms)), copy=False)
 
@@ -62,12 +68,12 @@ def _limits_of_distance(kind: type[exp.Expr], call: exp.Expr, limit: exp.Expr) -
         if kind not in {exp.LT, exp.LTE}:
             facts = "times that are at least so far apart are no range"
             raise NoBoundError(f"{facts}; write ABS(...) <= a constant")
-        (distance,) = call.expressions
+        (distance,) = _arguments(call)
         negative = exp.Neg(this=exp.paren(limit))
         yield from comparisons_of_sums(kind(this=distance, expression=limit))
         yield from comparisons_of_sums(MIRRORED[kind](this=distance.copy(), expression=negative))
         return
-    unit, start, stop = call.expressions
+    unit, start, stop = _arguments(call)
     unit_ms, number = _unit_ms(unit), _whole_number(limit)
     if kind in {exp.GTE, exp.GT, exp.EQ}:
         least = number + (kind is exp.GT)
@@ -79,6 +85,13 @@ def _limits_of_distance(kind: type[exp.Expr], call: exp.Expr, limit: exp.Expr) -
         yield exp.LTE(this=_difference(stop, start), expression=_interval(ms))
 
 
+def _arguments(call: exp.Expr) -> list[exp.Expr]:
+    name = function_name(call)
+    if len(call.expressions) != _FORMS[name].count(",") + 1:
+        raise NoBoundError(f"{name} has other arguments; write {_FORMS[name]}")
+    return [*call.expressions]
+
+
 def _difference(stop: exp.Expr, start: exp.Expr) -> exp.Expr:
     return exp.Sub(this=exp.paren(stop), expression=exp.paren(start))
 
@@ -88,7 +101,10 @@ def _interval(ms: int) -> exp.Interval:
 
 
 def _unit_ms(unit: exp.Expr) -> int:
-    """Return the length of a unit of time. Raises NotALengthError for those that have none, such as months."""
+    """Return the length of a unit of time. Raises NoBoundError for what is no word, and NotALengthError for units that
+    have no length, such as months."""
+    if not isinstance(unit, exp.Literal):
+        raise NoBoundError(f"{unit.sql(comments=False)} is no unit of time; write MINUTE, for example")
     return int(interval_ms(exp.Interval(this=exp.Literal.string("1"), unit=exp.var(unit.name))))
 
 
