@@ -5,7 +5,7 @@ A text goes through these modules:
 
 1. `parse` makes sqlglot's tree of it, and `clauses` reads the streaming clauses that sqlglot does not know;
    `window_functions` and `window_joins` rewrite windows of other systems, and `derived` merges WITH and sub-queries in
-   FROM;
+   FROM (`select_tree` has what these do to a SELECT);
 2. `query` takes the tree apart into one `Query`, whatever the kind of job;
 3. `scope` resolves names; `conditions` places each condition at its join, and `matching` sorts those of one join into
    keys, a bound on time and the rest; `grouping` reads GROUP BY and aggregates, `ranking` ROW_NUMBER, `select_list` the

@@ -19,22 +19,33 @@ from sqlglot import exp
 from joinery_runtime.job.model.references import RANK_COLUMNS, SESSION_COLUMNS
 from joinery_runtime.job.model.wording import listed, suggestion
 from joinery_runtime.job.sql.report import UNION, Form, Report, node_position
+from joinery_runtime.job.sql.select_tree import (
+    BY_STAR,
+    CONDITION,
+    DESCRIPTOR,
+    FIRST,
+    OF_WINDOW,
+    OUTER_NAME,
+    REJECTED,
+    TEST_KINDS,
+    add_condition,
+    is_nested,
+    is_null_of_nulls,
+    is_padded,
+    is_ranking,
+    joins_before,
+    merge_groups,
+    move_conditions,
+    own_columns,
+    ranking_problem,
+    replace_name,
+    set_conditions,
+)
 
 Columns = Mapping[str, Collection[str]]
 """The columns of the job's inputs, by input; of an input that is missing, any name may be a column."""
 EventTimes = Mapping[str, str]
 """The event time columns of the job's inputs, by input; no record is without a value there."""
-BY_STAR, CONDITION, REJECTED = "joinery.star", "joinery.condition", "joinery.rejected"
-"""Marks of nodes: a column that a star stands for; the condition of an input that a sub-query filters; a source or a
-column that was reported."""
-DESCRIPTOR, OF_WINDOW, FIRST = "joinery.descriptor", "joinery.window", "joinery.first"
-"""Marks of nodes: a source, with the time that its table function names; a column of the row's window; a SELECT that
-groups the groups of another one, with that one, the first."""
-OUTER_NAME, NUMBER_ALIAS = "joinery.outer", "joinery.alias"
-"""Marks a column of a sub-query that tests for a match, whose name means no column of the sub-query's own source; and
-the call of ROW_NUMBER for which an alias stands in QUALIFY."""
-TEST_KINDS = {"SEMI", "ANTI"}
-"""Kinds of JOIN whose right side has no columns in the rows that they make, and that pad none."""
 
 
 def merge_derived(select: exp.Select, columns: Columns, event_times: EventTimes, report: Report, form: Form) -> None:
@@ -61,7 +72,7 @@ class _Source:
         """Return the expression of a column of the sub-query; None for a further column. `padded`: some of the rows
         where the name stands are without a row of the sub-query, and there the column is NULL."""
         value = self.outputs.get(name)
-        if value is None or not padded or not self.present or _is_null_of_nulls(value):
+        if value is None or not padded or not self.present or is_null_of_nulls(value):
             return value
         tests = [exp.Not(this=exp.Is(this=column.copy(), expression=exp.Null())) for column in self.present]
         return exp.Case(ifs=[exp.If(this=exp.or_(*tests, copy=False), true=value.copy())])
@@ -83,7 +94,7 @@ class _Merging:
         start, joins = select.args.get("from_"), select.args.get("joins") or []
         if start is None:
             return
-        written = _own_columns(select)
+        written = own_columns(select)
         read = [self._read_clause(clause, select, named) for clause in (start, *joins)]
         sources = [source for source, _ in read]
         grouped = next((inner for _, inner in read if inner is not None), None)
@@ -100,7 +111,7 @@ class _Merging:
                     join.set("using", None)
                     join.set("on", exp.and_(*parts, copy=False))
         if grouped is not None:
-            _merge_groups(grouped, select)
+            merge_groups(grouped, select)
 
     def _read_clause(
         self, clause: exp.Expr, select: exp.Select, named: Mapping[str, exp.Expr]
@@ -123,7 +134,7 @@ class _Merging:
             clause.set("this", _placeholder(alias, {}))
             return self._read(inner, alias), inner
         if is_ranking(inner):
-            _move_conditions(inner, select)
+            move_conditions(inner, select)
         if inner.args.get("joins"):
             return self._merge_join(inner, alias, select), None
         return self._merge_input(inner, query, clause, joined=bool(joins)), None
@@ -177,7 +188,7 @@ class _Merging:
             return "a sub-query without FROM is not supported; name an input of the job"
         joins, grouped = select.args.get("joins") or [], inner.args.get("group") is not None
         if is_ranking(inner) and "qualify" in self._form.parts:
-            return _ranking_problem(inner, select)
+            return ranking_problem(inner, select)
         if not grouped and any(item.find(exp.AggFunc, exp.Window) for item in inner.expressions):
             return "a sub-query computes over many rows and has no GROUP BY; write GROUP BY with a window"
         if grouped and (joins or is_ranking(select)):
@@ -212,7 +223,7 @@ class _Merging:
         for column in inner.find_all(exp.Column):
             if self._is_of_window(column, table.name):
                 continue
-            if column.table in {former, table.name} or (not column.table and not _is_nested(column, inner)):
+            if column.table in {former, table.name} or (not column.table and not is_nested(column, inner)):
                 self._check(column, table)
                 column.set("table", exp.to_identifier(alias))
         source = self._read(inner, alias)
@@ -225,7 +236,7 @@ class _Merging:
         if condition is not None and joined:
             merged.meta[CONDITION] = condition.this
         elif condition is not None:
-            _add_condition(clause.parent_select, condition.this)
+            add_condition(clause.parent_select, condition.this)
         return source
 
     def _put_behind(
@@ -237,8 +248,8 @@ class _Merging:
             if column.find_ancestor(exp.Where) is where:
                 meant = self._meant(column, sources, [], {}, SESSION_COLUMNS, nested=False)
                 if meant is not None:
-                    _put(meant, column)
-        _set_conditions(first, "having", exp.Having, first.args.get("having"), where)
+                    replace_name(meant, column)
+        set_conditions(first, "having", exp.Having, first.args.get("having"), where)
         select.set("where", None)
         select.meta[FIRST] = first
 
@@ -253,7 +264,7 @@ class _Merging:
         select.set("from_", inner.args["from_"])
         select.set("joins", [*inner.args["joins"], *(select.args.get("joins") or [])])
         if condition is not None:
-            _add_condition(select, condition.this)
+            add_condition(select, condition.this)
         return self._read(inner, alias)
 
     def _read(self, inner: exp.Select, alias: str) -> _Source:
@@ -299,7 +310,7 @@ class _Merging:
             for number, table in enumerate(tables)
             if table.name in self._event_times and not (number and joins[number - 1].args.get("kind") in TEST_KINDS)
         }
-        always = next((number for number in times if not _is_padded(number, joins)), None)
+        always = next((number for number in times if not is_padded(number, joins)), None)
         return [*times.values()] if always is None else [times[always]]
 
     def _check(self, column: exp.Column, table: exp.Expr) -> None:
@@ -342,9 +353,9 @@ class _Merging:
         """Replace the names of the SELECT, of which `written` are the columns, by what they stand for."""
         own = {*SESSION_COLUMNS, *RANK_COLUMNS, *(item.alias for item in select.expressions)}
         for column in written:
-            meant = self._meant(column, sources, _joins_before(column, joins), shared, own, _is_nested(column, select))
+            meant = self._meant(column, sources, joins_before(column, joins), shared, own, is_nested(column, select))
             if meant is not None:
-                _put(meant, column)
+                replace_name(meant, column)
         items = [part for item in select.expressions for part in self._without_star(item, sources, joins, shared)]
         select.set("expressions", items)
 
@@ -372,7 +383,7 @@ class _Merging:
             if name not in owner.outputs and not owner.star:
                 facts = f"{owner.alias!r} has no column {name!r}{suggestion(name, owner.outputs)}"
                 self._reject(column, f"{facts}; its columns are {listed(owner.outputs)}")
-            return owner.output(name, padded=_is_padded(sources.index(owner), before))
+            return owner.output(name, padded=is_padded(sources.index(owner), before))
         if nested and self._may_be_own(column):
             return None
         if name in shared:
@@ -388,7 +399,7 @@ class _Merging:
             names = [output for source in sources for output in source.outputs]
             facts = f"the sub-query has no column {name!r}{suggestion(name, names)}"
             self._reject(column, f"{facts}; its columns are {listed(names)}")
-        return derived[0].output(name, padded=_is_padded(sources.index(derived[0]), before)) if derived else None
+        return derived[0].output(name, padded=is_padded(sources.index(derived[0]), before)) if derived else None
 
     def _mark_outer_names(self, sources: Sequence[_Source], written: Sequence[exp.Column]) -> None:
         """Mark names that no source of a sub-query in WHERE has."""
@@ -438,7 +449,7 @@ class _Merging:
             for name in source.names if source.derived else self._columns[source.table or ""]:
                 if name in shared and not qualifier:
                     continue
-                column = source.output(name, padded=_is_padded(sources.index(source), joins))
+                column = source.output(name, padded=is_padded(sources.index(source), joins))
                 if isinstance(column, exp.Column) or column is None:
                     plain = column.copy() if column is not None else exp.column(name, table=source.alias)
                     plain.meta.update({**star.meta, BY_STAR: True})
@@ -461,144 +472,15 @@ def _placeholder(alias: str, meta: Mapping[str, bool]) -> exp.Table:
     return table
 
 
-# --- padded rows ------------------------------------------------------------------------------------------------------
-
-
-def _is_padded(number: int, joins: Sequence[exp.Expr]) -> bool:
-    """Say whether one of the joins, which are the first ones of a SELECT, pads rows without one of the source."""
-    sides = ["" if join.args.get("kind") in TEST_KINDS else join.args.get("side") for join in joins]
-    own = sides[number - 1] if 0 < number <= len(sides) else ""
-    return own in {"LEFT", "FULL"} or any(side in {"RIGHT", "FULL"} for side in sides[number:])
-
-
-def _joins_before(column: exp.Column, joins: Sequence[exp.Expr]) -> Sequence[exp.Expr]:
-    """Return the joins that made the rows of which a condition in ON, or anything behind the joins, reads the
-    column."""
-    number = next((i for i, join in enumerate(joins) if column.find_ancestor(exp.Join) is join), len(joins))
-    return joins[:number]
-
-
-def _is_null_of_nulls(value: exp.Expr) -> bool:
-    """Say whether an expression is NULL where all columns are, as sums are, so that one of a time stays a bound."""
-    if isinstance(value, exp.Paren | exp.Neg | exp.Cast):
-        return _is_null_of_nulls(value.this)
-    if isinstance(value, exp.Add | exp.Sub | exp.Mul | exp.Div | exp.Mod):
-        return _is_null_of_nulls(value.left) or _is_null_of_nulls(value.right)
-    return isinstance(value, exp.Column)
-
-
 def _value(
     name: str, numbers: Sequence[int], sources: Sequence[_Source], before: Sequence[exp.Expr], identifier: exp.Expr
 ) -> exp.Expr:
     """Return the value of a name of USING behind some joins; `identifier` is its place in the text."""
     values = []
     for number in numbers:
-        value = sources[number].output(name, padded=_is_padded(number, before))
+        value = sources[number].output(name, padded=is_padded(number, before))
         if value is None:
             value = exp.column(name, table=sources[number].alias)
             value.this.meta.update(identifier.meta)
         values.append(value.copy())
     return values[0] if len(values) == 1 else exp.Coalesce(this=values[0], expressions=values[1:])
-
-
-# --- the tree ---------------------------------------------------------------------------------------------------------
-
-
-def _own_columns(select: exp.Select) -> Sequence[exp.Column]:
-    """The names that the SELECT itself writes: not those of its sub-queries in FROM, and no stars."""
-    clauses = [select.args["from_"], *(select.args.get("joins") or [])]
-    queries = [clause.this for clause in clauses if isinstance(clause.this, exp.Subquery)]
-    inside = {id(column) for query in queries for column in query.find_all(exp.Column)}
-    columns = [column for column in select.find_all(exp.Column) if not isinstance(column.this, exp.Star)]
-    return [column for column in columns if id(column) not in inside]
-
-
-def _is_nested(column: exp.Expr, select: exp.Select) -> bool:
-    """Say whether the column is in a sub-query of the SELECT, where names mean its own input first."""
-    return column.parent_select is not select
-
-
-def _put(meant: exp.Expr, column: exp.Column) -> None:
-    """Replace a name by what it means. A column of the select list keeps its name."""
-    value = meant.copy()
-    if isinstance(value, exp.Column) and "start" not in value.this.meta:
-        value.this.meta.update(column.this.meta)
-    parent = column.parent
-    if isinstance(parent, exp.Select) and column.arg_key == "expressions":
-        keeps_name = isinstance(value, exp.Column) and value.name == column.name
-        column.replace(value if keeps_name else exp.alias_(value, column.name, copy=False))
-        return
-    wrapped = isinstance(value, exp.Binary | exp.Connector | exp.Not | exp.Between | exp.Case)
-    column.replace(exp.paren(value, copy=False) if wrapped and isinstance(parent, exp.Expression) else value)
-
-
-def _add_condition(select: exp.Expr | None, condition: exp.Expr) -> None:
-    assert select is not None, "a source is part of a SELECT"
-    where = select.args.get("where")
-    parts = [condition, *([where.this] if where is not None else [])]
-    select.set("where", exp.Where(this=exp.and_(*parts, copy=False)))
-
-
-def is_ranking(select: exp.Select) -> bool:
-    """Say whether rows of the SELECT itself are numbered."""
-    numbers = any(item.find(exp.Window) is not None for item in select.expressions)
-    return select.args.get("qualify") is not None or numbers
-
-
-def _ranking_problem(inner: exp.Select, select: exp.Select) -> str:
-    """Say why the SELECT around rows that ROW_NUMBER numbers cannot be part of the job; empty if it can."""
-    more = [part for part in ("joins", "group", "having") if select.args.get(part)]
-    if more or is_ranking(select):
-        facts = "rows that ROW_NUMBER numbers are the end of a job in SQL: joins, groups and further numbers of them"
-        todo = "let a second job read this one's output"
-        if "joins" not in more and not is_ranking(select):
-            todo += ", or for groups of the first row of each key write deduplicate: {by: [...], within: 1h} beside sql"
-        return f"{facts} are a job of their own; {todo}"
-    if inner.args.get("group") is not None:
-        return "groups are numbered in a job of their own; let a second job read this one's output"
-    return ""
-
-
-def _move_conditions(inner: exp.Select, select: exp.Select) -> None:
-    """Make the conditions of the SELECT around numbered rows those of QUALIFY."""
-    _set_conditions(select, "qualify", exp.Qualify, inner.args.get("qualify"), select.args.get("where"))
-    select.set("where", None)
-
-
-def _merge_groups(inner: exp.Select, select: exp.Select) -> None:
-    """Make the SELECT that of the groups: its own WHERE is about groups."""
-    _set_conditions(inner, "having", exp.Having, inner.args.get("having"), select.args.get("where"))
-    for name in ("from_", "joins", "group", "where", "having"):
-        select.set(name, inner.args.get(name))
-    if FIRST in inner.meta:
-        select.meta[FIRST] = inner.meta[FIRST]
-
-
-def _set_conditions(select: exp.Select, name: str, kind: type[exp.Expr], *clauses: exp.Expr | None) -> None:
-    """Make the conditions of all the clauses one clause of the SELECT; none if there are none."""
-    parts = [clause.this for clause in clauses if clause is not None]
-    select.set(name, kind(this=exp.and_(*parts, copy=False)) if parts else None)
-
-
-# --- tests for a match ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ExistenceTest:
-    """`[NOT] EXISTS (query)` or `value [NOT] IN (query)`; `value` None: EXISTS. `node` is the whole condition."""
-
-    node: exp.Expr
-    query: exp.Expr
-    value: exp.Expr | None
-    negated: bool
-
-
-def existence_test(node: exp.Expr) -> ExistenceTest | None:
-    """Read a condition that tests for a match; None: it does not."""
-    negated = isinstance(node, exp.Not)
-    test = node.this.unnest() if negated else node
-    if isinstance(test, exp.Exists):
-        return ExistenceTest(node, test.this, None, negated)
-    if isinstance(test, exp.In) and test.args.get("query") is not None:
-        return ExistenceTest(node, test.args["query"], test.this.unnest(), negated)
-    return None

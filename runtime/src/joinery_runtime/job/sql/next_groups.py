@@ -12,7 +12,6 @@ from sqlglot import exp
 
 from joinery_runtime.job.model.references import WINDOW_COLUMNS, parse_reference
 from joinery_runtime.job.model.wording import listed, suggestion
-from joinery_runtime.job.sql.derived import REJECTED
 from joinery_runtime.job.sql.grouping import (
     BadAggregateError,
     Grouping,
@@ -28,6 +27,7 @@ from joinery_runtime.job.sql.query import NextGroups, Source
 from joinery_runtime.job.sql.report import Report, node_position
 from joinery_runtime.job.sql.scope import Scope, SqlInput
 from joinery_runtime.job.sql.select_list import Chosen, read_session_columns
+from joinery_runtime.job.sql.select_tree import REJECTED
 
 _WINDOW_TIME = "window_time"
 """The event time of the first aggregate's rows, as Flink calls it: the last millisecond of their window."""

@@ -15,20 +15,19 @@ from sqlglot.tokenizer_core import Token
 from joinery_runtime.job.model.expression_tree import split_ands
 from joinery_runtime.job.model.references import JoinType
 from joinery_runtime.job.sql.clauses import JoinKind, WindowClause, Within
-from joinery_runtime.job.sql.derived import (
+from joinery_runtime.job.sql.derived import Columns, EventTimes
+from joinery_runtime.job.sql.parse import WITHIN, Parsed, parse_select
+from joinery_runtime.job.sql.report import UNION, Form, Report, TextPosition, node_position
+from joinery_runtime.job.sql.select_tree import (
     CONDITION,
     DESCRIPTOR,
     FIRST,
     NUMBER_ALIAS,
     OUTER_NAME,
     REJECTED,
-    Columns,
-    EventTimes,
     ExistenceTest,
     existence_test,
 )
-from joinery_runtime.job.sql.parse import WITHIN, Parsed, parse_select
-from joinery_runtime.job.sql.report import UNION, Form, Report, TextPosition, node_position
 
 _WORDS = {
     "group": "GROUP BY",

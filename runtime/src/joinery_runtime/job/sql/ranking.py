@@ -16,11 +16,11 @@ from sqlglot import exp
 from joinery_runtime.job.model.expression_tree import parse_tree
 from joinery_runtime.job.model.function_calls import wrong_calls
 from joinery_runtime.job.model.references import MOST_RANKED_ROWS, RANK_COLUMNS, WINDOW_COLUMNS
-from joinery_runtime.job.sql.derived import NUMBER_ALIAS
 from joinery_runtime.job.sql.grouping import GroupWindow, read_window_call, window_function
 from joinery_runtime.job.sql.query import Query
 from joinery_runtime.job.sql.report import node_position
 from joinery_runtime.job.sql.scope import Relation, Scope
+from joinery_runtime.job.sql.select_tree import NUMBER_ALIAS
 
 DEDUPLICATE, TOP_N = "deduplicate", "topN"
 """The fields of `spec` for which ROW_NUMBER stands."""

@@ -10,9 +10,9 @@ from sqlglot import exp
 from joinery_runtime.job.model.draft import InputDraft
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
 from joinery_runtime.job.model.wording import either, listed, suggestion
-from joinery_runtime.job.sql.derived import OF_WINDOW, OUTER_NAME, REJECTED
 from joinery_runtime.job.sql.query import Source
 from joinery_runtime.job.sql.report import Report, node_position
+from joinery_runtime.job.sql.select_tree import OF_WINDOW, OUTER_NAME, REJECTED
 
 
 @dataclass(frozen=True, slots=True)

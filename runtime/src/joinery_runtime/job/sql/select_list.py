@@ -12,7 +12,6 @@ from sqlglot import exp
 
 from joinery_runtime.job.model.function_calls import cannot_call
 from joinery_runtime.job.model.references import RANK_COLUMNS, SESSION_COLUMNS
-from joinery_runtime.job.sql.derived import BY_STAR, OF_WINDOW
 from joinery_runtime.job.sql.grouping import (
     BadAggregateError,
     Grouping,
@@ -24,6 +23,7 @@ from joinery_runtime.job.sql.grouping import (
 )
 from joinery_runtime.job.sql.report import TextPosition, node_position
 from joinery_runtime.job.sql.scope import Scope
+from joinery_runtime.job.sql.select_tree import BY_STAR, OF_WINDOW
 
 Item = dict[str, str]  # an entry of `spec.select`
 

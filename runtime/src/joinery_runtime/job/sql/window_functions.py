@@ -18,8 +18,8 @@ from sqlglot.tokenizer_core import Token, TokenType
 
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
 from joinery_runtime.job.sql.clauses import keyword
-from joinery_runtime.job.sql.derived import REJECTED
 from joinery_runtime.job.sql.report import Report, node_position
+from joinery_runtime.job.sql.select_tree import REJECTED
 
 TABLE_FUNCTIONS = ("TUMBLE", "HOP", "CUMULATE", "SESSION")
 SPARK = {"WINDOW": "window", "SESSION_WINDOW": "session_window"}

@@ -19,8 +19,8 @@ from sqlglot import exp
 from joinery_runtime.job.model.expression_tree import NotALengthError, interval_ms, split_ands
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
 from joinery_runtime.job.sql.clauses import WindowClause, WindowKind, length_problem
-from joinery_runtime.job.sql.derived import DESCRIPTOR, OF_WINDOW, REJECTED, TEST_KINDS, existence_test
 from joinery_runtime.job.sql.report import Report, TextPosition, column_at, node_position
+from joinery_runtime.job.sql.select_tree import DESCRIPTOR, OF_WINDOW, REJECTED, TEST_KINDS, existence_test
 from joinery_runtime.job.sql.window_functions import (
     FUNCTION_COLUMNS,
     TableFunction,
