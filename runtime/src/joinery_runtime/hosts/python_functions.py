@@ -38,14 +38,14 @@ def with_functions(job: _ANY_JOB) -> _ANY_JOB:
 
 
 def _problems(job: Job, functions: DeclaredFunctions) -> Iterator[Problem]:
-    for i, one in enumerate(job.spec.functions):
+    for i, declaration in enumerate(job.spec.functions):
         path = f"spec.functions[{i}].python"
         try:
-            function = imported(one.python)
+            function = imported(declaration.python)
         except ExpressionError as error:
             yield Problem(path, str(error))
             continue
-        counts = sorted(count for name, count in functions.calls if name == one.name.upper())
+        counts = sorted(count for name, count in functions.calls if name == declaration.name.upper())
         try:
             signature = inspect.signature(function)
         except (TypeError, ValueError):  # of a function in C
@@ -54,7 +54,7 @@ def _problems(job: Job, functions: DeclaredFunctions) -> Iterator[Problem]:
             try:
                 signature.bind(*[None] * count)
             except TypeError as error:
-                facts = f"the job calls {one.name} with {counted(count, 'argument')}, and it takes {signature}"
+                facts = f"the job calls {declaration.name} with {counted(count, 'argument')}, and it takes {signature}"
                 yield Problem(path, f"{facts} ({error}); correct the call or the function")
 
 

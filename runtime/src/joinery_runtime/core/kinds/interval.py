@@ -216,8 +216,8 @@ class _FirstPartners:
         order = np.lexsort((offset, partition, left))
         order = order[np.diff(left[order], prepend=-1) != 0]  # the first partner of each left row
         left, partition, offset = left[order], partition[order], offset[order]
-        same = partition == self._partition[left]
-        better = (partition < self._partition[left]) | (same & (offset < self._offset[left]))
+        same_partition = partition == self._partition[left]
+        better = (partition < self._partition[left]) | (same_partition & (offset < self._offset[left]))
         chosen = left[better]
         if not self._batches or self._batches[-1] is not matches.right.batch:
             self._batches.append(matches.right.batch)

@@ -89,8 +89,8 @@ class Expression:
     def is_null_of_nulls(self, schema: pa.Schema) -> bool:
         """Whether the expression, which reads one input of this schema, is NULL for a row of NULLs, whatever the
         functions that the job declares give for it."""
-        known = replace(self, node=with_unknown_results(self.node))
-        of_nulls = known.evaluate(lambda ref: pa.nulls(1, schema.field(ref.column).type), 1)
+        without_declared = replace(self, node=with_unknown_results(self.node))
+        of_nulls = without_declared.evaluate(lambda ref: pa.nulls(1, schema.field(ref.column).type), 1)
         needs_declared = self.calls_declared and bool(of_nulls.failed)
         return not needs_declared and not of_nulls.values[0].is_valid
 

@@ -101,16 +101,16 @@ PATTERNS.define(
 )
 def _extract_group(text: Value, pattern: str, group: int | None = None) -> Value:
     starts = _group_starts(pattern)
-    wanted = min(1, len(starts)) if group is None else group
-    if not 0 <= wanted <= len(starts):
-        raise pa.ArrowTypeError(f"its pattern has {len(starts)} groups, and its group is {wanted}")
+    group_number = min(1, len(starts)) if group is None else group
+    if not 0 <= group_number <= len(starts):
+        raise pa.ArrowTypeError(f"its pattern has {len(starts)} groups, and its group is {group_number}")
     named = pattern
     for number in range(len(starts), 0, -1):
         start, end = starts[number - 1]
         named = f"{named[:start]}(?P<g{number}>{named[end:]}"
     groups = _with_checked_pattern(lambda: pc.extract_regex(text, f"(?P<g0>{named})"))
     # An optional group that matched nothing is the empty text, as in every system.
-    return pc.if_else(pc.is_valid(groups), pc.struct_field(groups, f"g{wanted}"), pa.scalar(None, pa.string()))
+    return pc.if_else(pc.is_valid(groups), pc.struct_field(groups, f"g{group_number}"), pa.scalar(None, pa.string()))
 
 
 def _group_starts(pattern: str) -> list[tuple[int, int]]:
