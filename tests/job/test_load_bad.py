@@ -491,6 +491,24 @@ BAD = [
     ),
     (after(OUTPUT, "  deadLetter: {}\n"), "spec.deadLetter", "exactly one of kafka and file", 37),
     (
+        after(OUTPUT, "  spark: {driver: {podTemplate: {name: mine, inline: {spec: {}}}}}\n"),
+        "spec.spark.driver.podTemplate",
+        "needs exactly one of name and inline: name and inline are named",
+        37,
+    ),
+    (
+        after(OUTPUT, "  spark: {executor: {podTemplate: {key: pod.yaml}}}\n"),
+        "spec.spark.executor.podTemplate",
+        "needs exactly one of name and inline: none of them is named",
+        37,
+    ),
+    (
+        after(OUTPUT, "  spark: {driver: {podTemplate: {inline: [spec]}}}\n"),
+        "spec.spark.driver.podTemplate.inline",
+        "mapping",
+        37,
+    ),
+    (
         after(OUTPUT, "  autoscale: {minInstances: 3, maxInstances: 2}\n"),
         "spec.autoscale.maxInstances",
         "is 2, less than the 3 of `minInstances`",

@@ -219,6 +219,14 @@ def test_an_installation_opens_sidecars_without_opening_the_node(job):
     assert of_template(job, node, podTemplate=["spec.volumes[*]", "spec.volumes[n].hostPath"]) == []
 
 
+def test_a_pod_in_the_job_has_the_limits_of_a_template(job):
+    inline = {"spec": {"hostNetwork": True, "nodeSelector": {"disk": "ssd"}}}
+    written = job.with_spark(executor={"podTemplate": {"inline": inline}})
+    (problem,) = refused(written)
+    assert problem.startswith("spec.spark.executor.podTemplate.inline.spec.hostNetwork: 'True' is not allowed")
+    assert refused(written, podTemplate=["spec.hostNetwork"]) == []
+
+
 def test_a_template_mounts_no_volume_of_the_operators(job):
     mount = "volumeMounts: [{name: VOLUME, mountPath: /mnt/k}]"
     for volume in ("joinery-exchange-key", "secret-1234", "job", "tmp"):

@@ -3,6 +3,8 @@ from dataclasses import replace
 import pytest
 
 from joinery_operator.manifests import ManifestError
+from joinery_operator.manifests.spark import EXECUTOR_FILE
+from joinery_operator.manifests.yaml import from_yaml
 
 FULL = """
 apiVersion: v1
@@ -112,6 +114,23 @@ def test_a_template_may_say_nothing(job):
     plain = job.driver()
     assert job.with_template("kind: Pod").driver() == plain
     assert job.with_template("{kind: Pod, metadata: null, spec: {containers: null, volumes: []}}").driver() == plain
+
+
+def test_a_pod_may_be_written_into_the_job(job):
+    pod = {key: value for key, value in from_yaml(FULL).items() if key in {"metadata", "spec"}}
+    driver = job.with_spark(driver={"podTemplate": {"inline": pod}}).driver()
+    assert driver["spec"] == job.with_template(FULL).driver()["spec"]
+    executor = job.with_spark(executor={"podTemplate": {"inline": pod}}).config_map()["data"]
+    assert executor[EXECUTOR_FILE] == job.with_template(FULL, part="executor").config_map()["data"][EXECUTOR_FILE]
+
+
+def test_a_pod_in_the_job_that_is_none_says_where(job):
+    for inline, problem in (
+        ({"kind": "Deployment"}, "its kind is 'Deployment'"),
+        ({"spec": {"containers": {}}}, "spec.containers is no list"),
+    ):
+        with pytest.raises(ManifestError, match=rf"spec\.spark\.driver\.podTemplate\.inline: {problem}"):
+            job.with_spark(driver={"podTemplate": {"inline": inline}}).driver()
 
 
 def test_a_template_of_another_key(job):

@@ -20,6 +20,10 @@ def template(**spec: object) -> dict[str, dict[str, str]]:
     return {"data": {"pod.yaml": json.dumps(pod), "other": "not named by the job"}}
 
 
+def inline(pool: str) -> dict[str, object]:
+    return {"driver": {"podTemplate": {"inline": {"spec": {"nodeSelector": {"pool": pool}}}}}}
+
+
 @pytest.fixture
 def cluster() -> SimulatedCluster:
     cluster = SimulatedCluster(resource(spark=NAMED))
@@ -65,6 +69,22 @@ def test_a_rollback_has_the_template_that_the_old_revision_began_with(cluster: S
     cluster.edit(spark={"driver": {"podTemplate": {"name": "mine-2"}}})
     fail(cluster, FIRST)
     assert cluster.status.rollout is not None
+    assert pool(cluster, SECOND) == "one"
+
+
+def test_a_pod_in_the_job_is_part_of_the_revision() -> None:
+    """No ConfigMap is read for it, and a rollback has the old one."""
+    cluster = SimulatedCluster(resource(spark=inline("one")))
+    cluster.started(1)
+    assert pool(cluster, FIRST) == "one"
+    before = cluster.status.revision
+    cluster.edit(spark=inline("two"))
+    cluster.step()
+    assert cluster.status.rollout is not None
+    assert cluster.status.rollout.revision != before
+    check = next(pod for name, pod in cluster.pods.items() if "-check-" in name)
+    assert check["spec"]["nodeSelector"] == {"pool": "two"}
+    fail(cluster, FIRST)
     assert pool(cluster, SECOND) == "one"
 
 

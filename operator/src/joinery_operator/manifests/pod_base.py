@@ -19,7 +19,7 @@ from joinery_operator.names import digest_of
 from joinery_operator.pod_defaults import PodDefaults
 from joinery_operator.revision import WITHOUT_TEMPLATE, ManifestError, PodTemplates
 from joinery_operator.settings import Settings
-from joinery_runtime.job.model.pods import DriverSpec, SparkSpec, TemplateRef
+from joinery_runtime.job.model.pods import DriverSpec, PodTemplate, SparkSpec
 from joinery_runtime.job.model.secrets import SecretRef
 
 CONFIG, JOB_FILE = "/etc/joinery", "job.yaml"
@@ -147,11 +147,13 @@ _CONTAINERS = ("containers", "initContainers")
 _OURS = {"command", "args", "startupProbe", "livenessProbe", "readinessProbe"}
 
 
-def template_of(ref: TemplateRef | None, templates: PodTemplates, ref_path: str) -> Manifest:
-    """Returns the pod in a template; empty without a reference. `ref_path` is the reference's path in the resource, for
+def template_of(ref: PodTemplate | None, templates: PodTemplates, ref_path: str) -> Manifest:
+    """Returns the pod in a template; empty without one. `ref_path` is the template's path in the resource, for
     messages. Raises ManifestError if there is no such ConfigMap or key, or if it does not hold a pod."""
     if ref is None:
         return {}
+    if ref.name is None:
+        return _checked_pod({"kind": "Pod", **(ref.inline or {})}, f"{ref_path}.inline")
     where = f"ConfigMap {ref.name}, key {ref.key}"
     config_map = templates.get(ref.name)
     if config_map == WITHOUT_TEMPLATE:
@@ -172,6 +174,10 @@ def template_of(ref: TemplateRef | None, templates: PodTemplates, ref_path: str)
     except (YAMLError, ValueError, RecursionError) as error:
         facts = f"{where} is not readable YAML: {' '.join(str(error).split())}"
         raise ManifestError("A pod template cannot be read", facts=facts, todo="Correct its text") from error
+    return _checked_pod(pod, where)
+
+
+def _checked_pod(pod: object, where: str) -> Manifest:
     problem = next(_find_problems(pod), None)
     if problem is not None:
         todo = "Write a Pod with apiVersion, kind, metadata and spec"
@@ -189,8 +195,10 @@ def named_templates(spark: SparkSpec, templates: PodTemplates) -> dict[str, Mani
     """Those of the ConfigMaps that the job names, each with the keys that it names."""
     named: dict[str, dict[str, dict[str, str]]] = {}
     for ref in (spark.driver.pod_template, spark.executor.pod_template):
-        data = (templates.get(ref.name) or {}).get("data") or {} if ref is not None else {}
-        if ref is not None and ref.key in data:
+        if ref is None or ref.name is None:
+            continue
+        data = (templates.get(ref.name) or {}).get("data") or {}
+        if ref.key in data:
             named.setdefault(ref.name, {"data": {}})["data"][ref.key] = data[ref.key]
     return dict(named)
 

@@ -67,7 +67,9 @@ def forbidden_requests(revision: JobRevision) -> Iterator[Problem]:
     yield from _forbidden_in_spec("spec", revision.job.spec, allowed)
     for path, pod in pods_in_templates(spark, revision.templates).items():
         ref = spark.driver.pod_template if path == _DRIVER_TEMPLATE else spark.executor.pod_template
-        where = f"{path}: ConfigMap {ref.name}, key {ref.key}: " if ref else ""
+        where = f"{path}.inline."
+        if ref is not None and ref.name is not None:
+            where = f"{path}: ConfigMap {ref.name}, key {ref.key}: "
         main = MAIN_CONTAINER if path == _DRIVER_TEMPLATE else EXECUTOR_CONTAINER
         volumes = {str(volume["name"]) for volume in (pod.get("spec") or {}).get("volumes") or () if "name" in volume}
         for at, value in _list_leaves(pod):

@@ -65,7 +65,8 @@ def _current_revision(target: KubectlTarget, job: JobResource, no_driver_reason:
     ref = spec.spark.driver.pod_template
     templates: PodTemplates | None = stored_templates(manifest)
     if templates is None:  # there is none, or an earlier release stored the revision
-        templates = {} if ref is None else {ref.name: read_config_map(target, job, ref.name)}
+        names = [ref.name] if ref is not None and ref.name is not None else []
+        templates = {name: read_config_map(target, job, name) for name in names}
     settings, defaults = Settings(service_account=account), stored_pod_defaults(manifest)
     return JobRevision(*stored, status["revision"], status["image"], settings, templates, defaults)
 

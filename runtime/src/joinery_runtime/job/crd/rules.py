@@ -28,7 +28,7 @@ from joinery_runtime.job.model.outputs import (
     PostgresStoreSpec,
     StoreSpec,
 )
-from joinery_runtime.job.model.pods import Autoscale
+from joinery_runtime.job.model.pods import Autoscale, PodTemplate
 from joinery_runtime.job.model.references import RANK_COLUMNS, WINDOW_COLUMNS
 from joinery_runtime.job.model.wording import listed
 
@@ -279,6 +279,7 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
             ".maxInstances",
         ),
     ),
+    PodTemplate: (exactly_one("name", "inline"),),
     PostgresStoreSpec: (exactly_one("dsn", "dsnSecretRef"),),
     Savepoint: (
         Rule(

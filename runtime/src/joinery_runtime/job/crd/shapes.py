@@ -19,6 +19,7 @@ from joinery_runtime.job.model.base import Limits
 from joinery_runtime.job.model.function_calls import NAME
 from joinery_runtime.job.model.inputs import AtOffsets, AtTimestamp, Column, History, Input, KafkaInput, Watermark
 from joinery_runtime.job.model.outputs import FileOutput
+from joinery_runtime.job.model.pods import PodTemplate
 from joinery_runtime.job.model.resource import PYTHON_FUNCTION, PythonFunction, Trigger
 from joinery_runtime.job.model.secrets import SecretKeyRef, SecretRef
 from joinery_runtime.job.model.types import SIMPLE_TYPES
@@ -125,5 +126,6 @@ FIELDS: Mapping[Place, Schema] = {
     (SelectItem, "expression"): {"maxLength": _LONG_TEXT},
     (SecretRef, "name"): {"pattern": _SECRET_NAME, "maxLength": 253},
     (SecretKeyRef, "name"): {"pattern": _SECRET_NAME, "maxLength": 253},
+    (PodTemplate, "name"): {"pattern": _SECRET_NAME, "maxLength": 253},
     (SecretKeyRef, "key"): {"pattern": "^[-_a-zA-Z0-9][-._a-zA-Z0-9]*$", "maxLength": 253},
 }

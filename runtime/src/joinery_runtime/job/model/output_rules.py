@@ -213,6 +213,12 @@ def _dead_letter_address(draft: JobDraft) -> Iterator[Finding]:
         yield ("spec", "deadLetter", "kafka"), f"it is not clear which Kafka is meant: {facts}; write bootstrapServers"
 
 
+def _pod_templates(draft: JobDraft) -> Iterator[Finding]:
+    for part in ("driver", "executor"):
+        at = ("spec", "spark", part, "podTemplate")
+        yield from exactly_one(dig(draft.data, *at), at, ("name", "inline"))
+
+
 def _autoscale(draft: JobDraft) -> Iterator[Finding]:
     spec, at = dig(draft.data, "spec"), ("spec", "autoscale")
     least, most = dig(spec, *at[1:], "minInstances"), dig(spec, *at[1:], "maxInstances")
@@ -231,4 +237,5 @@ RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
     _lakes,
     _dead_letter_address,
     _autoscale,
+    _pod_templates,
 )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, JsonValue, StringConstraints
 
 from joinery_runtime.job.model.base import Int, Length, Model, Setting, Text
-from joinery_runtime.job.model.secrets import SecretRef
+from joinery_runtime.job.model.secrets import SecretName, SecretRef
 
 Quantity = Annotated[str, StringConstraints(pattern=r"^([0-9]+m|[0-9]+(\.[0-9]{1,3})?)$", max_length=16)]
 JvmMemory = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,8}[mMgG]$")]
@@ -28,12 +28,18 @@ class Toleration(Model):
     """For `NoExecute`: how many seconds the pod stays."""
 
 
-class TemplateRef(SecretRef):
-    """A ConfigMap that holds a pod under this key: whatever it says beyond what the operator sets is kept (volumes,
-    affinity, environment, annotations)."""
+class PodTemplate(Model):
+    """A pod, in a ConfigMap (`name`) or written here (`inline`): whatever it says beyond what the operator sets is kept
+    (volumes, affinity, environment, annotations)."""
 
+    name: SecretName | None = Field(default=None, examples=["orders-paid"])
+    """The name of a ConfigMap in the job's namespace."""
     key: Text = Field(default="pod.yaml", examples=["driver.yaml"])
     """The key in the ConfigMap."""
+    inline: dict[str, JsonValue] | None = Field(
+        default=None, examples=[{"spec": {"priorityClassName": "streams", "nodeSelector": {"disk": "ssd"}}}]
+    )
+    """The pod itself, with `metadata` and `spec`."""
 
 
 class DriverSpec(Model):
@@ -49,8 +55,8 @@ class DriverSpec(Model):
     """Labels that a node must have."""
     tolerations: tuple[Toleration, ...] = ()
     """Taints that the pod tolerates."""
-    pod_template: TemplateRef | None = None
-    """A ConfigMap with a pod; whatever that says beyond what the operator sets is kept."""
+    pod_template: PodTemplate | None = None
+    """A pod, in a ConfigMap or written here; whatever it says beyond what the operator sets is kept."""
 
 
 class ExecutorSpec(DriverSpec):

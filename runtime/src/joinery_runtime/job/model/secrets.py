@@ -30,10 +30,14 @@ def _key(value: str) -> str:
     return value
 
 
+SecretName = Annotated[str, AfterValidator(_name)]
+"""The name of a Secret, or of a ConfigMap."""
+
+
 class SecretRef(Model):
     """A secret whose every key is the name of a setting."""
 
-    name: Annotated[str, AfterValidator(_name)] = Field(examples=["orders-paid"])
+    name: SecretName = Field(examples=["orders-paid"])
     """The object's name, in the job's namespace."""
 
 
