@@ -312,8 +312,17 @@ CASES: dict[str, list[Case]] = {
     "SPLIT_PART": [
         Case("SPLIT_PART(a, b, c)", ("string", "part", "count"), None, _split_part),
         Case("SPLIT_PART(a, '-', 2)", ("string",)),
+        Case("SPLIT_PART(a, 'a-', 2)", ("string",)),
+        Case("SPLIT_PART(a, '-', -1)", ("string",)),
+        Case("SPLIT_PART(a, 'b', 1)", ("string",)),
     ],
-    "SPLIT_INDEX": [Case("SPLIT_INDEX(a, b, c)", ("string", "part", "count"), None, _split_index)],
+    "SPLIT_INDEX": [
+        Case("SPLIT_INDEX(a, b, c)", ("string", "part", "count"), None, _split_index),
+        *(
+            Case(f"SPLIT_INDEX(a, '-', {index})", ("string",), None, lambda text, at=index: _split_index(text, "-", at))
+            for index in (0, 1, 2, 3, 2**63 - 1, -1)
+        ),
+    ],
     "STRPOS": [
         Case("STRPOS(a, b)", ("string", "part")),
         Case("INSTR(a, b)", ("string", "part")),

@@ -22,24 +22,21 @@ from joinery_runtime.core.pipeline.functions.base import (
     require,
     string,
 )
+from joinery_runtime.core.pipeline.functions.split import part_at, split_at
 from joinery_runtime.core.pipeline.operators import Value
 
 TEXT = Family("Text")
 _TOO_LONG = f"the text would be longer than {MAX_CHARACTERS:,} characters"
 _BLANK = pa.scalar(" ")
+_NO_INDEX = pa.scalar(2**63 - 1)
 _WHITE_SPACE = pa.scalar(None, pa.string())  # Polars then strips that of Unicode
 _LAST_CODE_POINT = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)
 _CHARACTER = np.dtype((np.str_, 1))  # one code point
 
 
-def _split_at(text: pl.Expr, separator: pl.Expr) -> pl.Expr:
-    """Split texts (a list per row). An empty separator splits nothing."""
-    return pl.when(separator == "").then(pl.concat_list(text)).otherwise(text.str.split(separator))
-
-
 def _position_in(text: pl.Expr, part: pl.Expr) -> pl.Expr:
-    before = _split_at(text, part).list.get(0).str.len_chars().cast(pl.Int64)
+    before = split_at(text, part).list.get(0).str.len_chars().cast(pl.Int64)
     return pl.when(part == "").then(1).when(text.str.contains(part, literal=True)).then(before + 1).otherwise(0)
 
 
@@ -189,19 +186,11 @@ TEXT.define(
 )
 def _split_part(text: Value, separator: Value, number: Value) -> Value:
     require(pc.not_equal(number, 0), "SPLIT_PART counts from 1, and its number is 0")
-    return computed_by_polars(
-        lambda text, separator, number: (
-            _split_at(text, separator)
-            .list.get(pl.when(number > 0).then(number - 1).otherwise(number), null_on_oob=True)
-            .fill_null("")
-        ),
-        text,
-        separator,
-        number,
-    )
+    index = pc.if_else(pc.greater(number, 0), pc.subtract(number, 1), number)
+    return pc.fill_null(part_at(text, separator, index), "")
 
 
-TEXT.define(
+@TEXT.define(
     "SPLIT_INDEX",
     string("text"),
     string("separator"),
@@ -210,13 +199,10 @@ TEXT.define(
     meaning="the part with this index between separators, from 0; NULL if there is no such part (as in Flink)",
     example="SPLIT_INDEX('a-b-c', '-', 1)",
     result="'b'",
-)(
-    by_polars(
-        lambda text, separator, index: pl.when(index >= 0).then(
-            _split_at(text, separator).list.get(pl.when(index >= 0).then(index).otherwise(0), null_on_oob=True)
-        )
-    )
 )
+def _split_index(text: Value, separator: Value, index: Value) -> Value:
+    # A negative index would count from the end; no part has an index as large as this one.
+    return part_at(text, separator, pc.if_else(pc.less(index, 0), _NO_INDEX, index))
 
 
 # --- search -----------------------------------------------------------------------------------------------------------
@@ -304,7 +290,7 @@ def _replace_part(text: Value, part: Value, replacement: Value) -> Value:
     if isinstance(part, pa.Scalar) and isinstance(replacement, pa.Scalar) and part.as_py():
         return pc.replace_substring(text, part.as_py(), replacement.as_py())
     return computed_by_polars(
-        lambda text, part, replacement: _split_at(text, part).list.join(replacement), text, part, replacement
+        lambda text, part, replacement: split_at(text, part).list.join(replacement), text, part, replacement
     )
 
 
