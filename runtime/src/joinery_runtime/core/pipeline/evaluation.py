@@ -23,6 +23,7 @@ from sqlglot import exp
 from joinery_runtime.core.pipeline import operators
 from joinery_runtime.core.pipeline.functions import called
 from joinery_runtime.core.pipeline.functions.base import BatchFailed, RowsFailed
+from joinery_runtime.core.pipeline.like import match_like
 from joinery_runtime.core.pipeline.operators import (
     DURATION,
     TIMESTAMP,
@@ -288,14 +289,23 @@ def _between(node: exp.Expr, rows: EvaluatedRows) -> Value:
     return pc.and_kleene(pc.greater_equal(*to_common_type(value, low)), pc.less_equal(*to_common_type(value, high)))
 
 
-def _like(node: exp.Expr, rows: EvaluatedRows) -> Value:
-    pattern = node.expression
-    if not (isinstance(pattern, exp.Literal) and pattern.is_string):
-        raise ExpressionError(f"{node.sql()!r}", facts="the pattern of LIKE must be a string literal")
-    value = _value(node.this, rows)
+def _like(node: exp.Expr, rows: EvaluatedRows, escape: str = "\\") -> Value:
+    value, pattern = _value(node.this, rows), _value(node.expression, rows)
     searched = value if pa.types.is_binary(value.type) else text(value)
-    matched = pc.match_like(searched, pattern.name, ignore_case=isinstance(node, exp.ILike))
+    matched = match_like(searched, text(pattern), escape, any_case=isinstance(node, exp.ILike))
     return pc.invert(matched) if node.args.get("negate") else matched
+
+
+def _like_with_escape(node: exp.Expr, rows: EvaluatedRows) -> Value:
+    escape = node.expression
+    is_character = isinstance(escape, exp.Literal) and escape.is_string and len(escape.name) <= 1
+    if not is_character or not isinstance(node.this, exp.Like | exp.ILike):
+        raise ExpressionError(
+            f"{node.sql()!r}",
+            facts="ESCAPE names one character behind a LIKE, or none as ''",
+            todo="Write LIKE '50!%' ESCAPE '!'",
+        )
+    return _like(node.this, rows, escape.name)
 
 
 def _cast(node: exp.Expr, rows: EvaluatedRows) -> Value:
@@ -413,6 +423,7 @@ _SPECIAL: dict[type[exp.Expr], Callable[[Any, EvaluatedRows], Value]] = {
     exp.Between: _between,
     exp.Like: _like,
     exp.ILike: _like,
+    exp.Escape: _like_with_escape,
     exp.Case: _case,
     exp.Coalesce: _coalesce,
     exp.Cast: _cast,

@@ -221,8 +221,15 @@ def _check(node: exp.Expr, text: str) -> None:
 
 
 def _unsupported(node: exp.Expr, text: str, construct: str) -> ExpressionError:
-    return ExpressionError(f"{text!r}: {node.sql()!r} is not supported", facts=f"found {construct}",
-                           todo="See docs/expressions.md for what is")  # fmt: skip
+    todo = _INSTEAD.get(type(node), "See docs/expressions.md for what is")
+    return ExpressionError(f"{text!r}: {node.sql()!r} is not supported", facts=f"found {construct}", todo=todo)
+
+
+_INSTEAD: dict[type[exp.Expr], str] = {
+    exp.SimilarTo: "Write REGEXP_LIKE(text, '^(a|b)$'), whose patterns are those of RE2",
+    exp.Any: "Write a condition for each value, with OR between them",
+    exp.All: "Write a condition for each value, with AND between them",
+}
 
 
 # Nodes without a value of their own, and the nodes that may contain them.
