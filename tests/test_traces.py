@@ -33,7 +33,7 @@ from traces.corpus import Expected, Row, Step, Trace, load_traces
 # M1 to M3 and T6's `onIdle: advance` need another release, an edited job or a clock, which no trace has.
 COVERED = (
     *(f"T{n}" for n in range(1, 13)),
-    *(f"J{n}" for n in range(1, 13)),
+    *(f"J{n}" for n in range(1, 14)),
     *(f"O{n}" for n in range(1, 3)),
     *(f"E{n}" for n in range(1, 4)),
     *(f"{letter}{n}" for letter in "WNA" for n in range(1, 5)),
@@ -42,7 +42,7 @@ COVERED = (
     *(f"P{n}" for n in range(1, 4)),
     *(f"U{n}" for n in range(1, 3)),
     *(f"D{n}" for n in range(1, 6)),
-    *(f"R{n}" for n in range(1, 7)),
+    *(f"R{n}" for n in range(1, 8)),
     *("V1", "V2", "V3", "V4", "W5", "W6"),
 )  # fmt: skip
 LEAST_TRACES = 450

@@ -255,13 +255,14 @@ CHOICES: dict[str, list[dict[str, str]]] = {
 }
 CHOICES["rates"].append({"name": "rate", "type": "double"})
 CHOICES["bids"].append({"name": "price", "type": "int64"})
-CHOICES["orders"] = ORDERS["schema"][:-1]
+CHOICES["orders"] = [*ORDERS["schema"][:-1], {"name": "customer", "type": "string"}]
 
 
 def check_sql(sql: str, place: str) -> None:
     of_queries = re.findall(r"\b(\w+) AS \(SELECT", sql)
     names = [name for name in re.findall(r"(?:\bFROM|\bJOIN|\(TABLE) (\w+)", sql) if name not in {*of_queries, "TABLE"}]
-    inputs = [with_event_time({"name": name, "schema": [*CHOICES[name], TS]}) for name in names]
+    schemas = {name: [*CHOICES[name], TS] for name in names}
+    inputs = [with_event_time({"name": name, "schema": schema}) for name, schema in schemas.items()]
     for each in inputs:
         if each["name"] == "rates":
             each["table"] = {"key": ["currency"]}

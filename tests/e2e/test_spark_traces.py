@@ -63,8 +63,8 @@ def kind(trace: Trace) -> str:
     if not isinstance(parsed, StreamJoin):
         return "sessions"
     if not parsed.joins:
-        if parsed.ranking is not None:
-            return parsed.ranking.field if parsed.aggregation is None else "windows of deduplicated rows"
+        if parsed.rankings:
+            return parsed.rankings[0].field if parsed.aggregation is None else "windows of deduplicated rows"
         if parsed.aggregation is None:
             return "projection"
         if parsed.top_of_windows is not None:

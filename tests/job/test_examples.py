@@ -47,7 +47,7 @@ def test_an_example_in_sql_is_the_job_of_the_example_that_it_names(path):
     assert job.without_sql.get("inputs", job.inputs) == same.inputs
     if isinstance(job, SessionWindow):
         assert job.sessions.model_copy(update={"select": None}) == same.sessions
-    elif job.aggregation is not None or job.ranking is not None:
+    elif job.aggregation is not None or job.rankings:
         assert compile_job(job) == compile_job(same)
     else:
         assert (job.joins, job.select) == (same.joins, same.select)

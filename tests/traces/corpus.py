@@ -83,8 +83,12 @@ class Trace:
 
     @property
     def inputs(self) -> tuple[str, ...]:
+        """The inputs of the job, then those that its SQL reads again (J13), by the names under which they get rows."""
         spec = self.job["spec"]
-        return tuple(side["name"] for side in ([spec["input"]] if self.sessions else spec["inputs"]))
+        names = [side["name"] for side in ([spec["input"]] if self.sessions else spec["inputs"])]
+        if "sql" in spec:
+            names += [name for step in self.steps for name in step.given.get("rows", ()) if "input" not in step.given]
+        return tuple(dict.fromkeys(names))
 
     @property
     def ordered(self) -> bool:

@@ -528,7 +528,8 @@ RULED += [
             ({}, {"emit": {"every": "10s"}}),
         )
     ),
-    ranked(of_spec={"deduplicate": {"by": ["orders.id"], "within": "1h"}}),
+    ranked(allowedLateness="1m", of_spec={"deduplicate": {"by": ["orders.id"], "within": "1h"}}),
+    ranked(lateData="dlq", of_spec={"deduplicate": {"by": ["orders.id"], "within": "1h"}, **DEAD}),
     ranked(of="nothing"),
     ranked(orderBy=None),
     ranked(rows=None),

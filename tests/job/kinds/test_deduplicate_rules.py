@@ -173,11 +173,10 @@ def test_an_older_release_rejects_the_state() -> None:
 def test_a_plan_ends_under_the_rule_that_made_it_with_the_limits_of_now() -> None:
     before, now = job_of(keep="last", limits={"maxRecords": 5}), job_of(limits={"maxRecords": 9})
     then = under_definition(now, definition(before))
-    assert then.ranking is not None
-    assert before.ranking is not None
-    assert then.ranking.limits is not None
-    assert then.ranking.limits.max_records == 9
-    assert then.ranking.signed() == before.ranking.signed()
+    (then_ranking,), (before_ranking,) = then.rankings, before.rankings
+    assert then_ranking.limits is not None
+    assert then_ranking.limits.max_records == 9
+    assert then_ranking.signed() == before_ranking.signed()
 
 
 def test_window_joins_and_rankings_are_not_in_one_job() -> None:

@@ -123,9 +123,14 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         "topN is for events; drop `table`",
     ),
     (
-        document(inputs=[ORDERS], topN=rule(), deduplicate={"by": ["orders.id"], "within": "1h"}),
-        "spec.topN",
-        "deduplicate and topN are both named, and no aggregate between them",
+        document(inputs=[ORDERS], topN=rule(allowedLateness="1m"), deduplicate={"by": ["orders.id"], "within": "1h"}),
+        "spec.topN.allowedLateness",
+        "deduplicate lets no late row through to topN",
+    ),
+    (
+        document(inputs=[ORDERS], topN=rule(lateData="dlq"), deduplicate={"by": ["orders.id"], "within": "1h"}),
+        "spec.topN.lateData",
+        "deduplicate lets no late row through to topN",
     ),
     (document(window(tumbling={"size": "1m"}), topN=rule()), "spec.joins[0].window", "no topN follows window steps"),
 ]
@@ -237,8 +242,7 @@ def test_an_older_release_rejects_the_state() -> None:
 def test_a_plan_ends_under_the_rule_that_made_it_with_the_limits_of_now() -> None:
     before, now = job_of(rows=7, limits={"maxRecords": 5}), job_of(limits={"maxRecords": 9})
     then = under_definition(now, definition(before))
-    assert then.ranking is not None
-    assert before.ranking is not None
-    assert then.ranking.limits is not None
-    assert then.ranking.limits.max_records == 9
-    assert then.ranking.signed() == before.ranking.signed()
+    (then_ranking,), (before_ranking,) = then.rankings, before.rankings
+    assert then_ranking.limits is not None
+    assert then_ranking.limits.max_records == 9
+    assert then_ranking.signed() == before_ranking.signed()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from job.chains import ORDERS, PAYMENTS, load, said_of
 from joinery_runtime.core.compile import compile_job
-from joinery_runtime.job import StreamJoin, definition
+from joinery_runtime.job import StreamJoin, definition, parse_job
 
 WITHIN = {"within": "1h"}
 FIRST = "ROW_NUMBER() OVER (PARTITION BY orders.id ORDER BY orders.ts) = 1"
@@ -48,9 +49,74 @@ def test_qualify_behind_a_join_names_the_input_whose_time_counts() -> None:
         "QUALIFY ROW_NUMBER() OVER (PARTITION BY o.id ORDER BY p.ts) = 1"
     )
     job = job_of(sql, ORDERS, PAYMENTS)
-    assert job.ranking is not None
-    assert (job.ranking.keys, job.ranked_time) == (("orders.id",), "payments")
+    (ranking,) = job.rankings
+    assert (ranking.keys, job.ranked_time(ranking)) == (("orders.id",), "payments")
     assert [step.sides[0].part for step in compile_job(job).steps] == ["left", "deduplicate.2"]
+
+
+NUMBERED = f"SELECT currency, amount, ts, {FIRST.removesuffix(' = 1')} AS rn FROM orders WHERE amount > 1"
+PER_CURRENCY = "SELECT currency, SUM(amount) AS total FROM"
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        f"({NUMBERED}) WHERE rn = 1",
+        f"(SELECT currency, amount, ts FROM orders WHERE amount > 1 QUALIFY {FIRST})",
+        f"(SELECT * FROM ({NUMBERED})) WHERE rn = 1",
+    ],
+)
+def test_groups_of_the_first_rows_are_an_aggregate_behind_deduplicate(rows: str) -> None:
+    sql = job_of(
+        f"{PER_CURRENCY} {rows} GROUP BY currency, TUMBLE(ts, INTERVAL '1' HOUR) HAVING SUM(amount) > 5", ORDERS
+    )
+    yaml = load(
+        inputs=[{**ORDERS, "where": "orders.amount > 1"}],
+        deduplicate={**WITHIN, "by": ["orders.id"]},
+        aggregate={
+            "groupBy": ["orders.currency"],
+            "window": {"of": "orders", "tumbling": {"size": "1h"}},
+            "aggregates": [{"function": "sum", "column": "orders.amount", "as": "total"}],
+            "having": "total > 5",
+        },
+        select=[{"column": "orders.currency"}, {"column": "total"}],
+    )
+    assert compile_job(sql) == compile_job(yaml)
+
+
+def test_groups_of_the_first_rows_behind_a_join_and_a_query_of_with() -> None:
+    sql = (
+        "WITH first AS (SELECT o.currency, p.method, o.ts, ROW_NUMBER() OVER (PARTITION BY o.id ORDER BY p.ts) AS rn "
+        "FROM orders o JOIN payments p ON o.id = p.order_id AND p.ts BETWEEN o.ts AND o.ts + INTERVAL '24' HOUR) "
+        "SELECT currency, method, COUNT(*) AS n FROM first WHERE rn = 1 "
+        "GROUP BY currency, method, TUMBLE(ts, INTERVAL '1' HOUR)"
+    )
+    job = job_of(sql, ORDERS, PAYMENTS)
+    assert ([*map(job.ranked_time, job.rankings)], job.aggregated_time) == (["payments"], "orders")
+    parts = [step.sides[0].part for step in compile_job(job).steps]
+    assert parts == ["left", "deduplicate.2", "aggregate.3"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "field"),
+    [("'aggregate.late_data' = 'reopen'", "lateData"), ("'aggregate.allowed_lateness' = '1m'", "allowedLateness")],
+)
+def test_a_setting_for_late_rows_that_deduplicate_lets_through_to_no_aggregate_is_rejected(
+    setting: str, field: str
+) -> None:
+    sql = f"{PER_CURRENCY} ({NUMBERED}) WHERE rn = 1 GROUP BY currency, TUMBLE(ts, INTERVAL '1' HOUR) WITH ({setting})"
+    said = said_of(document_of(sql))
+    assert f"{field} of the aggregate has no effect: deduplicate lets no late row through" in said["spec.sql"]
+    name, value = ("lateData", "reopen") if field == "lateData" else ("allowedLateness", "1m")
+    aggregate = {"groupBy": ["orders.currency"], "window": {"tumbling": {"size": "1h"}}, name: value}
+    fields = {"deduplicate": {**WITHIN, "by": ["orders.id"]}, "aggregate": aggregate}
+    document = document_of("", None)
+    document["spec"].pop("sql")
+    aggregate["aggregates"] = [{"function": "count", "as": "n"}]
+    document["spec"].update(fields)
+    assert "write allowedLateness into deduplicate" in said_of(document)[f"spec.aggregate.{field}"]
+    stored = parse_job(json.dumps(document), "job.yaml", as_stored=True)
+    assert isinstance(stored, StreamJoin)
 
 
 BAD: list[tuple[str, Any, str, str]] = [

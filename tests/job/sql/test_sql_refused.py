@@ -48,7 +48,6 @@ REFUSED = [
     (joined(HOUR), (1, START), "no equality of columns", "(rule J9); write ON o.<column> = p.<column>"),
     # names
     (f"SELECT o.order_id FROM order o JOIN payments p ON {KEY}", (1, 24), "not an input", "did you mean 'orders'?"),
-    (f"SELECT o.order_id FROM orders o JOIN orders p ON {KEY}", (1, START), "joined with itself", "second input"),
     (f"SELECT order_id {FROM} {KEY} AND {HOUR}", (1, 8), "is ambiguous", "write o.order_id or p.order_id"),
     (f"SELECT amont {FROM} {KEY} AND {HOUR}", (1, 8), "no input has a column", "did you mean 'amount'?"),
     (f"SELECT o.amont {FROM} {KEY} AND {HOUR}", (1, 8), "'orders' has no column 'amont'", "its columns are"),
@@ -84,6 +83,18 @@ REFUSED = [
         "write NOT EXISTS (SELECT 1 FROM payments WHERE payments.order_id = order_id",
     ),
     (f"{GOOD} AND o.amount IN (SELECT 1)", None, "a sub-query is not supported", "into the WHERE of the job"),
+    (
+        f"SELECT (SELECT MAX(amount) FROM payments) AS x {FROM} {KEY} AND {HOUR}",
+        (1, 16),
+        "payments has no end after which it would be known",
+        "write JOIN payments <alias> ON <keys and a bound on time>, and GROUP BY with a window",
+    ),
+    (
+        f"{GOOD} WHERE o.amount = (SELECT amount FROM payments)",
+        None,
+        "a sub-query gives no value here",
+        "write JOIN payments <alias> ON <keys and a bound on time>, and select its column",
+    ),
     (f"SELECT (SELECT 1) AS x {FROM} {KEY} AND {HOUR}", None, "a sub-query is not supported", "columns of the inputs"),
     (f"{GOOD} ORDER BY o.order_id", (1, BEHIND), "`ORDER BY`: is not supported", "leave it out"),
     (f"{GOOD} LIMIT 5", (1, BEHIND), "`LIMIT`: is not supported", "leave it out"),

@@ -130,7 +130,7 @@ BAD: list[tuple[str, str]] = [
     (f"SELECT id, window_end + 1 AS x FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY window_start, window_end ORDER "
      f"BY id) AS rn FROM {FLINK}) WHERE rn <= 3", "select it as it is, with AS"),
     (numbered(where="currency = 'x'", select="id, rn"), "write ROW_NUMBER() OVER (...) AS y and QUALIFY y <= 10"),
-    (numbered(select="id, COUNT(*) AS n") + f" GROUP BY id, {PER_HOUR}", "write deduplicate: {by: [...], within: 1h}"),
+    (numbered(select="id, COUNT(*) AS n") + f" GROUP BY id, {PER_HOUR}", "or let a second job group these"),
     (numbered().replace("ROW_NUMBER", "RANK"), "RANK gives equal rows one number"),
     (numbered().replace("ROW_NUMBER", "DENSE_RANK"), "DENSE_RANK gives equal rows one number"),
     (numbered().replace("ROW_NUMBER()", "SUM(amount)"), "a job numbers rows with ROW_NUMBER alone"),

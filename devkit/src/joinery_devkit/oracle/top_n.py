@@ -73,6 +73,16 @@ def _compare_values(left: Any, right: Any, item: RankOrder) -> int:
 
 
 @dataclass(frozen=True)
+class TopOfRowsShape(TopNShape):
+    """Rows of a step (R7), which have no place in a topic. Rows of one event time that are equal in `orderBy` are in
+    the order of their values."""
+
+    def place(self, row: Row) -> tuple[Any, ...]:
+        (source,) = self.job.inputs
+        return row.ts, *(_sortable(row.values[name]) for name in source.types if name != source.event_time)
+
+
+@dataclass(frozen=True)
 class TopOfWindowsShape(TopNShape):
     """Rows of an aggregate (R6), which are in the windows from which they come. Rows that are equal in `orderBy` are in
     the order of their values."""

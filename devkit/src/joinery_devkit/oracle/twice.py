@@ -1,4 +1,4 @@
-"""The oracle of a step behind an aggregate (G10, R6) or a deduplication (D5): what two jobs would do, the second of
+"""The oracle of a step behind an aggregate (G10, R6) or a deduplication (D5, R7): what two jobs would do, the second of
 which reads the rows of the first one. A row of an aggregate is at the last millisecond of its window, one of a
 deduplication at its own time."""
 

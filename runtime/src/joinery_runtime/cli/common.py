@@ -89,7 +89,8 @@ def with_line(job: Job, job_file: Path) -> Iterator[None]:
         if error.field is None or not job_file.is_file():  # from a pipe the text is gone
             raise
         name, field = error.field
-        index = next(number for number, model in enumerate(job.inputs) if model.name == name)
+        source = job.repeats.get(name, name)
+        index = next(number for number, model in enumerate(job.declared_inputs) if model.name == source)
         lines = lines_of(job_file)
         line = lines.get(f"spec.inputs[{index}].{field}", lines.get(f"spec.input.{field}", 1))
         if line == 1:  # the operator writes a resource into one line

@@ -106,6 +106,10 @@ def _secret_values(job: Job) -> _Values:
         return database
 
     with_clients(job, client, database)
+    # A plan from before an edit may have as inputs of its own what SQL read again.
+    for alias, name in job.repeats.items():
+        again = {path[2:]: text for path, text in secrets_by_path.items() if path[:2] == ("inputs", name)}
+        secrets_by_path.update({("inputs", alias, *rest): text for rest, text in again.items()})
     return secrets_by_path
 
 
@@ -127,7 +131,7 @@ def _stable_path(job: Job, at: SpecPath) -> SpecPath:
     """Returns the path with inputs and outputs by name: an edit may have moved one since the plan that is replayed."""
     match at:
         case ("inputs", number, *rest):
-            return ("inputs", job.inputs[int(number)].name, *rest)
+            return ("inputs", job.declared_inputs[int(number)].name, *rest)
         case ("outputs", number, *_):
             return ("outputs", job.outputs[int(number)].name)
     return at[:1]

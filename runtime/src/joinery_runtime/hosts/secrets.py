@@ -67,7 +67,7 @@ def with_clients(job: Job, client: ClientChange, database: DatabaseChange) -> Jo
                 "schema_registry": side.schema_registry and client(side.schema_registry, (*path, "schemaRegistry")),
             }
         )
-        for side, path in zip(job.inputs, job.input_places, strict=True)
+        for side, path in zip(job.declared_inputs, job.input_places, strict=True)
     )
     store = spec.state_store
 

@@ -392,12 +392,12 @@ def _shard_columns_missing(job: Job, output: NamedOutput, key: Collection[str]) 
         in_groups = {*written, *(name.rpartition(".")[2] for name in written)}  # `topN` writes orders.id as id
         return listed(missing) if (missing := [group for group in groups if group not in in_groups]) else ""
     assert isinstance(job, StreamJoin), "other jobs have groups"
-    if not job.joins and not job.ranking:
+    if not job.joins and not job.rankings:
         return ""
     in_key = {column.source for column in columns}
     sides: list[tuple[tuple[Reference, ...], ...]]
-    if job.ranking is not None:
-        sides = [((ref,),) for name in job.ranking.keys if (ref := parse_reference(name)) is not None]
+    if job.rankings:
+        sides = [((ref,),) for name in job.rankings[-1].keys if (ref := parse_reference(name)) is not None]
     else:
         sides = [(pair.left.reads, pair.right.reads) for pair in job.keys_of(job.joins[-1])]
     one_shard = sides and all(any({*reads} <= in_key for reads in pair) for pair in sides)

@@ -63,8 +63,7 @@ def _version(job: Job) -> int:
     if isinstance(job, StreamJoin):
         existence = not all(step.emits_right for step in job.joins)
         windows_in_chain = job.windowed and len(job.joins) > 1
-        grouped = job.aggregation is not None or job.ranking is not None
-        if grouped or existence or windows_in_chain or not job.joins or job.computed_keys:
+        if job.behind_joins or existence or windows_in_chain or not job.joins or job.computed_keys:
             return NEWEST_VERSION
     newer = job.co_partitioned or any(side.history is not None for side in job.inputs)
     return NEWER_VERSION if newer else SIGNATURE_VERSION
@@ -110,7 +109,7 @@ def _rankings(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> dict[str,
             keys, kinds, time = [[name, origins[name]] for name in step.keys], origins, job.aggregated_time
         else:
             keys = [[name, types[name].key_type] for name in step.keys]
-            kinds, time = {name: str(kind) for name, kind in types.items()}, job.ranked_time
+            kinds, time = {name: str(kind) for name, kind in types.items()}, job.ranked_time(step)
         rankings[step.field] = {
             "keys": keys,
             "of": time,

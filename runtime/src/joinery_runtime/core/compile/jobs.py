@@ -66,7 +66,7 @@ def compile_with_functions(job: Job) -> tuple[Pipeline, DeclaredFunctions]:
 def compile_join(job: StreamJoin) -> Pipeline:
     """Compiles a join. Raises JobError naming `spec.joins[n].where`, `spec.select[n].expression` or the SQL if an
     expression does not fit the inputs."""
-    if not job.joins and job.ranking is None:
+    if not job.joins and not job.rankings:
         return compile_only_input(job)
     return JoinCompiler(job).pipeline()
 

@@ -102,8 +102,8 @@ class JoinCompiler:
 
     def pipeline(self) -> Pipeline:
         steps = tuple(self._compile(step) for step in self._steps)
-        if self._job.ranking is not None:
-            steps = (*steps, self._rank(self._job.ranking))
+        for ranking in self._job.rankings:
+            steps = (*steps, self._rank(ranking, steps))
         if self._job.aggregation is not None:
             rows = self._aggregated_rows(steps[-1])
             steps = (*steps, *aggregate_steps(self._job, self._job.aggregation, rows, len(steps)))
@@ -246,15 +246,14 @@ class JoinCompiler:
                     break
         return tuple(parts)
 
-    def _rank(self, ranking: RankingKind) -> StepSpec:
-        """The step that emits some of the rows that the last join makes, or the only input has."""
-        number, time, chained = len(self._steps), self._job.ranked_time, bool(self._steps)
-        schema = self._schemas[time]
-        if chained:
-            schema = pa.schema([pa.field(str(ref), self._type(ref)) for ref in self._forwarded_refs(number - 1)])
+    def _rank(self, ranking: RankingKind, before: Sequence[StepSpec]) -> StepSpec:
+        """The step that emits some of the rows that the last of the steps before makes, or the only input has."""
+        number, time, chained = len(before), self._job.ranked_time(ranking), bool(before)
+        schema = before[-1].output_schema() if chained else self._schemas[time]
         naming = Intake(schema, "", (), (), chained=chained)
         event_time = naming.name_of(self._event_time(time))
-        read = {naming.name_of(ref) for ref in self._needed_after(number - 1)} - {event_time}  # it is `$ts`
+        own, *following = self._job.rankings[number - len(self._steps) :]
+        read = {naming.name_of(ref) for ref in self._needed_by([own, *following])} - {event_time}  # it is `$ts`
         intake = Intake(
             schema=schema,
             event_time=event_time,
@@ -266,7 +265,7 @@ class JoinCompiler:
             filter=None if chained else self._input_filter(time),
         )
         written = next(kind for kind in ranking_kinds() if isinstance(ranking, kind.written_as))
-        kind = written.of(ranking, tuple(self._ranked_by))
+        kind = written.of(ranking, tuple(self._ranked_by) if ranking.expressions else ())
         side = SideSpec(part_behind(ranking.field, number), self._job.joined, time, intake, flags=True)
         output = [
             OutputColumn(column.name, column.type, column=naming.name_of(column.ref))
@@ -274,26 +273,33 @@ class JoinCompiler:
             else OutputColumn(column.name, column.type, expression=column.expression, step_column=column.step_column)
             for column in self._output
         ]
+        if following:
+            refs = self._columns_of(self._job.joined, self._needed_by(following))
+            output = [OutputColumn(str(ref), self._type(ref), column=naming.name_of(ref)) for ref in refs]
         return StepSpec(number, (side,), kind, None, tuple(output))
 
     def _ranking_expressions(self) -> list[Expression]:
         """What rows are ranked by. Raises JobError naming the field, or the SQL."""
-        ranking = self._job.ranking
-        if ranking is None:
-            return []
         return [
             computed_column(self._job, f"spec.{ranking.field}.{path}", text, self._declared)[0]
+            for ranking in self._job.rankings
             for path, text in ranking.expressions.items()
         ]
 
     # --- columns ------------------------------------------------------------------------------------------------------
 
+    def _needed_by(self, rankings: Sequence[RankingKind]) -> set[ColumnRef]:
+        """The columns that the output needs, and these last ones of the job's rankings."""
+        needed = {ref for output in self._output for ref in output.columns}
+        for ranking in rankings:
+            needed |= {*_refs(ranking.keys), self._event_time(self._job.ranked_time(ranking))}
+        if rankings:
+            needed |= {ref for expression in self._ranked_by for ref in expression.columns}
+        return needed
+
     def _needed_after(self, number: int) -> set[ColumnRef]:
         """The columns that a row still needs once the step has made it."""
-        needed = {ref for output in self._output for ref in output.columns}
-        if (ranking := self._job.ranking) is not None:
-            needed |= {*_refs(ranking.keys), self._event_time(self._job.ranked_time)}
-            needed |= {ref for expression in self._ranked_by for ref in expression.columns}
+        needed = self._needed_by(self._job.rankings)
         for later in self._steps[number + 1 :]:
             needed |= later.confirmed | later.filtered_by
             if not later.one_window:
@@ -303,7 +309,10 @@ class JoinCompiler:
 
     def _forwarded_refs(self, number: int) -> list[ColumnRef]:
         inputs = (*self._steps[number].left, self._steps[number].step.right)
-        needed = self._needed_after(number)
+        return self._columns_of(inputs, self._needed_after(number))
+
+    def _columns_of(self, inputs: Iterable[str], needed: Collection[ColumnRef]) -> list[ColumnRef]:
+        """The needed columns of the inputs, in the order of these."""
         columns = (ColumnRef(name, column) for name in inputs for column in self._schemas[name].names)
         return [ref for ref in columns if ref in needed]
 
@@ -322,7 +331,7 @@ class JoinCompiler:
         return tuple(name for name in WINDOW_COLUMNS if name in read)
 
     def _output_columns(self, split: _SplitStep) -> Iterable[OutputColumn]:
-        if split is not self._steps[-1] or self._job.ranking is not None:
+        if split is not self._steps[-1] or self._job.rankings:
             refs, windows = self._forwarded_refs(split.number), self._forwarded_windows(split.number)
             return [
                 *(self._plain_column(split, ref, str(ref), self._type(ref)) for ref in refs),

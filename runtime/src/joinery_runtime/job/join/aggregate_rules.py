@@ -14,7 +14,7 @@ from joinery_runtime.job.kinds.aggregate.session import SessionOfGroup
 from joinery_runtime.job.kinds.base import WindowKind, milliseconds
 from joinery_runtime.job.kinds.ranking import (
     LATE_BEFORE,
-    NO_AGGREGATE_BETWEEN,
+    NO_LATE_ROW_TO_RANK,
     NO_SESSIONS,
     RANKING_KINDS,
     STAYS,
@@ -232,7 +232,11 @@ def broken_ranking_rules(draft: JobDraft) -> Iterator[Finding]:
     """Every finding about the rankings that a job names."""
     named = [kind for kind in RANKING_KINDS if dig(draft.data, "spec", kind.field) is not None]
     if len(named) > 1 and dig(draft.data, "spec", "aggregate") is None:
-        yield ("spec", named[-1].field), NO_AGGREGATE_BETWEEN
+        at: Loc = ("spec", TopN.field)
+        if milliseconds(dig(draft.data, *at, "allowedLateness")):
+            yield (*at, "allowedLateness"), NO_LATE_ROW_TO_RANK
+        if dig(draft.data, *at, "lateData") == "dlq":
+            yield (*at, "lateData"), NO_LATE_ROW_TO_RANK
     for kind in named:
         yield from _broken_ranking(kind, draft)
 

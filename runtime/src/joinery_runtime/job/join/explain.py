@@ -44,7 +44,7 @@ def _ranking_plan(job: StreamJoin, ranking: RankingKind, number: int, part: str,
     """The plan of step `number` (0 is the first), which emits some of the rows of the step before. The `part` of the
     state keeps the columns `stored`."""
     read = _rows_before(job, number)
-    time = job.aggregated_time if read.of_windows else job.ranked_time
+    time = job.aggregated_time if read.of_windows else job.ranked_time(ranking)
     watermark = _watermark(time, number)
     lateness = f"{format_duration(ranking.allowed_lateness)} [allowedLateness]"
     handling = "written to the dead letters" if ranking.late_data == "dlq" else "dropped"
@@ -236,7 +236,7 @@ def assumed_columns(job: StreamJoin) -> Mapping[str, Sequence[str]]:
         if isinstance(behind, TopN) and job.last_aggregation is not None:
             columns[part] = tuple(job.last_aggregation.columns_by_name)
         elif isinstance(behind, RankingKind):
-            chained = bool(job.joins)
+            chained = bool(job.joins) or behind is not job.rankings[0]
             refs = [ref for name in job.joined for ref in _stored(job, name, chained=chained)]
             columns[part] = [str(ref) if chained else ref.column for ref in refs]
     return columns
@@ -257,9 +257,10 @@ def _used(job: StreamJoin) -> set[Reference] | None:
     keys = {ref for step in job.joins for pair in job.keys_of(step) for ref in (pair.left, pair.right)}
     counted = [name for step in job.joins if (name := step.matching.counted_from) is not None]
     times = {Reference(name, job.input(name).event_time) for name in counted}
-    if job.ranking is not None:
-        keys |= {ref for name in job.ranking.keys if (ref := parse_reference(name)) is not None}
-        times.add(Reference(job.ranked_time, job.input(job.ranked_time).event_time))
+    for ranking in job.rankings:
+        keys |= {ref for name in ranking.keys if (ref := parse_reference(name)) is not None}
+        time = job.ranked_time(ranking)
+        times.add(Reference(time, job.input(time).event_time))
     if (aggregation := job.aggregation) is not None:
         names = (*aggregation.group_by, *(name for call in aggregation.aggregates for name in call.columns))
         aggregated = {ref for name in names if (ref := parse_reference(name)) is not None}

@@ -6,13 +6,13 @@ With `spec.sql`, the rules judge what the SQL stands for.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from joinery_runtime.job.join import select_rules, step_rules
 from joinery_runtime.job.join.aggregate_rules import broken_aggregate_rules, broken_ranking_rules
-from joinery_runtime.job.kinds.ranking import RANKING_KINDS, Deduplication, TopN
+from joinery_runtime.job.kinds.ranking import RANKING_KINDS, Deduplication, TopN, ranking_beside_sql
 from joinery_runtime.job.model import input_rules, output_rules
 from joinery_runtime.job.model.draft import Finding, Loc, dig, read_draft
 from joinery_runtime.job.model.function_calls import declared_names
@@ -56,7 +56,7 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
     draft = read_draft(data)
     tables = [table for source in draft.inputs if (table := table_of(source)) is not None]
     tables_known = 0 < len(tables) == len(draft.by_name) == len(draft.inputs)
-    beside = next((kind.field for kind in reversed(RANKING_KINDS) if spec.get(kind.field) is not None), None)
+    beside = ranking_beside_sql(spec.get(Deduplication.field), spec.get(TopN.field))
     translation = _fitting_translation(data, sql, tuple(tables), beside) if tables_known else None
     problems = translation.problems if translation is not None else check_shape(sql)
     if problems:
@@ -66,6 +66,8 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
     ranking = translation.ranking if translation is not None else None
     if translation is not None and not problems:
         translated_fields: dict[str, Any] = {"joins": list(translation.steps), "select": translation.select}
+        again = [{**draft.by_name[name].data, "name": alias} for alias, name in translation.repeats.items()]
+        translated_fields["inputs"] = [*(source.data for source in draft.inputs), *again]
         if translation.aggregate is not None:
             translated_fields["aggregate"] = translation.aggregate
         if ranking is not None:
@@ -79,7 +81,9 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
         translated_fields = {"select": [None]}  # an unknown column, which silences the rules on outputs
     # A wrong aggregate is none of the fields, but its job needs one input only.
     grouped = problems and translation is not None and translation.aggregate is not None
-    for at, message in _broken({**data, "spec": {**rest, **translated_fields}}):
+    findings = _broken({**data, "spec": {**rest, **translated_fields}})
+    repeats = translation.repeats if translation is not None else {}
+    for at, message in _without_repeated(findings, [source.name for source in draft.inputs], repeats):
         if ranking is not None and at[1:2] == (ranking.field,) and at[2:3] and at[2] in ranking.entries:
             yield _SQL, message
             continue
@@ -102,6 +106,22 @@ def _fitting_translation(
     in_postgres = any("postgres" in output for output in written_outputs)
     translations = partial(translate, sql, tables, declared_names(), beside)
     return translations(fitting_stars(sql, translations, mentioned, in_postgres=in_postgres))
+
+
+def _without_repeated(
+    findings: Sequence[Finding], declared: Sequence[str | None], repeats: Mapping[str, str]
+) -> Iterator[Finding]:
+    """Yield the findings. Those of an input that the SQL reads again, behind the `declared` inputs, are at the SQL, and
+    omitted if they are also those of the input itself."""
+    places = {at for at, _ in findings}
+    for at, message in findings:
+        match at:
+            case ("spec", "inputs", int(number), *rest) if number >= len(declared):
+                alias, name = list(repeats.items())[number - len(declared)]
+                if ("spec", "inputs", declared.index(name), *rest) not in places:
+                    yield _SQL, f"{alias!r} reads {name!r} again: {message}"
+            case _:
+                yield at, message
 
 
 def words_of(conditions: Iterable[str]) -> set[str]:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import Field, PrivateAttr
+from sqlglot import exp
 
 from joinery_runtime.job.join.rules import broken_rules, words_of
 from joinery_runtime.job.join.steps import JoinStep, SelectItem, part_names
 from joinery_runtime.job.kinds.aggregate.model import Aggregation
 from joinery_runtime.job.kinds.base import part_behind
-from joinery_runtime.job.kinds.ranking import Deduplication, RankingKind, TopN
+from joinery_runtime.job.kinds.ranking import NO_LATE_ROW, Deduplication, RankingKind, TopN, ranking_beside_sql
 from joinery_runtime.job.kinds.session.sessions import KEEPS_TYPE
 from joinery_runtime.job.model.base import PLAIN_NUMBERS, Limits, Text
 from joinery_runtime.job.model.draft import Finding, Loc
+from joinery_runtime.job.model.expression_tree import parse_tree
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.outputs import NamedOutput
 from joinery_runtime.job.model.references import (
@@ -141,14 +143,43 @@ class StreamJoin(Job):
     # No field: it comes from the state store (see `job.definition`), and a resource cannot say it.
     _stored_names: StoredNames | None = PrivateAttr(default=None)
     _stored_stars: Naming | None = PrivateAttr(default=None)
+    # The inputs, beside the `spec` of which they are: reading them off `sql` for each column would be slow.
+    _inputs_of_spec: tuple[StreamJoinSpec, tuple[Input, ...]] | None = PrivateAttr(default=None)
 
     @classmethod
     def broken_rules(cls, data: dict[str, Any]) -> list[Finding]:
         return broken_rules(data)
 
+    def unwise_settings(self) -> Iterator[Finding]:
+        aggregation = self.aggregation
+        if aggregation is None or not self.rankings:
+            return
+        without_effect = {
+            "lateData": aggregation.late_data == "reopen",
+            "allowedLateness": aggregation.allowed_lateness > 0,
+        }
+        for field in (field for field, is_set in without_effect.items() if is_set):
+            at: Loc = ("spec", "sql") if self.spec.sql is not None else ("spec", "aggregate", field)
+            yield at, f"{field} of the aggregate has no effect: {NO_LATE_ROW}"
+
     @property
     def inputs(self) -> tuple[Input, ...]:
+        """Those of `spec`, then those that `spec.sql` reads again under further aliases."""
+        if self.spec.sql is None:
+            return self.spec.inputs
+        if self._inputs_of_spec is None or self._inputs_of_spec[0] is not self.spec:
+            by_name = {side.name: side for side in self.spec.inputs}
+            again = (_read_again(by_name[name], alias) for alias, name in self.repeats.items())
+            self._inputs_of_spec = (self.spec, (*self.spec.inputs, *again))
+        return self._inputs_of_spec[1]
+
+    @property
+    def declared_inputs(self) -> tuple[Input, ...]:
         return self.spec.inputs
+
+    @property
+    def repeats(self) -> Mapping[str, str]:
+        return self._translation("whenNeeded").repeats if self.spec.sql is not None else {}
 
     def left_inputs(self, step_index: int) -> tuple[str, ...]:
         """The inputs whose rows the left side of a step holds: the first one, then what the steps before joined and
@@ -193,10 +224,10 @@ class StreamJoin(Job):
         return self.aggregations[-1] if self.aggregations else None
 
     @property
-    def ranking(self) -> RankingKind | None:
-        """The step that emits some of the rows which the joins make."""
+    def rankings(self) -> tuple[RankingKind, ...]:
+        """The steps that emit some of the rows which the joins make, in their order (R7)."""
         top = self._ranking_of(TopN) if self.aggregation is None else None
-        return top or self._ranking_of(Deduplication)
+        return tuple(step for step in (self._ranking_of(Deduplication), top) if step is not None)
 
     @property
     def top_of_windows(self) -> TopN | None:
@@ -215,7 +246,8 @@ class StreamJoin(Job):
     @property
     def behind_joins(self) -> Mapping[str, RankingKind | Aggregation]:
         """The steps behind the joins in their order, by the parts of the state that hold their rows."""
-        steps = [step for step in (self.ranking, *self.aggregations, self.top_of_windows) if step is not None]
+        steps: list[RankingKind | Aggregation] = [*self.rankings, *self.aggregations]
+        steps += [top] if (top := self.top_of_windows) is not None else []
         return {part_behind(step.field, number): step for number, step in enumerate(steps, start=len(self.joins))}
 
     @property
@@ -226,7 +258,7 @@ class StreamJoin(Job):
     @property
     def only_step(self) -> bool:
         """Whether the job is one join and nothing else."""
-        return len(self.joins) == 1 and self.aggregation is None and self.ranking is None
+        return len(self.joins) == 1 and not self.behind_joins
 
     @property
     def aggregated_time(self) -> str:
@@ -234,11 +266,9 @@ class StreamJoin(Job):
         counted_from = self.aggregation.counted_from if self.aggregation is not None else None
         return counted_from or self.inputs[0].name
 
-    @property
-    def ranked_time(self) -> str:
-        """The input whose event time counts for the ranking."""
-        named = self.ranking.of if self.ranking is not None else None
-        return named or self.inputs[0].name
+    def ranked_time(self, ranking: RankingKind) -> str:
+        """The input whose event time counts for one of the rankings."""
+        return ranking.of or self.inputs[0].name
 
     @property
     def aggregated_types(self) -> Mapping[str, ColumnType]:
@@ -300,10 +330,9 @@ class StreamJoin(Job):
                 side.types[side.event_time].name == "int64",
                 side.table is not None,
             )
-            for side in self.inputs
+            for side in self.spec.inputs
         )
-        written = self.spec.top_n or self.spec.deduplicate
-        beside = written.field if written is not None else None
+        beside = ranking_beside_sql(self.spec.deduplicate, self.spec.top_n)
         return translate(self.spec.sql, tuple(tables), self.function_names, beside, stars)
 
     @property
@@ -319,7 +348,7 @@ class StreamJoin(Job):
     def unread_expressions(self) -> tuple[PlacedExpression, ...]:
         filters = tuple(
             PlacedExpression(f"spec.inputs[{number}].where", side.where, (side.name,), side.name)
-            for number, side in enumerate(self.inputs)
+            for number, side in enumerate(self.spec.inputs)
             if side.where is not None
         )
         conditions = tuple(
@@ -341,14 +370,10 @@ class StreamJoin(Job):
             for number, aggregate in enumerate(self.aggregation.aggregates if self.aggregation is not None else ())
             if aggregate.where is not None
         )
-        ranking = self.ranking
-        ranked = (
-            ()
-            if ranking is None
-            else tuple(
-                PlacedExpression(f"spec.{ranking.field}.{path}", text, self.joined)
-                for path, text in ranking.expressions.items()
-            )
+        ranked = tuple(
+            PlacedExpression(f"spec.{ranking.field}.{path}", text, self.joined)
+            for ranking in self.rankings
+            for path, text in ranking.expressions.items()
         )
         return filters + conditions + computed + filtered + ranked
 
@@ -358,7 +383,9 @@ class StreamJoin(Job):
         aggregates = self.aggregation.aggregates if self.aggregation is not None else ()
         computed = self.aggregation is not None and bool(self.aggregation.compute)
         computed = computed or any(aggregate.where is not None for aggregate in aggregates) or bool(self.computed_keys)
-        computed = computed or any(ranking.expressions for ranking in (self.ranking, self.top_of_windows) if ranking)
+        computed = computed or any(
+            step.expressions for step in self.behind_joins.values() if isinstance(step, RankingKind)
+        )
         return conditions or computed or any(item.expression for item in self.select or ())
 
     def upsert_key(self, output: NamedOutput) -> tuple[str, ...]:
@@ -386,7 +413,7 @@ class StreamJoin(Job):
 
     @property
     def inputs_without_lateness(self) -> frozenset[str]:
-        only = (self.ranking or self.aggregation) if not self.joins else None
+        only = next(iter(self.behind_joins.values()), None) if not self.joins else None
         if only is not None:
             return frozenset() if only.allowed_lateness else frozenset({self.inputs[0].name})
         return frozenset(
@@ -398,7 +425,7 @@ class StreamJoin(Job):
 
     @property
     def input_places(self) -> tuple[Loc, ...]:
-        return tuple(("inputs", i) for i in range(len(self.inputs)))
+        return tuple(("inputs", i) for i in range(len(self.spec.inputs)))
 
     def with_inputs(self, inputs: Sequence[Input]) -> dict[str, Any]:
         return {"inputs": tuple(inputs)}
@@ -517,8 +544,8 @@ class StreamJoin(Job):
 
     @property
     def _times(self) -> tuple[str, ...]:
-        if self.ranking is not None:
-            return self.ranking.adds
+        if self.rankings:
+            return self.rankings[-1].adds
         return WINDOW_COLUMNS if self.windowed else ()
 
     @property
@@ -565,6 +592,16 @@ class StreamJoin(Job):
     def _window_column(self, name: str, step_column: str) -> OutputField:
         kind = self.window_times if step_column in WINDOW_COLUMNS else ColumnType("int64")
         return OutputField(name, type=kind, step_column=step_column)
+
+
+def _read_again(source: Input, alias: str) -> Input:
+    """The input under another name, which is also that of the columns in its `where`."""
+    condition = parse_tree(source.where) if source.where is not None else None
+    own = [column for column in condition.find_all(exp.Column) if column.table == source.name] if condition else []
+    for column in own:
+        column.set("table", exp.to_identifier(alias))
+    where = condition.sql(comments=False) if condition is not None and own else source.where
+    return source.model_copy(update={"name": alias, "where": where})
 
 
 def _fields_of(aggregation: Aggregation, columns: Mapping[str, OutputField]) -> dict[str, OutputField]:

@@ -265,9 +265,16 @@ class TopN(RankingKind):
 
 RANKING_KINDS: tuple[type[RankingKind], ...] = (Deduplication, TopN)
 
-NO_AGGREGATE_BETWEEN = (
-    "deduplicate and topN are both named, and no aggregate between them; keep one, and do the other in a job of its own"
-)
+
+def ranking_beside_sql(deduplicate: Any, top_n: Any) -> str | None:
+    """Return the field beside `sql` of which ROW_NUMBER says a part; None: there is none. Each is a model, or what a
+    resource has in its place. A `deduplicate` with its key is a step of its own (rule R7)."""
+    if top_n is not None:
+        return TopN.field
+    by = deduplicate.get("by") if isinstance(deduplicate, Mapping) else getattr(deduplicate, "by", None)
+    return Deduplication.field if deduplicate is not None and not by else None
+
+
 NO_SESSIONS = (
     "each session ends at a time of its own, and topN beside aggregate ranks windows that end together (rule R6); "
     "write tumbling, hopping or cumulative, or rank the output in a job of its own"
@@ -275,6 +282,13 @@ NO_SESSIONS = (
 LATE_BEFORE = (
     "deduplicate reads the records, and lets no late row through to the aggregate (rule D5); write drop, and lateData: "
     "dlq in deduplicate"
+)
+NO_LATE_ROW = (
+    "deduplicate lets no late row through to the aggregate (rule D5); leave it out, and to wait for late records write "
+    "allowedLateness into deduplicate"
+)
+NO_LATE_ROW_TO_RANK = (
+    "deduplicate lets no late row through to topN (rule R7); leave it out, and write it into deduplicate"
 )
 STAYS = "and topN ranks rows that stay (rule R6); {todo}, or rank the output in a job of its own"
 
@@ -285,7 +299,7 @@ def _rules_of(kind: type[RankingKind]) -> Iterator[Rule]:
     field = kind.field
     named = f"has(self.{field})"
     yield Rule(
-        f"!{named} || !has(self.{field}.of) || self.inputs.exists(i, i.name == self.{field}.of)",
+        f"!{named} || !has(self.{field}.of) || has(self.sql) || self.inputs.exists(i, i.name == self.{field}.of)",
         "names no input",
         f".{field}.of",
     )
@@ -313,6 +327,8 @@ def _rules_of_windows() -> Iterator[Rule]:
         )
 
 
+_BOTH_RANK = "!has(self.deduplicate) || !has(self.topN) || has(self.aggregate)"
+
 RANKING_RULES: tuple[Rule, ...] = (
     *(rule for kind in RANKING_KINDS for rule in _rules_of(kind)),
     Rule(
@@ -322,10 +338,11 @@ RANKING_RULES: tuple[Rule, ...] = (
     ),
     *_rules_of_windows(),
     Rule(
-        "!has(self.deduplicate) || !has(self.topN) || has(self.aggregate) || has(self.sql)",
-        NO_AGGREGATE_BETWEEN,
-        ".topN",
+        f"{_BOTH_RANK} || {time('topN.allowedLateness')} == duration('0s')",
+        NO_LATE_ROW_TO_RANK,
+        ".topN.allowedLateness",
     ),
+    Rule(f"{_BOTH_RANK} || self.topN.lateData != 'dlq'", NO_LATE_ROW_TO_RANK, ".topN.lateData"),
 )
 """Rules over all of `spec`."""
 

@@ -229,7 +229,8 @@ def _a_group_each(draft: JobDraft) -> Iterator[Finding]:
         values = [dig(source.data, "kafka", "properties", name) for source in draft.inputs]
         for i, value in repeats(values):
             at = (*draft.inputs[i].at, "kafka", "properties", name)
-            yield at, f"two inputs have {name} {value!r}; each input is a group of its own: give each another name"
+            facts = f"two inputs have {name} {value!r}; each input is a group of its own"
+            yield at, f"{facts}: give each another name, or leave it out"
 
 
 def _table_key(draft: JobDraft) -> Iterator[Finding]:

@@ -328,10 +328,13 @@ class Table(Model):
     key and event time are in columns like those of every row."""
 
 
+INPUT_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+
+
 class Input(Model):
     """One input: exactly one of `kafka` and `file`; before `kafka` there may be a `history`."""
 
-    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] = Field(examples=["orders"])
+    name: Annotated[str, StringConstraints(pattern=INPUT_NAME)] = Field(examples=["orders"])
     """What the rest of the job calls the input."""
     kafka: KafkaInput | None = Field(default=None, examples=[{"bootstrapServers": "kafka:9092", "topic": "orders"}])
     """Reads topics of Kafka: exactly one of `topic`, `topics` and `topic_pattern`."""

@@ -204,6 +204,16 @@ class Job(Model):
         """In the job's order."""
 
     @property
+    def declared_inputs(self) -> tuple[Input, ...]:
+        """The inputs that `spec` has, in its order: without those that `sql` reads again."""
+        return self.inputs
+
+    @property
+    def repeats(self) -> Mapping[str, str]:
+        """The declared inputs that `sql` reads again, by the names that they have then."""
+        return {}
+
+    @property
     def input_filters(self) -> Mapping[str, str]:
         """By input, the SQL condition without which no row of it counts."""
         return {side.name: side.where for side in self.inputs if side.where is not None}
@@ -300,11 +310,11 @@ class Job(Model):
     @property
     @abstractmethod
     def input_places(self) -> tuple[Loc, ...]:
-        """Where in `spec` each input is."""
+        """Where in `spec` each of the declared inputs is."""
 
     @abstractmethod
     def with_inputs(self, inputs: Sequence[Input]) -> dict[str, Any]:
-        """The fields of `spec` with these inputs in the place of its own."""
+        """The fields of `spec` with these inputs in the place of the declared ones."""
 
     @model_validator(mode="after")
     def _rules(self, info: ValidationInfo) -> Self:
@@ -339,7 +349,7 @@ class Job(Model):
 
     def _wrong_functions(self) -> Iterator[Finding]:
         """Functions without a place to import from, or with a name that means something else already (rule V4)."""
-        columns = {name.upper(): side.name for side in self.inputs for name in side.types}
+        columns = {name.upper(): side.name for side in self.declared_inputs for name in side.types}
         names: set[str] = set()
         for i, function in enumerate(self.spec.functions):
             at: Loc = ("spec", "functions", i)

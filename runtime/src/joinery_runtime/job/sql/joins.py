@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import takewhile
 from typing import Any
@@ -49,7 +49,7 @@ from joinery_runtime.job.sql.matching import (
 from joinery_runtime.job.sql.query import Query, read_query
 from joinery_runtime.job.sql.ranking import SqlRanking, ranked_columns, read_ranking
 from joinery_runtime.job.sql.report import JOINS, Report, TextPosition, node_position, problems_of
-from joinery_runtime.job.sql.scope import Relation, Scope, SqlInput
+from joinery_runtime.job.sql.scope import Relation, Scope, SqlInput, find_repeats
 from joinery_runtime.job.sql.select_list import item_name, read_columns
 from joinery_runtime.job.sql.sessions import inputs_aggregated, read_aggregate
 
@@ -60,7 +60,8 @@ Step = dict[str, Any]
 class Translation:
     """A translation. `steps` are the entries of `spec.joins`, `select` is `spec.select`, `aggregate` is
     `spec.aggregate` (None: there is no GROUP BY), all as in YAML; `ranking` is what ROW_NUMBER says (None: there is
-    none); `filters` are `where` of inputs, by name. With `problems` they must not be used."""
+    none); `filters` are `where` of inputs, by name; `repeats` are the inputs that are read again, each time as an input
+    of its own, by the names of these. With `problems` they must not be used."""
 
     steps: tuple[Step, ...]
     select: list[dict[str, str]]
@@ -68,6 +69,7 @@ class Translation:
     filters: Mapping[str, str] = field(default_factory=dict)
     aggregate: Mapping[str, Any] | None = None
     ranking: SqlRanking | None = None
+    repeats: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -120,6 +122,10 @@ def _translate(sql: str, tables: Sequence[SqlInput], beside: str | None, stars: 
     if read is None:
         return Translation((), [], report.problems)
     query, options = read
+    repeats = find_repeats(query.sources, [table.name for table in tables], report)
+    query = query.with_repeats(repeats)
+    by_name = {table.name: table for table in tables}
+    tables = (*tables, *(replace(by_name[name], name=alias) for alias, name in repeats.items()))
     scope = Scope(query.sources, tables, report, windowed=query.window is not None and bool(query.joined))
     inputs = [table.name for table in tables]
     prefixes = dict(zip(inputs, naming_prefixes(stars, inputs), strict=True))
@@ -134,7 +140,7 @@ def _translate(sql: str, tables: Sequence[SqlInput], beside: str | None, stars: 
     selected |= ranking.inputs if ranking is not None else set()
     links, filters = _link_query(query, scope, tables, selected)
     steps = _translate_links(links, query, options, scope)
-    return Translation(steps, select, report.problems, filters, aggregate, ranking)
+    return Translation(steps, select, report.problems, filters, aggregate, ranking, repeats)
 
 
 def _read_query_and_options(sql: str, tables: Sequence[SqlInput], report: Report) -> tuple[Query, Options] | None:
@@ -207,8 +213,8 @@ def _link_query(
     _check_window_times(scope)
     used = {relation.table.name for relation in scope.relations.values()}
     unused = [table.name for table in tables if table.name not in used]
-    has_rejected_test = query.where is not None and query.where.find(exp.Query) is not None
-    if unused and not has_rejected_test:
+    written = [*query.items, *([query.where] if query.where is not None else [])]
+    if unused and not any(node.find(exp.Query) for node in written):  # what is rejected there may read them
         facts = f"of the job's inputs, {listed(unused)} are not joined"
         scope.report.add(query.first.at, f"{facts}; JOIN them, or take them out of spec.inputs")
     if not query.joined:
@@ -309,6 +315,14 @@ def _check_keys(link: Link, matching: Matching, more: str, context: _Context) ->
             facts = f"{part.sql(comments=False)} is no key: each side of one is computed of one input, and one side of"
             facts = f"{facts} {link.right.source.alias} (rule J12)"
             todo = "compare such values, and leave this as a further condition"
+            context.report.add(link.joined.source.at, f"{facts}; {todo}{more}")
+            return
+        sides = (part.left, part.right) if isinstance(part, exp.EQ) and inputs == {link.right.table.name} else ()
+        constant = next((side for side in sides if side.find(exp.Column) is None), None)
+        if constant is not None:
+            time = f"{link.earlier[0].source.alias}.{link.earlier[0].table.event_time}"
+            facts = f"{part.sql(comments=False)} is no key: a constant says nothing of the other input (rule J9)"
+            todo = f"write CASE WHEN {time} IS NOT NULL THEN {constant.sql(comments=False)} END in place of it"
             context.report.add(link.joined.source.at, f"{facts}; {todo}{more}")
             return
     first, second = link.earlier[-1].source.alias, link.right.source.alias

@@ -6,7 +6,7 @@ parts. A part that the job's form does not read is reported.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sqlglot import exp
@@ -23,6 +23,7 @@ from joinery_runtime.job.sql.select_tree import (
     DESCRIPTOR,
     FIRST,
     NUMBER_ALIAS,
+    NUMBERED,
     OUTER_NAME,
     REJECTED,
     ExistenceTest,
@@ -37,6 +38,8 @@ _WORDS = {
     "laterals": "LATERAL",
 }
 
+_NO_SUB_QUERY = "a sub-query is not supported; use columns of the inputs"
+
 _TYPES: dict[str, JoinType] = {"": "inner", "LEFT": "left", "RIGHT": "right", "FULL": "full"}
 _EXISTENCE_TYPES: dict[str, JoinType] = {"SEMI": "semi", "ANTI": "anti"}
 
@@ -47,7 +50,7 @@ class Source:
     is the time of FOR SYSTEM_TIME AS OF. `hidden`: a semi or anti join tests whether it has a match, so only the
     conditions of this join can name it (rule E1). `nested`: they are those of a sub-query. `condition` is that of a
     sub-query in FROM which stood here: a filter of the input itself. `window_time` is the time that a table function
-    names for its windows."""
+    names for its windows. `quoted` and `quoted_alias` say whether the name and the alias are in quotation marks."""
 
     name: str
     alias: str
@@ -58,6 +61,7 @@ class Source:
     nested: bool = False
     condition: exp.Expr | None = None
     window_time: exp.Expr | None = None
+    quoted_alias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +92,9 @@ class Query:
     """The parts of a SELECT. `first` is what FROM names (None: nothing), `joined` are the others, in text order, those
     of sub-queries in WHERE last; `where` is without these. `groups` are the entries of GROUP BY, `grouped` says whether
     there is one. `qualify` are the conditions of QUALIFY that number rows; those on the key alone are part of `where`,
-    as they leave out all rows of a key. `start` and `group_at` are the positions of SELECT and GROUP BY, `changes` and
-    `final` those of EMIT CHANGES and EMIT FINAL (None: there is none). `then` is the SELECT around this one that groups
-    its groups (None: there is none)."""
+    as they leave out all rows of a key. `numbered`: the groups are of rows that are numbered. `start` and `group_at`
+    are the positions of SELECT and GROUP BY, `changes` and `final` those of EMIT CHANGES and EMIT FINAL (None: there is
+    none). `then` is the SELECT around this one that groups its groups (None: there is none)."""
 
     start: TextPosition
     first: Source | None
@@ -107,10 +111,22 @@ class Query:
     final: TextPosition | None
     options: Sequence[Token]
     then: NextGroups | None = None
+    numbered: bool = False
 
     @property
     def sources(self) -> tuple[Source, ...]:
         return (*([self.first] if self.first is not None else []), *(joined.source for joined in self.joined))
+
+    def with_repeats(self, repeats: Mapping[str, str]) -> Query:
+        """Return the query in which a source that reads an input again has its alias as its name. `repeats` are the
+        inputs by such aliases."""
+
+        def renamed(source: Source) -> Source:
+            is_repeat = repeats.get(source.alias) == source.name
+            return replace(source, name=source.alias, quoted=source.quoted_alias) if is_repeat else source
+
+        joined = tuple(replace(join, source=renamed(join.source)) for join in self.joined)
+        return replace(self, first=renamed(self.first) if self.first is not None else None, joined=joined)
 
     @property
     def kinds(self) -> tuple[JoinKind, ...]:
@@ -164,6 +180,7 @@ def read_query(
         final=parsed.clauses.final,
         options=parsed.clauses.options,
         then=then,
+        numbered=bool(select.meta.get(NUMBERED)),
     )
 
 
@@ -220,12 +237,26 @@ def _reject_other_parts(
     for query in select.find_all(exp.Query):
         # `_read_source` reports a sub-query in place of an input.
         if query is not select and not isinstance(query.parent, exp.Query | exp.From | exp.Join):
-            text = "a sub-query is not supported; use columns of the inputs"
+            text = _instead_of_value(query) if form.tests_existence else _NO_SUB_QUERY
             if form.tests_existence and isinstance(query.parent, exp.Exists | exp.In):
                 todo = "write [NOT] EXISTS or IN as a condition of its own, with AND, into the WHERE of the job"
                 text = f"a sub-query is not supported here; {todo}"
             if not any(query is test for test in tests):
                 report.add(node_position(query), text)
+
+
+def _instead_of_value(query: exp.Expr) -> str:
+    """Say what to write for a sub-query that gives a value."""
+    table = query.find(exp.Table)
+    if table is None:
+        return _NO_SUB_QUERY
+    name = table.name
+    joined = f"write JOIN {name} <alias> ON <keys and a bound on time>"
+    if query.unnest().find(exp.AggFunc) is None:
+        return f"a sub-query gives no value here; {joined}, and select its column"
+    facts = f"a sub-query gives no value here, and {name} has no end after which it would be known"
+    todo = f"for rows of {name} that belong to a row {joined}, and GROUP BY with a window"
+    return f"{facts}; {todo}; for one value of all rows let another job aggregate them, and JOIN its output as a table"
 
 
 def _read_groups(group: exp.Expr, parsed: Parsed, report: Report) -> tuple[exp.Expr, ...]:
@@ -353,4 +384,5 @@ def _read_source(table: exp.Expr, report: Report) -> Source:
         as_of,
         condition=table.meta.get(CONDITION),
         window_time=table.meta.get(DESCRIPTOR),
+        quoted_alias=alias is not None and bool(alias.this.args.get("quoted")),
     )

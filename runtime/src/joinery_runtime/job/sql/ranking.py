@@ -59,7 +59,7 @@ def read_ranking(query: Query, scope: Scope, beside: str | None) -> SqlRanking |
     if not query.qualify:
         return None
     before = len(scope.report.problems)
-    if query.grouped:
+    if query.grouped and not query.numbered:
         facts = "rows of GROUP BY, or of DISTINCT with the windows, are one for each group and window already"
         scope.report.add(node_position(query.qualify[0]), f"{facts}; leave QUALIFY out, or DISTINCT")
         return None
@@ -67,6 +67,9 @@ def read_ranking(query: Query, scope: Scope, beside: str | None) -> SqlRanking |
     if number is None or len(scope.report.problems) > before:
         return None
     ranking = _read_over(number, rows, beside, scope)
+    if ranking is not None and query.grouped and ranking.field == TOP_N:
+        facts = "groups are of all rows, or of the first or last row of each key by event time"
+        scope.report.add(node_position(query.qualify[0]), f"{facts}; write {_FIRST}, or let a second job group these")
     return ranking if len(scope.report.problems) == before else None
 
 
@@ -255,10 +258,10 @@ def _reject_deduplication(
         todo = "leave the window out, which deduplicate.within is"
     elif not number.args.get("partition_by"):
         todo = "name the key in PARTITION BY"
-    elif ordered:
+    elif ordered and times:
         todo = f"write ORDER BY {' or '.join(times)}"
     else:
-        return  # nothing says which row comes first, which is reported
+        return  # nothing says which row comes first, or what is read, which is reported
     scope.report.add(node_position(number), f"{facts}; {todo}, or for the first rows of a window topN beside sql")
 
 

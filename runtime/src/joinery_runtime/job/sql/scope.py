@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlglot import exp
 
 from joinery_runtime.job.model.draft import InputDraft
+from joinery_runtime.job.model.inputs import INPUT_NAME
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
 from joinery_runtime.job.model.wording import either, listed, suggestion
 from joinery_runtime.job.sql.query import Source
@@ -33,6 +35,27 @@ class Relation:
 
     table: SqlInput
     source: Source
+
+
+def find_repeats(sources: Sequence[Source], inputs: Collection[str], report: Report) -> Mapping[str, str]:
+    """Return by alias the inputs that a source reads again. Of the sources that name one input, the one without another
+    alias reads the input itself, or else the first one; each further alias is an input of its own."""
+    repeats: dict[str, str] = {}
+    for name in inputs:
+        by_alias = {source.alias: source for source in sources if source.name == name}
+        own = name if name in by_alias else next(iter(by_alias), name)
+        for alias, source in by_alias.items():
+            facts = f"{name!r} is read again as {alias!r}, which is"
+            if alias == own:
+                continue
+            if alias in inputs:
+                report.add(source.at, f"{facts} the name of another input; write another alias")
+            elif re.fullmatch(INPUT_NAME, alias) is None:
+                todo = "write an alias of letters, digits and underscores"
+                report.add(source.at, f"{facts} then the name of an input; {todo}")
+            else:
+                repeats[alias] = name
+    return repeats
 
 
 class Scope:
@@ -72,8 +95,6 @@ class Scope:
             return f"{source.name!r} is not an input of the job{hint}; inputs are {listed(inputs_by_name)}"
         if source.alias in self.relations:
             return f"two inputs are called {source.alias!r}; give each its own alias"
-        if any(relation.table is table for relation in self.relations.values()):
-            return f"{source.name!r} is joined with itself; declare a second input that reads the same and join that"
         return ""
 
     @property

@@ -122,18 +122,42 @@ def _item(item: Item, renamed: str) -> Item:
 
 def _read_expression(value: exp.Expr, renamed: str, scope: Scope) -> Iterator[Item]:
     at = node_position(value)
-    if value.find(exp.Window) is not None:
+    if value.find(exp.Query) is not None:
+        return  # which `query` reports
+    if (window := value.find(exp.Window)) is not None:
         facts = "a job computes nothing over the rows before or around a row"
-        todo = f"write GROUP BY with HOP(...) for a value of each window, or {_RANKED}"
-        scope.report.add(at, f"{facts}; {todo}")
+        scope.report.add(at, f"{facts}; {_instead_of_window(window, scope)}")
     elif value.find(exp.AggFunc) is not None:
         facts = "is computed over many rows, and rows have no end"
         scope.report.add(at, f"{facts}; write GROUP BY with a window, such as TUMBLE(<event time>, INTERVAL '1' HOUR)")
-    elif value.find(exp.Query) is None and scope.qualify(value, behind_joins=True):  # `query` reports a sub-query
+    elif scope.qualify(value, behind_joins=True):
         if renamed:
             yield _item({"expression": value.sql(comments=False)}, renamed)
         else:
             scope.report.add(at, "an expression has no name of its own; write <expression> AS <name>")
+
+
+def _instead_of_window(window: exp.Expr, scope: Scope) -> str:
+    """Say what to write for `<function> OVER (...)`."""
+    function = window.this
+    name = (function.name.upper() or function.sql_name()) if isinstance(function, exp.Func) else ""
+    if name in {"ROW_NUMBER", "RANK", "DENSE_RANK"}:
+        return _RANKED
+    visible = list(scope.visible.values())
+    source, time = (visible[0].table.name, visible[0].table.event_time) if len(visible) == 1 else ("x", "<event time>")
+    keys = [key.name for key in window.args.get("partition_by") or [] if isinstance(key, exp.Column)]
+    equal = " AND ".join(f"a.{key} = b.{key}" for key in keys or ["<key>"])
+    later = window.find(exp.Lead) is not None
+    bound = f"b.{time} < a.{time} AND b.{time} >= a.{time} - INTERVAL '1' HOUR"
+    if later:
+        bound = f"b.{time} > a.{time} AND b.{time} <= a.{time} + INTERVAL '1' HOUR"
+    joined = f"FROM {source} a JOIN {source} b ON {equal} AND {bound}"
+    if later or window.find(exp.Lag, exp.FirstValue, exp.LastValue, exp.NthValue) is not None:
+        over = f"PARTITION BY a.<id> ORDER BY b.{time}{'' if later else ' DESC'}"
+        nearest = f"QUALIFY ROW_NUMBER() OVER ({over}) = 1, and deduplicate: {{within: 1h}} beside sql"
+        return f"for another row of the key write {joined}, and for the nearest one {nearest}"
+    todo = "write GROUP BY with HOP(...) or CUMULATE(...) for a value of each window"
+    return f"{todo}, or for one of each row {joined} GROUP BY a.<id>, TUMBLE(a.{time}, INTERVAL '1' MINUTE)"
 
 
 def _star(column: exp.Expr, scope: Scope) -> Iterator[Item]:

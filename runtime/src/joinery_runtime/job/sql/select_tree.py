@@ -13,9 +13,9 @@ column that was reported."""
 DESCRIPTOR, OF_WINDOW, FIRST = "joinery.descriptor", "joinery.window", "joinery.first"
 """Marks of nodes: a source, with the time that its table function names; a column of the row's window; a SELECT that
 groups the groups of another one, with that one, the first."""
-OUTER_NAME, NUMBER_ALIAS = "joinery.outer", "joinery.alias"
-"""Marks a column of a sub-query that tests for a match, whose name means no column of the sub-query's own source; and
-the call of ROW_NUMBER for which an alias stands in QUALIFY."""
+OUTER_NAME, NUMBER_ALIAS, NUMBERED = "joinery.outer", "joinery.alias", "joinery.numbered"
+"""Marks a column of a sub-query that tests for a match, whose name means no column of the sub-query's own source; the
+call of ROW_NUMBER for which an alias stands in QUALIFY; and a SELECT that groups rows which a sub-query numbers."""
 TEST_KINDS = {"SEMI", "ANTI"}
 """Kinds of JOIN whose right side has no columns in the rows that they make, and that pad none."""
 
@@ -92,20 +92,18 @@ def is_ranking(select: exp.Select) -> bool:
 
 def ranking_problem(inner: exp.Select, select: exp.Select) -> str:
     """Say why the SELECT around rows that ROW_NUMBER numbers cannot be part of the job; empty if it can."""
-    more = [part for part in ("joins", "group", "having") if select.args.get(part)]
-    if more or is_ranking(select):
-        facts = "rows that ROW_NUMBER numbers are the end of a job in SQL: joins, groups and further numbers of them"
-        todo = "let a second job read this one's output"
-        if "joins" not in more and not is_ranking(select):
-            todo += ", or for groups of the first row of each key write deduplicate: {by: [...], within: 1h} beside sql"
-        return f"{facts} are a job of their own; {todo}"
+    if select.args.get("joins") or is_ranking(select):
+        facts = "rows that ROW_NUMBER numbers are neither joined nor numbered again in one job"
+        return f"{facts}; let a second job read this one's output"
     if inner.args.get("group") is not None:
         return "groups are numbered in a job of their own; let a second job read this one's output"
     return ""
 
 
 def move_conditions(inner: exp.Select, select: exp.Select) -> None:
-    """Make the conditions of the SELECT around numbered rows those of QUALIFY."""
+    """Make the conditions of the SELECT around numbered rows those of QUALIFY. If it groups them, they are numbered
+    before that."""
+    select.meta[NUMBERED] = select.args.get("group") is not None
     set_conditions(select, "qualify", exp.Qualify, inner.args.get("qualify"), select.args.get("where"))
     select.set("where", None)
 
