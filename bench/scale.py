@@ -24,8 +24,8 @@ from joinery_devkit.spark_cluster import StandaloneCluster
 
 PARTITIONER = "murmur2"
 SERIES = (4, 16, 64, 512)  # shards
-_EPOCH_ROWS = 400_000  # of both inputs, at most: what a shard costs per epoch shows
-_EPOCHS = 40  # at least: with fewer than 30 behind the first quarter, JVMs still compile what they run once an epoch
+_EPOCH_ROWS = 400_000  # for each executor, of both inputs, at most: what a shard costs per epoch shows
+_EPOCHS = 40  # of one executor, at least: with few, JVMs still compile what they run once an epoch
 
 PYTHON = (DRIVER, WORKERS)
 SPARK = (JAVA, *PYTHON)
@@ -33,11 +33,13 @@ SPARK = (JAVA, *PYTHON)
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Executors, and their cores. `master` None: a standalone cluster, which runs before the job starts."""
+    """Executors, and their cores. `master` None: a standalone cluster, which runs before the job starts. An epoch grows
+    with the `executors`, as it does for a job that names no limits."""
 
     name: str
     settings: str
     master: str | None
+    executors: int = 1
 
     @contextmanager
     def started(self) -> Iterator[joinery_jobs.Setup]:
@@ -59,13 +61,13 @@ class Line:
 
 def _local_cluster(executors: int, cores: int) -> Layout:
     settings = f"{executors} executor{'s' if executors > 1 else ''} with {cores} core{'s' if cores > 1 else ''} each"
-    return Layout(f"cluster-{executors}x{cores}", settings, joinery_jobs.local_cluster(executors, cores))
+    return Layout(f"cluster-{executors}x{cores}", settings, joinery_jobs.local_cluster(executors, cores), executors)
 
 
 LOCAL = Layout("local-2", "Spark in the driver's JVM with two cores", joinery_jobs.MASTER)
 ONE, TWO, FOUR = _local_cluster(1, 2), _local_cluster(2, 1), _local_cluster(4, 1)
 STANDALONE = Layout(
-    "standalone-2x1", "a standalone cluster of two workers with a core each, up before the job starts", None
+    "standalone-2x1", "a standalone cluster of two workers with a core each, up before the job starts", None, 2
 )
 
 
@@ -117,7 +119,7 @@ def run(work: Path, records: int, names: Sequence[str] | None, runs: int) -> lis
 
 
 def _peer(ground: Ground, slug: str, *, line: Line, setup: joinery_jobs.Setup) -> Peer:
-    epoch = epoch_rows(ground.rows, _EPOCH_ROWS, _EPOCHS)
+    epoch = epoch_rows(ground.rows, _EPOCH_ROWS, _EPOCHS) * line.layout.executors
     spec = joins.job_spec(ground.bootstrap)
     if line.co_partitioned:
         spec["joins"] = [step | {"coPartitioned": True, "partitioner": PARTITIONER} for step in spec["joins"]]

@@ -23,6 +23,7 @@ from joinery_devkit.matrix import SERVERS
 from joinery_operator.manifests.spark import driver_memory, executor_overhead, mebibytes
 from joinery_runtime.job import parse_job
 from joinery_runtime.job.model.quantity import parse_bytes
+from joinery_runtime.job.model.resource import PROCESS_BYTES
 
 WHERE = ("--namespace", "joinery", "--kube-version", "1.34.0")
 _TOOL = f"""#!{sys.executable} -S
@@ -215,7 +216,9 @@ def test_what_runs_there_fits_into_the_memory_that_docker_is_to_have(machine: Ma
     job = parse_job(yaml.safe_dump(machine.applied_one("StreamJoin", "paid-orders")), "job.yaml")
     spark = job.spec.spark
     heap = mebibytes(spark.executor.memory, "")
-    executor = heap + executor_overhead(heap, spark.executor.cores, job.spec.trigger.max_bytes_per_epoch)
+    executor = heap + executor_overhead(
+        heap, spark.executor.cores, job.spec.trigger.max_bytes_per_epoch or PROCESS_BYTES
+    )
     pods = [*limits, 2 * driver_memory(spark), executor * spark.executor.instances]
     assert len(limits) == 4
     assert sum(pods) + 1_024 <= 8_192, pods

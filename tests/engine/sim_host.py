@@ -23,6 +23,7 @@ class SimHost:
     """Runs an epoch's tasks as Spark does: a lost one again under a new attempt, some of them twice at a time."""
 
     cores = None
+    processes = 1
 
     def __init__(
         self,

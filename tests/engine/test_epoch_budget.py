@@ -14,7 +14,14 @@ from engine.sim_steps import record
 from engine.simulation import World
 from joinery_runtime.connectors.source import Range
 from joinery_runtime.engine.driver import Driver
-from joinery_runtime.engine.epoch_budget import UNKNOWN_BYTES, Budget, RecordSizes, allowed_bytes, smaller_plan
+from joinery_runtime.engine.epoch_budget import (
+    UNKNOWN_BYTES,
+    Budget,
+    RecordSizes,
+    RowSpread,
+    allowed_bytes,
+    smaller_plan,
+)
 from joinery_runtime.engine.loop import JobListener, Outages, run_until_stopped
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import PlanTooLarge
@@ -65,6 +72,27 @@ def test_ranges_share_twice_the_bytes_of_an_epoch() -> None:
     assert allowed_bytes(ranges, RecordSizes(), Budget(1, 1_000), count) == {A: 1_400, B: 600}
     learnt = sizes_of(b=9 * int(UNKNOWN_BYTES))
     assert allowed_bytes(ranges, learnt, Budget(1, 1_000), count) == {A: 1_000, B: 1_000}
+
+
+def test_only_limits_that_a_job_does_not_name_grow_with_processes() -> None:
+    budget = Budget(100, 1_000, records_per_process=True)
+    assert (budget.for_processes(2.5).records, budget.for_processes(2.5).bytes) == (250, 1_000)
+    budget = Budget(100, 1_000, bytes_per_process=True)
+    assert (budget.for_processes(2.5).records, budget.for_processes(2.5).bytes) == (100, 2_500)
+
+
+def test_the_fullest_process_of_any_step_says_how_many_are_filled() -> None:
+    spread = RowSpread()
+    assert spread.filled_processes(8) == 1, "nothing is known"
+    spread.observe(4, 400, {(0, shard): 100 for shard in range(4)})
+    assert (spread.filled_processes(2), spread.filled_processes(3)) == (2, 2), "two of three have a shard, one has two"
+    assert spread.filled_processes(8) == 4, "a shard is in one process"
+    spread.observe(4, 400, {(0, shard): 100 for shard in range(4)} | {(1, 0): 300, (1, 3): 50})
+    assert spread.filled_processes(4) == pytest.approx(400 / 300), "the second step has a hot key"
+    spread.observe(4, 400, {(0, shard): 500 for shard in range(4)})
+    assert spread.filled_processes(4) == 1, "each process has more rows than were read"
+    spread.observe(4, 0, {})
+    assert spread.filled_processes(4) == 1, "an epoch without rows says nothing"
 
 
 def test_a_single_record_may_be_of_any_size() -> None:

@@ -16,7 +16,7 @@ from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME, 
 from joinery_runtime.engine.epoch_budget import Budget
 from joinery_runtime.engine.idleness import IdleClock
 from joinery_runtime.engine.job_state import JobState
-from joinery_runtime.engine.messages import PartitionRead
+from joinery_runtime.engine.messages import EpochOutcome, PartitionRead, ReadSummary, ShardSummary
 from joinery_runtime.engine.next_plan import PlanSettings, shards_for_cores
 from joinery_runtime.engine.plan import EpochPlan, InputState
 from joinery_runtime.engine.planner import Planner
@@ -80,9 +80,12 @@ class Job:
         self.restart()
 
     def restart(self) -> None:
-        self.planner = Planner(
+        self.planner = self.new_planner(Budget(self.max_records, self.max_bytes))
+
+    def new_planner(self, budget: Budget) -> Planner:
+        return Planner(
             PlanSettings(
-                *(4, Budget(self.max_records, self.max_bytes), CHECKPOINT_MS, "f"),
+                *(4, budget, CHECKPOINT_MS, "f"),
                 tables=self.tables,
                 delays={"orders": 5, "payments": 3},
                 interval_ms=self.interval_ms,
@@ -166,8 +169,36 @@ def test_a_plan_keeps_to_the_bytes_that_an_epoch_may_have() -> None:
     job = Job(Source(dict.fromkeys(ORDERS, (0, 1_000))), Source(dict.fromkeys(PAYMENTS, (0, 0))), max_bytes=300 << 10)
     plan = job.epoch({})
     assert ranges(plan)[ORDERS[0]] == ranges(plan)[ORDERS[1]] == (0, 150)
-    job.planner.learn([PartitionRead(ORDERS[0], records=150, bytes=150 * 10_240)], job.inputs)
+    read = ReadSummary((PartitionRead(ORDERS[0], records=150, bytes=150 * 10_240),))
+    job.planner.learn(plan, EpochOutcome(read, {}), job.inputs)
     assert [r.end_exclusive - r.start for r in job.epoch({}).ranges] == [15, 15]
+
+
+@pytest.mark.parametrize(
+    ("rows_by_shard", "processes", "records"),
+    [
+        ((100, 100, 100, 100), 1, 90),
+        ((100, 100, 100, 100), 2, 180),
+        ((100, 100, 100, 100), 4, 360),
+        ((200, 100, 50, 50), 4, 180),  # one process has half of the rows
+        ((400, 400, 400, 400), 4, 90),  # of a join on time alone each shard has all rows
+        ((100, 100, 100, 100), None, 90),  # nothing is known of the rows: the driver has just started
+    ],
+)
+def test_a_budget_without_a_limit_is_for_each_process_that_rows_fill(
+    rows_by_shard: tuple[int, ...], processes: int | None, records: int
+) -> None:
+    job = Job(Source(dict.fromkeys(ORDERS, (0, 9_000))), Source(dict.fromkeys(PAYMENTS, (0, 9_000))), max_records=90)
+    for per_process in (True, False):
+        job.planner = job.new_planner(Budget(90, 64 << 20, records_per_process=per_process))
+        plan = job.epoch({})
+        if processes is not None:
+            shards = {(0, shard): ShardSummary(0, shard, rows_in=rows) for shard, rows in enumerate(rows_by_shard)}
+            read = ReadSummary((PartitionRead(ORDERS[0], records=400, rows=400),))
+            job.planner.learn(plan, EpochOutcome(read, shards), job.inputs)
+        larger = job.planner.plan(job.state, 0, processes=processes or 4).plan
+        assert larger is not None
+        assert sum(r.end_exclusive - r.start for r in larger.ranges) == (records if per_process else 90)
 
 
 def test_epochs_keep_the_interval_unless_one_is_full() -> None:
@@ -248,7 +279,8 @@ def test_densities_that_were_learnt_align_the_inputs() -> None:
         PartitionRead(ref, records=end - start, lowest=0, highest=7_000 if ref in PAYMENTS else 700)
         for ref, (start, end) in ranges(plan).items()
     ]
-    job.planner.learn(reads, before)
+    summary = ReadSummary(tuple(reads))
+    job.planner.learn(plan, EpochOutcome(summary, {}), before)
     following = ranges(job.epoch({}))
     assert PAYMENTS[0] not in following, "payments are ahead in event time and wait"
     assert sum(end - start for start, end in following.values()) == pytest.approx(210, abs=2)

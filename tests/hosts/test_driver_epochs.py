@@ -72,7 +72,7 @@ class Scene:
 class Recorded:
     def __init__(self, name: str, scene: Scene, raises: Callable[[], Exception | None]) -> None:
         self._name, self._scene, self._raises = name, scene, raises
-        self.cores = 2
+        self.cores, self.processes = 2, 3
 
     def run(self, work: EpochWork) -> EpochOutcome:
         self._scene.seen.append(f"{self._name} {work.plan.epoch}")
@@ -95,6 +95,15 @@ def test_epochs_are_run_here_until_spark_is_there_and_then_nothing_is_open_here(
     assert scene.host.run(work(3)) is DONE
     scene.host.close()
     assert scene.seen == ["opened", "here 1", "here 2", "closed", "spark 3"]
+
+
+def test_one_process_has_the_rows_of_an_epoch_until_one_was_run_on_spark(scene: Scene) -> None:
+    scene.host.run(work(1))
+    assert scene.host.processes == 1
+    scene.spark_starts()
+    assert scene.host.processes == 1
+    scene.host.run(work(2))
+    assert scene.host.processes == 3
 
 
 def test_nothing_is_opened_here_where_spark_is_first(scene: Scene) -> None:

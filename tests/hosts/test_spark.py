@@ -105,7 +105,10 @@ CO_PARTITIONED = replace(WORK, plan=replace(WORK.plan, co_partitions=2))
 
 def test_peers_that_exchange_no_rows(context: SparkContext) -> None:
     worker = FailingWorker("never", RuntimeError(), steps=1)
-    outcome = SparkHost(context, WorkerSetup("co-partitioned", worker, worker.steps), "job").run(CO_PARTITIONED)
+    host = SparkHost(context, WorkerSetup("co-partitioned", worker, worker.steps), "job")
+    assert host.processes == 1, "nothing is known of executors before an epoch"
+    outcome = host.run(CO_PARTITIONED)
+    assert host.processes == 2
     rows = {task: summary.rows_out for task, summary in outcome.shards.items()}
     assert rows == {(0, 0): 2, (0, 1): 1}, "partitions 0 and 2 are of the first shard"
     assert sorted(read.partition.partition for read in outcome.read.partitions) == [0, 1, 2]

@@ -46,7 +46,7 @@ def bounds(job):
 def test_defaults():
     spec = job().spec
     assert spec.shards == 8
-    assert spec.trigger.max_records_per_epoch == 500_000
+    assert (spec.trigger.max_records_per_epoch, spec.trigger.max_bytes_per_epoch) == (None, None)
     assert spec.delivery == "exactlyOnce"
     assert spec.state_store.kind == "embedded"
     assert spec.state_store.checkpoint_interval == 60_000

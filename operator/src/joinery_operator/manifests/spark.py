@@ -43,6 +43,7 @@ from joinery_runtime.errors import Problem
 from joinery_runtime.job.crd import Scale
 from joinery_runtime.job.model.pods import SparkSpec
 from joinery_runtime.job.model.quantity import format_bytes, parse_bytes
+from joinery_runtime.job.model.resource import PROCESS_BYTES
 
 # Request and limit of memory are equal, so that no pod is killed for the memory that others use.
 # What a JVM needs beside its heap, by Spark's own rule for JVM jobs.
@@ -164,7 +165,7 @@ def driver_memory(spark: SparkSpec) -> int:
 def _spark_settings(revision: JobRevision) -> dict[str, str]:
     spark = revision.job.spec.spark
     heap = mebibytes(spark.conf.get("spark.executor.memory", spark.executor.memory), "spark.executor.memory")
-    bytes_per_epoch = revision.job.spec.trigger.max_bytes_per_epoch
+    bytes_per_epoch = revision.job.spec.trigger.max_bytes_per_epoch or PROCESS_BYTES
     settings: dict[str, Any] = {
         "spark.kubernetes.namespace": revision.resource["metadata"]["namespace"],
         "spark.kubernetes.container.image": revision.image,

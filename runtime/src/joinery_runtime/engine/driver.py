@@ -72,6 +72,11 @@ class Host(Protocol):
         """How many cores the tasks of the next epoch have. None: it runs as many shards at a time as there are."""
         ...
 
+    @property
+    def processes(self) -> int:
+        """How many processes share the rows of the next epoch."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class DriverParts:
@@ -304,9 +309,15 @@ class Driver:
         return plan
 
     def _new_plan(self, state: JobState, *, always: bool = False, reads: bool = True) -> EpochPlan | None:
-        cores = self._parts.host.cores
+        host = self._parts.host
         result = self._parts.planner.plan(
-            state, self._now_ms(), clock_ms=self._wall_ms(), cores=cores, always=always, reads=reads
+            state,
+            self._now_ms(),
+            clock_ms=self._wall_ms(),
+            cores=host.cores,
+            processes=host.processes,
+            always=always,
+            reads=reads,
         )
         self.sources = result.status
         if result.plan is None:
@@ -434,7 +445,7 @@ class Driver:
         after = before.after(plan, outcome, planner.clocks)
         sizes = after.part_sizes
         refuse_growth(planner.limits, self._pipeline, before.part_sizes, sizes, plan.epoch)
-        planner.learn(outcome.read.partitions, before.inputs)
+        planner.learn(plan, outcome, before.inputs)
         if not last:
             after = after.planned(self._next_plan(after))
         result = result_json(plan, outcome, after.totals)

@@ -12,7 +12,7 @@ the plan depends on all this; rows and results never do (rule T9).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -38,10 +38,56 @@ Count = Callable[[Range, float], int]
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What an epoch may read from all inputs together: `records`, and `bytes` of undecoded records."""
+    """What an epoch may read from all inputs together: `records`, and `bytes` of undecoded records. What is
+    `per_process` grows with the processes that share an epoch's rows."""
 
     records: int
     bytes: int
+    records_per_process: bool = False
+    bytes_per_process: bool = False
+
+    def for_processes(self, processes: float) -> Budget:
+        """Return the budget of an epoch whose rows fill as many processes."""
+        return replace(
+            self,
+            records=int(self.records * processes) if self.records_per_process else self.records,
+            bytes=int(self.bytes * processes) if self.bytes_per_process else self.bytes,
+        )
+
+
+class RowSpread:
+    """How the newest epoch's rows were spread over the shards.
+
+    The memory that an epoch takes is that of the process with the most rows. So an epoch may read a budget for each
+    process only as far as the processes share its rows: with one hot key, or in a join on time alone, whose rows go to
+    every shard, more processes have no room for more rows.
+    """
+
+    def __init__(self) -> None:
+        self._read = 0
+        self._rows: dict[int, list[int]] = {}  # by step, of each shard
+
+    def observe(self, shards: int, read: int, rows: Mapping[tuple[int, int], int]) -> None:
+        """Take an epoch that has read so many rows; `rows` are those that each step had in each shard."""
+        if not read:
+            return
+        self._read, self._rows = read, {}
+        for (step, shard), count in rows.items():
+            self._rows.setdefault(step, [0] * shards)[shard] += count
+
+    def filled_processes(self, processes: int) -> float:
+        """Return how many of the processes the rows fill: from 1, for rows that one process has as a whole or for an
+        epoch that is yet to come, to `processes`, for rows that all have an equal share of."""
+        fullest = max((_fullest(rows, processes) for rows in self._rows.values()), default=0)
+        return min(processes, max(1.0, self._read / fullest)) if fullest else 1.0
+
+
+def _fullest(rows: Sequence[int], processes: int) -> int:
+    """Return the rows of the process that has the most of them. Neighbouring shards share a process."""
+    totals = [0] * processes
+    for shard, count in enumerate(rows):
+        totals[shard * processes // len(rows)] += count
+    return max(totals)
 
 
 @dataclass(frozen=True, slots=True)

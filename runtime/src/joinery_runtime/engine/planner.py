@@ -10,11 +10,18 @@ from dataclasses import dataclass, replace
 from joinery_runtime.connectors.source import Bounds, Range, SourcePlanner
 from joinery_runtime.connectors.store_identity import StoreIdentity
 from joinery_runtime.core.pipeline.watermark import InputClock, InputProgress, advance, all_idle
-from joinery_runtime.engine.epoch_budget import UNKNOWN_BYTES, EventTimeRates, RecordSizes, allowed_bytes, smaller_plan
+from joinery_runtime.engine.epoch_budget import (
+    UNKNOWN_BYTES,
+    EventTimeRates,
+    RecordSizes,
+    RowSpread,
+    allowed_bytes,
+    smaller_plan,
+)
 from joinery_runtime.engine.idleness import Idleness
 from joinery_runtime.engine.job_state import JobState
 from joinery_runtime.engine.limits import Pauses, StateLimits
-from joinery_runtime.engine.messages import PartitionRead
+from joinery_runtime.engine.messages import EpochOutcome
 from joinery_runtime.engine.next_plan import PlanHistory, PlanSettings, next_plan, read_shares, shards_for_cores
 from joinery_runtime.engine.plan import EpochPlan, Inputs, partition_id
 from joinery_runtime.engine.source_snapshot import (
@@ -63,6 +70,8 @@ class Planner:
         self._rejoined_at: list[int] = []
         self._event_time_rates: EventTimeRates[PartitionRef] = EventTimeRates()
         self._sizes = RecordSizes()
+        self._spread = RowSpread()
+        self._budget = settings.budget.for_processes(1)
         self._history = PlanHistory()
         self._planned_at_ms: int | None = None
         self._newest_shards = 0  # of the newest plan of this process
@@ -87,6 +96,7 @@ class Planner:
         *,
         clock_ms: int | None = None,
         cores: int | None = None,
+        processes: int = 1,
         always: bool = False,
         reads: bool = True,
     ) -> PlanResult:
@@ -98,8 +108,9 @@ class Planner:
         (T7), and when rows of the state are due (T3). A plan that reads also fixes where the partitions of
         other members start: `startFrom: latest` may mean another offset after a restart. Without `reads` the plan reads
         nothing. `clock_ms` is the wall clock that the plan records (T11). `cores` are those of the epoch's tasks; None:
-        unknown, and the epoch has all shards.
+        unknown, and the epoch has all shards. `processes` share its rows.
         """
+        self._budget = self._settings.budget.for_processes(self._spread.filled_processes(processes))
         snapshot = self._observe_sources(state.inputs, now_ms)
         pauses = Pauses(self.limits, state.pipeline, state.remaining)
         status = SourceStatus.of(snapshot, pauses.inputs())
@@ -144,7 +155,8 @@ class Planner:
     def _cut_shares(
         self, inputs: Inputs, snapshot: SourceSnapshot, waiting: Collection[str], paused: Collection[str]
     ) -> list[Range]:
-        shares = read_shares(inputs, snapshot, self._settings, waiting, paused, self._event_time_rates, self._sizes)
+        settings = replace(self._settings, budget=self._budget)
+        shares = read_shares(inputs, snapshot, settings, waiting, paused, self._event_time_rates, self._sizes)
         return [
             self._sources[bound.partition.input].cut(bound, count)
             if count
@@ -168,7 +180,7 @@ class Planner:
             for bound in snapshot.bounds
             if bound.partition.input not in paused
         ]
-        budget = self._settings.budget
+        budget = self._budget
         records, size = sum(count for count, _ in waiting), sum(count * record_bytes for count, record_bytes in waiting)
         return self._once or records >= budget.records or size >= budget.bytes
 
@@ -277,8 +289,12 @@ class Planner:
         listed = list(partitions)
         return [(n, source, [ref for ref in listed if ref.input == n]) for n, source in self._sources.items()]
 
-    def learn(self, reads: Iterable[PartitionRead], before: Inputs) -> None:
-        """Learns record densities and sizes from a finished epoch; `before` is the inputs' state at its start."""
+    def learn(self, plan: EpochPlan, outcome: EpochOutcome, before: Inputs) -> None:
+        """Learns record densities, sizes and the spread of rows from a finished epoch; `before` is the inputs' state at
+        its start."""
+        reads = outcome.read.partitions
+        rows = {task: shard.rows_in + shard.rows_taken for task, shard in outcome.shards.items()}
+        self._spread.observe(plan.shards, sum(read.rows for read in reads), rows)
         for read in reads:
             highest = before[read.partition.input].progress.highest.get(partition_id(read.partition))
             self._event_time_rates.observe(read.partition, read.records, highest, read.lowest, read.highest)
@@ -292,11 +308,11 @@ class Planner:
 
     def allowed_bytes(self, plan: EpochPlan) -> dict[PartitionRef, int]:
         """The most bytes that reading each range of the plan may yield. A range that is not named has no limit."""
-        return allowed_bytes(plan.ranges, self._sizes, self._settings.budget, self._estimate_records)
+        return allowed_bytes(plan.ranges, self._sizes, self._budget, self._estimate_records)
 
     def smaller(self, plan: EpochPlan) -> EpochPlan | None:
         """Returns the same epoch cut to the present budget; None if the plan is within it."""
-        smaller = smaller_plan(plan, self._sizes, self._settings.budget, self._estimate_records, self._cut_range)
+        smaller = smaller_plan(plan, self._sizes, self._budget, self._estimate_records, self._cut_range)
         tables = self._settings.tables
         return smaller if smaller is None or not tables else without_overtaking(smaller, plan, tables)
 

@@ -253,7 +253,7 @@ class LocalHost:
 
     def __init__(self, worker: Worker, threads: int | None = None) -> None:
         self._worker, self._threads = worker, Threads(threads or 1)
-        self.cores = threads
+        self.cores, self.processes = threads, 1
         self._attempts = 0
 
     def run(self, work: EpochWork) -> EpochOutcome:

@@ -76,6 +76,12 @@ class DriverEpochs:
         self._open_local_host, self._spark, self.cores = open_local_host, spark, cores
         self._stack = ExitStack()
         self._local_host: Host | None = None
+        self._spark_host: Host | None = None
+
+    @property
+    def processes(self) -> int:
+        """One for epochs of this process; those of Spark's newest epoch, once Spark has run one."""
+        return 1 if self._spark_host is None else self._spark_host.processes
 
     def run(self, work: EpochWork) -> EpochOutcome:
         spark = self._spark
@@ -85,7 +91,8 @@ class DriverEpochs:
             with suppress(Superseded):  # Spark would retry the task; here Spark runs the whole epoch again
                 return self._run_locally(work)
         self.close()
-        return spark.result().run(work)
+        self._spark_host = spark.result()
+        return self._spark_host.run(work)
 
     def _run_locally_with_retries(self, work: EpochWork) -> EpochOutcome:
         for _ in range(_TRIES - 1):

@@ -105,6 +105,7 @@ class SparkHost:
         self._context, self._setup, self._warn = context, setup, warn
         self._warned = False
         self._cores: int | None = None
+        self._processes = 1
         self._names = JobNames(context, job, steps or tuple(f"join {n + 1}" for n in range(setup.steps)))
         self._executors = ActiveExecutors(context, lambda _: process_for(setup, 1), self._names)
 
@@ -134,6 +135,11 @@ class SparkHost:
             with suppress(Py4JError, ConnectionError):  # the first epoch says it if Java is gone
                 self._cores = self._executors.cores
         return self._cores or 1
+
+    @property
+    def processes(self) -> int:
+        """Those of the newest epoch's executors; 1 before the first epoch."""
+        return self._processes
 
     def warm(self) -> None:
         """Has a process of each executor build its worker, so that the first epoch does not wait for that. What goes
@@ -174,6 +180,7 @@ class SparkHost:
             self._names.name_epoch(work.plan.epoch)
             executors = self._executors.locations()
             self._cores = self._executors.cores
+            self._processes, _ = _processes_and_threads(self._cores, len(executors))
             task = PeerTask(self._setup, work, share_out(work, self._cores, len(executors)))
             self._warn_of_exchange(work, task.peers)
             if task.peers.count == 1:
@@ -241,13 +248,18 @@ def _exchange_parcels(sent: RDD[Any], peers: int, executors: Sequence[str]) -> R
 def share_out(work: EpochWork, cores: int, executors: int) -> WorkerProcesses:
     """One peer per executor, or per `MAX_THREADS` of its cores; never more than have something to do. `cores` are those
     of all executors. There may be no executor yet."""
+    processes, threads = _processes_and_threads(cores, executors)
+    peers = WorkerProcesses(min(processes, max(work.plan.shards, len(work.plan.ranges))), threads)
+    # Whether an input is read wrongly (`engine.null_keys`) is judged by what all peers have read.
+    return peers if work.judges_inputs else peers.without_exchange(work.plan.co_partitions, work.plan.shards)
+
+
+def _processes_and_threads(cores: int, executors: int) -> tuple[int, int]:
+    """Return how many processes the executors have together, and how many threads each of these has."""
     executors = max(1, executors)
     executor_cores = math.ceil(cores / executors)
     processes = math.ceil(executor_cores / MAX_THREADS)
-    count = min(executors * processes, max(work.plan.shards, len(work.plan.ranges)))
-    peers = WorkerProcesses(count, math.ceil(executor_cores / processes))
-    # Whether an input is read wrongly (`engine.null_keys`) is judged by what all peers have read.
-    return peers if work.judges_inputs else peers.without_exchange(work.plan.co_partitions, work.plan.shards)
+    return executors * processes, math.ceil(executor_cores / processes)
 
 
 def _interrupt_before(error: BaseException) -> KeyboardInterrupt | None:

@@ -61,6 +61,11 @@ class Metadata(Model):
     replaces_owner: str = Field(default="", validation_alias=AliasPath("annotations", REPLACES_OWNER), exclude=True)
 
 
+PROCESS_RECORDS = 500_000
+PROCESS_BYTES = 64 * 2**20
+"""What an epoch may read for each process that shares its rows, where the trigger names no other limit."""
+
+
 class Trigger(Model):
     """When epochs begin, and what one reads at most. The memory of a task is a multiple of the bytes
     (docs/operations.md, "Memory")."""
@@ -68,10 +73,12 @@ class Trigger(Model):
     interval: PositiveDuration = Field(default=0, examples=["10s"])
     """Minimum time between the starts of two epochs, a duration: fewer files, commits and transactions, but rows are
     emitted later. With 0, and when as many records wait as one epoch may read, the next epoch starts at once."""
-    max_records_per_epoch: Annotated[Int, Field(ge=1)] = Field(default=500_000, examples=[2_000_000])
-    """Maximum number of records that an epoch reads, all inputs together."""
-    max_bytes_per_epoch: ByteCount = Field(default=64 * 2**20, examples=["256Mi"])
-    """Maximum number of bytes that an epoch reads, all inputs together, as a number or as 64Mi."""
+    max_records_per_epoch: Annotated[Int, Field(ge=1)] | None = Field(default=None, examples=[2_000_000])
+    """Maximum number of records that an epoch reads, all inputs together. Without it: 500,000 for each executor, or for
+    each 8 cores of a larger one, as far as the keys spread rows over them."""
+    max_bytes_per_epoch: ByteCount | None = Field(default=None, examples=["256Mi"])
+    """Maximum number of bytes that an epoch reads, all inputs together, as a number or as 64Mi. Without it: 64Mi for
+    each executor, in the same way."""
 
 
 class ShadowComparison(Model):
