@@ -216,9 +216,8 @@ def test_what_runs_there_fits_into_the_memory_that_docker_is_to_have(machine: Ma
     job = parse_job(yaml.safe_dump(machine.applied_one("StreamJoin", "paid-orders")), "job.yaml")
     spark = job.spec.spark
     heap = mebibytes(spark.executor.memory, "")
-    executor = heap + executor_overhead(
-        heap, spark.executor.cores, job.spec.trigger.max_bytes_per_epoch or PROCESS_BYTES
-    )
+    size = job.spec.trigger.max_bytes_per_epoch or PROCESS_BYTES
+    executor = heap + executor_overhead(heap, spark.executor.cores, size)
     pods = [*limits, 2 * driver_memory(spark), executor * spark.executor.instances]
     assert len(limits) == 4
     assert sum(pods) + 1_024 <= 8_192, pods

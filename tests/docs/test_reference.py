@@ -27,7 +27,7 @@ def test_fields_at_every_depth_are_on_it_with_type_default_and_whether_they_are_
     assert "| duration | `1m` | `5m` |" in rows["| `watermark.idleTimeout`"]
     assert "| *required* | `orders-paid` |" in rows["| `kafka.propertiesSecretRef.name`"]
     assert "| `exactlyOnce` \\| `atLeastOnce` | `exactlyOnce` | `atLeastOnce` |" in rows["| `delivery`"]
-    assert "| bytes | `64Mi` | `256Mi` |" in rows["| `maxBytesPerEpoch`"]
+    assert "| bytes |  | `256Mi` |" in rows["| `maxBytesPerEpoch`"]
     assert "| `{topic: orders-paid.dead}` |" in page()
 
 

