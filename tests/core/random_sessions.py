@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from joinery_devkit.oracle import Row, SessionOracle, SessionShape
 from joinery_runtime.core.aggregates import Groups, accumulator
 from joinery_runtime.core.aggregates.base import AggregateCall
 from joinery_runtime.core.table.columns import arrow_type
-from joinery_runtime.job import SessionWindow, parse_type
+from joinery_runtime.job import SessionWindow, StreamJoin, parse_type
 
 Values = Mapping[str, Any]
 
@@ -63,8 +64,9 @@ class SessionJob:
     @property
     def shape(self) -> SessionShape:
         having = HAVING.get(self.job.spec.having or "")
+        selection = selection_in_python(selected_of(self.job))
         return SessionShape(
-            self.job, reference_hash, self.where, self.computed, self._sketched, dict(CONDITIONS), having
+            self.job, reference_hash, self.where, self.computed, self._sketched, dict(CONDITIONS), having, selection
         )
 
     def oracle(self) -> SessionOracle:
@@ -114,10 +116,58 @@ HAVING: dict[str, Callable[[Values], bool | None]] = {
     "rows < 3 AND window_start % 3 <> 0": lambda row: row["rows"] < 3 and row["window_start"] % 3 != 0,
 }
 """Conditions on groups with a count of rows as `rows` (G7)."""
+SELECTED: dict[str, Callable[[Values], Any]] = {
+    "rows * 10 + 1": lambda row: row["rows"] * 10 + 1,
+    "window_end - window_start": lambda row: row["window_end"] - row["window_start"],
+    "CASE WHEN rows > 1 THEN window_start END": lambda row: row["window_start"] if row["rows"] > 1 else None,
+    "CAST(rows AS STRING) || 'x'": lambda row: f"{row['rows']}x",
+    "rows * 6000000000000000000": lambda row: _as_int64(row["rows"] * 6_000_000_000_000_000_000),
+    "-rows - 9223372036854775806": lambda row: _as_int64(-row["rows"] - 9_223_372_036_854_775_806),
+}
+"""Expressions over groups with a count of rows as `rows` (G11); the last ones fail for more than one row, or two."""
 EVERY = [1, 2, 5, 5, 11]
 """How often there are early results (G8)."""
 COMPUTED = "v + 1"
 GROUPS = (["k"], ["k"], ["k"], ["k", "n"], ["n"], ["p"], ["p", "k"])
+
+
+def selected_of(job: SessionWindow | StreamJoin) -> list[dict[str, str]] | None:
+    """The entries of `select` as in YAML; None: there are none."""
+    items = job.spec.select
+    return None if items is None else [item.model_dump(by_alias=True, exclude_unset=True) for item in items]
+
+
+def _as_int64(value: int) -> int:
+    if not -(2**63) <= value < 2**63:
+        raise OverflowError
+    return value
+
+
+@st.composite
+def selections(draw: Any) -> dict[str, str]:
+    """Expressions over groups with a count of rows as `rows`, by their names in the output."""
+    texts = draw(st.lists(st.sampled_from(sorted(SELECTED)), min_size=1, max_size=4, unique=True))
+    return {f"s{number}": text for number, text in enumerate(texts)}
+
+
+def selected_items(selection: Mapping[str, str], columns: Sequence[str] = ()) -> list[dict[str, str]]:
+    """The entries of `select`."""
+    own = [{"column": name} for name in columns]
+    return [*own, *({"expression": text, "as": name} for name, text in selection.items())]
+
+
+def selection_in_python(
+    items: Sequence[Mapping[str, str]] | None, expressions: Mapping[str, Callable[[Values], Any]] = SELECTED
+) -> dict[str, Callable[[Values], Any]] | None:
+    """What the entries of `select` mean; None: nothing is selected."""
+    if items is None:
+        return None
+    return {
+        item.get("as") or item["column"].rpartition(".")[2]: expressions[item["expression"]]
+        if "expression" in item
+        else itemgetter(item["column"].rpartition(".")[2])
+        for item in items
+    }
 
 
 def plus_one(row: Values) -> Any:
@@ -165,7 +215,13 @@ def watermark_of(draw: Any, futures: Sequence[int] = FUTURES) -> dict[str, str]:
 
 @st.composite
 def session_jobs(
-    draw: Any, *, capped: bool = True, futures: Sequence[int] = FUTURES, having: bool = False, early: bool = False
+    draw: Any,
+    *,
+    capped: bool = True,
+    futures: Sequence[int] = FUTURES,
+    having: bool = False,
+    early: bool = False,
+    computing: bool = False,
 ) -> SessionJob:
     kinds = {"k": draw(st.sampled_from(sorted(KEY_TYPES))), "w": draw(st.sampled_from(sorted(VALUES)))}
     busy = draw(st.booleans())
@@ -184,8 +240,11 @@ def session_jobs(
         "output": {"file": {"path": "out.jsonl"}, "format": "json"},
         **({"where": where[0]} if where else {}),
     }
-    if having:
+    if having or computing:
         spec["aggregates"].append({"function": "count", "as": "rows"})
+    if computing:
+        spec["select"] = selected_items(draw(selections()), ["session_id", *spec["groupBy"]])
+    if having:
         spec |= {"having": draw(st.sampled_from(sorted(HAVING))), "emitRetractions": True}
     if early:
         spec["emit"] = {"every": ms(draw(st.sampled_from(EVERY)))}
@@ -214,9 +273,10 @@ JITTER = [-30, *range(-20, 6), *range(-3, 4), 9, 40]
 
 
 @st.composite
-def session_cases(draw: Any, longest: int = 6, capped: bool = True, having: bool = False, early: bool = False) -> Case:
-    """Anything goes: disorder, late rows, idle partitions, an early end, restarts, other shard counts."""
-    return draw(histories(draw(session_jobs(capped=capped, having=having, early=early)), longest))
+def session_cases(draw: Any, longest: int = 6, **chosen: bool) -> Case:
+    """Anything goes: disorder, late rows, idle partitions, an early end, restarts, other shard counts. `chosen` are
+    options of `session_jobs`."""
+    return draw(histories(draw(session_jobs(**chosen)), longest))
 
 
 @st.composite

@@ -8,7 +8,14 @@ from typing import Any
 from hypothesis import strategies as st
 
 from core.cases import Case
-from core.random_sessions import INPUT, histories
+from core.random_sessions import (
+    INPUT,
+    SELECTED,
+    histories,
+    selected_items,
+    selected_of,
+    selection_in_python,
+)
 from core.random_twice import twice_jobs
 from core.random_windows import WindowedJob, windowed_jobs
 from joinery_devkit.oracle.top_n import TopNOracle, TopOfWindowsShape
@@ -22,6 +29,11 @@ CALLS = [
 ]
 
 
+ALWAYS_COMPUTED = ["CASE WHEN rows > 1 THEN window_start END", "rows * 10 + 1", "window_end - window_start"]
+"""Those of `SELECTED` that never fail, and whose values have an order in Python."""
+SELECTED_NUMBER = {"rows - row_number": lambda row: row["rows"] - row["row_number"]}
+
+
 @dataclass(frozen=True, repr=False)
 class TopOfWindowsJob(WindowedJob):
     """`aggregated` is the job without `topN`."""
@@ -31,7 +43,8 @@ class TopOfWindowsJob(WindowedJob):
     def oracle(self) -> Any:
         """A fresh one."""
         assert self.aggregated is not None
-        return TwiceOracle(self.aggregated.oracle(), TopNOracle(TopOfWindowsShape(self.job)))
+        selection = selection_in_python(selected_of(self.job), SELECTED | SELECTED_NUMBER)
+        return TwiceOracle(self.aggregated.oracle(), TopNOracle(TopOfWindowsShape(self.job, selection=selection)))
 
     def __repr__(self) -> str:
         return f"{super().__repr__()}, ranked by {self.job.spec.top_n}"
@@ -44,6 +57,13 @@ def top_of_windows_jobs(draw: Any) -> TopOfWindowsJob:
     last = aggregated.job.last_aggregation
     groups = [name.rpartition(".")[2] for name in last.group_by]
     ranked_by = [*groups, *(call.as_ for call in last.aggregates), "window_start"]
+    if any(call.as_ == "rows" for call in last.aggregates) and draw(st.booleans()):
+        texts = draw(st.lists(st.sampled_from(ALWAYS_COMPUTED), min_size=1, max_size=2, unique=True))
+        selection = {f"s{number}": text for number, text in enumerate(texts)}
+        ranked_by += selection
+        selection |= {f"n{number}": text for number, text in enumerate(draw(st.sampled_from([[], [*SELECTED_NUMBER]])))}
+        # Equal rows are in the order of what is stored, so all columns are selected.
+        document["spec"]["select"] = selected_items(selection, [*last.columns_by_name.values(), "row_number"])
     names = draw(st.lists(st.sampled_from(ranked_by), min_size=1, max_size=2, unique=True))
     document["spec"]["topN"] = {
         "by": draw(st.lists(st.sampled_from(groups), min_size=1, unique=True))

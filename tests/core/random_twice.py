@@ -22,7 +22,14 @@ CALLS = (
     {"function": "min", "column": "window_start"},
     {"function": "max", "column": "window_end"},
     {"function": "count_distinct", "column": "rows"},
+    {"function": "sum", "column": "c"},
+    {"function": "max", "column": "c"},
 )
+COMPUTED = {
+    "rows * 2 + window_end - window_start": lambda row: row["rows"] * 2 + row["window_end"] - row["window_start"],
+    "CASE WHEN rows > 1 THEN window_start END": lambda row: row["window_start"] if row["rows"] > 1 else None,
+}
+"""What `then.compute` may make of a row, in SQL and in Python."""
 SECOND_HAVING = {"a0 > 1": lambda row: None if row["a0"] is None else row["a0"] > 1}
 
 
@@ -40,7 +47,9 @@ class TwiceJob(WindowedJob):
         assert self.second.aggregation is not None
         having = SECOND_HAVING.get(self.second.aggregation.having or "")
         shape = SameWindowShape if self.same else WindowShape
-        return TwiceOracle(first, WindowOracle(shape(self.second, having=having)))
+        (column,) = self.job.spec.aggregate.then.compute
+        computed = {column.as_: COMPUTED[column.expression]}
+        return TwiceOracle(first, WindowOracle(shape(self.second, computed=computed, having=having)))
 
 
 @st.composite
@@ -52,10 +61,11 @@ def twice_jobs(draw: Any) -> TwiceJob:
         del first["having"]
     groups = [name.rpartition(".")[2] for name in first["groupBy"]]
     chosen = draw(st.lists(st.sampled_from(groups), unique=True)) if groups else []
-    chosen += draw(st.sampled_from([[], [], ["rows"]]))
+    chosen += draw(st.sampled_from([[], [], ["rows"], ["c"]]))
     calls = draw(st.lists(st.sampled_from(CALLS), min_size=1, max_size=3))
     then: dict[str, Any] = {
         "groupBy": chosen,
+        "compute": [{"expression": draw(st.sampled_from([*COMPUTED])), "as": "c"}],
         "aggregates": [{**call, "as": f"a{number}"} for number, call in enumerate(calls)],
         **({"having": draw(st.sampled_from([*SECOND_HAVING]))} if draw(st.booleans()) else {}),
     }
@@ -77,10 +87,19 @@ def twice_jobs(draw: Any) -> TwiceJob:
 
 def _of_input(then: dict[str, Any]) -> dict[str, Any]:
     """The second aggregate as that of an only input."""
+
+    def written(name: str) -> str:
+        return name if name == "c" else f"{INPUT}.{name}"
+
     calls = [
-        {**call, **({"column": f"{INPUT}.{call['column']}"} if "column" in call else {})} for call in then["aggregates"]
+        {**call, **({"column": written(call["column"])} if "column" in call else {})} for call in then["aggregates"]
     ]
-    return {**then, "groupBy": [f"{INPUT}.{name}" for name in then["groupBy"]], "aggregates": calls}
+    return {
+        **then,
+        "groupBy": [written(name) for name in then["groupBy"]],
+        "compute": [{"expression": "1", "as": "c"}],  # of which the oracle knows the meaning by its name
+        "aggregates": calls,
+    }
 
 
 def _rows_as_input(once: WindowedJob, groups: list[str]) -> dict[str, Any]:

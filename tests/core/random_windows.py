@@ -23,6 +23,10 @@ from core.random_sessions import (
     histories,
     input_of,
     plus_one,
+    selected_items,
+    selected_of,
+    selection_in_python,
+    selections,
     watermark_of,
 )
 from joinery_devkit.oracle.windowed import WindowOracle, WindowShape
@@ -44,7 +48,9 @@ class WindowedJob:
     def oracle(self) -> WindowOracle:
         """A fresh one."""
         having = HAVING.get(self.job.spec.aggregate.having or "") if self.job.spec.aggregate is not None else None
-        return WindowOracle(WindowShape(self.job, self.where, self.computed, self._sketched, _CONDITIONS, having))
+        selection = selection_in_python(selected_of(self.job))
+        shape = WindowShape(self.job, self.where, self.computed, self._sketched, _CONDITIONS, having, selection)
+        return WindowOracle(shape)
 
     def edit(self, oracle: WindowOracle, before: WindowedJob) -> None:
         oracle.edit(self.job)
@@ -82,7 +88,9 @@ WINDOWS: list[dict[str, dict[str, int]]] = [
 
 
 @st.composite
-def windowed_jobs(draw: Any, *, having: bool = False, early: bool = False, reopen: bool = False) -> WindowedJob:
+def windowed_jobs(
+    draw: Any, *, having: bool = False, early: bool = False, reopen: bool = False, computing: bool = False
+) -> WindowedJob:
     kinds = {"k": draw(st.sampled_from(sorted(KEY_TYPES))), "w": draw(st.sampled_from(sorted(VALUES)))}
     busy = draw(st.booleans())
     types = {"k": KEY_TYPES[kinds["k"]][0][0], "n": "int32", "v": "int64", "w": kinds["w"]}
@@ -97,8 +105,9 @@ def windowed_jobs(draw: Any, *, having: bool = False, early: bool = False, reope
         "lateData": late_data,
         "allowedLateness": ms(draw(st.sampled_from([0, 0, 1, 5, 25]))),
     }
-    if having:
+    if having or computing:
         aggregate["aggregates"].append({"function": "count", "as": "rows"})
+    if having:
         aggregate |= {"having": draw(st.sampled_from(sorted(HAVING)))}
     if reopen:
         late_data = aggregate["lateData"] = "reopen"
@@ -108,6 +117,8 @@ def windowed_jobs(draw: Any, *, having: bool = False, early: bool = False, reope
     written = {"file": {"path": "out.jsonl"}, "format": "json"}
     dead = {"deadLetter": {"file": {"path": "dead.jsonl"}}}
     spec = {"inputs": [source], "aggregate": aggregate, "output": written, **(dead if late_data == "dlq" else {})}
+    if computing:
+        spec["select"] = selected_items(draw(selections()), aggregate["groupBy"])
     job = StreamJoin.model_validate({"metadata": {"name": "random"}, "spec": spec})
     return WindowedJob(job, types, where[1] if where else None, {"p": plus_one}, busy)
 

@@ -79,6 +79,13 @@ def test_early_results_are_what_has_changed_so_far(case: Case) -> None:
 
 
 @settings(HISTORIES, max_examples=examples(60))
+@given(data=st.data())
+def test_expressions_are_computed_of_each_row_that_is_emitted_or_taken_back(data: Any) -> None:
+    chosen = data.draw(st.sampled_from(["having", "early", "computing"]))
+    check_against_oracle(data.draw(session_cases(**{chosen: True, "computing": True})), few_hashes(2))
+
+
+@settings(HISTORIES, max_examples=examples(60))
 @given(case=session_cases())
 def test_colliding_hashes_change_nothing(case: Case) -> None:
     check(case, few_hashes(2))

@@ -33,6 +33,13 @@ def test_windows_that_do_not_meet_the_condition_are_counted(case: Case) -> None:
     check_against_oracle(case)
 
 
+@settings(HISTORIES, max_examples=examples(60))
+@given(data=st.data())
+def test_expressions_are_computed_of_each_row_that_is_emitted(data: Any) -> None:
+    chosen = data.draw(st.sampled_from(["having", "early", "reopen", "computing"]))
+    check_against_oracle(data.draw(windowed_cases(**{chosen: True, "computing": True})), few_hashes(2))
+
+
 @settings(HISTORIES, max_examples=examples(80))
 @given(case=windowed_cases(early=True))
 def test_early_results_are_what_has_changed_so_far(case: Case) -> None:

@@ -123,6 +123,7 @@ SESSIONS_LOADER_ONLY = (
     *("the row that another session has", "may change while a session lasts", "did you mean 'user_id'?"),
     *("is no column of these", "are named 'user_id'", "session_id is left out", "keeps the values of 'page'"),
     *("has no column 'gone'", "is binary; choose another column", "string_agg takes json and string"),
+    "the output would keep a row",
 )
 
 

@@ -201,7 +201,7 @@ def test_lists_that_are_maps():
         {at for at, schema in walk(root(kind)) if schema.get("x-kubernetes-list-type") == "map"} for kind in KINDS
     )
     status = {".status.conditions", ".status.inputs", ".status.outputs"}
-    of_aggregate = {f".spec.aggregate.{name}" for name in ("compute", "aggregates", "then.aggregates")}
+    of_aggregate = {f".spec.aggregate.{name}" for name in ("compute", "aggregates", "then.aggregates", "then.compute")}
     shared = {".spec.functions", *status}
     assert of_joins == {".spec.inputs", ".spec.inputs[].schema", *of_aggregate, *shared}
     assert of_sessions == {".spec.input.schema", ".spec.compute", ".spec.aggregates", *shared}

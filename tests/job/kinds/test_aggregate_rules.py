@@ -176,7 +176,8 @@ OF_THE_JOB: list[tuple[dict[str, Any], str, str]] = [
         "no aggregate can follow, because a session may begin any time before it ends",
     ),
     (job_with(prefixes="always"), "prefixes", "drop `prefixes`"),
-    (job_with(select=[{"expression": "n + 1", "as": "m"}]), "select[0].expression", "are emitted as they are"),
+    (job_with(select=[{"expression": "n + 1"}]), "select[0]", "an expression has no name of its own"),
+    (job_with(select=[{"expression": "m + 1", "as": "m"}]), "select[0].expression", "is no column of these sessions"),
     (job_with(select=[{"column": "orders.id"}]), "select[0].column", "is no column of these sessions"),
     (
         document(

@@ -211,6 +211,25 @@ BAD: list[tuple[list[Any], dict[str, Any], str, str]] = [
         "is the column that emitRetractions adds",
     ),
     ([], {"select": [{"column": "user_id", "as": "$u"}]}, "select[0]", "starts with `$`"),
+    ([], {"select": [{"as": "u"}]}, "select[0]", "needs exactly one of column and expression: none of them is named"),
+    ([], {"select": [{"expression": "window_end - window_start"}]}, "select[0]", "add one: as: <name>"),
+    (
+        [],
+        {"select": [{"expression": "page || 'x'", "as": "p"}]},
+        "select[0].expression",
+        "'page' is no column of these",
+    ),
+    (
+        [COUNT],
+        {
+            "select": [{"column": "user_id"}, {"expression": "events + 1", "as": "more"}],
+            "lateData": "reopen",
+            "outputs": [{"name": "all", **KAFKA, "when": "more > 2"}],
+            "output": None,
+        },
+        "outputs[0].when",
+        "'more' may change, and the output would keep a row",
+    ),
     (
         [],
         {"select": [{"column": "user_id"}], "output": {"kafka": {**KAFKA["kafka"], "key": ["session_id"]}}},

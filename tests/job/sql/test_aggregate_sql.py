@@ -67,6 +67,23 @@ SAME: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     (
+        f"SELECT o.currency || p.method AS k, SUM(o.amount) / COUNT(*) AS mean, COUNT(*) AS n {JOIN} "
+        f"GROUP BY o.currency, p.method, {SESSION} HAVING mean > 2 {CAP}",
+        {
+            "groupBy": ["orders.currency", "payments.method"],
+            "aggregates": [
+                {"function": "count", "as": "n"},
+                {"function": "sum", "column": "orders.amount", "as": "SUM(o.amount)"},
+            ],
+            "having": '("SUM(o.amount)" / n) > 2',
+            "select": [
+                {"expression": "orders.currency || payments.method", "as": "k"},
+                {"expression": '"SUM(o.amount)" / n', "as": "mean"},
+                {"column": "n"},
+            ],
+        },
+    ),
+    (
         f"SELECT window_end, COUNT(*) AS n {JOIN} GROUP BY TUMBLE(o.ts, INTERVAL '1' HOUR)",
         {
             "groupBy": [],

@@ -152,9 +152,9 @@ REFUSED = [
     (f"SELECT ts {JOIN.replace('orders o', f'({LARGE}) o')}", (1, 8), "is ambiguous"),
     ("SELECT order_id FROM (SELECT DISTINCT order_id FROM orders LIMIT 3) o", (1, 39), "DISTINCT and LIMIT"),
     ("SELECT n FROM (SELECT COUNT(*) AS n FROM orders) o", None, "write GROUP BY with a window"),
-    (f"SELECT n + 1 AS m FROM ({COUNTED}) g", None, "the SELECT around groups names their columns"),
+    (f"SELECT SUM(n) AS m FROM ({COUNTED}) g", None, "the SELECT around groups aggregates their rows, and has no"),
     (f"SELECT SUM(n) AS m FROM ({COUNTED}) g GROUP BY c", None, "without a window no group of groups would ever end"),
-    (f"SELECT n FROM ({COUNTED}) g JOIN payments p ON g.c = p.method", None, "groups are the end of a job"),
+    (f"SELECT n FROM ({COUNTED}) g JOIN payments p ON g.c = p.method", None, "groups that are joined are a job"),
     (
         "SELECT o.amount FROM orders o JOIN (SELECT p.* FROM payments p JOIN items i ON p.order_id = i.order_id) x "
         "ON o.order_id = x.order_id",

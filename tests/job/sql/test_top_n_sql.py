@@ -103,6 +103,138 @@ def test_sql_selects_the_columns_of_a_top_n_beside_it() -> None:
     assert compile_job(load(inputs=[ORDERS], sql=sql, topN=top_n())) == compile_job(yaml)
 
 
+GROUPS = f"GROUP BY currency, {PER_HOUR}"
+SUMS = f"SELECT currency, window_start, window_end, SUM(amount) AS revenue FROM orders {GROUPS}"
+OF_GROUPS = {"orderBy": [{"expression": "revenue", "direction": "desc"}], "rows": 3}
+OWN = [{"column": "orders.currency"}, *TIMES, {"column": "revenue"}]
+
+
+def over(order: str, partition: str = "window_start, window_end") -> str:
+    return f"ROW_NUMBER() OVER (PARTITION BY {partition} ORDER BY {order})"
+
+
+def sums_and(number: str) -> str:
+    return SUMS.replace(" FROM", f", {number} AS rn FROM", 1)
+
+
+BY_REVENUE = over("revenue DESC")
+SAME_GROUPS: list[tuple[str, dict[str, Any], list[dict[str, str]]]] = [
+    (f"{SUMS} QUALIFY {BY_REVENUE} <= 3", {}, OWN),
+    (f"{sums_and(BY_REVENUE)} QUALIFY rn <= 3", {}, [*OWN, NUMBER]),
+    (f"SELECT * FROM ({sums_and(BY_REVENUE)}) WHERE rn <= 3", {}, [*OWN, NUMBER]),
+    (f"SELECT * FROM ({sums_and(over('SUM(amount) DESC'))}) AS r WHERE r.rn < 4", {}, [*OWN, NUMBER]),
+    (f"SELECT * FROM (SELECT *, {BY_REVENUE} AS rn FROM ({SUMS})) WHERE rn BETWEEN 1 AND 3", {}, [*OWN, NUMBER]),
+    (f"WITH s AS ({SUMS}), r AS (SELECT s.currency AS k, {BY_REVENUE} AS rn FROM s) SELECT k, rn FROM r WHERE rn <= 3",
+     {"aggregates": [{"function": "sum", "column": "orders.amount", "as": "SUM(amount)"}],
+      "orderBy": [{"expression": '"SUM(amount)"', "direction": "desc"}]},
+     [{"column": "orders.currency", "as": "k"}, NUMBER]),
+    (f"SELECT currency, window_end, revenue FROM (SELECT *, {BY_REVENUE} AS rn FROM ({SUMS}) s WHERE revenue > 2) "
+     "WHERE rn <= 3 AND window_start > 0",
+     {"having": "revenue > 2 AND window_start > 0"}, [OWN[0], OWN[2], OWN[3]]),
+    (f"SELECT currency, SUM(amount) / COUNT(*) AS mean, {over('mean, MAX(amount) DESC')} AS rn FROM orders "
+     f"{GROUPS} QUALIFY rn = 1",
+     {"aggregates": [{"function": "sum", "column": "orders.amount", "as": "SUM(amount)"},
+                     {"function": "count", "as": "COUNT(*)"},
+                     {"function": "max", "column": "orders.amount", "as": "MAX(amount)"}],
+      "orderBy": [{"expression": '("SUM(amount)" / "COUNT(*)")'},
+                  {"expression": '"MAX(amount)"', "direction": "desc"}], "rows": 1},
+     [OWN[0], {"expression": '"SUM(amount)" / "COUNT(*)"', "as": "mean"}, NUMBER]),
+    (f"SELECT currency, revenue, {over('revenue DESC', 'currency, window_end')} * 2 AS twice FROM ({SUMS}) "
+     f"QUALIFY {over('revenue DESC', 'currency, window_end')} <= 3",
+     {"by": ["currency"]}, [OWN[0], OWN[3], {"expression": "row_number * 2", "as": "twice"}]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sql", "fields", "select"), SAME_GROUPS)
+def test_groups_are_ranked_as_top_n_beside_aggregate(
+    sql: str, fields: dict[str, Any], select: list[dict[str, str]]
+) -> None:
+    aggregate = {
+        "groupBy": ["orders.currency"],
+        "window": {"of": "orders", **HOUR},
+        "aggregates": [{"function": "sum", "column": "orders.amount", "as": "revenue"}],
+        **{name: value for name, value in fields.items() if name in {"aggregates", "having"}},
+    }
+    rule = OF_GROUPS | {name: value for name, value in fields.items() if name not in aggregate}
+    job, yaml = load(inputs=[ORDERS], sql=sql), load(inputs=[ORDERS], aggregate=aggregate, topN=rule, select=select)
+    assert compile_job(job) == compile_job(yaml)
+    assert definition(job) == definition(yaml)
+
+
+def test_the_groups_of_groups_are_ranked() -> None:
+    sql = (
+        f"SELECT * FROM (SELECT window_start, k, MAX(revenue) AS most, {over('MAX(revenue) DESC, k')} AS rn FROM "
+        f"(SELECT UPPER(currency) AS k, revenue, window_start, window_end FROM ({SUMS})) "
+        "GROUP BY window_start, window_end, k) WHERE rn <= 3"
+    )
+    aggregate = {
+        "groupBy": ["orders.currency"],
+        "window": {"of": "orders", **HOUR},
+        "aggregates": [{"function": "sum", "column": "orders.amount", "as": "revenue"}],
+        "then": {
+            "compute": [{"expression": "UPPER(currency)", "as": "k"}],
+            "groupBy": ["k"],
+            "aggregates": [{"function": "max", "column": "revenue", "as": "most"}],
+        },
+    }
+    rule = {"orderBy": [{"expression": "most", "direction": "desc"}, {"expression": "k"}], "rows": 3}
+    select = [TIMES[0], {"column": "k"}, {"column": "most"}, NUMBER]
+    yaml = load(inputs=[ORDERS], aggregate=aggregate, topN=rule, select=select)
+    assert compile_job(load(inputs=[ORDERS], sql=sql)) == compile_job(yaml)
+
+
+def test_sql_selects_the_number_of_groups_that_a_top_n_beside_it_ranks() -> None:
+    sql = f"SELECT currency, row_number AS rn, SUM(amount) AS revenue FROM orders {GROUPS}"
+    aggregate = {
+        "groupBy": ["orders.currency"],
+        "window": {"of": "orders", **HOUR},
+        "aggregates": [{"function": "sum", "column": "orders.amount", "as": "revenue"}],
+    }
+    yaml = load(inputs=[ORDERS], aggregate=aggregate, topN=OF_GROUPS, select=[OWN[0], NUMBER, OWN[3]])
+    assert compile_job(load(inputs=[ORDERS], sql=sql, topN=OF_GROUPS)) == compile_job(yaml)
+
+
+def test_groups_of_rows_that_deduplicate_emits_are_ranked() -> None:
+    deduplicate = {"by": ["orders.id"], "within": "1h"}
+    aggregate = {
+        "groupBy": ["orders.currency"],
+        "window": {"of": "orders", **HOUR},
+        "aggregates": [{"function": "sum", "column": "orders.amount", "as": "revenue"}],
+    }
+    yaml = load(inputs=[ORDERS], deduplicate=deduplicate, aggregate=aggregate, topN=OF_GROUPS, select=OWN)
+    job = load(inputs=[ORDERS], sql=f"{SUMS} QUALIFY {BY_REVENUE} <= 3", deduplicate=deduplicate)
+    assert compile_job(job) == compile_job(yaml)
+
+
+FIRST_OF_ID = "ROW_NUMBER() OVER (PARTITION BY id ORDER BY ts) = 1"
+BAD_GROUPS: list[tuple[str, str]] = [
+    (f"{SUMS} QUALIFY ROW_NUMBER() OVER (ORDER BY revenue) <= 3", "write window_start, window_end into PARTITION BY"),
+    (f"{SUMS} QUALIFY ROW_NUMBER() OVER (PARTITION BY window_end) <= 3", "nothing says which row comes first"),
+    (f"{SUMS} QUALIFY {over('amount')} <= 3", "`amount`: is not in GROUP BY, and a group holds many rows"),
+    (f"{SUMS} QUALIFY {over('revnue')} <= 3", "no input has a column 'revnue'"),
+    (f"{SUMS} QUALIFY {BY_REVENUE.replace('ROW_NUMBER', 'RANK')} <= 3",
+     "write ROW_NUMBER(), which gives each row its own (rule R2)"),
+    (f"{SUMS} QUALIFY {BY_REVENUE} <= 3 AND revenue > 5", "by its number and the columns of PARTITION BY"),
+    (f"{SUMS} QUALIFY {over('revenue', 'window_end, UPPER(currency)')} <= 3",
+     "write it into GROUP BY as well, or leave it out"),
+    (f"SELECT currency, {over('COUNT(*)')} AS rn\nFROM orders {GROUPS}",
+     "line 1, column 18, `ROW_NUMBER() OVER (PARTITION BY window_start, window_end ORDER BY COUNT(*)) A...`: the "
+     "number says nothing without a condition on it; write QUALIFY rn <= 10, or WHERE rn <= 10 around this SELECT"),
+    (f"SELECT currency, RANK() OVER (ORDER BY n) AS rn FROM orders {GROUPS}", "RANK gives equal rows one number"),
+    (f"SELECT currency, row_number AS rn FROM orders {GROUPS}", "no input has a column 'row_number'"),
+    (f"SELECT MAX(revenue) AS most FROM ({SUMS} QUALIFY {BY_REVENUE} <= 3) GROUP BY window_start, window_end",
+     "groups that are numbered are not grouped again"),
+    (f"SELECT *, {BY_REVENUE} AS rn FROM ({SUMS.replace('orders', f'(SELECT * FROM orders QUALIFY {FIRST_OF_ID})')}) "
+     "QUALIFY rn <= 3", "write deduplicate: {by: [...], within: 1h} beside sql"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sql", "words"), BAD_GROUPS)
+def test_other_numbers_of_groups_are_rejected_with_what_to_write(sql: str, words: str) -> None:
+    said = mistakes(inputs=[ORDERS], sql=sql)
+    assert words in said["spec.sql"], said
+
+
 def numbered(*, over: str = f"currency, {PER_HOUR} ORDER BY amount", where: str = "rn <= 3", select: str = "id") -> str:
     return f"SELECT {select} FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY {over}) AS rn FROM orders) WHERE {where}"
 

@@ -14,6 +14,7 @@ from joinery_runtime.job.model.references import EXISTENCE, JoinType, Reference,
 
 LEFT, RIGHT = 0, 1
 FILTERED_ROWS = "filtered_rows"
+FAILED = "failed"
 _TIMES = ("window_start", "window_end")
 
 ByInput = Mapping[str, Values]

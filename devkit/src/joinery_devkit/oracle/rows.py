@@ -83,6 +83,21 @@ def is_nan(value: object) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 
+Selection = Mapping[str, Callable[[Values], Any]]
+"""The columns that are emitted of a row, by their names: a function raises OverflowError where an expression fails."""
+
+
+def selected(selection: Selection, row: Values) -> tuple[dict[str, Any], bool]:
+    """Return what is emitted of an aggregate's row (G11), and whether an expression failed, which is NULL then."""
+    columns, failed = dict[str, Any](), False
+    for name, compute in selection.items():
+        try:
+            columns[name] = compute(row)
+        except OverflowError:
+            columns[name], failed = None, True
+    return columns, failed
+
+
 def multiset(rows: Iterable[Values]) -> Counter[tuple[tuple[str, Hashable], ...]]:
     """Counts rows by value, in any order of rows and columns; NaN is one value, -0.0 is 0.0."""
     return Counter(tuple(sorted((name, comparable(value)) for name, value in row.items())) for row in rows)

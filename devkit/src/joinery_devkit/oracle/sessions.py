@@ -11,8 +11,8 @@ from typing import Any
 from joinery_devkit.oracle.aggregates import Sketch, aggregate_rows, exact
 from joinery_devkit.oracle.horizons import UNKNOWN, EarlyHorizon, Time, as_time
 from joinery_devkit.oracle.joins import LATE, EpochExpectation, SideBatches, Watermarks
-from joinery_devkit.oracle.model import FILTERED_ROWS
-from joinery_devkit.oracle.rows import END, Row, Values, comparable
+from joinery_devkit.oracle.model import FAILED, FILTERED_ROWS
+from joinery_devkit.oracle.rows import END, Row, Selection, Values, comparable, selected
 from joinery_runtime.job import SessionWindow
 
 Identify = Callable[[Sequence[Any]], int]
@@ -33,7 +33,8 @@ class Arrived:
 @dataclass(frozen=True)
 class SessionShape:
     """What a job's rows and sessions look like. `where` and `computed` are its expressions in Python, on a row's
-    columns; `conditions` are those of its aggregates, by their text; `having` is on what `output` gives."""
+    columns; `conditions` are those of its aggregates, by their text; `having` and `selection` (None: all columns) are
+    on what `output` gives."""
 
     job: SessionWindow
     identify: Identify
@@ -42,6 +43,7 @@ class SessionShape:
     sketch: Sketch = exact
     conditions: Mapping[str, Callable[[Values], bool | None]] = field(default_factory=dict)
     having: Callable[[Values], bool | None] | None = None
+    selection: Selection | None = None
 
     @property
     def retracts(self) -> bool:
@@ -188,6 +190,12 @@ class SessionOracle:
         late = dropped.pop(LATE, 0)
         if self._left_out:
             dropped[FILTERED_ROWS] = self._left_out
+        if self.shape.selection is not None:
+            pairs = [(row, *selected(self.shape.selection, row)) for row in out]
+            retracted = [{"retracted": row["retracted"]} if self.shape.retracts else {} for row in out]
+            out = [{**columns, **last} for (_, columns, _), last in zip(pairs, retracted, strict=True)]
+            # What is taken back was counted when it was emitted.
+            dropped += Counter({FAILED: sum(failed for row, _, failed in pairs if not row.get("retracted"))})
         return EpochExpectation((), tuple(out), {name: late}, {name: dropped})
 
     def end(self) -> Iterator[EpochExpectation]:

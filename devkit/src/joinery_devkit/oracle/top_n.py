@@ -12,7 +12,7 @@ from typing import Any
 
 from joinery_devkit.oracle.horizons import UNKNOWN, as_time
 from joinery_devkit.oracle.joins import LATE, EpochExpectation, SideBatches, Watermarks
-from joinery_devkit.oracle.rows import END, Row, Values, comparable
+from joinery_devkit.oracle.rows import END, Row, Selection, Values, comparable, selected
 from joinery_devkit.oracle.windowed import Span, own_span, spans_of
 from joinery_runtime.job import StreamJoin
 from joinery_runtime.job.kinds.ranking import RankOrder, TopN
@@ -54,9 +54,13 @@ class TopNShape:
     def _compare(self, left: Row, right: Row) -> int:
         for item in self.rule.order:
             name = item.expression.rpartition(".")[2]
-            if differs := _compare_values(left.values[name], right.values[name], item):
+            if differs := _compare_values(self.value(left, name), self.value(right, name), item):
                 return differs
         return -1 if self.place(left) < self.place(right) else 1
+
+    def value(self, row: Row, name: str) -> Any:
+        """What rows are sorted by under this name."""
+        return row.values[name]
 
     def place(self, row: Row) -> tuple[Any, ...]:
         """What orders rows that are equal in all of `orderBy`."""
@@ -85,14 +89,21 @@ class TopOfRowsShape(TopNShape):
 @dataclass(frozen=True)
 class TopOfWindowsShape(TopNShape):
     """Rows of an aggregate (R6), which are in the windows from which they come. Rows that are equal in `orderBy` are in
-    the order of their values."""
+    the order of their values. `selection` is as in `WindowShape`; none of its functions fails, and rows may be ranked
+    by them."""
+
+    selection: Selection | None = None
 
     def spans(self, ts: int) -> list[Span]:
         assert self.job.last_aggregation is not None, "an aggregate makes the rows"
         return own_span(spans_of(self.job.last_aggregation.window, ts), ts)
 
     def output(self, row: Row, span: Span, number: int) -> dict[str, Any]:
-        return {**row.values, "row_number": number}
+        columns = {**row.values, "row_number": number}
+        return columns if self.selection is None else selected(self.selection, columns)[0]
+
+    def value(self, row: Row, name: str) -> Any:
+        return row.values[name] if name in row.values else (self.selection or {})[name](row.values)
 
     def place(self, row: Row) -> tuple[Any, ...]:
         values = (value for name, value in row.values.items() if name not in WINDOW_COLUMNS)

@@ -11,8 +11,8 @@ from typing import Any
 from joinery_devkit.oracle.aggregates import Sketch, aggregate_rows, exact
 from joinery_devkit.oracle.horizons import UNKNOWN, EarlyHorizon, as_time
 from joinery_devkit.oracle.joins import LATE, EpochExpectation, SideBatches, Watermarks
-from joinery_devkit.oracle.model import FILTERED_ROWS
-from joinery_devkit.oracle.rows import END, Row, Values, comparable
+from joinery_devkit.oracle.model import FAILED, FILTERED_ROWS
+from joinery_devkit.oracle.rows import END, Row, Selection, Values, comparable, selected
 from joinery_runtime.job import StreamJoin
 from joinery_runtime.job.kinds.aggregate.aligned import OwnWindow
 from joinery_runtime.job.kinds.aggregate.model import AggregateWindow, Aggregation
@@ -46,8 +46,8 @@ def own_span(spans: Sequence[Span], ts: int) -> list[Span]:
 @dataclass(frozen=True)
 class WindowShape:
     """What a job's rows and windows look like. `where` and `computed` are its expressions in Python, on a row's
-    columns; `conditions` are those of its aggregates, by their text, on what `values` gives, `having` on what `output`
-    gives."""
+    columns; `conditions` are those of its aggregates, by their text, on what `values` gives, `having` and `selection`
+    (None: all columns) on what `output` gives."""
 
     job: StreamJoin
     where: Callable[[Values], bool | None] | None = None
@@ -55,6 +55,7 @@ class WindowShape:
     sketch: Sketch = exact
     conditions: Mapping[str, Callable[[Values], bool | None]] = field(default_factory=dict)
     having: Callable[[Values], bool | None] | None = None
+    selection: Selection | None = None
 
     def is_emitted(self, row: Values) -> bool:
         """Whether a window's row meets `having` (G7)."""
@@ -143,6 +144,10 @@ class WindowOracle:
                 dropped["filtered"] += 1
         if self._shape.reopens:
             emitted += tuple(self._emit(cell) for cell in self._taken if cell[1][1] <= self._ended)
+        if self._shape.selection is not None:
+            pairs = [selected(self._shape.selection, row) for row in emitted]
+            emitted = tuple(row for row, _ in pairs)
+            dropped += Counter({FAILED: sum(failed for _, failed in pairs)})
         late = dropped.pop(LATE, 0)
         return EpochExpectation((), emitted, {self._input: late}, {self._input: dropped})
 

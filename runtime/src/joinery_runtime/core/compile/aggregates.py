@@ -25,13 +25,19 @@ from joinery_runtime.core.pipeline.sides import SESSIONS, Intake, OutputColumn, 
 from joinery_runtime.core.pipeline.spec import InputSpec, Pipeline, StepSpec
 from joinery_runtime.core.table.columns import arrow_schema, arrow_type, type_name
 from joinery_runtime.errors import ExpressionError, JobError, Problem
-from joinery_runtime.job import Aggregate, Input, Job, SessionWindow, StreamJoin
+from joinery_runtime.job import Aggregate, Input, SessionWindow, StreamJoin
 from joinery_runtime.job.kinds.aggregate.aligned import AlignedWindow
 from joinery_runtime.job.kinds.aggregate.model import Aggregation
 from joinery_runtime.job.kinds.base import part_behind
 from joinery_runtime.job.kinds.ranking import TopN
-from joinery_runtime.job.kinds.session.sessions import has_order, takes, takes_text
-from joinery_runtime.job.model.references import RANK_COLUMNS, RETRACTED, WINDOW_COLUMNS, WINDOW_TIME
+from joinery_runtime.job.kinds.session.sessions import ComputedColumn, has_order, takes, takes_text
+from joinery_runtime.job.model.references import (
+    RANK_COLUMNS,
+    RETRACTED,
+    ROW_NUMBER,
+    WINDOW_COLUMNS,
+    WINDOW_TIME,
+)
 
 SQL_PATH = "spec.sql"
 ToError = Callable[[str, str], JobError]
@@ -125,14 +131,22 @@ def aggregate_steps(
     then, following, top = aggregation.then, aggregation.next, job.top_of_windows
     order = () if top is None else _order_of_windows(job, top)
     last = following or aggregation
-    read = None if top is None else _read_by(job, top, order, last)
-    read_of_first = read if following is None else _aggregated_columns(following)
-    error = error_of_aggregate(job)
-    compiler = AggregateCompiler(job, aggregation, rows, error, read_next=read_of_first)
+    error, error_of_then = error_of_aggregate(job), error_of_aggregate(job, "then.")
+    read_by_top = None if top is None else NextStep(_read_by(job, top, order, last), error)
+    read = read_by_top
+    if following is not None:
+        read = NextStep(_aggregated_columns(following), error_of_then, following.compute)
+    compiler = AggregateCompiler(job, aggregation, rows, error, read_next=read)
     steps = [compiler.step(number, input_filter=input_filter)]
     if then is not None and following is not None:
-        handed_on, error = _handed_on(steps[-1], rows), error_of_aggregate(job, "then.")
-        second = AggregateCompiler(job, following, handed_on, error, same_windows=then.same_windows, read_next=read)
+        second = AggregateCompiler(
+            job,
+            following,
+            _handed_on(steps[-1], rows),
+            error_of_then,
+            same_windows=then.same_windows,
+            read_next=read_by_top,
+        )
         steps.append(second.step(number + 1))
     if top is not None:
         steps.append(_top_step(job, top, order, last, _handed_on(steps[-1], rows), number + len(steps)))
@@ -170,11 +184,16 @@ def _order_of_windows(job: StreamJoin, top: TopN) -> tuple[Expression, ...]:
 
 
 def _read_by(job: StreamJoin, top: TopN, order: Sequence[Expression], aggregation: Aggregation) -> Collection[str]:
-    """The columns of the aggregation's rows that they are ranked by, or that the job emits. The times of their windows,
-    which the step knows, are among them only if rows are ranked by these."""
+    """The columns of the aggregation's rows that they are ranked by, or that the job emits or computes what it emits
+    of. The times of their windows, which the step knows, are among them only if rows are ranked by these."""
     names = {column: name for name, column in aggregation.columns_by_name.items()}
-    emitted = {column.step_column or "" for column in job.output_columns} - {*RANK_COLUMNS}
-    return {*top.keys, *(ref.column for key in order for ref in key.columns), *(names[column] for column in emitted)}
+    emitted = {column.step_column for column in job.output_columns if column.step_column is not None}
+    read = {names.get(column, column) for column in emitted}
+    for number, column in enumerate(job.output_columns):
+        if column.expression is not None:
+            with errors_at(job, _selected_at(number)):
+                read |= {ref.column for ref in parse_expression(aggregation.over_rows(column.expression)).columns}
+    return {*top.keys, *(ref.column for key in order for ref in key.columns), *(read - {*RANK_COLUMNS})}
 
 
 def _top_step(
@@ -201,14 +220,22 @@ def _top_step(
     kind = next(kind for kind in ranking_kinds() if isinstance(top, kind.written_as))
     side = SideSpec(part_behind(top.field, number), rows.inputs, rows.time, intake, flags=True)
     names = {column: name for name, column in aggregation.columns_by_name.items()}
+    window_times = arrow_type(job.window_times)
+    own = [*(pa.field(name, window_times) for name in WINDOW_COLUMNS), pa.field(ROW_NUMBER, pa.int64())]
+    readable = pa.schema([*own, *(field for field in schema if field.name not in RANK_COLUMNS)])
     output = []
-    for column in job.output_columns:
+    for place, column in enumerate(job.output_columns):
         written = column.step_column or ""
-        if written in RANK_COLUMNS:
+        if column.expression is not None:
+            with errors_at(job, _selected_at(place)):
+                expression = parse_expression(aggregation.over_rows(column.expression))
+                output.append(OutputColumn(column.name, column_type(expression, {"": readable}), expression=expression))
+        elif written in RANK_COLUMNS:
             output.append(OutputColumn(column.name, arrow_type(column.type or job.window_times), step_column=written))
         else:
             output.append(OutputColumn(column.name, schema.field(names[written]).type, column=names[written]))
-    return StepSpec(number, (side,), kind.of(top, order, cast(AlignedWindow, aggregation.form)), None, tuple(output))
+    kind_of_rows = kind.of(top, order, cast(AlignedWindow, aggregation.form))
+    return StepSpec(number, (side,), kind_of_rows, None, tuple(output), window_times=window_times)
 
 
 # --- an aggregate -----------------------------------------------------------------------------------------------------
@@ -219,13 +246,13 @@ def error_of_aggregate(job: StreamJoin, prefix: str = "") -> ToError:
     return lambda path, message: error_at(job, f"spec.aggregate.{prefix}{path}", message)
 
 
-def error_at(job: StreamJoin, path: str, message: str) -> JobError:
+def error_at(job: StreamJoin | SessionWindow, path: str, message: str) -> JobError:
     """Makes the error of a field, or of the SQL that stands for it."""
     return JobError(job.name, [Problem(path if job.spec.sql is None else SQL_PATH, message)])
 
 
 @contextmanager
-def errors_at(job: StreamJoin, path: str) -> Iterator[None]:
+def errors_at(job: StreamJoin | SessionWindow, path: str) -> Iterator[None]:
     """Makes an error of an expression that of the field at `path`, or of the SQL that stands for it."""
     try:
         yield
@@ -233,19 +260,33 @@ def errors_at(job: StreamJoin, path: str) -> Iterator[None]:
         raise error_at(job, path, str(problem)) from problem
 
 
+def _selected_at(number: int) -> str:
+    """The place of an expression that the job emits."""
+    return f"spec.select[{number}].expression"
+
+
+@dataclass(frozen=True, slots=True)
+class NextStep:
+    """What the step behind an aggregate reads of its rows: `columns`, of which some are `computed` of the others."""
+
+    columns: Collection[str]
+    error: ToError
+    computed: Sequence[ComputedColumn] = ()
+
+
 class AggregateCompiler:
     """Compiles one aggregation. `same_windows`: the rows are those of an aggregate with the same windows. `read_next`
-    are the columns that the step behind it reads (None: it is the last step)."""
+    is what the step behind it reads (None: it is the last step)."""
 
     def __init__(
         self,
-        job: Job,
+        job: StreamJoin | SessionWindow,
         aggregation: Aggregation,
         rows: AggregatedRows,
         error: ToError,
         *,
         same_windows: bool = False,
-        read_next: Collection[str] | None = None,
+        read_next: NextStep | None = None,
     ) -> None:
         self._job, self._aggregation, self._rows, self._error = job, aggregation, rows, error
         self._read_next = read_next
@@ -290,6 +331,7 @@ class AggregateCompiler:
             tuple(self._output()),
             filter=self._having(),
             changelog_key=self._changelog_key(),
+            window_times=arrow_type(self._job.window_times),
         )
 
     def _changelog_key(self) -> tuple[str, ...] | None:
@@ -301,16 +343,20 @@ class AggregateCompiler:
         text = self._aggregation.having
         if text is None:
             return None
-        (only, *others), groups = self._rows.inputs, dict(zip(self._aggregation.group_by, self._keys, strict=True))
-        if not others and not self._rows.chained:  # the input's name may be left out, and it may stand there
-            groups |= {f"{only}.{name}": key for name, key in groups.items()}
         try:
-            condition = with_columns(parse_expression(text), groups)
+            condition = self._over_step_columns(text)
             schema = pa.schema(list(self._step_types().items()))
             check_predicate(condition, {"": schema})
         except ExpressionError as problem:
             raise self._error("having", str(problem)) from problem
         return condition
+
+    def _over_step_columns(self, text: str) -> Expression:
+        """Parse an expression over groups, aggregates and columns of the window, as the job names them."""
+        (only, *others), groups = self._rows.inputs, dict(zip(self._aggregation.group_by, self._keys, strict=True))
+        if not others and not self._rows.chained:  # the input's name may be left out, and it may stand there
+            groups |= {f"{only}.{name}": key for name, key in groups.items()}
+        return with_columns(parse_expression(text), groups)
 
     def _step_types(self) -> dict[str, pa.DataType]:
         """The types of the step's columns, as the kind makes them."""
@@ -321,20 +367,39 @@ class AggregateCompiler:
             **{call.name: accumulator(call).result_type for call in self._aggregates},
         }
 
-    def _output(self) -> Sequence[OutputColumn]:
-        types = self._step_types() | dict.fromkeys(WINDOW_COLUMNS, arrow_type(self._job.window_times))
-        types[RETRACTED] = pa.bool_()
-        groups = dict(zip(self._aggregation.group_by, self._keys, strict=True))
-        if self._read_next is None:
-            columns = [(column.name, column.step_column or "") for column in self._job.output_columns]
-        else:
-            names = self._aggregation.columns_by_name.items()
-            columns = [(name, column) for name, column in names if name in self._read_next]
-            columns.append((WINDOW_TIME, WINDOW_TIME))
-        return [
-            OutputColumn(name, types[step_column], step_column=step_column)
-            for name, step_column in ((name, groups.get(written, written)) for name, written in columns)
-        ]
+    def _output(self) -> Iterator[OutputColumn]:
+        following, groups = self._read_next, dict(zip(self._aggregation.group_by, self._keys, strict=True))
+        if following is None:
+            for number, field in enumerate(self._job.output_columns):
+                if field.expression is None:
+                    yield self._plain(field.name, groups.get(field.step_column or "", field.step_column or ""))
+                    continue
+                with errors_at(self._job, _selected_at(number)):
+                    yield self._computed(field.name, self._over_step_columns(field.expression))
+            return
+        columns = {name: groups.get(written, written) for name, written in self._aggregation.columns_by_name.items()}
+        for name, column in columns.items():
+            if name in following.columns:
+                yield self._plain(name, column)
+        for number, item in enumerate(following.computed):
+            try:
+                expression = with_columns(parse_expression(item.expression), columns)
+                yield self._computed(item.as_, expression)
+            except ExpressionError as problem:
+                raise following.error(f"compute[{number}].expression", str(problem)) from problem
+        yield self._plain(WINDOW_TIME, WINDOW_TIME)
+
+    def _plain(self, name: str, column: str) -> OutputColumn:
+        return OutputColumn(name, self._emitted_types()[column], step_column=column)
+
+    def _computed(self, name: str, expression: Expression) -> OutputColumn:
+        schema = pa.schema(list(self._emitted_types().items()))
+        return OutputColumn(name, column_type(expression, {"": schema}), expression=expression)
+
+    def _emitted_types(self) -> dict[str, pa.DataType]:
+        """The types that the step's columns have in its output, and in the expressions there."""
+        times = dict.fromkeys(WINDOW_COLUMNS, arrow_type(self._job.window_times))
+        return {**self._step_types(), **times, RETRACTED: pa.bool_()}
 
     def _aggregate(self, number: int, aggregate: Aggregate) -> AggregateCall:
         names = [self._rows.names[name] if name is not None else "" for name in (aggregate.column, aggregate.by)]

@@ -20,7 +20,7 @@ from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import ARRIVAL, CLOSING, ORDER_COLUMNS
 from joinery_runtime.core.table.columns import FLAG_FIELD, JOINABLE, OFFSET, PARTITION, TS
 from joinery_runtime.core.table.segment import Run
-from joinery_runtime.job.model.references import RANK_COLUMNS
+from joinery_runtime.job.model.references import RANK_COLUMNS, WINDOW_COLUMNS
 
 # Rows and bytes projected at once. They bound the memory for a key that matches very many rows.
 PROJECTED_ROWS = 1 << 16
@@ -183,9 +183,11 @@ def residual(step: StepSpec, pairs: Pairs, failures: PairFailures) -> np.ndarray
 
 
 def resolve(step: StepSpec, pairs: Pairs, ref: ColumnRef) -> pa.Array:
-    """An input's column for the pairs, NULL where its side is padded; without an input, a time of their windows."""
-    if not ref.input:
-        return _window_column(step, pairs, ref.column, step.window_times)
+    """An input's column for the pairs, NULL where its side is padded; without an input, a column of their windows, or
+    one of an aggregate's rows."""
+    if not ref.input and ref.column in RANK_COLUMNS:
+        kind = step.window_times if ref.column in WINDOW_COLUMNS else pa.int64()
+        return _window_column(step, pairs, ref.column, kind)
     side, name = step.locate_column(ref)
     return _column(step, pairs, side, name)
 
@@ -226,6 +228,28 @@ def having_mask(
     if step.filter is None:
         return np.ones(count, dtype=bool)
     return _filter_mask(step.filter, lambda ref: values[ref.column], count, failures)
+
+
+def aggregated_columns(
+    step: StepSpec, values: Mapping[str, pa.Array], counted: np.ndarray, failures: PairFailures
+) -> list[pa.Array]:
+    """The columns of an aggregate's rows as in `step.output_schema()`, from the step's columns `values`. An expression
+    that cannot be computed for a row is NULL there (G11), and `failures` counts the row if `counted` (bool[n]) does."""
+
+    def column(ref: ColumnRef) -> pa.Array:
+        value = values[ref.column]
+        return value.cast(step.window_times) if ref.column in WINDOW_COLUMNS else value
+
+    columns, failed = list[pa.Array](), set[int]()
+    for output in step.output:
+        if output.expression is None:
+            columns.append(values[output.step_column or ""].cast(output.type))
+            continue
+        evaluated = output.expression.evaluate(column, len(counted))
+        failed |= evaluated.failed.keys()
+        columns.append(evaluated.values.cast(output.type))
+    failures.count += int(counted[sorted(failed)].sum())
+    return columns
 
 
 def _filter_mask(

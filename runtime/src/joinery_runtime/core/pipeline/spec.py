@@ -177,7 +177,7 @@ def _live_mask(state_run: StateRun, since: int | None, *, flagged_leave: bool) -
 
 @dataclass(frozen=True, slots=True)
 class StepSpec:
-    """One join, or an aggregate, which has one side and only `step_column`s in `output`.
+    """One join, or an aggregate, which has one side; its `output` has `step_column`s and expressions over these.
 
     `residual` is the part of the condition that needs both sides. For an as-of step it includes conditions on the table
     alone, because those must not hide a version. `output` holds the user's columns, or the next step's input."""
@@ -194,7 +194,7 @@ class StepSpec:
     changelog_key: tuple[str, ...] | None = None
     """The step columns by which a row replaces an earlier one (G9); None: rows are only appended."""
     window_times: pa.DataType = field(default_factory=pa.int64)
-    """The type that the times of windows have in expressions, where they are columns without an input (W4)."""
+    """The type that the times of windows have in expressions, where they are columns without an input (W4, G11)."""
 
     def output_schema(self) -> pa.Schema:
         return pa.schema([pa.field(c.name, c.type) for c in self.output])

@@ -14,7 +14,7 @@ from joinery_runtime.job.join.stream_join import StreamJoinSpec
 from joinery_runtime.job.kinds.aggregate.model import AggregateWindow, Aggregation, NextAggregation
 from joinery_runtime.job.kinds.ranking import RANKING_KINDS, RankOrder, TopN
 from joinery_runtime.job.kinds.session.resource import SessionWindowSpec
-from joinery_runtime.job.kinds.session.sessions import Aggregate, ComputedColumn
+from joinery_runtime.job.kinds.session.sessions import Aggregate, ComputedColumn, SessionColumn
 from joinery_runtime.job.model.base import Limits
 from joinery_runtime.job.model.function_calls import NAME
 from joinery_runtime.job.model.inputs import AtOffsets, AtTimestamp, Column, History, Input, KafkaInput, Watermark
@@ -82,6 +82,7 @@ FIELDS: Mapping[Place, Schema] = {
     (Aggregation, "compute"): {**list_map("as"), "maxItems": 256},
     (Aggregation, "aggregates"): {**list_map("as"), "maxItems": 256},
     (NextAggregation, "groupBy"): {"x-kubernetes-list-type": "set", "maxItems": 64},
+    (NextAggregation, "compute"): {**list_map("as"), "maxItems": 256},
     (NextAggregation, "aggregates"): {**list_map("as"), "maxItems": 256},
     (AggregateWindow, "of"): {"maxLength": 253},
     **{(kind, "by"): {"x-kubernetes-list-type": "set", "maxItems": 64} for kind in RANKING_KINDS},
@@ -92,7 +93,9 @@ FIELDS: Mapping[Place, Schema] = {
     (SessionWindowSpec, "compute"): {**list_map("as"), "maxItems": 256},
     (SessionWindowSpec, "where"): {"maxLength": _LONG_TEXT},
     (SessionWindowSpec, "aggregates"): {**list_map("as"), "maxItems": 256},
+    (SessionWindowSpec, "select"): {"maxItems": 1024},
     (SessionWindowSpec, "sql"): {"maxLength": _LONG_TEXT},
+    (SessionColumn, "expression"): {"maxLength": _LONG_TEXT},
     (ComputedColumn, "expression"): {"maxLength": _LONG_TEXT},
     (ComputedColumn, "as"): {"maxLength": 1024},
     (Aggregate, "column"): {"maxLength": 1024},

@@ -56,6 +56,8 @@ def broken_aggregate_rules(draft: JobDraft) -> Iterator[Finding]:
     for aggregate in (grouped, following) if following is not None else (grouped,):
         for grouped_rule in AGGREGATE_RULES:
             yield from grouped_rule(aggregate)
+    if following is not None:
+        yield from _computed_of_windows(following, grouped.row_words)
     if dig(draft.data, "spec", TopN.field) is not None:
         yield from _top_of_windows(emitted)
         emitted = emitted.numbered()
@@ -206,22 +208,26 @@ def _then(draft: JobDraft) -> Iterator[Finding]:
     yield from _own_window(draft, (*_THEN, "window"))
 
 
+def _computed_of_windows(following: GroupedDraft, row_words: str) -> Iterator[Finding]:
+    """Check what `then` computes of the first aggregate's rows (G11), except for types."""
+    for i, item in enumerate(following.fields("compute")):
+        text, at = dig(item, "expression"), (*_THEN, "compute", i, "expression")
+        if isinstance(text, str):
+            yield from expression_of_windows(
+                at, text, "expression", following.columns, row_words, lists=following.lists
+            )
+
+
 # --- what is emitted ----------------------------------------------------------------------------------------------
 
 
-def _select(draft: JobDraft) -> Iterator[Finding]:
-    for i, item in enumerate(items(draft.data, "spec", "select")):
-        if dig(item, "expression") is not None:
-            facts = "groups, aggregates and columns of the window are emitted as they are"
-            yield ("spec", "select", i, "expression"), f"{facts}; compute with `aggregate.compute`, or name a `column`"
-        elif dig(item, "column") is None:
-            yield ("spec", "select", i), "needs a column: a group, an aggregate or a column of the window"
+def _prefixes(draft: JobDraft) -> Iterator[Finding]:
     if dig(draft.data, "spec", "prefixes") is not None:
         yield ("spec", "prefixes"), "groups and aggregates name the columns; drop `prefixes`"
 
 
 _RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
-    *(_window, _time, _kinds_of_steps, _late, _then, _select),
+    *(_window, _time, _kinds_of_steps, _late, _then, _prefixes),
 )
 
 
@@ -259,11 +265,14 @@ def _top_of_windows(aggregate: GroupedDraft) -> Iterator[Finding]:
         yield at, f"{facts}; give that column another name, with `as` or `compute`"
     yield from _ranked_keys((*at, "by"), aggregate, columns, "columns are")
     lists = aggregate.lists_of_rows
+    chosen = items(data, "spec", "select")
+    named = [dig(item, "as") for item in chosen if dig(item, "expression") is not None]
+    ranked = None if columns is None else [*columns, *(name for name in named if isinstance(name, str))]
     for i, item in enumerate(items(data, *at, "orderBy")):
         text = dig(item, "expression")
         if isinstance(text, str):
             written_at = (*at, "orderBy", i, "expression")
-            yield from expression_of_windows(written_at, text, "expression", columns, aggregate.row_words, lists=lists)
+            yield from expression_of_windows(written_at, text, "expression", ranked, aggregate.row_words, lists=lists)
 
 
 def _broken_ranking(kind: type[RankingKind], draft: JobDraft) -> Iterator[Finding]:

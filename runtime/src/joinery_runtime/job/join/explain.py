@@ -11,7 +11,7 @@ from joinery_runtime.job.join.stream_join import StreamJoin, stored_type
 from joinery_runtime.job.kinds.aggregate.model import Aggregation
 from joinery_runtime.job.kinds.base import Chain, StepWords
 from joinery_runtime.job.kinds.ranking import RankingKind, TopN
-from joinery_runtime.job.kinds.session.explain import Aggregated, aggregate_plan
+from joinery_runtime.job.kinds.session.explain import Aggregated, aggregate_plan, selected_lines
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.plan import BYTES, COMPUTED_BYTES, ENGINE_ROW_BYTES, SidePlan, StepPlan, limits_text
 from joinery_runtime.job.model.references import Reference, parse_reference
@@ -56,6 +56,7 @@ def _ranking_plan(job: StreamJoin, ranking: RankingKind, number: int, part: str,
         ("key", ", ".join(ranking.keys) or "none: all rows are of one key, on one shard"),
         *((("event time", f"that of {time}"),) if number and not read.of_windows else ()),
         *ranking.lines(watermark, lateness),
+        *(selected_lines(job.output_columns) if read.of_windows else ()),
         ("late rows", late),
         *((("limits", limits_text(ranking.limits, "the state")),) if ranking.limits is not None else ()),
     )
@@ -85,6 +86,7 @@ def _aggregate_plan(job: StreamJoin, aggregation: Aggregation, number: int, part
         never_late=read.never_late,
         of_windows=read.of_windows,
         same_windows=then is not None and then.same_windows,
+        selected=job.output_columns if part == [*job.behind_joins][-1] else (),
     )
     return aggregate_plan(aggregation, aggregated)
 

@@ -89,12 +89,12 @@ class SelectItem(Model):
     """One output column: exactly one of `column` and `expression`. Window columns: docs/semantics.md#w4."""
 
     column: Text | None = Field(default=None, examples=["orders.order_id"])
-    """`input.column`, or of a window join: window_start, window_end."""
+    """`input.column`, or of a window join: window_start, window_end. With `aggregate`: a group, an aggregate, or a
+    column of the window."""
     expression: Text | None = Field(default=None, examples=["orders.amount * rates.rate"])
-    """An SQL expression over columns of inputs and, of a window join, window_start and window_end, in place of
-    `column`."""
+    """An SQL expression over such columns, in place of `column`."""
     as_: Annotated[str | None, Field(alias="as", min_length=1)] = Field(default=None, examples=["amount_eur"])
-    """The output column's name; if absent, the column's own without its input's."""
+    """The output column's name, which an expression needs; if absent, the column's own without its input's."""
 
 
 SIDES = ("left", "right")

@@ -231,8 +231,17 @@ class StreamJoin(Job):
 
     @property
     def top_of_windows(self) -> TopN | None:
-        """The step that emits some of the rows which the aggregates make (R6)."""
-        return self._ranking_of(TopN) if self.aggregation is not None else None
+        """The step that emits some of the rows which the aggregates make (R6). Where its order names an expression of
+        `select`, the expression stands there (G11)."""
+        top, last = self._ranking_of(TopN), self.last_aggregation
+        if top is None or last is None:
+            return None
+        selected = {
+            item.as_: last.over_rows(item.expression)
+            for item in self.select or ()
+            if item.expression is not None and item.as_ is not None and item.as_ not in last.columns_by_name
+        }
+        return top.ordered_by(selected)
 
     def _ranking_of(self, kind: type[_ANY_RANKING]) -> _ANY_RANKING | None:
         """The ranking of this kind; ROW_NUMBER in `spec.sql` may say some of its fields or all."""
@@ -563,10 +572,11 @@ class StreamJoin(Job):
             columns = {field.name: field for field in fields.values()}
         if self.top_of_windows is not None:
             fields[ROW_NUMBER] = self._window_column(ROW_NUMBER, ROW_NUMBER)
-        written = [(item.as_, item.column or "") for item in self.select or ()]
         chosen = [
-            replace(fields[column], name=name or fields[column].name)
-            for name, column in written or [(None, column) for column in fields]
+            replace(fields[item.column], name=item.as_ or fields[item.column].name)
+            if item.column is not None
+            else OutputField(item.as_ or "", expression=item.expression)
+            for item in self.select or [SelectItem(column=column) for column in fields]
         ]
         last = [OutputField(self.retracted, step_column=RETRACTED)] if self.retracted is not None else []
         return (*chosen, *last)

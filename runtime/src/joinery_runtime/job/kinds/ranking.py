@@ -15,6 +15,7 @@ from joinery_runtime.job.model.base import Length, Limits, Model, PositiveDurati
 from joinery_runtime.job.model.cel import Rule, dead_letter_rules, positive, time
 from joinery_runtime.job.model.changelog import SOURCES
 from joinery_runtime.job.model.duration import format_duration
+from joinery_runtime.job.model.expression_tree import parse_tree, replace_columns
 from joinery_runtime.job.model.references import MOST_RANKED_ROWS, RANK_COLUMNS
 from joinery_runtime.job.model.wording import counted
 
@@ -206,6 +207,12 @@ class TopN(RankingKind):
     def order(self) -> tuple[RankOrder, ...]:
         assert self.order_by, "the rules see to it"
         return self.order_by
+
+    def ordered_by(self, expressions: Mapping[str, str]) -> TopN:
+        """Return the ranking with these expressions in the place of their names."""
+        trees = {name: parse_tree(text) for name, text in expressions.items()}
+        order = [item.model_copy(update={"expression": replace_columns(item.expression, trees)}) for item in self.order]
+        return self.model_copy(update={"order_by": tuple(order)}) if trees else self
 
     @property
     def form(self) -> AlignedWindow:

@@ -7,7 +7,7 @@ write.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 
 import sqlglot
@@ -63,6 +63,23 @@ def _without_own_syntax(node: exp.Expr) -> exp.Expr:
         return node
     branch = exp.If(this=node.this, true=node.args["true"])
     return exp.Case(ifs=[branch], default=node.args.get("false"))
+
+
+def replace_columns(text: str, meant: Mapping[str, exp.Expr]) -> str:
+    """Write an expression with what its columns mean in their place. `meant` is by the names as written, with an
+    input's name before a column where it has one; other columns stay. Raises SqlglotError."""
+
+    def replaced(node: exp.Expr) -> exp.Expr:
+        if not isinstance(node, exp.Column):
+            return node
+        value = meant.get(f"{node.table}.{node.name}" if node.table else node.name)
+        if value is None:
+            return node
+        if isinstance(value, exp.Column):
+            return exp.column(value.name, quoted=node.this.quoted)
+        return value.copy() if node.parent is None else exp.paren(value)
+
+    return parse_tree(text).transform(replaced).sql(comments=False)
 
 
 def too_deep(tokens: Sequence[Token]) -> Token | None:

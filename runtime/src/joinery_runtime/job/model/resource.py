@@ -157,9 +157,9 @@ class JobSpec(Model):
 
 @dataclass(frozen=True, slots=True)
 class OutputField:
-    """`source` is the input's column, `expression` an SQL expression over `input.column`s, whose type the core works
-    out (`type` is None). `step_column` is what the step makes itself, by the name that it has there: a window's
-    times, and every column of a session."""
+    """`source` is the input's column, `expression` an SQL expression over `input.column`s, or over what an aggregate
+    makes (G11), whose type the core works out (`type` is None). `step_column` is what the step makes itself, by the
+    name that it has there: a window's times, and every column of a session."""
 
     name: str
     source: Reference | None = None

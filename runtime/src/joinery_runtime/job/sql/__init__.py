@@ -8,8 +8,8 @@ A text goes through these modules:
    FROM (`select_tree` has what these do to a SELECT);
 2. `query` takes the tree apart into one `Query`, whatever the kind of job;
 3. `scope` resolves names; `conditions` places each condition at its join, and `matching` sorts those of one join into
-   keys, a bound on time and the rest; `grouping` reads GROUP BY and aggregates, `ranking` ROW_NUMBER, `select_list` the
-   output's columns;
+   keys, a bound on time and the rest; `grouping` reads GROUP BY and aggregates, `group_rows` the select list and
+   HAVING of groups, `select_list` that of joined rows, and `ranking` ROW_NUMBER;
 4. `joins` and `sessions` put these together into a job's fields.
 
 Each step adds what it rejects to one `report`, so that all problems of a text are told at once.

@@ -24,6 +24,7 @@ from joinery_runtime.job.sql.select_tree import (
     CONDITION,
     DESCRIPTOR,
     FIRST,
+    NUMBERED,
     OF_WINDOW,
     OUTER_NAME,
     REJECTED,
@@ -31,6 +32,7 @@ from joinery_runtime.job.sql.select_tree import (
     add_condition,
     is_nested,
     is_null_of_nulls,
+    is_numbering,
     is_padded,
     is_ranking,
     joins_before,
@@ -130,11 +132,11 @@ class _Merging:
             self._report.add(node_position(query), problem)
             clause.set("this", _placeholder(alias, {REJECTED: True}))
             return _Source(alias), None
+        if is_ranking(inner) and "qualify" in self._form.parts:
+            move_conditions(inner, select)
         if inner.args.get("group") is not None:
             clause.set("this", _placeholder(alias, {}))
             return self._read(inner, alias), inner
-        if is_ranking(inner):
-            move_conditions(inner, select)
         if inner.args.get("joins"):
             return self._merge_join(inner, alias, select), None
         return self._merge_input(inner, query, clause, joined=bool(joins)), None
@@ -191,18 +193,17 @@ class _Merging:
             return ranking_problem(inner, select)
         if not grouped and any(item.find(exp.AggFunc, exp.Window) for item in inner.expressions):
             return "a sub-query computes over many rows and has no GROUP BY; write GROUP BY with a window"
-        if grouped and (joins or is_ranking(select)):
-            facts = "groups are the end of a job in SQL: joins and numbers of them are a job of their own"
-            return f"{facts}; let a second job read this one's output"
+        if grouped and inner.meta.get(NUMBERED) and is_ranking(select):
+            facts = "groups of rows that ROW_NUMBER numbers are not numbered again in SQL"
+            return f"{facts}; write deduplicate: {{by: [...], within: 1h}} beside sql in place of the inner number"
+        if grouped and joins:
+            return "groups that are joined are a job of their own; let a second job read this one's output"
         if grouped and FIRST in inner.meta and select.args.get("group") is not None:
             return "a job aggregates twice at most; let a second job read this one's output"
-        if (
-            grouped
-            and select.args.get("group") is None
-            and any(not isinstance(item.unalias().unnest(), exp.Column | exp.Star) for item in select.expressions)
-        ):
-            facts = "the SELECT around groups names their columns"
-            return f"{facts}; write expressions into the sub-query, as groups or inside of aggregates"
+        aggregates = [node for item in select.expressions for node in item.find_all(exp.AggFunc)]
+        if grouped and select.args.get("group") is None and any(not is_numbering(node) for node in aggregates):
+            facts = "the SELECT around groups aggregates their rows, and has no GROUP BY"
+            return f"{facts}; write GROUP BY window_start, window_end, or with a window of its own"
         if inner.args.get("joins") and not grouped and not first:
             return "a join inside of a join's right side is not supported; write its joins one after the other"
         where = inner.args.get("where")

@@ -13,11 +13,10 @@ from typing import Any
 from sqlglot import exp
 
 from joinery_runtime.job.model.expression_tree import NotALengthError, interval_ms
-from joinery_runtime.job.model.function_calls import wrong_calls
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
 from joinery_runtime.job.sql.clauses import length_problem
 from joinery_runtime.job.sql.query import Query
-from joinery_runtime.job.sql.report import Report, node_position
+from joinery_runtime.job.sql.report import node_position
 from joinery_runtime.job.sql.scope import Relation, Scope, SqlInput
 from joinery_runtime.job.sql.window_functions import function_name
 
@@ -97,21 +96,6 @@ def read_groups(query: Query, table: SqlInput, scope: Scope) -> Grouping:
         scope.report.add(query.group_at, f"{facts}; name at least one")
     grouping.broken = not query.groups or len(scope.report.problems) > before
     return grouping
-
-
-def reject_wrong_calls(query: Query, report: Report) -> None:
-    """Report calls inside expressions that no scalar function accepts. Groups and columns that are calls themselves may
-    be of SESSION or an aggregate."""
-    roots = [*(item.unalias().unnest() for item in query.items), *query.groups]
-    aggregates = [root.this if isinstance(root, exp.Filter) else root for root in roots]
-    problems = [
-        (node, problem)
-        for root, aggregate in zip(roots, aggregates, strict=True)
-        for node, problem in wrong_calls(root)
-        if node is not aggregate
-    ]
-    for node, problem in [*problems, *(wrong_calls(query.where) if query.where is not None else ())]:
-        report.add(node_position(node), problem)
 
 
 def column_name(value: exp.Expr, scope: Scope) -> str | None:
@@ -366,6 +350,24 @@ _NO_MEANING = {"this", "big_int"}
 
 def is_aggregate(value: exp.Expr) -> bool:
     return isinstance(value, _NODES) or function_name(value) in _NAMES
+
+
+def number_problem(window: exp.Expr) -> str:
+    """Say why a number of rows is rejected that no condition reads; empty for other functions before OVER."""
+    if problem := shared_number_problem(window.this):
+        return problem
+    if function_name(window.this) != "ROW_NUMBER":
+        return ""
+    todo = "write QUALIFY rn <= 10, or WHERE rn <= 10 around this SELECT"
+    return f"the number says nothing without a condition on it; {todo}"
+
+
+def shared_number_problem(call: exp.Expr) -> str:
+    """Say why RANK and DENSE_RANK are rejected; empty for other functions."""
+    if not isinstance(call, exp.Rank | exp.DenseRank):
+        return ""
+    facts = f"{call.sql_name()} gives equal rows one number, so no number of rows would be enough for the first ones"
+    return f"{facts}; write ROW_NUMBER(), which gives each row its own (rule R2)"
 
 
 def unknown_aggregate(value: exp.Expr) -> str:

@@ -129,9 +129,9 @@ def _translate(sql: str, tables: Sequence[SqlInput], beside: str | None, stars: 
     scope = Scope(query.sources, tables, report, windowed=query.window is not None and bool(query.joined))
     inputs = [table.name for table in tables]
     prefixes = dict(zip(inputs, naming_prefixes(stars, inputs), strict=True))
-    aggregate, ranking = None, read_ranking(query, scope, beside)
+    aggregate, ranking, of_groups = None, read_ranking(query, scope, beside), None
     if query.grouped:
-        aggregate, select = read_aggregate(query, scope, options)
+        aggregate, select, of_groups = read_aggregate(query, scope, options, beside)
     else:
         names, numbers = ranked_columns(query, ranking, beside)
         names = WINDOW_COLUMNS if query.window is not None else names
@@ -140,7 +140,7 @@ def _translate(sql: str, tables: Sequence[SqlInput], beside: str | None, stars: 
     selected |= ranking.inputs if ranking is not None else set()
     links, filters = _link_query(query, scope, tables, selected)
     steps = _translate_links(links, query, options, scope)
-    return Translation(steps, select, report.problems, filters, aggregate, ranking, repeats)
+    return Translation(steps, select, report.problems, filters, aggregate, ranking or of_groups, repeats)
 
 
 def _read_query_and_options(sql: str, tables: Sequence[SqlInput], report: Report) -> tuple[Query, Options] | None:

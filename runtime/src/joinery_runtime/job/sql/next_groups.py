@@ -10,23 +10,15 @@ from typing import Any
 
 from sqlglot import exp
 
+from joinery_runtime.job.model.expression_tree import parse_tree, replace_columns
 from joinery_runtime.job.model.references import WINDOW_COLUMNS, parse_reference
 from joinery_runtime.job.model.wording import listed, suggestion
-from joinery_runtime.job.sql.grouping import (
-    BadAggregateError,
-    Grouping,
-    GroupWindow,
-    is_aggregate,
-    read_call,
-    read_group,
-    read_window_call,
-    window_function,
-)
-from joinery_runtime.job.sql.having import read_having
+from joinery_runtime.job.sql.group_rows import Chosen, over_rows, read_having, read_session_columns
+from joinery_runtime.job.sql.grouping import Grouping, GroupWindow, read_group, read_window_call, window_function
 from joinery_runtime.job.sql.query import NextGroups, Source
+from joinery_runtime.job.sql.ranking import Numbering, SqlRanking, read_ranking_of_groups
 from joinery_runtime.job.sql.report import Report, node_position
 from joinery_runtime.job.sql.scope import Scope, SqlInput
-from joinery_runtime.job.sql.select_list import Chosen, read_session_columns
 from joinery_runtime.job.sql.select_tree import REJECTED
 
 _WINDOW_TIME = "window_time"
@@ -48,14 +40,19 @@ def split_window_time(items: Sequence[exp.Expr], scope: Scope) -> tuple[Sequence
 
 
 def read_next(
-    outer: NextGroups, times: Mapping[str, str], first: Mapping[str, Any], selected: Chosen, report: Report
-) -> tuple[dict[str, Any], Chosen]:
-    """Return `aggregate.then`, and what its select list chooses. `first` is the first aggregate, `selected` its select
-    list, and `times` are names of the time of its rows."""
+    outer: NextGroups,
+    times: Mapping[str, str],
+    first: Mapping[str, Any],
+    selected: Chosen,
+    numbering: Numbering,
+    report: Report,
+) -> tuple[dict[str, Any], Chosen, SqlRanking | None]:
+    """Return `aggregate.then`, what its select list chooses, and how `numbering` ranks its rows. `first` is the first
+    aggregate, `selected` its select list, and `times` are names of the time of its rows."""
     computed = {item["as"] for item in first.get("compute", ())}
     by_alias = dict[str, str](times)
     for item in selected.select:
-        name = _name_in_rows(item["column"], computed)
+        name = item["as"] if "expression" in item else _name_in_rows(item["column"], computed)
         if name in by_alias.values() and name not in WINDOW_COLUMNS:
             report.add(outer.at, f"two columns of the sub-query are {name!r} in its rows; give one another name")
         by_alias[item.get("as", name)] = name
@@ -64,21 +61,29 @@ def read_next(
     columns = [name for name in by_alias.values() if name not in {*WINDOW_COLUMNS, _WINDOW_TIME}]
     alias = outer.alias or "(sub-query)"
     table = SqlInput(alias, (*columns, _WINDOW_TIME), _WINDOW_TIME)
-    source = Source(alias, alias, False, outer.at)
+    source = Source(alias, alias, True, outer.at)
     scope = Scope((source,), (table,), report, qualified=False, keeps_groups=True)
-    grouping, window = _read_groups(groups, table, outer, scope)
+    aliases = {item.alias: item.this for item in items if isinstance(item, exp.Alias)}
+    grouping, window = _read_groups(groups, aliases, table, outer, scope)
     having = names.renamed(outer.having) if outer.having is not None else None
     for node in [*items, *([having] if having is not None else [])]:
-        _reject_expressions(node, report)
-    chosen = read_session_columns(items, grouping, scope)
+        _reject_filters(node, report)
+    renamed = numbering.renamed(names.renamed)
+    chosen = read_session_columns(items, grouping, scope, renamed.numbers)
     condition = read_having(having, chosen, grouping, scope)
+    ranking = read_ranking_of_groups(renamed, chosen, grouping, scope)
+    of_first = {name: over_rows(tree) for name, tree in selected.expressions.items()}
+    own = {group.name: group.text for group in grouping.by_text.values() if group.column is None} | chosen.computed
+    compute = {name: tree.sql(comments=False) for name, tree in of_first.items()}
+    compute |= {name: replace_columns(over_rows(parse_tree(text)).sql(), of_first) for name, text in own.items()}
     then: dict[str, Any] = {
         **({"groupBy": [group.name for group in grouping.by_text.values()]} if grouping.by_text else {}),
         **({"window": {window.kind: dict(window.lengths)}} if window is not None else {}),
+        **({"compute": [{"expression": text, "as": name} for name, text in compute.items()]} if compute else {}),
         "aggregates": chosen.aggregates,
         **({"having": condition} if condition is not None else {}),
     }
-    return then, chosen
+    return then, chosen, ranking
 
 
 def _name_in_rows(name: str, computed: set[str]) -> str:
@@ -129,7 +134,7 @@ class _Names:
 
 
 def _read_groups(
-    nodes: Sequence[exp.Expr], table: SqlInput, outer: NextGroups, scope: Scope
+    nodes: Sequence[exp.Expr], aliases: Mapping[str, exp.Expr], table: SqlInput, outer: NextGroups, scope: Scope
 ) -> tuple[Grouping, GroupWindow | None]:
     """Return the groups and the window; None: the windows are those of the rows, or wrong, which is reported."""
     grouping, report = Grouping(), scope.report
@@ -138,11 +143,7 @@ def _read_groups(
     named = [node for node in nodes if isinstance(node, exp.Column) and node.name in WINDOW_COLUMNS]
     for node in nodes:
         if node not in calls and node not in named:
-            read_group(node, {}, table, grouping, scope)
-    for group in grouping.by_text.values():
-        if group.column is None:
-            facts = f"{group.name} is an expression over rows of an aggregate"
-            report.add(outer.at, f"{facts}; write it into the GROUP BY of the sub-query, with a name")
+            read_group(node, aliases, table, grouping, scope)
     grouping.broken = len(report.problems) > before
     missing = [name for name in WINDOW_COLUMNS if name not in {node.name for node in named}]
     if not calls and missing:
@@ -160,19 +161,7 @@ def _read_groups(
     return grouping, read_window_call(calls[0], table, scope, "GROUP BY")
 
 
-def _reject_expressions(node: exp.Expr, report: Report) -> None:
-    """Report what aggregates of plain columns cannot say."""
-    for call in [part for part in node.walk() if is_aggregate(part) and not is_aggregate(part.parent or exp.Null())]:
-        try:
-            read = read_call(call)
-        except BadAggregateError:
-            continue  # which `read_session_columns` reports
-        arguments = [argument for argument in (read.argument, read.by) if argument is not None]
-        if not all(isinstance(argument, exp.Column) for argument in arguments):
-            facts = "an aggregate of an aggregate takes columns of the sub-query, this is an expression"
-            report.add(
-                node_position(call), f"{facts}; write it into the sub-query, as a group or inside of an aggregate"
-            )
-        if read.where is not None:
-            facts = "FILTER is not for an aggregate of an aggregate"
-            report.add(node_position(call), f"{facts}; write the condition into WHERE, which leaves rows out")
+def _reject_filters(node: exp.Expr, report: Report) -> None:
+    for call in node.find_all(exp.Filter):
+        facts = "FILTER is not for an aggregate of an aggregate"
+        report.add(node_position(call), f"{facts}; write the condition into WHERE, which leaves rows out")

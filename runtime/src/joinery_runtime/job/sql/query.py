@@ -28,6 +28,7 @@ from joinery_runtime.job.sql.select_tree import (
     REJECTED,
     ExistenceTest,
     existence_test,
+    set_conditions,
 )
 
 _WORDS = {
@@ -91,10 +92,11 @@ class NextGroups:
 class Query:
     """The parts of a SELECT. `first` is what FROM names (None: nothing), `joined` are the others, in text order, those
     of sub-queries in WHERE last; `where` is without these. `groups` are the entries of GROUP BY, `grouped` says whether
-    there is one. `qualify` are the conditions of QUALIFY that number rows; those on the key alone are part of `where`,
-    as they leave out all rows of a key. `numbered`: the groups are of rows that are numbered. `start` and `group_at`
-    are the positions of SELECT and GROUP BY, `changes` and `final` those of EMIT CHANGES and EMIT FINAL (None: there is
-    none). `then` is the SELECT around this one that groups its groups (None: there is none)."""
+    there is one. `qualify` are the conditions of QUALIFY that number rows, or the last groups; those on the key alone
+    are part of `where` or of HAVING, as they leave out all rows of a key. `numbered`: the groups are of rows that are
+    numbered. `start` and `group_at` are the positions of SELECT and GROUP BY, `changes` and `final` those of EMIT
+    CHANGES and EMIT FINAL (None: there is none). `then` is the SELECT around this one that groups its groups (None:
+    there is none)."""
 
     start: TextPosition
     first: Source | None
@@ -150,14 +152,19 @@ def read_query(
     if parsed is None:
         return None
     select = parsed.select.meta.get(FIRST, parsed.select)
-    then = _read_next(parsed, report) if select is not parsed.select else None
-    start, where, group, having = (select.args.get(part) for part in ("from_", "where", "group", "having"))
+    start, where, group = (select.args.get(part) for part in ("from_", "where", "group"))
     conditions, tests = list(split_ands(where.this)) if where is not None else [], list[ExistenceTest]()
     if form.tests_existence:
         tests = [test for node in conditions if (test := existence_test(node)) is not None]
         conditions = [node for node in conditions if node not in [test.node for test in tests]]
-    numbering, of_keys = _split_qualify(select)
-    conditions += of_keys
+    is_numbered = bool(select.meta.get(NUMBERED))
+    numbering, of_keys = _split_qualify(select if is_numbered else parsed.select)
+    if is_numbered or parsed.select.args.get("group") is None:
+        conditions += of_keys
+    elif of_keys:
+        moved = exp.Having(this=exp.and_(*of_keys, copy=False))
+        set_conditions(parsed.select, "having", exp.Having, parsed.select.args.get("having"), moved)
+    then, having = _read_next(parsed, report) if select is not parsed.select else None, select.args.get("having")
     for part in [select, parsed.select] if then is not None else [select]:
         _reject_other_parts(part, parsed, report, form, [test.query for test in tests])
     by_tests = [_read_test(test, conditions, report) for test in tests]
@@ -180,7 +187,7 @@ def read_query(
         final=parsed.clauses.final,
         options=parsed.clauses.options,
         then=then,
-        numbered=bool(select.meta.get(NUMBERED)),
+        numbered=is_numbered,
     )
 
 

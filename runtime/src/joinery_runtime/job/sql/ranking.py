@@ -7,8 +7,8 @@ QUALIFY of that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlglot import exp
@@ -16,7 +16,14 @@ from sqlglot import exp
 from joinery_runtime.job.model.expression_tree import parse_tree
 from joinery_runtime.job.model.function_calls import wrong_calls
 from joinery_runtime.job.model.references import MOST_RANKED_ROWS, RANK_COLUMNS, WINDOW_COLUMNS
-from joinery_runtime.job.sql.grouping import GroupWindow, read_window_call, window_function
+from joinery_runtime.job.sql.group_rows import Chosen, over_groups, own_column
+from joinery_runtime.job.sql.grouping import (
+    Grouping,
+    GroupWindow,
+    read_window_call,
+    shared_number_problem,
+    window_function,
+)
 from joinery_runtime.job.sql.query import Query
 from joinery_runtime.job.sql.report import node_position
 from joinery_runtime.job.sql.scope import Relation, Scope
@@ -56,13 +63,9 @@ class SqlRanking:
 def read_ranking(query: Query, scope: Scope, beside: str | None) -> SqlRanking | None:
     """Read QUALIFY; None: there is none, or the report says what is wrong with it. `beside` is the field that stands
     beside `sql`, if any."""
-    if not query.qualify:
+    if not query.qualify or (query.grouped and not query.numbered):
         return None
     before = len(scope.report.problems)
-    if query.grouped and not query.numbered:
-        facts = "rows of GROUP BY, or of DISTINCT with the windows, are one for each group and window already"
-        scope.report.add(node_position(query.qualify[0]), f"{facts}; leave QUALIFY out, or DISTINCT")
-        return None
     number, rows = _read_conditions(query.qualify, scope)
     if number is None or len(scope.report.problems) > before:
         return None
@@ -71,6 +74,63 @@ def read_ranking(query: Query, scope: Scope, beside: str | None) -> SqlRanking |
         facts = "groups are of all rows, or of the first or last row of each key by event time"
         scope.report.add(node_position(query.qualify[0]), f"{facts}; write {_FIRST}, or let a second job group these")
     return ranking if len(scope.report.problems) == before else None
+
+
+@dataclass(frozen=True, slots=True)
+class Numbering:
+    """How groups are numbered: the `conditions` of QUALIFY, and the field that stands `beside` the SQL, if any."""
+
+    conditions: Sequence[exp.Expr]
+    beside: str | None
+
+    @property
+    def numbers(self) -> Collection[str] | None:
+        """The calls of ROW_NUMBER that the select list may repeat, by their texts; None: the groups have no numbers."""
+        if not self.conditions and self.beside != TOP_N:
+            return None
+        return {call.sql(comments=False) for part in self.conditions for call in part.find_all(exp.Window)}
+
+    def renamed(self, renamed: Callable[[exp.Expr], exp.Expr]) -> Numbering:
+        """Return the numbering with other names in its conditions."""
+        return replace(self, conditions=[renamed(condition) for condition in self.conditions])
+
+
+def read_ranking_of_groups(numbering: Numbering, chosen: Chosen, groups: Grouping, scope: Scope) -> SqlRanking | None:
+    """Read the conditions of QUALIFY on the rows of groups (rule R6); None: there are none, or the report says what is
+    wrong with them."""
+    if not numbering.conditions:
+        return None
+    before = len(scope.report.problems)
+    number, rows = _read_conditions(numbering.conditions, scope)
+    if number is None or len(scope.report.problems) > before:
+        return None
+    partition, order = number.args.get("partition_by") or [], number.args.get("order")
+    windows = {own for node in partition if (own := own_column(node.unnest(), scope))}
+    if not windows:
+        facts = "groups are numbered in their windows, and a number over all windows would never be the last one"
+        scope.report.add(node_position(number), f"{facts}; write {', '.join(WINDOW_COLUMNS)} into PARTITION BY")
+    if order is None:
+        todo = "write ORDER BY with an aggregate, such as ORDER BY COUNT(*) DESC"
+        scope.report.add(node_position(number), f"nothing says which row comes first; {todo}")
+
+    def of_rows(value: exp.Expr) -> str:
+        return over_groups(value, chosen, groups, scope).sql(comments=False)
+
+    by = []
+    for node in partition:
+        if own_column(node.unnest(), scope):
+            continue
+        key = over_groups(node.unnest(), chosen, groups, scope)
+        if isinstance(key, exp.Column):
+            by.append(key.name)
+        else:
+            facts = "the key of the rows is groups and aggregates, this is an expression"
+            scope.report.add(node_position(node), f"{facts}; write it into GROUP BY as well, or leave it out")
+    ordered = order.expressions if order is not None else []
+    order_by = [_order_entry(item, of_rows(item.this.unnest())) for item in ordered]
+    if len(scope.report.problems) > before:
+        return None
+    return SqlRanking(TOP_N, {**({"by": by} if by else {}), "orderBy": order_by, "rows": rows}, number)
 
 
 def ranked_columns(
@@ -166,9 +226,8 @@ def _whole(node: exp.Expr) -> int | None:
 def _problem_of_call(window: exp.Expr) -> str:
     """Say what is wrong with `<function> OVER (...)`; empty if nothing."""
     name = window.this.name.upper() or window.this.sql_name() if isinstance(window.this, exp.Func) else ""
-    if isinstance(window.this, exp.Rank | exp.DenseRank):
-        facts = f"{name} gives equal rows one number, so no number of rows would be enough for the first ones"
-        return f"{facts}; write ROW_NUMBER(), which numbers equal rows by their event times (rule R2)"
+    if problem := shared_number_problem(window.this):
+        return problem
     if name != "ROW_NUMBER":
         return f"a job numbers rows with ROW_NUMBER alone; {_EXAMPLES}"
     if window.this.expressions:
@@ -268,7 +327,7 @@ def _reject_deduplication(
 def _order(ordered: Sequence[exp.Expr], scope: Scope) -> Iterator[dict[str, str]]:
     """Yield the entries of `orderBy`; wrong ones are reported."""
     for entry in ordered:
-        value, descending = entry.this.unnest().copy(), bool(entry.args.get("desc"))
+        value = entry.this.unnest().copy()
         if value.find(exp.AggFunc, exp.Window, exp.Query) is not None or isinstance(value, exp.Literal):
             facts = "rows are ordered by columns and expressions of each row alone"
             scope.report.add(node_position(entry), f"{facts}; write a column of an input")
@@ -278,8 +337,13 @@ def _order(ordered: Sequence[exp.Expr], scope: Scope) -> Iterator[dict[str, str]
             scope.report.add(node_position(node), problem)
         if problems or not scope.qualify(value):
             continue
-        item = {"expression": value.sql(comments=False)} | ({"direction": "desc"} if descending else {})
-        nulls_first = bool(entry.args.get("nulls_first"))
-        if nulls_first == descending:  # unlike the default, by which NULL is the lowest value
-            item["nulls"] = "first" if nulls_first else "last"
-        yield item
+        yield _order_entry(entry, value.sql(comments=False))
+
+
+def _order_entry(entry: exp.Expr, expression: str) -> dict[str, str]:
+    """Return the entry of `orderBy` for one of ORDER BY, with its `expression` in the job's names."""
+    descending, nulls_first = bool(entry.args.get("desc")), bool(entry.args.get("nulls_first"))
+    item = {"expression": expression} | ({"direction": "desc"} if descending else {})
+    if nulls_first == descending:  # unlike the default, by which NULL is the lowest value
+        item["nulls"] = "first" if nulls_first else "last"
+    return item

@@ -1,26 +1,14 @@
-"""The select list: of a join, columns, expressions and stars; of sessions, groups, aggregates and columns of
-sessions themselves."""
+"""The select list of a join: columns, expressions and stars. `group_rows` has that of groups."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sqlglot import exp
 
-from joinery_runtime.job.model.function_calls import cannot_call
-from joinery_runtime.job.model.references import RANK_COLUMNS, SESSION_COLUMNS
-from joinery_runtime.job.sql.grouping import (
-    BadAggregateError,
-    Grouping,
-    column_name,
-    computed_name,
-    is_aggregate,
-    read_call,
-    unknown_aggregate,
-)
+from joinery_runtime.job.model.references import RANK_COLUMNS
 from joinery_runtime.job.sql.report import TextPosition, node_position
 from joinery_runtime.job.sql.scope import Scope
 from joinery_runtime.job.sql.select_tree import BY_STAR, OF_WINDOW
@@ -186,131 +174,3 @@ def _parts(item: Item) -> tuple[str, str]:
     """Return the input and the column of an item."""
     table, _, name = item["column"].partition(".")
     return table, name
-
-
-# --- sessions -----------------------------------------------------------------------------------------------------
-
-_ELSEWHERE = {
-    **dict.fromkeys(("SESSION_START", "TUMBLE_START", "HOP_START", "WINDOWSTART"), "window_start"),
-    **dict.fromkeys(("SESSION_END", "TUMBLE_END", "HOP_END", "WINDOWEND"), "window_end"),
-}
-
-
-@dataclass(slots=True)
-class Chosen:
-    """What the select list asks for. `computed` are expressions by the names of their columns; `aggregates` and
-    `select` are entries of the fields of these names."""
-
-    computed: dict[str, str] = field(default_factory=dict)
-    aggregates: list[dict[str, Any]] = field(default_factory=list)
-    select: list[dict[str, str]] = field(default_factory=list)
-
-    def add(self, column: str, name: str) -> None:
-        self.select.append({"column": column, **({"as": name} if name not in {"", column} else {})})
-
-
-def read_session_columns(items: Sequence[exp.Expr], groups: Grouping, scope: Scope) -> Chosen:
-    """Read the select list, and give groups their names."""
-    chosen = Chosen()
-    for item in items:
-        at, value = node_position(item), item.unalias().unnest()
-        renamed = item.alias if isinstance(item, exp.Alias) else ""
-        own = own_column(value, scope)
-        if own:
-            if isinstance(value, exp.Anonymous) and not renamed:
-                scope.report.add(at, f"is called {own} here (rule S6); write {own}, or give it a name with AS")
-            chosen.add(own, renamed or value.name)  # ksqlDB's WINDOWSTART keeps its name
-        elif value.is_star:
-            scope.report.add(at, "a star is not supported: a session holds many rows; name groups and aggregates")
-        elif is_aggregate(value):
-            _read_aggregate(value, renamed, at, chosen, scope)
-        elif value.find(exp.AggFunc, exp.Window) is not None:
-            todo = "select each by itself and compute with the job's output"
-            scope.report.add(at, f"aggregates are emitted as they are; {todo}")
-        else:
-            _read_group_item(value, renamed, at, chosen, groups, scope)
-    return chosen
-
-
-def own_column(value: exp.Expr, scope: Scope) -> str:
-    """Return the column of sessions that this names, even in other systems' terms; empty if none."""
-    plain = isinstance(value, exp.Column) and not value.table and not scope.has_column(value.name)
-    if plain and value.name in SESSION_COLUMNS:
-        return value.name
-    return _ELSEWHERE.get(value.name.upper(), "") if plain or isinstance(value, exp.Anonymous) else ""
-
-
-def _read_group_item(
-    value: exp.Expr,
-    renamed: str,
-    at: TextPosition,
-    chosen: Chosen,
-    groups: Grouping,
-    scope: Scope,
-) -> None:
-    qualified = value.copy()
-    if qualified.find(exp.Query) is not None or not scope.qualify(qualified):
-        return
-    group = groups.by_text.get(qualified.sql(comments=False))
-    is_unknown = isinstance(value, exp.Anonymous) and cannot_call(value.name.upper(), len(value.expressions)) != ""
-    if group is None and (groups.by_text or not groups.broken or is_unknown):
-        unknown_function = unknown_aggregate(value)
-        many = "is not in GROUP BY, and a session holds many rows of it; group by it, or write FIRST(...) or LAST(...)"
-        scope.report.add(at, unknown_function if is_unknown else many)
-    elif group is not None and group.selected:
-        scope.report.add(at, "this group is selected twice; keep one")
-    elif group is not None:
-        group.selected = True
-        if renamed and not scope.has_column(renamed) and not (scope.keeps_groups and group.column is not None):
-            group.name = renamed
-        chosen.add(group.name, renamed)
-
-
-def _read_aggregate(value: exp.Expr, renamed: str, at: TextPosition, chosen: Chosen, scope: Scope) -> None:
-    entry = aggregate_entry(value, at, chosen, scope)
-    if entry is None:
-        return
-    if renamed:
-        chosen.aggregates.append({**entry, "as": renamed})
-        chosen.add(renamed, "")
-    else:
-        scope.report.add(at, "an aggregate has no name of its own; write <aggregate> AS <name>")
-
-
-def aggregate_entry(value: exp.Expr, at: TextPosition, chosen: Chosen, scope: Scope) -> dict[str, Any] | None:
-    """Return the entry of `aggregates` for a call, without its name; None if the call is wrong, which is reported.
-    Expressions in it become computed columns of `chosen`."""
-    try:
-        call = read_call(value)
-    except BadAggregateError as error:
-        scope.report.add(at, str(error))
-        return None
-    entry: dict[str, Any] = {"function": call.function, "as": "", **call.options}
-    for name, argument in (("column", call.argument), ("by", call.by)):
-        if argument is not None:
-            column = _argument_column(argument, chosen, scope)
-            if column is None:
-                return None
-            entry[name] = column
-    if call.where is not None:
-        condition = call.where.copy()
-        if condition.find(exp.AggFunc, exp.Window) is not None:
-            scope.report.add(at, "FILTER is about rows before they are aggregated; name columns in it")
-            return None
-        if not scope.qualify(condition):
-            return None
-        entry["where"] = condition.sql(comments=False)
-    return entry
-
-
-def _argument_column(argument: exp.Expr, chosen: Chosen, scope: Scope) -> str | None:
-    """Return the column for an argument: one of the input, or a computed one, named after its expression. None if a
-    name is wrong."""
-    if isinstance(argument, exp.Column):
-        return column_name(argument, scope)
-    qualified = argument.copy()
-    if qualified.find(exp.Query) is not None or not scope.qualify(qualified):
-        return None
-    name = computed_name(qualified, scope)
-    chosen.computed[name] = qualified.sql(comments=False)
-    return name

@@ -85,9 +85,9 @@ def add_condition(select: exp.Expr | None, condition: exp.Expr) -> None:
 
 
 def is_ranking(select: exp.Select) -> bool:
-    """Say whether rows of the SELECT itself are numbered."""
+    """Say whether rows of the SELECT itself are numbered, or its groups if it has some."""
     numbers = any(item.find(exp.Window) is not None for item in select.expressions)
-    return select.args.get("qualify") is not None or numbers
+    return numbers or (select.args.get("qualify") is not None and not select.meta.get(NUMBERED))
 
 
 def ranking_problem(inner: exp.Select, select: exp.Select) -> str:
@@ -95,9 +95,14 @@ def ranking_problem(inner: exp.Select, select: exp.Select) -> str:
     if select.args.get("joins") or is_ranking(select):
         facts = "rows that ROW_NUMBER numbers are neither joined nor numbered again in one job"
         return f"{facts}; let a second job read this one's output"
-    if inner.args.get("group") is not None:
-        return "groups are numbered in a job of their own; let a second job read this one's output"
+    if inner.args.get("group") is not None and select.args.get("group") is not None:
+        return "groups that are numbered are not grouped again in one job; let a second job read this one's output"
     return ""
+
+
+def is_numbering(call: exp.Expr) -> bool:
+    """Say whether the call numbers rows: it stands before OVER."""
+    return isinstance(call.parent, exp.Window) and call.arg_key == "this"
 
 
 def move_conditions(inner: exp.Select, select: exp.Select) -> None:
@@ -111,10 +116,9 @@ def move_conditions(inner: exp.Select, select: exp.Select) -> None:
 def merge_groups(inner: exp.Select, select: exp.Select) -> None:
     """Make the SELECT that of the groups: its own WHERE is about groups."""
     set_conditions(inner, "having", exp.Having, inner.args.get("having"), select.args.get("where"))
-    for name in ("from_", "joins", "group", "where", "having"):
+    for name in ("from_", "joins", "group", "where", "having", *(["qualify"] if inner.meta.get(NUMBERED) else [])):
         select.set(name, inner.args.get(name))
-    if FIRST in inner.meta:
-        select.meta[FIRST] = inner.meta[FIRST]
+    select.meta.update({mark: inner.meta[mark] for mark in (FIRST, NUMBERED) if mark in inner.meta})
 
 
 def set_conditions(select: exp.Select, name: str, kind: type[exp.Expr], *clauses: exp.Expr | None) -> None:

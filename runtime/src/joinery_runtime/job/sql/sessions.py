@@ -14,13 +14,13 @@ from joinery_runtime.job.model.expression_tree import TOO_DEEP, parse_tree
 from joinery_runtime.job.model.function_calls import declaring
 from joinery_runtime.job.model.wording import listed
 from joinery_runtime.job.sql.clauses import AGGREGATE_LATENESS, EMIT_EVERY, MAX_DURATION, VALUES_LIMIT, Options
-from joinery_runtime.job.sql.grouping import GroupWindow, read_groups, reject_wrong_calls
-from joinery_runtime.job.sql.having import read_having
+from joinery_runtime.job.sql.group_rows import read_having, read_session_columns, reject_wrong_calls
+from joinery_runtime.job.sql.grouping import GroupWindow, read_groups
 from joinery_runtime.job.sql.next_groups import read_next, split_window_time
 from joinery_runtime.job.sql.query import Query, read_query
+from joinery_runtime.job.sql.ranking import Numbering, SqlRanking, read_ranking_of_groups
 from joinery_runtime.job.sql.report import SESSIONS, Report, node_position, problems_of, token_position
 from joinery_runtime.job.sql.scope import Scope, SqlInput
-from joinery_runtime.job.sql.select_list import read_session_columns
 
 KEEPING_VALUES = ("count_distinct", "array_agg", "string_agg", "percentile_cont", "percentile_disc", "median")
 """The aggregates that take a `limit`."""
@@ -85,7 +85,7 @@ def _translate(sql: str, table: SqlInput) -> SessionTranslation:
     if query is None or query.first is None:
         return SessionTranslation(problems=report.problems)
     scope = Scope((query.first,), (table,), report, qualified=False, keeps_groups=False)
-    reject_wrong_calls(query, report)
+    reject_wrong_calls(query, scope)
     groups = read_groups(query, table, scope)
     chosen = read_session_columns(query.items, groups, scope)
     where, having = _where_text(query, scope), read_having(query.having, chosen, groups, scope)
@@ -119,16 +119,20 @@ def _where_text(query: Query, scope: Scope) -> str | None:
 
 
 def read_aggregate(
-    query: Query, scope: Scope, options: Options
-) -> tuple[Mapping[str, Any] | None, list[dict[str, str]]]:
-    """Return `spec.aggregate` and `spec.select`; no aggregate if no input is known."""
-    reject_wrong_calls(query, scope.report)
+    query: Query, scope: Scope, options: Options, beside: str | None
+) -> tuple[Mapping[str, Any] | None, list[dict[str, str]], SqlRanking | None]:
+    """Return `spec.aggregate`, `spec.select`, and what ROW_NUMBER over the groups says; no aggregate if no input is
+    known. `beside` is the ranking that `spec` names beside the SQL, if any."""
+    reject_wrong_calls(query, scope)
     if not scope.relations:
-        return None, []
+        return None, [], None
+    numbering = Numbering(() if query.numbered else query.qualify, beside)
     groups = read_groups(query, next(iter(scope.relations.values())).table, scope)
     items, times = split_window_time(query.items, scope) if query.then is not None else (query.items, {})
-    chosen = read_session_columns(items, groups, scope)
+    numbers = numbering.numbers if query.then is None else None
+    chosen = read_session_columns(items, groups, scope, numbers)
     having = read_having(query.having, chosen, groups, scope)
+    ranking = read_ranking_of_groups(numbering, chosen, groups, scope) if query.then is None else None
     named = list(groups.by_text.values())
     computed = {group.name: group.text for group in named if group.name != group.column} | chosen.computed
     window = None if groups.window is None else _window_fields(groups.window, query, scope, options)
@@ -146,9 +150,10 @@ def read_aggregate(
     }
     last = chosen
     if query.then is not None:
-        aggregate["then"], last = read_next(query.then, times, aggregate, chosen, scope.report)
+        then = read_next(query.then, times, aggregate, chosen, numbering, scope.report)
+        aggregate["then"], last, ranking = then
     _limit([*chosen.aggregates, *(last.aggregates if last is not chosen else ())], scope, options)
-    return aggregate, last.select
+    return aggregate, last.select, ranking
 
 
 def _limit(aggregates: Sequence[dict[str, Any]], scope: Scope, options: Options) -> None:

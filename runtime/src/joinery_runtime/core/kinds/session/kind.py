@@ -18,7 +18,7 @@ from joinery_runtime.core.aggregates import AggregateCall
 from joinery_runtime.core.kinds.base import Aggregating
 from joinery_runtime.core.kinds.folding import Folding, in_defined_order
 from joinery_runtime.core.kinds.replaceable import ReplaceableRows
-from joinery_runtime.core.kinds.rows import PairFailures, having_mask, rows_at_once
+from joinery_runtime.core.kinds.rows import PairFailures, aggregated_columns, having_mask, rows_at_once
 from joinery_runtime.core.kinds.session.change import Changed, change, rows_to_add, state_schema
 from joinery_runtime.core.kinds.session.form import SessionParameters, accept_arrivals, bool_column
 from joinery_runtime.core.pipeline.retention import EventTime, Retention
@@ -226,8 +226,7 @@ class _SessionEpoch:
 
 class SessionOutput:
     def __init__(self, parameters: SessionParameters, step: StepSpec, *, ordered: bool) -> None:
-        self._schema, self._ordered = step.output_schema(), ordered
-        self._step_columns = [column.step_column or "" for column in step.output]
+        self._ordered = ordered
         self._aggregates = [call.name for call in parameters.aggregates]
         self._folding = Folding(parameters.aggregates)
         self._step, self._keys = step, step.sides[0].intake.keys
@@ -250,13 +249,13 @@ class SessionOutput:
             yield self._rows(sessions, phase, retracted=retracted)
 
     def _rows(self, sessions: pa.RecordBatch, phase: int, *, retracted: bool) -> pa.RecordBatch:
-        values = self._values(sessions, retracted=retracted)
-        columns = [values[name].cast(kind) for name, kind in zip(self._step_columns, self._schema.types, strict=True)]
-        rows = pa.record_batch(columns, schema=self._schema)
+        values, count = self._values(sessions, retracted=retracted), sessions.num_rows
+        passes = np.ones(count, dtype=bool) if retracted else having_mask(self._step, values, count, self.failures)
+        counted = passes & (not retracted)  # a row that is taken back was counted when it was emitted
+        columns = aggregated_columns(self._step, values, counted, self.failures)
+        rows = pa.record_batch(columns, schema=self._step.output_schema())
         rows = _add_order_columns(rows, sessions, phase, retracted=retracted) if self._ordered else rows
-        if self._step.filter is None or retracted:
-            return rows
-        return rows.filter(pa.array(having_mask(self._step, values, rows.num_rows, self.failures)))
+        return rows if passes.all() else rows.filter(pa.array(passes))
 
     def _values(self, sessions: pa.RecordBatch, *, retracted: bool) -> dict[str, pa.Array]:
         """The columns of the step, by name."""

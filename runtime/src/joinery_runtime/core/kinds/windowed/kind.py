@@ -20,7 +20,7 @@ from joinery_runtime.core.kinds.aligned import LastEnd, Windows
 from joinery_runtime.core.kinds.base import Aggregating, less_allowed_lateness
 from joinery_runtime.core.kinds.cells import Numbers, concat_selections, cut_by_hash, cut_by_window, within
 from joinery_runtime.core.kinds.replaceable import ReplaceableRows
-from joinery_runtime.core.kinds.rows import PairFailures, Selection, having_mask
+from joinery_runtime.core.kinds.rows import PairFailures, Selection, aggregated_columns, having_mask
 from joinery_runtime.core.kinds.windowed.panes import Panes, pane_schema
 from joinery_runtime.core.pipeline.operators import EVENT_TIME_MAX, EVENT_TIME_MIN
 from joinery_runtime.core.pipeline.retention import Retention
@@ -242,7 +242,7 @@ class _WindowOutput:
 
     def _rows(self, merged: pa.RecordBatch, phase: int) -> pa.RecordBatch:
         """The output rows of windows, which are rows of the state with a window's number as event time."""
-        schema, numbers, windows = self._step.output_schema(), merged.column(TS).to_numpy(), self._kind.windows
+        numbers, windows = merged.column(TS).to_numpy(), self._kind.windows
         times, calls = (windows.starts(numbers), windows.ends(numbers)), self._kind.aggregates
         values = {
             **{name: merged.column(name) for name in self._step.sides[0].intake.keys},
@@ -250,11 +250,10 @@ class _WindowOutput:
             **{name: _in_years(time) for name, time in zip(WINDOW_COLUMNS, times, strict=True)},
             WINDOW_TIME: pa.array(times[1] - 1),
         }
-        names = [column.step_column or "" for column in self._step.output]
-        columns = [values[name].cast(kind) for name, kind in zip(names, schema.types, strict=True)]
-        rows = pa.record_batch(columns, schema=schema)
+        passes = having_mask(self._step, values, len(numbers), self.failures)
+        columns = aggregated_columns(self._step, values, passes, self.failures)
+        rows = pa.record_batch(columns, schema=self._step.output_schema())
         rows = _add_order_columns(rows, merged, times, phase) if self._ordered else rows
-        passes = having_mask(self._step, values, rows.num_rows, self.failures)
         return rows if passes.all() else rows.filter(pa.array(passes))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field
+from sqlglot import exp
 
 from joinery_runtime.job.kinds.aggregate.aligned import (
     ALIGNED_WINDOWS,
@@ -20,6 +21,7 @@ from joinery_runtime.job.kinds.session.sessions import Aggregate, ComputedColumn
 from joinery_runtime.job.model.base import Bool, Length, Limits, Model, PositiveDuration, Text
 from joinery_runtime.job.model.cel import Rule, dead_letter_rules, exactly_one, positive
 from joinery_runtime.job.model.changelog import SOURCES, lake_rules
+from joinery_runtime.job.model.expression_tree import replace_columns
 from joinery_runtime.job.model.references import parse_reference
 
 AGGREGATE = "aggregate"
@@ -61,10 +63,15 @@ class NextAggregation(Model):
     """Groups the rows of an aggregate, and computes aggregates of these."""
 
     group_by: tuple[Text, ...] = Field(default=(), examples=[["category"]])
-    """Columns of the aggregate's rows whose values have windows of their own. Without any, all rows are one group."""
+    """Columns of the aggregate's rows, or names of `compute`, whose values have windows of their own. Without any, all
+    rows are one group."""
     window: OwnWindow | None = Field(default=None, examples=[{"tumbling": {"size": "24h"}}])
     """The windows, of event time; a row's time is the last millisecond of its window. If absent, the windows from which
     the rows come."""
+    compute: tuple[ComputedColumn, ...] = Field(
+        default=(), examples=[[{"expression": "spent / visits", "as": "per_visit"}]]
+    )
+    """Columns that SQL expressions make of the aggregate's rows, for `groupBy` and `aggregates`."""
     aggregates: tuple[Aggregate, ...] = ()
     """What is computed of each group and window. `where` is not available."""
     having: Text | None = Field(default=None, examples=["highest > 10"])
@@ -123,6 +130,7 @@ class Aggregation(Model):
         return Aggregation.model_construct(
             group_by=self.then.group_by,
             window=window,
+            compute=self.then.compute,
             aggregates=self.then.aggregates,
             having=self.then.having,
             limits=self.then.limits,
@@ -142,6 +150,12 @@ class Aggregation(Model):
         return {
             name if name in computed or (ref := parse_reference(name)) is None else ref.column: name for name in names
         }
+
+    def over_rows(self, expression: str) -> str:
+        """Return an expression over groups, aggregates and columns of the window with the names that these have in the
+        rows: groups lose their input's."""
+        groups = {name: exp.column(column) for column, name in self.columns_by_name.items() if column != name}
+        return replace_columns(expression, groups)
 
     @property
     def emit_every(self) -> int | None:

@@ -13,7 +13,7 @@ from joinery_runtime.job.kinds.session.sessions import (
     ComputedColumn,
     SessionColumn,
 )
-from joinery_runtime.job.model.cel import TARGETS, Rule, any_output, positive
+from joinery_runtime.job.model.cel import TARGETS, Rule, any_output, exactly_one, positive
 from joinery_runtime.job.model.changelog import lake_rules
 from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS
 from joinery_runtime.job.model.wording import listed
@@ -111,6 +111,10 @@ SESSION_RULES: Mapping[type | tuple[type, str], tuple[Rule, ...]] = {
             "is for method: exact, a sketch takes any number of values; drop it",
             ".limit",
         ),
+    ),
+    SessionColumn: (
+        exactly_one("column", "expression"),
+        Rule("!has(self.expression) || has(self.as)", "an expression has no name of its own; add one: as: <name>"),
     ),
     (SessionColumn, "as"): (
         _NOT_OURS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from joinery_runtime.job.kinds.aggregate.model import Aggregation
@@ -10,7 +10,7 @@ from joinery_runtime.job.kinds.session.resource import SessionWindow
 from joinery_runtime.job.kinds.session.sessions import SESSIONS_PART, Aggregate
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.plan import BYTES, COMPUTED_BYTES, ENGINE_ROW_BYTES, SidePlan, StepPlan, limits_text
-from joinery_runtime.job.model.resource import Job
+from joinery_runtime.job.model.resource import Job, OutputField
 from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import changelog_text
 
@@ -33,7 +33,8 @@ class Aggregated:
     this time has reached, which trails the rows by `lag` (ms). `types` are the columns that the aggregation may name,
     `part` is the part of the state, and `where` a condition on the rows. `from_steps`: joins made the rows.
     `of_windows`: an aggregate made them, each at the last millisecond of its window (G10); `same_windows`: its windows
-    are also those of this aggregation. `never_late` says why none is late."""
+    are also those of this aggregation. `never_late` says why none is late.
+    `selected` are the columns that are emitted of its rows, if it is the last step."""
 
     rows_of: str
     time: str
@@ -46,6 +47,7 @@ class Aggregated:
     of_windows: bool = False
     same_windows: bool = False
     never_late: str = ""
+    selected: Sequence[OutputField] = ()
 
 
 def session_plan(job: SessionWindow) -> StepPlan:
@@ -58,6 +60,7 @@ def session_plan(job: SessionWindow) -> StepPlan:
         types=side.types,
         part=SESSIONS_PART,
         where=job.sessions.where,
+        selected=job.output_columns,
     )
     return aggregate_plan(job.aggregation, aggregated)
 
@@ -97,6 +100,7 @@ def _lines(aggregation: Aggregation, aggregated: Aggregated) -> Iterator[tuple[s
     yield "aggregates", ", ".join(_aggregate(aggregate) for aggregate in aggregation.aggregates) or "none"
     if aggregation.having is not None:
         yield "having", f"{aggregation.having}; rows for which it is not true are not emitted, and counted"
+    yield from selected_lines(aggregated.selected)
     yield "emitted", _emitted(aggregation, aggregated)
     if aggregation.emit is not None:
         every = format_duration(aggregation.emit.every)
@@ -106,6 +110,13 @@ def _lines(aggregation: Aggregation, aggregated: Aggregated) -> Iterator[tuple[s
     yield "late rows", _late(aggregation, aggregated)
     if aggregation.limits is not None:
         yield "limits", limits_text(aggregation.limits, "the state")
+
+
+def selected_lines(columns: Sequence[OutputField]) -> Iterator[tuple[str, str]]:
+    """The expressions that are emitted (G11)."""
+    for column in columns:
+        if column.expression is not None:
+            yield "selected", f"{column.name} = {column.expression}"
 
 
 def _aggregate(aggregate: Aggregate) -> str:

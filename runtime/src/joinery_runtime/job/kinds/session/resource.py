@@ -170,7 +170,8 @@ class SessionWindow(Job):
     def has_expressions(self) -> bool:
         sessions = self.sessions
         filtered = any(aggregate.where is not None for aggregate in sessions.aggregates)
-        return sessions.where is not None or filtered or bool(sessions.compute or self.input_filters)
+        selected = any(item.expression is not None for item in sessions.select or ())
+        return sessions.where is not None or filtered or selected or bool(sessions.compute or self.input_filters)
 
     def upsert_key(self, output: NamedOutput) -> tuple[str, ...]:
         """Return the output's `postgres.upsertKey`, else the group columns and session_id (rule S6)."""
@@ -211,9 +212,7 @@ class SessionWindow(Job):
         """The output columns (rule S6), with RETRACTED last if retractions are on."""
         sessions, types = self.sessions, self.spec.input.types
         every = [*sessions.group_by, *SESSION_COLUMNS, *(aggregate.as_ for aggregate in sessions.aggregates)]
-        chosen = [(item.as_ or item.column, item.column) for item in sessions.select or ()] or zip(
-            every, every, strict=True
-        )
+        chosen = sessions.select or tuple(SessionColumn(column=name) for name in every)
         sources = {name: Reference(self.spec.input.name, name) for name in sessions.group_by if name in types}
         # An aggregate may have the name of another column of the input than its own.
         read = {name: name for name in sources}
@@ -227,8 +226,12 @@ class SessionWindow(Job):
             aggregate.as_: ColumnType("json") for aggregate in sessions.aggregates if aggregate.function == "array_agg"
         }
         named = [
-            OutputField(name, sources.get(session_column), None, column_types.get(session_column), session_column)
-            for name, session_column in chosen
+            OutputField(item.as_ or "", expression=item.expression)
+            if item.column is None
+            else OutputField(
+                item.as_ or item.column, sources.get(item.column), None, column_types.get(item.column), item.column
+            )
+            for item in chosen
         ]
         last = [OutputField(self.retracted, step_column=RETRACTED)] if self.retracted is not None else []
         return (*named, *last)

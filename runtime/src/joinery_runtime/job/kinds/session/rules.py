@@ -37,6 +37,7 @@ from joinery_runtime.job.model.draft import (
     JobDraft,
     Loc,
     dig,
+    exactly_one,
     input_draft,
     items,
     no_key,
@@ -184,7 +185,7 @@ def _table(draft: GroupedDraft) -> Iterator[Finding]:
 def _computed(draft: GroupedDraft) -> Iterator[Finding]:
     names = [dig(computed_column, "as") for computed_column in draft.fields("compute")]
     columns = set(draft.columns or ())
-    if len(draft.inputs) == 1:
+    if len(draft.inputs) == 1 and draft.at[-1] != "then":
         # The only input's columns have no input's name before them in the rows that are aggregated.
         columns |= set(draft.inputs[0].types or ())
     for i, name in repeats(names):
@@ -240,17 +241,33 @@ def _next_reader(draft: GroupedDraft) -> str | None:
 
 
 def _select(draft: GroupedDraft) -> Iterator[Finding]:
+    """Check the names of the output columns, and the expressions except for their types (G11)."""
     session_columns, chosen = _session_columns(draft), items(draft.data, *_SELECT)
     names = [dig(item, "as") or draft.output_name(dig(item, "column")) for item in chosen]
+    own = draft.inputs[0].name if len(draft.inputs) == 1 and draft.at[-1] != "then" else None
     for i, item in enumerate(chosen):
-        column, name, at = dig(item, "column"), names[i], (*_SELECT, i)
+        column, text, name, at = dig(item, "column"), dig(item, "expression"), names[i], (*_SELECT, i)
+        yield from exactly_one(item, at, ("column", "expression"))
+        if isinstance(text, str):
+            yield from expression_of_windows(
+                (*at, "expression"),
+                text,
+                "expression",
+                session_columns,
+                draft.row_words,
+                own,
+                lists=draft.lists_of_rows,
+            )
+            if name is None:
+                yield at, "an expression has no name of its own; add one: as: <name>"
+                continue
         if session_columns is not None and isinstance(column, str) and column not in session_columns:
             hint = suggestion(column, session_columns)
             yield (
                 (*at, "column"),
                 f"{column!r} is no column of these {draft.row_words}{hint}; columns are {listed(session_columns)}",
             )
-        elif name in names[:i]:
+        elif name is not None and name in names[:i]:
             yield at, f"two output columns are named {name!r} (rule S6); rename one with `as`"
         elif name == RETRACTED:
             yield at, f"{name!r} is the column that emitRetractions adds (rule S6); rename this one with `as`"
@@ -378,13 +395,19 @@ def _session_columns(draft: GroupedDraft) -> list[str] | None:
 
 
 def _row_columns(draft: GroupedDraft) -> dict[str, str] | None:
-    """The columns that a key of an output may name, each with the column of sessions that it shows."""
+    """The columns that a key of an output may name, each with the column of sessions that it shows; empty for an
+    expression over these."""
     session_columns, chosen = _session_columns(draft), items(draft.data, *_SELECT)
     if session_columns is None or not chosen:
         return {draft.output_name(name): name for name in session_columns} if session_columns is not None else None
-    pairs = [(dig(item, "as") or draft.output_name(dig(item, "column")), dig(item, "column")) for item in chosen]
-    all_known = all(isinstance(name, str) and column in session_columns for name, column in pairs)
+    pairs = [(dig(item, "as") or draft.output_name(dig(item, "column")), _shown_column(item)) for item in chosen]
+    all_known = all(isinstance(name, str) and column in {*session_columns, ""} for name, column in pairs)
     return dict(pairs) if all_known else None
+
+
+def _shown_column(item: Any) -> Any:
+    """The column of sessions that an entry of `select` shows; empty for an expression."""
+    return "" if dig(item, "expression") is not None else dig(item, "column")
 
 
 def _columns_of(output: Mapping[str, Any], draft: GroupedDraft) -> dict[str, str] | None:

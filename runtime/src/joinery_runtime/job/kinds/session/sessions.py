@@ -177,12 +177,14 @@ def arguments_text(columns: Sequence[str], condition: str | None) -> str:
 
 
 class SessionColumn(Model):
-    """One output column (docs/semantics.md#s6)."""
+    """One output column: exactly one of `column` and `expression` (docs/semantics.md#s6)."""
 
-    column: Text = Field(examples=["user_id"])
+    column: Text | None = Field(default=None, examples=["user_id"])
     """A group, an aggregate, or session_id, window_start, window_end."""
+    expression: Text | None = Field(default=None, examples=["clicks * 1.0 / pages"])
+    """An SQL expression over such columns, in place of `column`."""
     as_: Annotated[str | None, Field(alias="as", min_length=1)] = Field(default=None, examples=["visitor"])
-    """The output column's name; if absent, the column's own."""
+    """The output column's name, which an expression needs; if absent, the column's own."""
 
 
 class Sessions(Model):

@@ -1,0 +1,309 @@
+"""The rows of groups, of sessions and of a StreamJoin's `aggregate`: the select list, which may compute with groups,
+aggregates and columns of the window (rule G11), and HAVING (rule G7)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from joinery_runtime.job.model.expression_tree import parse_tree
+from joinery_runtime.job.model.function_calls import cannot_call, wrong_calls
+from joinery_runtime.job.model.references import ROW_NUMBER, SESSION_COLUMNS
+from joinery_runtime.job.sql.grouping import (
+    BadAggregateError,
+    Grouping,
+    column_name,
+    computed_name,
+    is_aggregate,
+    number_problem,
+    read_call,
+    unknown_aggregate,
+)
+from joinery_runtime.job.sql.query import Query
+from joinery_runtime.job.sql.report import TextPosition, node_position
+from joinery_runtime.job.sql.scope import Scope
+from joinery_runtime.job.sql.select_tree import is_numbering
+
+_ELSEWHERE = {
+    **dict.fromkeys(("SESSION_START", "TUMBLE_START", "HOP_START", "WINDOWSTART"), "window_start"),
+    **dict.fromkeys(("SESSION_END", "TUMBLE_END", "HOP_END", "WINDOWEND"), "window_end"),
+}
+
+
+@dataclass(slots=True)
+class Chosen:
+    """What the select list asks for. `numbers` are the calls of ROW_NUMBER that it may repeat, by their texts; None:
+    its rows have no numbers. `computed` are expressions of rows by the names of their columns; `aggregates` and
+    `select` are entries of the fields of these names. `expressions` are those of `select`, by their names."""
+
+    numbers: Collection[str] | None = None
+    computed: dict[str, str] = field(default_factory=dict)
+    aggregates: list[dict[str, Any]] = field(default_factory=list)
+    select: list[dict[str, str]] = field(default_factory=list)
+    expressions: dict[str, exp.Expr] = field(default_factory=dict)
+
+    def add(self, column: str, name: str) -> None:
+        self.select.append({"column": column, **({"as": name} if name not in {"", column} else {})})
+
+
+def reject_wrong_calls(query: Query, scope: Scope) -> None:
+    """Report calls of the select list, of GROUP BY and of WHERE that no scalar function accepts. Groups and columns may
+    be calls of SESSION, and hold aggregates and times of windows."""
+    roots = [*(item.unalias().unnest() for item in query.items), *query.groups]
+    for root in roots:
+        _reject_calls(root, scope, but=root)
+    if query.where is not None:
+        for node, problem in wrong_calls(query.where):
+            scope.report.add(node_position(node), problem)
+
+
+def _reject_calls(tree: exp.Expr, scope: Scope, but: exp.Expr | None = None) -> None:
+    """Report wrong calls in an expression over groups. `but` is a call that is read in another way."""
+    for node, problem in wrong_calls(tree):
+        if node is not but and not (is_aggregate(node) or is_numbering(node) or own_column(node, scope)):
+            scope.report.add(node_position(node), problem)
+
+
+# --- the select list --------------------------------------------------------------------------------------------------
+
+
+def read_session_columns(
+    items: Sequence[exp.Expr], groups: Grouping, scope: Scope, numbers: Collection[str] | None = None
+) -> Chosen:
+    """Read the select list, and give groups their names. Expressions come last: groups have their names then, and
+    aggregates of the list are not computed twice. `numbers` as in `Chosen`."""
+    chosen, expressions = Chosen(numbers), list[tuple[dict[str, str], exp.Expr]]()
+    for item in items:
+        at, value = node_position(item), item.unalias().unnest()
+        renamed = item.alias if isinstance(item, exp.Alias) else ""
+        own = own_column(value, scope)
+        if own:
+            if isinstance(value, exp.Anonymous) and not renamed:
+                scope.report.add(at, f"is called {own} here (rule S6); write {own}, or give it a name with AS")
+            chosen.add(own, renamed or value.name)  # ksqlDB's WINDOWSTART keeps its name
+        elif _is_number(value, chosen, scope):
+            if isinstance(value, exp.Window) and not renamed:
+                scope.report.add(at, "the number has no name of its own; write ROW_NUMBER() OVER (...) AS <name>")
+            chosen.add(ROW_NUMBER, renamed)
+        elif value.is_star:
+            scope.report.add(at, "a star is not supported: a session holds many rows; name groups and aggregates")
+        elif is_aggregate(value):
+            _read_aggregate(value, renamed, at, chosen, scope)
+        elif _is_expression(value, groups, scope):
+            if renamed:
+                chosen.select.append(entry := {"as": renamed})
+                expressions.append((entry, value))
+            else:
+                scope.report.add(at, "an expression has no name of its own; write <expression> AS <name>")
+        else:
+            _read_group_item(value, renamed, at, chosen, groups, scope)
+    for entry, value in expressions:
+        tree = _translated(value.copy(), chosen, groups, scope)
+        chosen.expressions[entry["as"]] = tree
+        entry["expression"] = tree.sql(comments=False)
+    return chosen
+
+
+def own_column(value: exp.Expr, scope: Scope) -> str:
+    """Return the column of sessions that this names, even in other systems' terms; empty if none."""
+    plain = isinstance(value, exp.Column) and not value.table and not scope.has_column(value.name)
+    if plain and value.name in SESSION_COLUMNS:
+        return value.name
+    return _ELSEWHERE.get(value.name.upper(), "") if plain or isinstance(value, exp.Anonymous) else ""
+
+
+def _is_number(value: exp.Expr, chosen: Chosen, scope: Scope) -> bool:
+    """Say whether this is the number of a row that `topN` ranks."""
+    if chosen.numbers is None:
+        return False
+    if isinstance(value, exp.Window):
+        return value.sql(comments=False) in chosen.numbers
+    is_plain = isinstance(value, exp.Column) and not value.table and value.name == ROW_NUMBER
+    return is_plain and not scope.has_column(ROW_NUMBER)
+
+
+def _is_expression(value: exp.Expr, groups: Grouping, scope: Scope) -> bool:
+    """Say whether this is computed of groups, aggregates and columns of the window, and is no group itself."""
+    if isinstance(value, exp.Column | exp.Query) or _group_name(value, groups, scope) is not None:
+        return False
+    return not isinstance(value, exp.Anonymous) or not cannot_call(value.name.upper(), len(value.expressions))
+
+
+def _read_group_item(
+    value: exp.Expr,
+    renamed: str,
+    at: TextPosition,
+    chosen: Chosen,
+    groups: Grouping,
+    scope: Scope,
+) -> None:
+    qualified = value.copy()
+    if qualified.find(exp.Query) is not None or not scope.qualify(qualified):
+        return
+    group = groups.by_text.get(qualified.sql(comments=False))
+    is_unknown = isinstance(value, exp.Anonymous) and cannot_call(value.name.upper(), len(value.expressions)) != ""
+    if group is None and (groups.by_text or not groups.broken or is_unknown):
+        unknown_function = unknown_aggregate(value)
+        many = "is not in GROUP BY, and a session holds many rows of it; group by it, or write FIRST(...) or LAST(...)"
+        scope.report.add(at, unknown_function if is_unknown else many)
+    elif group is not None and group.selected:
+        scope.report.add(at, "this group is selected twice; keep one")
+    elif group is not None:
+        group.selected = True
+        if renamed and not scope.has_column(renamed) and not (scope.keeps_groups and group.column is not None):
+            group.name = renamed
+        chosen.add(group.name, renamed)
+
+
+def _read_aggregate(value: exp.Expr, renamed: str, at: TextPosition, chosen: Chosen, scope: Scope) -> None:
+    entry = aggregate_entry(value, at, chosen, scope)
+    if entry is None:
+        return
+    if renamed:
+        chosen.aggregates.append({**entry, "as": renamed})
+        chosen.add(renamed, "")
+    else:
+        scope.report.add(at, "an aggregate has no name of its own; write <aggregate> AS <name>")
+
+
+def aggregate_entry(value: exp.Expr, at: TextPosition, chosen: Chosen, scope: Scope) -> dict[str, Any] | None:
+    """Return the entry of `aggregates` for a call, without its name; None if the call is wrong, which is reported.
+    Expressions in it become computed columns of `chosen`."""
+    if isinstance(value, exp.Window) and scope.keeps_groups and (problem := number_problem(value)):  # not of sessions
+        scope.report.add(at, problem)
+        return None
+    try:
+        call = read_call(value)
+    except BadAggregateError as error:
+        scope.report.add(at, str(error))
+        return None
+    entry: dict[str, Any] = {"function": call.function, "as": "", **call.options}
+    for name, argument in (("column", call.argument), ("by", call.by)):
+        if argument is not None:
+            column = _argument_column(argument, chosen, scope)
+            if column is None:
+                return None
+            entry[name] = column
+    if call.where is not None:
+        condition = call.where.copy()
+        if condition.find(exp.AggFunc, exp.Window) is not None:
+            scope.report.add(at, "FILTER is about rows before they are aggregated; name columns in it")
+            return None
+        if not scope.qualify(condition):
+            return None
+        entry["where"] = condition.sql(comments=False)
+    return entry
+
+
+def _argument_column(argument: exp.Expr, chosen: Chosen, scope: Scope) -> str | None:
+    """Return the column for an argument: one of the input, or a computed one, named after its expression. None if a
+    name is wrong."""
+    if isinstance(argument, exp.Column):
+        return column_name(argument, scope)
+    qualified = argument.copy()
+    if qualified.find(exp.Query) is not None or not scope.qualify(qualified):
+        return None
+    name = computed_name(qualified, scope)
+    chosen.computed[name] = qualified.sql(comments=False)
+    return name
+
+
+# --- HAVING, and expressions over groups ------------------------------------------------------------------------------
+
+
+def read_having(condition: exp.Expr | None, chosen: Chosen, groups: Grouping, scope: Scope) -> str | None:
+    """Return the condition as `having` writes it; None: there is none. Aggregates that the select list does not have
+    are added to those of `chosen`, with their text as name. Wrong names are reported."""
+    if condition is None:
+        return None
+    _reject_calls(condition, scope)
+    return _translated(condition.copy(), chosen, groups, scope).sql(comments=False)
+
+
+def over_groups(node: exp.Expr, chosen: Chosen, groups: Grouping, scope: Scope) -> exp.Expr:
+    """Return an expression over groups and aggregates with the names that they have in the rows of the groups. Wrong
+    names and calls are reported."""
+    _reject_calls(node, scope)
+    return over_rows(_translated(node.copy(), chosen, groups, scope))
+
+
+def over_rows(expression: exp.Expr) -> exp.Expr:
+    """Return an expression over groups and aggregates, as the fields of a job write it, with the names that these have
+    in the rows: groups lose their input's."""
+    plain = expression.copy()
+    for column in plain.find_all(exp.Column):
+        column.set("table", None)
+    return plain
+
+
+def _translated(node: exp.Expr, chosen: Chosen, groups: Grouping, scope: Scope) -> exp.Expr:
+    """Replace aggregates, columns of the window, groups and aliases of the select list, in this order, by the names
+    that a job's fields give them."""
+    if isinstance(node, exp.Query):
+        return node  # which `query` has reported
+    if _is_number(node, chosen, scope):
+        return exp.column(ROW_NUMBER)
+    if is_aggregate(node):
+        return _column(_aggregate_name(node, chosen, scope))
+    if own := own_column(node, scope):
+        return _column(own)
+    if (group := _group_name(node, groups, scope)) is not None:
+        return _column(group)
+    if isinstance(node, exp.Column):
+        if not node.table and node.name in chosen.expressions:
+            return exp.paren(chosen.expressions[node.name])
+        columns = ((item, item["column"]) for item in chosen.select if "column" in item)
+        named = (column for item, column in columns if item.get("as", column) == node.name)
+        selected = next(named, None) if not node.table else None
+        if selected is None and scope.resolve(node) is not None:
+            facts = "is not in GROUP BY, and a group holds many rows of it"
+            scope.report.add(node_position(node), f"{facts}; group by it, or write FIRST(...) or LAST(...)")
+        return node if selected is None else _column(selected)
+    for child in list(node.iter_expressions()):
+        translated = _translated(child, chosen, groups, scope)
+        if translated is not child:
+            child.replace(translated)
+    return node
+
+
+def _column(name: str) -> exp.Expr:
+    """Write a name of a group or an aggregate as a column, in quotes where it needs them."""
+    try:
+        column = parse_tree(name)
+    except SqlglotError:
+        return exp.column(name, quoted=True)
+    return column if isinstance(column, exp.Column) and column.sql() == name else exp.column(name, quoted=True)
+
+
+def _aggregate_name(node: exp.Expr, chosen: Chosen, scope: Scope) -> str:
+    """Return the name of the aggregate that the call means, after adding it if the select list does not have it."""
+    name = computed_name(node, scope)
+    entry = aggregate_entry(node, node_position(node), chosen, scope)
+    if entry is None:
+        return name
+    for aggregate in chosen.aggregates:
+        if {**aggregate, "as": ""} == {**entry, "as": ""}:
+            return str(aggregate["as"])
+    chosen.aggregates.append({**entry, "as": name})
+    return name
+
+
+def _group_name(node: exp.Expr, groups: Grouping, scope: Scope) -> str | None:
+    """Return the name of the group that the expression is; None: it is none."""
+    columns = list(node.find_all(exp.Column))
+    if not columns or not all(column.table in scope.relations or _is_plain(column, scope) for column in columns):
+        return None
+    qualified = node.copy()
+    if not scope.qualify(qualified):
+        return None
+    group = groups.by_text.get(qualified.unnest().sql(comments=False))
+    return group.name if group is not None else None
+
+
+def _is_plain(column: exp.Column, scope: Scope) -> bool:
+    """Say whether this is a column of an input, without the input's name."""
+    return not column.table and scope.has_column(column.name)
