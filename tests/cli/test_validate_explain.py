@@ -20,7 +20,8 @@ from job.resources import DELAYED, edited
 from joinery_runtime.cli.app import app
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job
-from joinery_runtime.job.explain import delay_warnings, order_warnings
+from joinery_runtime.job.explain import delay_warnings
+from joinery_runtime.job.key_order import order_warnings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WITH_WHERE = ("      lateData: drop\n", '      lateData: drop\n      where: "orders.amuont > 10"\n')

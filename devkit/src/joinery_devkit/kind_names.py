@@ -30,6 +30,7 @@ LISTS = (
     Path("job", "definition.py"),
     Path("job", "signature.py"),
     Path("job", "explain.py"),
+    Path("job", "key_order.py"),
     Path("job", "crd"),
 )
 YAML_FIELDS = frozenset(steps.FIELDS)

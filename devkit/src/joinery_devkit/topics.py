@@ -34,6 +34,7 @@ class Record:
     offset: int
     value: bytes | None
     headers: Mapping[str, str] = field(default_factory=dict)
+    key: bytes | None = None
 
 
 def ordered_producer(bootstrap: str, settings: Mapping[str, Any] = MappingProxyType({})) -> Producer:
@@ -81,7 +82,7 @@ def _read_partition(consumer: Any, topic: str, number: int) -> list[Record]:
         for message in consumer.consume(_BATCH, _BATCH_SECONDS):
             if message.error() is None:
                 headers = {name: content.decode() for name, content in message.headers() or ()}
-                records.append(Record(topic, number, message.offset(), message.value(), headers))
+                records.append(Record(topic, number, message.offset(), message.value(), headers, message.key()))
                 deadline = deadline_after(_PATIENCE_SECONDS)
             elif message.error().code() == KafkaError._PARTITION_EOF:
                 return records

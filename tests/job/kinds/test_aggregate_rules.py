@@ -10,7 +10,7 @@ from job.chains import ITEMS, ORDERS, PAYMENTS, as_of, document, load, said_of, 
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import explain
-from joinery_runtime.job.explain import order_warnings
+from joinery_runtime.job.key_order import order_warnings
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
 
 SESSION = {"gap": "30s", "maxDuration": "1h"}

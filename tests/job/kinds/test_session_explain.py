@@ -8,7 +8,8 @@ import pytest
 
 from job.sessions import CLICKS, COUNT, in_sql, load, of, parsed
 from joinery_runtime.job import explain
-from joinery_runtime.job.explain import LARGE_STATE_BYTES, order_warnings
+from joinery_runtime.job.explain import LARGE_STATE_BYTES
+from joinery_runtime.job.key_order import order_warnings
 
 KAFKA = {"kafka": {"bootstrapServers": "k:9092", "topic": "sessions"}}
 POSTGRES = {"postgres": {"table": "sessions"}}

@@ -13,7 +13,7 @@ from joinery_runtime.core.kinds.aligned import Windows
 from joinery_runtime.core.kinds.top_n import FirstRows
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import Comparison, StreamJoin, definition, explain, under_definition
-from joinery_runtime.job.explain import order_warnings
+from joinery_runtime.job.key_order import order_warnings
 
 HOUR = {"tumbling": {"size": "1h"}}
 SPENT = {"function": "sum", "column": "orders.amount", "as": "spent"}

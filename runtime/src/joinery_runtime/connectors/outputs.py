@@ -22,13 +22,15 @@ from joinery_runtime.connectors.postgres.external import ExternalPostgresSink, d
 from joinery_runtime.connectors.postgres.sink import PostgresSink, Staging, connections, drop_staging, staging_apart
 from joinery_runtime.connectors.postgres.table import TargetTable
 from joinery_runtime.connectors.several_outputs import OutputPart, SeveralLimits, SeveralOutputs
-from joinery_runtime.connectors.sink import RowLimit, Sink, short_incarnation
+from joinery_runtime.connectors.sink import RowLimit, RowRouting, Sink, short_incarnation
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.compile.jobs import RowSelection, row_selections
+from joinery_runtime.core.pipeline.step import ORDER_COLUMNS, RETRACTIONS_FIRST
 from joinery_runtime.errors import EnvironmentProblem, SinkError
 from joinery_runtime.formats.json.encode import JsonStyle
 from joinery_runtime.formats.registry.output import SchemaOutput
 from joinery_runtime.job import Job
+from joinery_runtime.job.key_order import key_columns, orders_keys, routing_columns
 from joinery_runtime.job.model.outputs import (
     ONLY_OUTPUT,
     ConsoleOutput,
@@ -61,7 +63,8 @@ class StoreDatabase(Protocol):
 class OutputTarget:
     """Where one output of the job named `job` writes, and how. `selection` says which of the job's rows and columns it
     has, and `schema` is that of its rows. A table holds one row per `upsert_key`; `retracted` is the column that says
-    whether a row takes one back. `dead_letters`: rows that do not fit have dead letters to go to."""
+    whether a row takes one back. `dead_letters`: rows that do not fit have dead letters to go to. `orders_keys`: one
+    shard writes all records of a key, in order."""
 
     job: str
     output: NamedOutput
@@ -72,6 +75,7 @@ class OutputTarget:
     upsert_key: tuple[str, ...]
     retracted: str | None
     dead_letters: bool
+    orders_keys: bool = False
 
     @property
     def name(self) -> str:
@@ -112,7 +116,8 @@ class OutputTarget:
         kafka = self.output.kafka
         assert kafka is not None, "the output is a topic"
         connection = (kafka.topic, kafka.bootstrap_servers, kafka.key, kafka.properties, kafka.headers)
-        return KafkaTarget(*connection, self.style, self._schema_output(kafka))
+        order = RETRACTIONS_FIRST if self.retracted is not None else ORDER_COLUMNS
+        return KafkaTarget(*connection, self.style, self._schema_output(kafka), order if self.orders_keys else ())
 
     def _schema_output(self, kafka: KafkaOutput) -> SchemaOutput | None:
         kind: type[SchemaOutput]
@@ -131,6 +136,11 @@ class OutputTarget:
         allowed = output.table_owner, output.allow_triggers
         nested = self.style.nested
         return TargetTable(output.table, self.upsert_key, self.retracted, nested, *allowed, ordered=self.replaces_rows)
+
+    @property
+    def needs_order(self) -> bool:
+        """Whether the writer needs the rows' order."""
+        return self.replaces_rows or self.orders_keys
 
     @property
     def replaces_rows(self) -> bool:
@@ -186,7 +196,8 @@ class OutputTarget:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Where the rows and the dead letters of the job named `job` go. `schema` is that of the job's rows."""
+    """Where the rows and the dead letters of the job named `job` go. `schema` is that of the job's rows. `routing` says
+    which shard writes a row; None: the one that makes it."""
 
     job: str
     schema: pa.Schema
@@ -194,6 +205,7 @@ class Outputs:
     dead_letter: DeadLetter | None
     dead_letter_kafka: DeadLetterKafka | None
     exactly_once: bool
+    routing: RowRouting | None = None
 
     @classmethod
     def of(cls, job: Job, schema: pa.Schema | None = None) -> Self:
@@ -211,17 +223,19 @@ class Outputs:
                 upsert_key=job.upsert_key(output),
                 retracted=job.retracted,
                 dead_letters=job.spec.dead_letter is not None,
+                orders_keys=orders_keys(job, output),
             )
             for output, selection in zip(job.outputs, row_selections(job, schema), strict=True)
         )
-        return cls(job.name, schema, tuple(targets), job.spec.dead_letter, job.dead_letter_kafka, exactly_once)
+        routing = _row_routing(job, schema)
+        return cls(job.name, schema, tuple(targets), job.spec.dead_letter, job.dead_letter_kafka, exactly_once, routing)
 
     def sink(self, store: StoreDatabase | None, incarnation: str = "") -> Sink:
         """Return one sink for all outputs. `store` and `incarnation` as for `OutputTarget.sink`."""
         if self._only_target is not None:
             return self._only_target.sink(store, incarnation)
         sinks = {target.name: target.sink(store, incarnation) for target in self.targets}
-        parts = {target.name: OutputPart(target.selection, target.replaces_rows) for target in self.targets}
+        parts = {target.name: OutputPart(target.selection, target.needs_order) for target in self.targets}
         return SeveralOutputs(sinks, parts)
 
     @property
@@ -251,9 +265,9 @@ class Outputs:
     # --- what tasks need to know of them ----------------------------------------------------------------------------
 
     @property
-    def replaces_rows(self) -> bool:
+    def need_order(self) -> bool:
         """Whether the writer of an output needs the rows' order."""
-        return any(target.replaces_rows for target in self.targets)
+        return self.routing is not None or any(target.needs_order for target in self.targets)
 
     def row_limit(self) -> RowLimit | None:
         """Say how large a row may be for each output that has it. None: of any size."""
@@ -347,6 +361,15 @@ def _forget_tables(database: tuple[str, str, str], incarnation: str | None) -> s
     except SinkError as error:
         return f"Staging tables of job {job} are left in the database of output.postgres: {error}"
     return None
+
+
+def _row_routing(job: Job, schema: pa.Schema) -> RowRouting | None:
+    columns = routing_columns(job)
+    if not columns:
+        return None
+    # A key of one text column is the text itself, so a row without it has no key.
+    only_key = len(columns) == 1 and len(job.outputs) == 1 and key_columns(job.outputs[0]) == columns
+    return RowRouting(columns, spreads_nulls=only_key and pa.types.is_string(schema.field(columns[0]).type))
 
 
 def _kafka_sink(target: KafkaTarget, names: PartNames, *, exactly_once: bool) -> Sink:

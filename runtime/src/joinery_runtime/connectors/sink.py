@@ -19,6 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from joinery_runtime.connectors.store_identity import StoreIdentity
+from joinery_runtime.core.pipeline.step import ARRIVED_OFFSET, ARRIVED_PARTITION
+from joinery_runtime.core.table.keyhash import KeyHash, spread_hash
 from joinery_runtime.errors import Unavailable
 
 Receipt = Mapping[str, Any]  # JSON-able; stored in the epoch log
@@ -85,6 +87,24 @@ class AttemptRows(Protocol):
         """Yields batches of one schema. Several copies of one batch fit into memory; all batches together may not. A
         second call gives the same rows."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class RowRouting:
+    """By which columns rows go to the shard that writes them. `spreads_nulls`: the only column makes the record's key,
+    and a record of which it is NULL has none, so any shard may write it."""
+
+    columns: tuple[str, ...]
+    spreads_nulls: bool = False
+
+    def hashes(self, rows: pa.RecordBatch, hasher: KeyHash) -> npt.NDArray[np.uint64]:
+        """The hashes (uint64[n]) that decide on the shard of n rows with ORDER_COLUMNS."""
+        columns = [rows.column(name) for name in self.columns]
+        hashes = hasher(columns)
+        if not self.spreads_nulls or not columns[0].null_count:
+            return hashes
+        spread = spread_hash(*(rows.column(name).to_numpy() for name in (ARRIVED_PARTITION, ARRIVED_OFFSET)))
+        return np.where(columns[0].is_null().to_numpy(zero_copy_only=False), spread, hashes)
 
 
 class RowLimit(Protocol):

@@ -2,7 +2,8 @@
 use it at once, each for a lane or shard of its own.
 
 read     ranges -> (shard, block) pairs; the blocks for shard number `shards` report what was read
-step     one shard's blocks of a step -> staged segments, output rows or blocks for the next step, a ShardSummary
+step     one shard's blocks of a step -> staged segments, output rows or blocks for the next step, a ShardSummary;
+         with a routing, a last step writes what the shards have made
 collect  the read reports, and the dead letters of reading and of the steps -> ReadSummary
 """
 
@@ -21,13 +22,13 @@ import pyarrow as pa
 
 from joinery_runtime.connectors.decoder_trial import carefully
 from joinery_runtime.connectors.parquet_trial import read_carefully
-from joinery_runtime.connectors.sink import Attempt, AttemptId, RowLimit, SinkWriter
+from joinery_runtime.connectors.sink import Attempt, AttemptId, RowLimit, RowRouting, SinkWriter
 from joinery_runtime.connectors.source import Range, SourceReader
 from joinery_runtime.core.pipeline.lateness import FutureCheck, LateRows, Timestamps
 from joinery_runtime.core.pipeline.prepare import DecodedRecords, RecordChecks, cut_by_shard, prepare, prepare_joined
 from joinery_runtime.core.pipeline.sides import LEFT, Placement
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
-from joinery_runtime.core.pipeline.step import FILTERED_ROWS, StepResult
+from joinery_runtime.core.pipeline.step import ARRIVED_OFFSET, ARRIVED_PARTITION, FILTERED_ROWS, StepResult
 from joinery_runtime.core.table.blob import to_blob
 from joinery_runtime.core.table.columns import TS, UNAVAILABLE
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash
@@ -88,7 +89,8 @@ class InputAccess(Protocol):
 @dataclass(frozen=True, slots=True)
 class WorkerParts:
     """What a worker works with. `cache` is a directory of at most `cache_bytes` that it may share with other processes.
-    `ordered` adds ORDER_COLUMNS to output rows, for a writer that knows them. Without `dead_letters` bad records are
+    `ordered` adds ORDER_COLUMNS to output rows, for a writer that knows them; with a `routing`, the rows must have
+    them, and go to the shard that writes them. Without `dead_letters` bad records are
     only reported; with them, output rows over the `row_limit` are dead letters, too. `paths_of` lists what a record
     has, for messages.
     """
@@ -103,6 +105,7 @@ class WorkerParts:
     cache_bytes: int = DEFAULT_MAX_BYTES
     ordered: bool = False
     row_limit: RowLimit | None = None
+    routing: RowRouting | None = None
     hasher: KeyHash = key_hash
     paths_of: RecordPaths | None = None
 
@@ -125,7 +128,8 @@ class Worker:
 
     @property
     def steps(self) -> int:
-        return len(self._pipeline.steps)
+        """The number of steps, with the one that only writes rows of other shards."""
+        return len(self._pipeline.steps) + (self._parts.routing is not None)
 
     def close(self) -> None:
         """End the processes that call functions."""
@@ -230,6 +234,14 @@ class Worker:
     def step(self, work: EpochWork, number: int, shard: int, blocks: Iterable[Block], attempt: str) -> Iterator[Sent]:
         """Runs step `number` of a shard. Yields what the next step needs, blocks of later steps unchanged, and last the
         step's summary, addressed to the reports. Raises MisreadInput in the first step, before anything is written."""
+        if number == len(self._pipeline.steps):
+            yield from self._write_routed(work, shard, blocks, attempt)
+        else:
+            yield from self._run_step(work, number, shard, blocks, attempt)
+
+    def _run_step(
+        self, work: EpochWork, number: int, shard: int, blocks: Iterable[Block], attempt: str
+    ) -> Iterator[Sent]:
         step = self._pipeline.steps[number]
         arrived, may_be_late, columns = _Arrived(len(step.sides)), list[LateCandidates](), list[ColumnsRead]()
         for block in blocks:
@@ -247,6 +259,7 @@ class Worker:
         resume = (number, shard) in self._compaction_pending
         task = StepTask(self._pipeline, step, shard, work, self._cache, self._flag_cache, resume_compaction=resume)
         last = step is self._pipeline.last
+        hands_on = not last or self._parts.routing is not None
         attempt_id = AttemptId(work.generation, work.plan.epoch, shard, attempt)
 
         staged: list[tuple[SegmentMeta, ...]] = []
@@ -267,8 +280,8 @@ class Worker:
 
         rows = ReplayableBatches(make)
         written, handed = None, 0
-        if not last:
-            handed = yield from self._hand_on(self._pipeline.steps[number + 1], rows, shard, work)
+        if hands_on:
+            handed = yield from self._hand_on(number + 1, rows, shard, work)
         elif rows.any():
             written = self._parts.output.write(self._attempt_of(work, attempt_id), rows)
         ended = rows.result()
@@ -282,11 +295,11 @@ class Worker:
         large = output_limit.dead_letters(task, arrivals, work.plan)
         yield from ((work.plan.shards, letters) for letters in (late, large) if letters is not None)
         summary = with_dead_letters(summary, step, late, large)
-        if last:
+        if hands_on:
+            yield work.plan.shards, replace(summary, rows_handed=handed)
+        else:
             work.failpoint("output-written")
             yield work.plan.shards, replace(summary, rows_out=rows.count, receipt=written)
-        else:
-            yield work.plan.shards, replace(summary, rows_handed=handed)
 
     def _refuse_misread(self, work: EpochWork, columns: Sequence[ColumnsRead]) -> None:
         refuse_null_keys(columns, work.new_keys)
@@ -371,19 +384,40 @@ class Worker:
         )
 
     def _hand_on(
-        self, step: StepSpec, joined: ReplayableBatches[Any], shard: int, work: EpochWork
+        self, number: int, rows: ReplayableBatches[Any], shard: int, work: EpochWork
     ) -> Generator[Sent, None, int]:
-        """Yields blocks for the step, and returns how many rows they hold. `shard` is the one that has made them."""
-        intake, handed = step.sides[LEFT].intake, 0
-        for batch in joined.to_batches():
-            partitions, offsets = (batch.column(name).to_numpy() for name in ("$order_partition", "$order_offset"))
-            rows = batch.select(intake.schema.names)
-            with self._calls.within(work, partial(step_text, step, shard, work)):
-                prepared = prepare_joined(intake, rows, partitions, offsets, self._parts.hasher)
-            for receiver, cut in cut_by_shard(prepared, work.plan.shards):
-                yield receiver, RowBlock(step.number, LEFT, cut, read=False)
-            handed += prepared.num_rows
+        """Yields blocks for step `number`, and returns how many rows they hold. `shard` is the one that has made
+        them."""
+        handed, routing = 0, self._parts.routing
+        step = self._pipeline.steps[number] if number < len(self._pipeline.steps) else None
+        for batch in rows.to_batches():
+            if step is not None:
+                cuts = cut_by_shard(self._prepare_joined(step, batch, shard, work), work.plan.shards)
+            else:
+                assert routing is not None, "a step that only writes follows the last one"
+                cuts = cut_by_shard(batch, work.plan.shards, routing.hashes(batch, self._parts.hasher))
+            for receiver, cut in cuts:
+                yield receiver, RowBlock(number, LEFT, cut, read=False)
+                handed += cut.num_rows
         return handed
+
+    def _prepare_joined(self, step: StepSpec, rows: pa.RecordBatch, shard: int, work: EpochWork) -> pa.RecordBatch:
+        intake = step.sides[LEFT].intake
+        partitions, offsets = (rows.column(name).to_numpy() for name in (ARRIVED_PARTITION, ARRIVED_OFFSET))
+        with self._calls.within(work, partial(step_text, step, shard, work)):
+            return prepare_joined(intake, rows.select(intake.schema.names), partitions, offsets, self._parts.hasher)
+
+    def _write_routed(self, work: EpochWork, shard: int, blocks: Iterable[Block], attempt: str) -> Iterator[Sent]:
+        """Writes the rows that are routed to a shard, and yields its summary."""
+        batches = [block.rows for block in blocks if isinstance(block, RowBlock)]
+        number, count = len(self._pipeline.steps), sum(batch.num_rows for batch in batches)
+        summary = ShardSummary(number, shard, rows_taken=count, rows_out=count)
+        if batches:
+            attempt_id = AttemptId(work.generation, work.plan.epoch, shard, attempt)
+            rows = pa.Table.from_batches([concat(batches)])
+            summary = replace(summary, receipt=self._parts.output.write(self._attempt_of(work, attempt_id), rows))
+            work.failpoint("output-written")
+        yield work.plan.shards, summary
 
     def _stage_runs(
         self, attempt: AttemptId, runs: Iterable[tuple[str, Run]], co_partitions: int

@@ -81,7 +81,8 @@ class RunSpark:
 
         context = self._started_context(wiring, java)
         build = self.worker_builder(wiring.referring, context.master, stack)
-        setup = WorkerSetup(build.digest, build, len(wiring.pipeline.steps), wiring.pipeline.finds_late_records)
+        finds_late, routes = wiring.pipeline.finds_late_records, wiring.tasks.outputs.routing is not None
+        setup = WorkerSetup(build.digest, build, wiring.tasks.steps, finds_late, routes_rows=routes)
         host = SparkHost(context, setup, wiring.name, self._warn, wiring.step_titles)
         if self._watch is not None:
             self._watch.begin_trial(None if settle else host.try_task)

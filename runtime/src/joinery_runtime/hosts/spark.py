@@ -181,7 +181,8 @@ class SparkHost:
             executors = self._executors.locations()
             self._cores = self._executors.cores
             self._processes, _ = _processes_and_threads(self._cores, len(executors))
-            task = PeerTask(self._setup, work, share_out(work, self._cores, len(executors)))
+            peers = share_out(work, self._cores, len(executors), routes_rows=self._setup.routes_rows)
+            task = PeerTask(self._setup, work, peers)
             self._warn_of_exchange(work, task.peers)
             if task.peers.count == 1:
                 self._names.name_full_stage()
@@ -204,7 +205,8 @@ class SparkHost:
 
     def _warn_of_exchange(self, work: EpochWork, peers: WorkerProcesses) -> None:
         shards, partitions = work.plan.shards, work.plan.co_partitions
-        if self._warned or peers.count == 1 or not partitions or peers.co_partitions or work.judges_inputs:
+        meant = work.judges_inputs or self._setup.routes_rows
+        if self._warned or peers.count == 1 or not partitions or peers.co_partitions or meant:
             return
         self._warned = True
         self._warn(
@@ -245,13 +247,14 @@ def _exchange_parcels(sent: RDD[Any], peers: int, executors: Sequence[str]) -> R
     return placed_again_rdd(received, peers, executors) if executors else received
 
 
-def share_out(work: EpochWork, cores: int, executors: int) -> WorkerProcesses:
+def share_out(work: EpochWork, cores: int, executors: int, *, routes_rows: bool = False) -> WorkerProcesses:
     """One peer per executor, or per `MAX_THREADS` of its cores; never more than have something to do. `cores` are those
-    of all executors. There may be no executor yet."""
+    of all executors. There may be no executor yet. `routes_rows` is the setup's: peers then exchange rows anyway."""
     processes, threads = _processes_and_threads(cores, executors)
     peers = WorkerProcesses(min(processes, max(work.plan.shards, len(work.plan.ranges))), threads)
     # Whether an input is read wrongly (`engine.null_keys`) is judged by what all peers have read.
-    return peers if work.judges_inputs else peers.without_exchange(work.plan.co_partitions, work.plan.shards)
+    exchanges = work.judges_inputs or routes_rows
+    return peers if exchanges else peers.without_exchange(work.plan.co_partitions, work.plan.shards)
 
 
 def _processes_and_threads(cores: int, executors: int) -> tuple[int, int]:

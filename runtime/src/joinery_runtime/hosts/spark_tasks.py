@@ -51,14 +51,15 @@ class LettersAfterSteps(JoineryError):
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
     """How an executor process builds its worker. `digest` tells setups apart. `build` takes the cache directory, and
-    the end of its context closes what the worker has opened. `steps` is the number of joins in a row.
-    `collects_letters`: all peers may have dead letters after the last step, which a further stage collects. Must
-    pickle."""
+    the end of its context closes what the worker has opened. `steps` is the number of `TaskWorker.steps`.
+    `collects_letters`: all peers may have dead letters after the last step, which a further stage collects.
+    `routes_rows`: the last step writes rows that any shard has made. Must pickle."""
 
     digest: str
     build: WorkerFactory
     steps: int
     collects_letters: bool = False
+    routes_rows: bool = False
 
     @property
     def stages(self) -> int:

@@ -56,7 +56,7 @@ class Wiring:
             plan_settings=plan_settings(job, job_identity),
             clocks=input_clocks(job),
             idle_timeouts={side.name: side.watermark.idle_timeout for side in job.inputs},
-            step_titles=step_titles(job),
+            step_titles=(*step_titles(job), *(["write by key"] if tasks.outputs.routing is not None else [])),
             query=QueryNames.of(job),
         )
 

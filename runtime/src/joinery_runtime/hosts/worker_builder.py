@@ -45,6 +45,11 @@ class TaskWiring:
     inputs: tuple[Input, ...]
     outputs: Outputs
 
+    @property
+    def steps(self) -> int:
+        """The number of `Worker.steps`."""
+        return len(self.pipeline.steps) + (self.outputs.routing is not None)
+
     @classmethod
     def of(cls, job: Job) -> Self:
         """Return the values of a job whose secrets are filled in."""
@@ -124,7 +129,8 @@ def worker_of(
             cache_bytes=cache_bytes(),
             hasher=hasher,
             row_limit=outputs.row_limit(),
-            ordered=outputs.replaces_rows,
+            ordered=outputs.need_order,
+            routing=outputs.routing,
             paths_of=paths_of(tasks.inputs),
         )
     )

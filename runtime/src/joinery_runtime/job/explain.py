@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
 from joinery_runtime.job.join.explain import assumed_columns, step_plans
 from joinery_runtime.job.join.stream_join import StreamJoin
+from joinery_runtime.job.key_order import order_warnings, routing_columns
 from joinery_runtime.job.kinds.session.explain import aggregate_warnings, session_plan
 from joinery_runtime.job.kinds.session.resource import SessionWindow
 from joinery_runtime.job.model.duration import format_duration, format_time
@@ -15,7 +16,6 @@ from joinery_runtime.job.model.inputs import AtTimestamp, Debezium, FileInput, I
 from joinery_runtime.job.model.outputs import DeadLetter, FileOutput, NamedOutput, Output
 from joinery_runtime.job.model.plan import RATE, SidePlan, StepPlan
 from joinery_runtime.job.model.quantity import format_bytes
-from joinery_runtime.job.model.references import Reference, parse_reference
 from joinery_runtime.job.model.resource import Job
 from joinery_runtime.job.model.wording import counted, listed
 
@@ -218,6 +218,8 @@ def _output(job: Job, output: NamedOutput) -> str:
     delivery = "exactly once"
     if output.kafka:
         delivery = _into_kafka(job)
+        if output.kafka.key_order and (routing := routing_columns(job)):
+            delivery += f", each row by the shard of its {listed(routing)}, so in order"
     elif output.file:
         delivery += _rolling_text(output.file)
     elif output.console:
@@ -365,53 +367,6 @@ def delay_warnings(job: Job) -> Iterator[str]:
                 "out of order, for example watermark: {delay: 10s}, or delay: 0s if they never are. `joinery explain "
                 "JOB.yaml --sample` proposes a delay from the records"
             )
-
-
-def order_warnings(job: Job) -> Iterator[str]:
-    """Warns of a topic whose records of one key come from several shards, each with a producer of its own."""
-    for output in job.outputs:
-        kafka = output.kafka
-        if kafka is None or not kafka.key:
-            continue
-        missing = _shard_columns_missing(job, output, kafka.key)
-        if missing:
-            yield (
-                f"NO ORDER WITHIN AN EPOCH of records with one key ({', '.join(kafka.key)}) in {kafka.topic}: the key "
-                f"does not have {missing}, so several shards write its records. A compacted topic, or "
-                "a consumer that keeps the last value of a key, may have any of the epoch's values, though never one "
-                "of an earlier epoch. For the last one by rule J2, write to a table: output.postgres with upsertKey"
-            )
-
-
-def _shard_columns_missing(job: Job, output: NamedOutput, key: Collection[str]) -> str:
-    """What the key of a topic lacks so that one shard writes all records of a key; empty: nothing."""
-    columns = [column for column in job.columns_of(output) if column.name in key]
-    groups = _groups(job)
-    if groups is not None:
-        written = [column.step_column for column in columns if column.step_column is not None]
-        in_groups = {*written, *(name.rpartition(".")[2] for name in written)}  # `topN` writes orders.id as id
-        return listed(missing) if (missing := [group for group in groups if group not in in_groups]) else ""
-    assert isinstance(job, StreamJoin), "other jobs have groups"
-    if not job.joins and not job.rankings:
-        return ""
-    in_key = {column.source for column in columns}
-    sides: list[tuple[tuple[Reference, ...], ...]]
-    if job.rankings:
-        sides = [((ref,),) for name in job.rankings[-1].keys if (ref := parse_reference(name)) is not None]
-    else:
-        sides = [(pair.left.reads, pair.right.reads) for pair in job.keys_of(job.joins[-1])]
-    one_shard = sides and all(any({*reads} <= in_key for reads in pair) for pair in sides)
-    return "" if one_shard else "the columns of the last key"
-
-
-def _groups(job: Job) -> tuple[str, ...] | None:
-    """The columns by which the rows of an aggregate, or of those that `topN` ranks, have their shard; None: the job
-    emits no such rows."""
-    if isinstance(job, SessionWindow):
-        return job.sessions.group_by
-    if not isinstance(job, StreamJoin) or job.last_aggregation is None:
-        return None
-    return job.last_aggregation.group_by if job.top_of_windows is None else job.top_of_windows.keys
 
 
 def _watermark_warnings(side: Input) -> Iterator[str]:

@@ -61,6 +61,7 @@ class KafkaWriter:
     target: KafkaTarget
 
     def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
+        rows = self.target.in_order(rows)
         count = write_in_fitting_batches(self.target, rows, lambda target: KafkaWriter(target).write_once(rows))
         return {"attempt": str(attempt.id), "rows": count}
 

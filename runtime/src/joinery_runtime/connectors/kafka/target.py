@@ -25,6 +25,7 @@ from joinery_runtime.connectors.kafka.errors import (
     silence,
     tls_port,
 )
+from joinery_runtime.connectors.kafka.ordered_rows import OrderedRows
 from joinery_runtime.connectors.kafka.records import Records
 from joinery_runtime.connectors.sink import AttemptRows
 from joinery_runtime.errors import OutputUnavailable, RecordTooLarge, SinkError
@@ -69,7 +70,9 @@ _OWNED = {
 @dataclass(frozen=True, slots=True)
 class KafkaTarget:
     """A topic to write to. `properties` are librdkafka's and may hold secrets. `key` names columns of the rows.
-    `headers` maps headers to columns. Values are JSON in this `style`, or what `schema_output` makes of the rows."""
+    `headers` maps headers to columns. Values are JSON in this `style`, or what `schema_output` makes of the rows.
+    `order` are columns that a writer's rows have beside those of the records, which it sorts by them; empty: the rows
+    have no such columns, and are written as they come."""
 
     TITLE: ClassVar[str] = "Output topic"
 
@@ -80,6 +83,7 @@ class KafkaTarget:
     headers: Mapping[str, str] = field(default_factory=dict)
     style: JsonStyle = PLAIN
     schema_output: SchemaOutput | None = None
+    order: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         refused = [name for name in self.properties if name in _OWNED]
@@ -141,6 +145,9 @@ class KafkaTarget:
             return str(answer.result(ANSWER_SECONDS)[name].value)
         except (KafkaException, KeyError, TimeoutError):
             return None
+
+    def in_order(self, rows: AttemptRows) -> AttemptRows:
+        return OrderedRows(rows, self.order, self.key) if self.order else rows
 
     def in_batches_of(self, size: int) -> Self:
         """The same target for batches of at most this size: a broker rejects a batch that is larger than a record may

@@ -86,6 +86,7 @@ class KafkaTransactionsWriter:
     names: PartNames
 
     def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
+        rows = self.target.in_order(rows)
         return write_in_fitting_batches(
             self.target, rows, lambda target: PartWrite(target, self.names, attempt, rows, PRODUCERS).run()
         )

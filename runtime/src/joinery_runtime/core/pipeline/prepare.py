@@ -369,11 +369,14 @@ def _not_null(key: pa.Array) -> np.ndarray:
     return np.asarray(valid)
 
 
-def cut_by_shard(rows: pa.RecordBatch, shards: int) -> list[tuple[int, pa.RecordBatch]]:
-    """Returns (shard, its rows) for every shard that has rows, in arrival order within each."""
+def cut_by_shard(
+    rows: pa.RecordBatch, shards: int, hashes: np.ndarray | None = None
+) -> list[tuple[int, pa.RecordBatch]]:
+    """Returns (shard, its rows) for every shard that has rows, in arrival order within each. `hashes` (uint64[n]) are
+    those of n rows without HASH."""
     if not rows.num_rows:
         return []
-    hashes = rows.column(HASH).to_numpy()
+    hashes = rows.column(HASH).to_numpy() if hashes is None else hashes
     shard = np.searchsorted(shard_starts(shards), hashes, side="right") - 1
     # On 16-bit integers, numpy's stable sort is a radix sort.
     ordered = rows.take(pa.array(np.argsort(shard.astype(np.uint16), kind="stable")))

@@ -18,16 +18,24 @@ from joinery_runtime.core.table.segment import Run
 # partner's place (-1 without a partner), then by the window's start (0 without a window). Of a session the
 # first and the last of the times are those of its first and its last row, and it has no partner.
 PHASE, PARTNER, FIRST_TIME, LAST_TIME = "$phase", "$partner_offset", "$order_ts", "$order_window"
+ARRIVED_PARTITION, ARRIVED_OFFSET = "$order_partition", "$order_offset"
+PARTNER_PARTITION = "$partner_partition"  # of sessions: 0 for a retraction, else 1
 ORDER_COLUMNS = (
     PHASE,  # CLOSING or ARRIVAL
     FIRST_TIME,  # of a closing; 0 for matches
     "$order_side",
-    "$order_partition",
-    "$order_offset",
-    "$partner_partition",
+    ARRIVED_PARTITION,
+    ARRIVED_OFFSET,
+    PARTNER_PARTITION,
     PARTNER,
     LAST_TIME,
 )
+RETRACTIONS_FIRST = (
+    PHASE,
+    PARTNER_PARTITION,
+    *(name for name in ORDER_COLUMNS if name not in (PHASE, PARTNER_PARTITION)),
+)
+"""The order of sessions that are taken back: those that replace them follow, whichever began first."""
 CLOSING, ARRIVAL = 0, 1
 FILTERED_ROWS = "filtered_rows"
 """The reason for which rows that a step's filter leaves out are counted, at the step's right input (J11)."""

@@ -11,6 +11,7 @@ unsigned 64-bit arithmetic modulo 2^64, for the key columns k1..kn of a row:
 
     boolean                 0 or 1
     int32, int64            two's complement
+    uint64                  itself (the ids of sessions, which are keys of output rows only)
     date                    days since 1970-01-01, two's complement
     timestamp               milliseconds since the epoch, two's complement
     float, double           the bits of the IEEE double; -0.0 counts as 0.0, every NaN as 0x7FF8000000000000
@@ -106,7 +107,8 @@ def _valid_words(column: pa.Array, xxh3: Callable[[pa.Array], np.ndarray]) -> np
 def _integer_words(column: pa.Array) -> np.ndarray:
     if pa.types.is_date32(column.type):
         column = column.cast(pa.int32())
-    values: np.ndarray = pc.fill_null(column.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
+    integers = column if pa.types.is_uint64(column.type) else column.cast(pa.int64())
+    values: np.ndarray = pc.fill_null(integers, 0).to_numpy(zero_copy_only=False)
     return values.view(np.uint64)
 
 

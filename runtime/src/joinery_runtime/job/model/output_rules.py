@@ -143,6 +143,27 @@ def _several(draft: JobDraft) -> Iterator[Finding]:
             yield (*at, "select", i), f"two columns are named {name!r}; rename one with `as`"
 
 
+def _key_order(draft: JobDraft) -> Iterator[Finding]:
+    """Check that rows can be written by the keys of all topics with `keyOrder`."""
+    ordered = [(at, output) for at, output in outputs(draft.data) if dig(output, "kafka", "keyOrder") is True]
+    common: set[object] | None = None
+    for at, output in ordered:
+        pairs = [(dig(item, "as") or dig(item, "column"), dig(item, "column")) for item in items(output, "select")]
+        in_rows = {name: column for name, column in pairs if isinstance(name, str)}
+        key = {in_rows.get(name, name) for name in items(output, "kafka", "key") if isinstance(name, str)}
+        if not key:
+            yield (*at, "kafka", "keyOrder"), "orders the records of a key, and there is none; name `key`, or drop it"
+            return
+        if common is not None and not common & key:
+            yield (
+                (*at, "kafka", "keyOrder"),
+                f"{output.get('name')!r} has no column of its key in common with the outputs before it that set "
+                "keyOrder, and a row is written by one shard; drop it here, or write this topic with another job",
+            )
+            return
+        common = key if common is None else common & key
+
+
 def _target(output: Mapping[str, Any]) -> tuple[str, object] | None:
     """Say where an output writes, in words and with what they leave out. None: unknown, or a target that several
     outputs may have. A table counts without its database, which stored definitions do not name."""
@@ -232,6 +253,7 @@ RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
     _one_target,
     _formats,
     _several,
+    _key_order,
     _rolled_apart,
     _postgres,
     _lakes,
