@@ -132,7 +132,11 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         "spec.topN.lateData",
         "deduplicate lets no late row through to topN",
     ),
-    (document(window(tumbling={"size": "1m"}), topN=rule()), "spec.joins[0].window", "no topN follows window steps"),
+    (
+        document(window(tumbling={"size": "1m"}), deduplicate={"by": ["orders.id"], "within": "1h"}, topN=rule()),
+        "spec.joins[0].window",
+        "no deduplicate follows window steps",
+    ),
 ]
 
 

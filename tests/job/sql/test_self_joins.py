@@ -9,7 +9,7 @@ from job.sql_jobs import Inputs
 from joinery_runtime.core.compile import compile_join
 from joinery_runtime.errors import JobError
 from joinery_runtime.hosts.secrets import with_clients
-from joinery_runtime.job import StreamJoin, parse_job
+from joinery_runtime.job import StreamJoin, explain, parse_job
 from joinery_runtime.job.definition import definition, same_rows, under_definition
 from joinery_runtime.job.signature import compare, signature
 
@@ -214,6 +214,14 @@ def test_two_readings_share_no_group() -> None:
 def test_a_mistake_of_the_input_is_reported_once() -> None:
     (problem,) = problems(ORDERS.sql(PAIRS).replace("eventTime: ts", "csv: {header: false}, eventTime: ts"))
     assert problem.path == "spec.inputs[0].csv"
+
+
+def test_explain_says_which_input_is_read_again() -> None:
+    lines = explain(load(ORDERS.sql(PAIRS))).render().splitlines()
+    assert [line for line in lines if line.startswith("  input")] == [
+        "  input orders: file orders.jsonl",
+        "  input b: orders once more: file orders.jsonl",
+    ]
 
 
 def test_clients_are_those_of_the_declared_input() -> None:

@@ -239,6 +239,30 @@ def numbered(*, over: str = f"currency, {PER_HOUR} ORDER BY amount", where: str 
     return f"SELECT {select} FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY {over}) AS rn FROM orders) WHERE {where}"
 
 
+WINDOWS = "WINDOW TUMBLING(INTERVAL '1' HOUR)"
+JOINED = "FROM orders o JOIN payments p ON o.id = p.order_id"
+NUMBERED = "ROW_NUMBER() OVER (PARTITION BY o.currency, {0}window_start, {0}window_end ORDER BY o.amount DESC) AS rn"
+SIDE = "(SELECT * FROM TABLE(TUMBLE(TABLE {}, DESCRIPTOR(ts), INTERVAL '1' HOUR)))"
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        f"SELECT o.id, p.method, window_start, {NUMBERED.format('')} {JOINED} QUALIFY rn <= 3 {WINDOWS}",
+        f"SELECT id, method, window_start, rn FROM (SELECT o.id, p.method, o.window_start, {NUMBERED.format('o.')} "
+        f"FROM {SIDE.format('orders')} o JOIN {SIDE.format('payments')} p ON o.id = p.order_id AND "
+        "o.window_start = p.window_start AND o.window_end = p.window_end) WHERE rn <= 3",
+    ],
+)
+def test_pairs_are_numbered_in_the_windows_in_which_they_were_joined(sql: str) -> None:
+    inputs = [ORDERS, PAYMENTS]
+    joined = {"right": "payments", "keys": {"orders.id": "payments.order_id"}, "window": {"tumbling": "1h"}}
+    top_n = {"by": ["orders.currency"], "of": "orders", "orderBy": HIGHEST, "rows": 3, "window": HOUR}
+    select = [*ID, {"column": "payments.method"}, {"column": "window_start"}, NUMBER]
+    yaml = load(joined, inputs=inputs, topN=top_n, select=select)
+    assert compile_job(load(inputs=inputs, sql=sql)) == compile_job(yaml)
+
+
 BAD: list[tuple[str, str]] = [
     (numbered(over="currency ORDER BY amount"), "into PARTITION BY write TUMBLE(<event time>, INTERVAL '1' HOUR)"),
     (numbered(over="currency, window_start, window_end ORDER BY amount"), "nothing says which windows these are"),

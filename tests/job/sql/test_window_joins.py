@@ -163,8 +163,14 @@ REJECTED = [
      "joined in hopping windows does not say in which of them that was; join in tumbling windows"),
     (f"SELECT COUNT(*) AS n FROM a l JOIN b r ON {KEY} GROUP BY window_start, window_end, "
      f"TUMBLE(l.ts, {MINUTES}) {TUMBLING}", "there are two windows; keep one"),
-    (f"SELECT l.a {JOINED.format('JOIN')} QUALIFY ROW_NUMBER() OVER (PARTITION BY l.id, window_start, window_end "
-     "ORDER BY l.a) <= 2", "rows that are joined in windows are not numbered; let a second job read this one's output"),
+    (f"SELECT l.a {JOINED.format('JOIN')} QUALIFY ROW_NUMBER() OVER (PARTITION BY l.id, window_start "
+     "ORDER BY l.a) <= 2", "a window of the joined rows is named by its start and its end; write window_end as well"),
+    (f"SELECT l.a {JOINED.format('FULL JOIN')} QUALIFY ROW_NUMBER() OVER (PARTITION BY window_start, window_end "
+     "ORDER BY l.a) <= 2", "each input may be missing in a joined row"),
+    (f"SELECT l.a FROM a l JOIN b r ON {KEY} QUALIFY ROW_NUMBER() OVER (PARTITION BY window_start, window_end "
+     f"ORDER BY l.a) <= 2 {HOPPING}", "does not say in which of them that was; join in tumbling windows"),
+    (f"SELECT l.a {JOINED.format('JOIN')} QUALIFY ROW_NUMBER() OVER (PARTITION BY window_start, window_end, "
+     f"TUMBLE(l.ts, {MINUTES}) ORDER BY l.a) <= 2", "there are two windows; keep one"),
     (f"SELECT l.a, l.window_time {JOINED.format('JOIN')}", "it is the last millisecond before window_end"),
     (f"SELECT l.a FROM {read(tumble('a'), 'WHERE window_start > ts')} l JOIN {tumble('b')} r ON {KEY} AND "
      f"{SAME_WINDOW}", "a condition on the windows of one side is one on the joined rows"),

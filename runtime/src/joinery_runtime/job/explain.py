@@ -129,7 +129,9 @@ def explain(job: Job, stored: Mapping[str, Sequence[str]] | None = None) -> Expl
     steps = _steps(job, stored)
     return Explanation(
         job=job.name,
-        inputs=tuple(_input_plan(side, job.input_filters.get(side.name)) for side in job.inputs),
+        inputs=tuple(
+            _input_plan(side, job.input_filters.get(side.name), job.repeats.get(side.name)) for side in job.inputs
+        ),
         steps=steps,
         outputs=_outputs(job),
         functions=tuple(
@@ -151,12 +153,15 @@ def _steps(job: Job, stored: Mapping[str, Sequence[str]] | None) -> tuple[StepPl
             raise TypeError(f"no explanation of {job.kind}")
 
 
-def _input_plan(side: Input, where: str | None) -> InputPlan:
+def _input_plan(side: Input, where: str | None, repeated: str | None) -> InputPlan:
+    """The plan of an input. `where` is its filter, `repeated` the input that SQL reads again as this one (J13)."""
     source = _kafka(side.kafka) if side.kafka else _files(side.file) if side.file else ""
     if side.history is not None:
         history, end = side.history, format_time(side.history.until)
         first = f"first {history.format} rows of {history.path} with event times before {end}"
         source = f"{first}, then {source}, without rows from before that time"
+    if repeated is not None:
+        source = f"{repeated} once more: {source}"
     decoding = f"{side.format} rows; event time is {side.event_time}; {'bounded' if side.bounded else 'unbounded'}"
     if side.table is not None:
         decoding += f"; a table: each row is a version of its {listed(side.table.key)}"

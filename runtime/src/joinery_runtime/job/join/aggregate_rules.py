@@ -287,7 +287,7 @@ def _broken_ranking(kind: type[RankingKind], draft: JobDraft) -> Iterator[Findin
     yield from _ranked_order(draft, (*at, "orderBy"))
     yield from _own_window(draft, (*at, "window"))
     yield from _counted_time(draft, (*at, "of"), ("rows would wait for ever", "no order"))
-    yield from _steps_before(draft, kind.field, in_windows=False)
+    yield from _steps_before(draft, kind.field, in_windows=kind is TopN)
     yield from _joined_rows_as_dead_letters(draft, (*at, "lateData"))
     yield from late_without_dead_letters(draft, (*at, "lateData"))
     yield from _ranked_tables(draft, kind.field)

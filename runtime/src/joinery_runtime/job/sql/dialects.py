@@ -147,8 +147,12 @@ def _rewrite_time_groups(query: exp.Select, columns: Columns, queries: Mapping[s
             facts = f"in GROUP BY is the column, before {text} AS {node.name}"
             report.add(node_position(node), f"{facts}; write GROUP BY {text}, or another alias")
         for item in query.expressions:
-            if _same(item.unalias().unnest(), value, query):
-                item.unalias().replace(column_at(column, value))
+            for part in [part for part in item.walk() if _same(part, value, query)]:
+                if part.find_ancestor(exp.AggFunc, exp.Filter) is not None:
+                    continue  # an aggregate reads the rows, which have no window yet
+                time = column_at(column, value)
+                is_whole = part.unnest() is item.unalias().unnest() and not _is_day(value)
+                part.replace(time if is_whole else _as_written(value, time))
         node.replace(call)
         return
 
@@ -187,6 +191,8 @@ def _window_of(value: exp.Expr) -> exp.Anonymous | None:
     """Return TUMBLE(<time>, <length>[, <offset>]) for a call that cuts off times; None for another expression, for the
     clocks of a zone, and for units whose lengths differ."""
     name, arguments = function_name(value), [*value.expressions] if isinstance(value, exp.Anonymous) else []
+    if _is_day(value) and (time := value.find(exp.Column)) is not None:
+        return _tumble(time, interval("1", "DAY"))
     if name in {"DATE_TRUNC", "TIMESTAMP_TRUNC"} and len(arguments) == 2:
         unit, time = arguments if name == "DATE_TRUNC" else arguments[::-1]
         text = unit.name.upper() if isinstance(unit, exp.Literal | exp.Column) else ""
@@ -205,6 +211,21 @@ def _window_of(value: exp.Expr) -> exp.Anonymous | None:
         origin = _ms_of_literal(arguments[2])
         return None if origin is None else _tumble(time, length, interval(str(origin), "MILLISECOND"))
     return None
+
+
+def _as_written(value: exp.Expr, time: exp.Column) -> exp.Expr:
+    """Return the time of a window, which outputs may have in milliseconds, as what cuts off times makes it: a timestamp
+    or a date."""
+    milliseconds = exp.cast(time, "BIGINT")
+    timestamp = exp.Anonymous(this="TIMESTAMP_MILLIS", expressions=[milliseconds])
+    return exp.cast(timestamp, "DATE") if _is_day(value) else timestamp
+
+
+def _is_day(value: exp.Expr) -> bool:
+    """Say whether this is `CAST(<time> AS DATE)` or `DATE(<time>)`, which are dates."""
+    if isinstance(value, exp.Cast):
+        return isinstance(value.this, exp.Column) and value.is_type(exp.DataType.Type.DATE)
+    return function_name(value) == "DATE" and [*map(type, value.expressions)] == [exp.Column]
 
 
 def _ms_of_literal(node: exp.Expr) -> int | None:

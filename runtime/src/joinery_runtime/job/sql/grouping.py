@@ -83,7 +83,7 @@ def read_groups(query: Query, table: SqlInput, scope: Scope) -> Grouping:
     for node in group_nodes:
         read_group(node, aliases, table, grouping, scope)
     if own_columns:
-        grouping.window = _window_of_joins(own_columns, windows, query, scope)
+        grouping.window = window_of_joins(own_columns, windows, query, scope)
     else:
         grouping.window = _read_window(windows, query, table, scope)
     if (
@@ -189,28 +189,29 @@ def _read_window(nodes: Sequence[exp.Expr], query: Query, table: SqlInput, scope
     return None
 
 
-def _window_of_joins(
+def window_of_joins(
     columns: Sequence[exp.Expr], functions: Sequence[exp.Expr], query: Query, scope: Scope
 ) -> GroupWindow | None:
-    """Return the window of the joins as that of the groups, which name its `columns`. Tumbling windows hold the event
-    times of all inputs of a row, so that of an input which no join pads says in which of them the row was joined."""
-    clause, at = query.window, query.group_at
+    """Return the window of the joins as that of the groups, or of the rows that are numbered, which name its `columns`.
+    Tumbling windows hold the event times of all inputs of a row, so that of an input which no join pads says in which
+    of them the row was joined."""
+    clause, at = query.window, query.group_at if query.grouped else node_position(columns[0])
     assert clause is not None, "the joined rows are in windows"
     for node in functions:
         scope.report.add(node_position(node), _TWICE)
     missing = [name for name in WINDOW_COLUMNS if name not in {node.unnest().name for node in columns}]
     if missing:
-        facts = "a group is one window of the joined rows, which its start and its end name"
+        facts = "a window of the joined rows is named by its start and its end"
         scope.report.add(node_position(columns[0]), f"{facts}; write {missing[0]} as well")
         return None
     if clause.kind != "tumbling":
         facts = f"the time of a row that is joined in {clause.kind} windows does not say in which of them that was"
-        todo = "join in tumbling windows, or let a second job group this one's output by window_start and window_end"
+        todo = "join in tumbling windows, or let a second job read this one's output, with window_start and window_end"
         scope.report.add(at, f"{facts}; {todo}")
         return None
     if (relation := _never_padded(query, scope)) is None:
         facts = "each input may be missing in a joined row, so none of their event times says when it is"
-        todo = "write a LEFT or a RIGHT JOIN, or let a second job group this one's output"
+        todo = "write a LEFT or a RIGHT JOIN, or let a second job read this one's output"
         scope.report.add(at, f"{facts}; {todo}")
         return None
     return GroupWindow("tumbling", {name.lower(): ms for name, ms in clause.lengths.items()}, relation.table.name)

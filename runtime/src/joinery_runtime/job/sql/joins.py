@@ -134,7 +134,7 @@ def _translate(sql: str, tables: Sequence[SqlInput], beside: str | None, stars: 
         aggregate, select, of_groups = read_aggregate(query, scope, options, beside)
     else:
         names, numbers = ranked_columns(query, ranking, beside)
-        names = WINDOW_COLUMNS if query.window is not None else names
+        names = WINDOW_COLUMNS if query.window is not None and not names else names
         select = read_columns(query.items, scope, prefixes, names, numbers)
     selected = _inputs_read(select) if aggregate is None else inputs_aggregated(aggregate)
     selected |= ranking.inputs if ranking is not None else set()

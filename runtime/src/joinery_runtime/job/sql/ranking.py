@@ -23,6 +23,7 @@ from joinery_runtime.job.sql.grouping import (
     read_window_call,
     shared_number_problem,
     window_function,
+    window_of_joins,
 )
 from joinery_runtime.job.sql.query import Query
 from joinery_runtime.job.sql.report import node_position
@@ -69,7 +70,7 @@ def read_ranking(query: Query, scope: Scope, beside: str | None) -> SqlRanking |
     number, rows = _read_conditions(query.qualify, scope)
     if number is None or len(scope.report.problems) > before:
         return None
-    ranking = _read_over(number, rows, beside, scope)
+    ranking = _read_over(number, rows, beside, query, scope)
     if ranking is not None and query.grouped and ranking.field == TOP_N:
         facts = "groups are of all rows, or of the first or last row of each key by event time"
         scope.report.add(node_position(query.qualify[0]), f"{facts}; write {_FIRST}, or let a second job group these")
@@ -242,19 +243,22 @@ def _problem_of_call(window: exp.Expr) -> str:
 # --- PARTITION BY and ORDER BY ----------------------------------------------------------------------------------------
 
 
-def _read_over(number: exp.Expr, rows: int, beside: str | None, scope: Scope) -> SqlRanking | None:
+def _read_over(number: exp.Expr, rows: int, beside: str | None, query: Query, scope: Scope) -> SqlRanking | None:
     partition, order = number.args.get("partition_by") or [], number.args.get("order")
     calls = [node for node in partition if window_function(node)]
-    keys = [node for node in partition if not window_function(node)]
+    of_joins = [node for node in partition if scope.is_window_column(node.unnest())]
+    keys = [node for node in partition if node not in calls and node not in of_joins]
     ordered = order.expressions if order is not None else []
     if not ordered:
         scope.report.add(node_position(number), f"nothing says which row comes first; {_EXAMPLES}")
     for call in calls[1:]:
         scope.report.add(node_position(call), "there are two windows; keep one")
     window = _read_window(calls[0], scope) if calls else None
+    if of_joins:
+        window = window_of_joins(of_joins, calls, query, scope)
     by = [name for key in keys if (name := _key(key, scope)) is not None]
     timed = _event_time(ordered, scope)
-    first = timed if rows == 1 and keys and not calls else None
+    first = timed if rows == 1 and keys and not calls and not of_joins else None
     if beside == DEDUPLICATE and first is None:
         _reject_deduplication(number, rows, calls, ordered, scope)
         return None
@@ -285,11 +289,6 @@ def _key(key: exp.Expr, scope: Scope) -> str | None:
         scope.report.add(node_position(key), f"{facts}; write columns of the inputs into PARTITION BY")
         return None
     if not node.table and node.name in WINDOW_COLUMNS and not scope.has_column(node.name):
-        if scope.windowed:
-            facts = "rows that are joined in windows are not numbered"
-            todo = "let a second job read this one's output, or group them by the windows"
-            scope.report.add(node_position(key), f"{facts}; {todo}")
-            return None
         todo = "write TUMBLE(<event time>, INTERVAL '1' HOUR) in place of window_start, window_end"
         scope.report.add(node_position(key), f"nothing says which windows these are; {todo}")
         return None
