@@ -73,6 +73,10 @@ class _WithRecords:
     directory: Path
     cores: int | None = None  # a step of a trace may rescale: its epochs have the shards that it names
 
+    @property
+    def processes(self) -> int:
+        return self.host.processes
+
     def run(self, work: EpochWork) -> EpochOutcome:
         self.directory.mkdir(parents=True, exist_ok=True)
         for log in self.logs.values():

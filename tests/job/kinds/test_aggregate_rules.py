@@ -222,6 +222,18 @@ def test_a_condition_on_groups_that_is_no_condition_is_rejected_by_the_core_at_i
         compile_job(load(step(), aggregate=aggregate(having="n > 'x'")))
 
 
+def test_an_expression_of_a_wrong_type_is_rejected_by_the_core_at_its_place() -> None:
+    written = [{"column": "orders.currency"}, {"expression": "UPPER(n)", "as": "x"}]
+    with pytest.raises(JobError, match=r"spec\.select\[1\]\.expression.*'UPPER\(n\)': its text must be string"):
+        compile_job(load(step(), aggregate=aggregate(), select=written))
+    then = {"compute": [{"expression": "n || 'x'", "as": "x"}], "aggregates": [COUNT]}
+    with pytest.raises(JobError, match=r"spec\.aggregate\.then\.compute\[0\]\.expression: cannot evaluate"):
+        compile_job(load(step(), aggregate=aggregate(**HOURLY, then=then)))
+    in_sql = "SELECT currency, UPPER(COUNT(*)) AS x FROM orders GROUP BY currency, TUMBLE(ts, INTERVAL '1' HOUR)"
+    with pytest.raises(JobError, match=r"spec\.sql: line 1, column 18, `UPPER\(COUNT\(\*\)\)`"):
+        compile_job(load(inputs=[ORDERS], sql=in_sql))
+
+
 def test_a_condition_on_groups_is_explained_and_reads_what_is_not_selected() -> None:
     chosen = [{"column": "orders.currency"}, {"column": "session_id"}]
     job = load(step(), aggregate=aggregate(having="n > 1 AND orders.currency <> 'x'"), select=chosen)

@@ -49,7 +49,29 @@ GOES_ON += [
     (twice({"aggregates": [MOST]}), twice({"aggregates": [MOST], "limits": {"maxRecords": 5}})),
     (twice({"aggregates": [MOST]}), twice({"aggregates": [MOST]}, having="n > 1")),
 ]
+
+
+def selecting(expression: str, top: str | None = None) -> StreamJoin:
+    """A job that emits an expression over the windows of an hour, ranked by the expression `top` if there is one."""
+    chosen = [{"column": "orders.currency"}, {"expression": expression, "as": "m"}]
+    ranked = {} if top is None else {"topN": {"orderBy": [{"expression": top}], "rows": 3}}
+    return load(step(), aggregate=aggregate(**HOURS), select=chosen, **ranked)
+
+
+SUM_AS = SUM["as"]
+GOES_ON += [
+    (job_of(**HOURS), selecting("n + 1")),
+    (selecting("n + 1"), selecting(f"n / {SUM_AS}")),
+    (selecting("n + 1", "n"), selecting("n + 2", "n")),
+    (twice({"aggregates": [MOST]}), twice({"aggregates": [MOST], "compute": [{"expression": "n", "as": "m"}]})),
+]
 REJECTED: list[tuple[StreamJoin, StreamJoin, str]] = [
+    (selecting("n + 1", "m"), selecting("n + 2", "m"), "the order of rows (orderBy) was n + 1 ASC NULLS FIRST, it is"),
+    (
+        twice({"aggregates": [of("max", "m")], "compute": [{"expression": "n + 1", "as": "m"}]}),
+        twice({"aggregates": [of("max", "m")], "compute": [{"expression": "n + 2", "as": "m"}]}),
+        "max(m) is stored over n + 1 of n count(), the job now makes it of n + 2 of n count() (then)",
+    ),
     (load(step()), job_of(), "there is now an aggregate; it is neither added to a state nor removed from one"),
     (job_of(), load(step()), "there was an aggregate; it is neither added"),
     (job_of(), job_of(groupBy=["orders.id"]), "groupBy was orders.currency (string), it is now orders.id (string)"),

@@ -181,7 +181,7 @@ def with_columns(expression: Expression, names: Mapping[str, str]) -> Expression
         if not isinstance(node, exp.Column):
             return node
         written = f"{node.table}.{node.name}" if node.table else node.name
-        return exp.column(names.get(written, written), quoted=True)
+        return exp.column(names.get(written, written), quoted=False)  # messages write a name as the job does
 
     return _expression(expression.node.transform(renamed), expression.text)
 
