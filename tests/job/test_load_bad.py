@@ -491,7 +491,7 @@ BAD = [
     ),
     (after(OUTPUT, "  deadLetter: {}\n"), "spec.deadLetter", "exactly one of kafka and file", 37),
     (
-        after(OUTPUT, "  spark: {driver: {podTemplate: {name: mine, inline: {spec: {}}}}}\n"),
+        after(OUTPUT, "  spark: {driver: {podTemplate: {name: mine, inline: 'spec: {}'}}}\n"),
         "spec.spark.driver.podTemplate",
         "needs exactly one of name and inline: name and inline are named",
         37,
@@ -505,7 +505,13 @@ BAD = [
     (
         after(OUTPUT, "  spark: {driver: {podTemplate: {inline: [spec]}}}\n"),
         "spec.spark.driver.podTemplate.inline",
-        "mapping",
+        "must be text (put it in quotes if it looks like something else), not a list",
+        37,
+    ),
+    (
+        after(OUTPUT, "  spark: {driver: {podTemplate: {inline: 'spec: {}', key: driver.yaml}}}\n"),
+        "spec.spark.driver.podTemplate.key",
+        "is a key of a ConfigMap, and the pod stands in `inline`; leave it out",
         37,
     ),
     (

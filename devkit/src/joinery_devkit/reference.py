@@ -113,7 +113,7 @@ def _type(schema: Schema) -> str:
         pattern = schema["pattern"]
         return "duration" if "|ms|" in pattern else "bytes" if "|Mi|" in pattern else "time"
     if schema.get("x-kubernetes-preserve-unknown-fields"):
-        words = [word for branch in schema.get("anyOf", ()) for word in branch.get("enum", ()) if word != {}]
+        words = [word for branch in schema["anyOf"] for word in branch.get("enum", ()) if word != {}]
         return _cell(" | ".join([*(f"`{word}`" for word in words), "mapping"]))
     match schema["type"]:
         case "array":

@@ -174,7 +174,7 @@ ACCEPTED = [
             "  shards: 4096\n  suspend: true\n  cleanup: deleteState\n  trigger: {interval: 10s}\n",
         ),
     ),
-    (after(OUTPUT, "  spark: {driver: {podTemplate: {inline: {spec: {volumes: [{name: a, emptyDir: {}}]}}}}}\n"),),
+    (after(OUTPUT, "  spark: {driver: {podTemplate: {inline: 'spec: {volumes: [{name: a, emptyDir: {}}]}'}}}\n"),),
     (after(OUTPUT, "  autoscale: {minInstances: 1, maxInstances: 4, targetBusy: 80, targetLag: 1m, upAfter: 10s}\n"),),
     (after(OUTPUT, "  deadLetter: {kafka: {topic: dead}}\n  upgrade: {mode: stateful, rollback: automatic}\n"),),
 ]

@@ -220,7 +220,7 @@ def test_an_installation_opens_sidecars_without_opening_the_node(job):
 
 
 def test_a_pod_in_the_job_has_the_limits_of_a_template(job):
-    inline = {"spec": {"hostNetwork": True, "nodeSelector": {"disk": "ssd"}}}
+    inline = "spec: {hostNetwork: true, nodeSelector: {disk: ssd}}"
     written = job.with_spark(executor={"podTemplate": {"inline": inline}})
     (problem,) = refused(written)
     assert problem.startswith("spec.spark.executor.podTemplate.inline.spec.hostNetwork: 'True' is not allowed")

@@ -4,7 +4,6 @@ import pytest
 
 from joinery_operator.manifests import ManifestError
 from joinery_operator.manifests.spark import EXECUTOR_FILE
-from joinery_operator.manifests.yaml import from_yaml
 
 FULL = """
 apiVersion: v1
@@ -117,7 +116,7 @@ def test_a_template_may_say_nothing(job):
 
 
 def test_a_pod_may_be_written_into_the_job(job):
-    pod = {key: value for key, value in from_yaml(FULL).items() if key in {"metadata", "spec"}}
+    pod = FULL.replace("apiVersion: v1\n", "").replace("kind: Pod\n", "")
     driver = job.with_spark(driver={"podTemplate": {"inline": pod}}).driver()
     assert driver["spec"] == job.with_template(FULL).driver()["spec"]
     executor = job.with_spark(executor={"podTemplate": {"inline": pod}}).config_map()["data"]
@@ -126,10 +125,12 @@ def test_a_pod_may_be_written_into_the_job(job):
 
 def test_a_pod_in_the_job_that_is_none_says_where(job):
     for inline, problem in (
-        ({"kind": "Deployment"}, "its kind is 'Deployment'"),
-        ({"spec": {"containers": {}}}, "spec.containers is no list"),
+        ("kind: Deployment", "its kind is 'Deployment'"),
+        ("spec: {containers: {}}", "spec.containers is no list"),
+        ("[spec]", "it is no mapping"),
+        ("spec: " + "{a: " * 2000, "is not readable YAML"),
     ):
-        with pytest.raises(ManifestError, match=rf"spec\.spark\.driver\.podTemplate\.inline: {problem}"):
+        with pytest.raises(ManifestError, match=rf"spec\.spark\.driver\.podTemplate\.inline:? {problem}"):
             job.with_spark(driver={"podTemplate": {"inline": inline}}).driver()
 
 

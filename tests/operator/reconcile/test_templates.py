@@ -21,7 +21,7 @@ def template(**spec: object) -> dict[str, dict[str, str]]:
 
 
 def inline(pool: str) -> dict[str, object]:
-    return {"driver": {"podTemplate": {"inline": {"spec": {"nodeSelector": {"pool": pool}}}}}}
+    return {"driver": {"podTemplate": {"inline": f"spec: {{nodeSelector: {{pool: {pool}}}}}"}}}
 
 
 @pytest.fixture

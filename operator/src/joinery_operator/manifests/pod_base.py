@@ -153,7 +153,9 @@ def template_of(ref: PodTemplate | None, templates: PodTemplates, ref_path: str)
     if ref is None:
         return {}
     if ref.name is None:
-        return _checked_pod({"kind": "Pod", **(ref.inline or {})}, f"{ref_path}.inline")
+        where = f"{ref_path}.inline"
+        pod = _parse_pod(ref.inline or "", where)
+        return _checked_pod({"kind": "Pod", **pod} if isinstance(pod, dict) else pod, where)
     where = f"ConfigMap {ref.name}, key {ref.key}"
     config_map = templates.get(ref.name)
     if config_map == WITHOUT_TEMPLATE:
@@ -169,12 +171,15 @@ def template_of(ref: PodTemplate | None, templates: PodTemplates, ref_path: str)
         raise ManifestError(
             "A pod template is missing", facts=f"{where}: its keys are {keys}", todo=f"Correct {ref_path}.key"
         )
+    return _checked_pod(_parse_pod(text, where), where)
+
+
+def _parse_pod(text: str, where: str) -> object:
     try:
-        pod = from_yaml(text)
+        return from_yaml(text)
     except (YAMLError, ValueError, RecursionError) as error:
         facts = f"{where} is not readable YAML: {' '.join(str(error).split())}"
         raise ManifestError("A pod template cannot be read", facts=facts, todo="Correct its text") from error
-    return _checked_pod(pod, where)
 
 
 def _checked_pod(pod: object, where: str) -> Manifest:

@@ -279,7 +279,10 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
             ".maxInstances",
         ),
     ),
-    PodTemplate: (exactly_one("name", "inline"),),
+    PodTemplate: (
+        exactly_one("name", "inline"),
+        Rule("!has(self.inline) || self.key == 'pod.yaml'", "is a key of a ConfigMap; leave it out", ".key"),
+    ),
     PostgresStoreSpec: (exactly_one("dsn", "dsnSecretRef"),),
     Savepoint: (
         Rule(

@@ -130,5 +130,6 @@ FIELDS: Mapping[Place, Schema] = {
     (SecretRef, "name"): {"pattern": _SECRET_NAME, "maxLength": 253},
     (SecretKeyRef, "name"): {"pattern": _SECRET_NAME, "maxLength": 253},
     (PodTemplate, "name"): {"pattern": _SECRET_NAME, "maxLength": 253},
+    (PodTemplate, "inline"): {"maxLength": _LONG_TEXT},
     (SecretKeyRef, "key"): {"pattern": "^[-_a-zA-Z0-9][-._a-zA-Z0-9]*$", "maxLength": 253},
 }

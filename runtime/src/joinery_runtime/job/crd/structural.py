@@ -39,7 +39,6 @@ _STRUCTURAL = (
     *("minItems", "maxItems", "minProperties", "maxProperties"),
     *("x-kubernetes-list-type", "x-kubernetes-list-map-keys"),
 )
-_ANYTHING = {"$ref": "#/$defs/JsonValue"}
 _DESCRIPTION = 300  # characters
 _OF_THE_CODE = re.compile(r" \([^()]*`(?:StreamJoin\.|[^`]*\.py)[^()]*\)")
 _SNAKE = re.compile(r"`([a-z]+(?:_[a-z]+)+)`")
@@ -143,8 +142,6 @@ def _translated(raw: Schema, models: Models) -> Schema:
         schema["enum"] = [raw["const"]]
     if schema["type"] == "integer":
         schema["format"] = "int64"
-    if raw.get("additionalProperties") == _ANYTHING:
-        return {**schema, "x-kubernetes-preserve-unknown-fields": True}
     for part in ("items", "additionalProperties"):
         if part in raw:
             schema[part] = _sized(_translated(raw[part], models))

@@ -237,7 +237,11 @@ def _dead_letter_address(draft: JobDraft) -> Iterator[Finding]:
 def _pod_templates(draft: JobDraft) -> Iterator[Finding]:
     for part in ("driver", "executor"):
         at = ("spec", "spark", part, "podTemplate")
-        yield from exactly_one(dig(draft.data, *at), at, ("name", "inline"))
+        template = dig(draft.data, *at)
+        yield from exactly_one(template, at, ("name", "inline"))
+        # The API server writes the default of `key` into every template.
+        if isinstance(template, dict) and "inline" in template and template.get("key", "pod.yaml") != "pod.yaml":
+            yield (*at, "key"), "is a key of a ConfigMap, and the pod stands in `inline`; leave it out"
 
 
 def _autoscale(draft: JobDraft) -> Iterator[Finding]:

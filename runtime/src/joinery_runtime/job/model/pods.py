@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue, StringConstraints
+from pydantic import Field, StringConstraints
 
 from joinery_runtime.job.model.base import Int, Length, Model, Setting, Text
 from joinery_runtime.job.model.secrets import SecretName, SecretRef
@@ -36,10 +36,9 @@ class PodTemplate(Model):
     """The name of a ConfigMap in the job's namespace."""
     key: Text = Field(default="pod.yaml", examples=["driver.yaml"])
     """The key in the ConfigMap."""
-    inline: dict[str, JsonValue] | None = Field(
-        default=None, examples=[{"spec": {"priorityClassName": "streams", "nodeSelector": {"disk": "ssd"}}}]
-    )
-    """The pod itself, with `metadata` and `spec`."""
+    # A text, since an object without a schema may be nested deeper than kopf and the operator can parse.
+    inline: Text | None = Field(default=None, examples=["spec: {priorityClassName: streams}"])
+    """The pod itself as YAML, with `metadata` and `spec`."""
 
 
 class DriverSpec(Model):
