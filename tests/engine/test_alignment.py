@@ -16,6 +16,13 @@ def backlog(partition: str, records: int, highest: int | None, density: float | 
     return Backlog(partition, records, highest, density, size)
 
 
+def test_no_partition_gives_more_than_the_budget_of_a_process() -> None:
+    """Its rows may be of one key. The others stay aligned with it."""
+    several = Budget(100_000, PLENTY, records_per_process=True).for_processes(4)
+    backlogs = [backlog("a", 10**6, 0, 10.0), backlog("b", 10**6, 0, 1.0), backlog("c", 10**6, 0, 1.0)]
+    assert allocate(backlogs, several) == {"a": 100_000, "b": 10_000, "c": 10_000}
+
+
 def test_everything_is_taken_when_it_fits() -> None:
     backlogs = [backlog("a", 10, 0, 1.0), backlog("b", 300_000, 10**9, 0.001), backlog("c", 0, 5, 1.0)]
     assert allocate(backlogs, Budget(BUDGET, PLENTY)) == {"a": 10, "b": 300_000}

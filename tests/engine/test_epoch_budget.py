@@ -23,6 +23,7 @@ from joinery_runtime.engine.epoch_budget import (
     smaller_plan,
 )
 from joinery_runtime.engine.loop import JobListener, Outages, run_until_stopped
+from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import PlanTooLarge
 from joinery_runtime.formats.batch import PartitionRef
@@ -81,18 +82,45 @@ def test_only_limits_that_a_job_does_not_name_grow_with_processes() -> None:
     assert (budget.for_processes(2.5).records, budget.for_processes(2.5).bytes) == (100, 2_500)
 
 
+def spread_of(*epochs: dict[tuple[int, int], int], records: int = 400, size: int = 0) -> RowSpread:
+    """Of epochs that have read 400 rows each, under a budget of 100 records and 1,000 bytes."""
+    spread = RowSpread(Budget(100, 1_000))
+    for rows in epochs:
+        spread.observe([PartitionRead(A, records=records, bytes=size, rows=400)], 4, rows)
+    return spread
+
+
+EVEN = {(0, shard): 100 for shard in range(4)}
+
+
 def test_the_fullest_process_of_any_step_says_how_many_are_filled() -> None:
-    spread = RowSpread()
-    assert spread.filled_processes(8) == 1, "nothing is known"
-    spread.observe(4, 400, {(0, shard): 100 for shard in range(4)})
-    assert (spread.filled_processes(2), spread.filled_processes(3)) == (2, 2), "two of three have a shard, one has two"
-    assert spread.filled_processes(8) == 4, "a shard is in one process"
-    spread.observe(4, 400, {(0, shard): 100 for shard in range(4)} | {(1, 0): 300, (1, 3): 50})
-    assert spread.filled_processes(4) == pytest.approx(400 / 300), "the second step has a hot key"
-    spread.observe(4, 400, {(0, shard): 500 for shard in range(4)})
-    assert spread.filled_processes(4) == 1, "each process has more rows than were read"
-    spread.observe(4, 0, {})
-    assert spread.filled_processes(4) == 1, "an epoch without rows says nothing"
+    assert spread_of().filled_processes(8) == 1, "nothing is known"
+    assert [spread_of(EVEN).filled_processes(count) for count in (1, 2, 3, 8)] == [1, 2, 2, 4], "by whole shards"
+    hot_in_second_step = EVEN | {(1, 0): 300, (1, 3): 50}
+    assert spread_of(hot_in_second_step).filled_processes(4) == pytest.approx(400 / 300)
+    every_row_in_each_shard = dict.fromkeys(EVEN, 500)
+    assert spread_of(every_row_in_each_shard).filled_processes(4) == 1
+
+
+def test_the_least_spread_of_several_epochs_counts() -> None:
+    hot = {(0, 0): 200, (0, 1): 100, (0, 2): 50, (0, 3): 50}
+    assert spread_of(hot, *[EVEN] * (RowSpread.EPOCHS - 1)).filled_processes(4) == 2
+    assert spread_of(hot, *[EVEN] * RowSpread.EPOCHS).filled_processes(4) == 4
+
+
+@pytest.mark.parametrize(("records", "size", "filled"), [(400, 0, 4), (150, 0, 3), (0, 1_500, 3), (30, 0, 1)])
+def test_an_epoch_is_evidence_for_one_of_twice_its_size(records: int, size: int, filled: float) -> None:
+    """One key may have the backlog that follows a quiet time."""
+    assert spread_of(EVEN, records=records, size=size).filled_processes(4) == filled
+
+
+def test_small_epochs_are_no_evidence() -> None:
+    spread = spread_of(EVEN)
+    for _ in range(RowSpread.EPOCHS):
+        spread.observe([PartitionRead(A, records=24, rows=24)], 4, {(0, 0): 24})
+    assert spread.filled_processes(4) == 1, "the newest epoch was small"
+    spread.observe([PartitionRead(A, records=400, rows=400)], 4, EVEN)
+    assert spread.filled_processes(4) == 4
 
 
 def test_a_single_record_may_be_of_any_size() -> None:

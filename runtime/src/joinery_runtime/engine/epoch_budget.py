@@ -12,6 +12,7 @@ the plan depends on all this; rows and results never do (rule T9).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
@@ -19,6 +20,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from joinery_runtime.connectors.source import Range
+from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.formats.batch import PartitionRef
 
@@ -39,12 +41,14 @@ Count = Callable[[Range, float], int]
 @dataclass(frozen=True, slots=True)
 class Budget:
     """What an epoch may read from all inputs together: `records`, and `bytes` of undecoded records. What is
-    `per_process` grows with the processes that share an epoch's rows."""
+    `per_process` grows with the processes that share an epoch's rows; then `of_process` is the budget of one, which no
+    partition exceeds: the rows of a key are mostly in one partition, and the key may become hot in any epoch."""
 
     records: int
     bytes: int
     records_per_process: bool = False
     bytes_per_process: bool = False
+    of_process: Budget | None = None
 
     def for_processes(self, processes: float) -> Budget:
         """Return the budget of an epoch whose rows fill as many processes."""
@@ -52,34 +56,53 @@ class Budget:
             self,
             records=int(self.records * processes) if self.records_per_process else self.records,
             bytes=int(self.bytes * processes) if self.bytes_per_process else self.bytes,
+            of_process=self if processes > 1 else None,
+        )
+
+    def allows(self, records: np.ndarray, sizes: np.ndarray) -> bool:
+        """Whether an epoch may read as many records of each partition; `sizes` are their bytes."""
+        most = self.of_process or self
+        return bool(
+            (records.sum() <= self.records and sizes.sum() <= self.bytes)
+            and (records.max() <= most.records and sizes.max() <= most.bytes)
         )
 
 
 class RowSpread:
-    """How the newest epoch's rows were spread over the shards.
+    """How many processes the rows of the newest epochs filled.
 
     The memory that an epoch takes is that of the process with the most rows. So an epoch may read a budget for each
     process only as far as the processes share its rows: with one hot key, or in a join on time alone, whose rows go to
-    every shard, more processes have no room for more rows.
+    every shard, more processes have no room for more rows. An epoch is evidence for one of at most twice its size, so
+    the epoch after a quiet time reads one budget, however many keys its few rows had.
     """
 
-    def __init__(self) -> None:
-        self._read = 0
-        self._rows: dict[int, list[int]] = {}  # by step, of each shard
+    EPOCHS = 8  # of which the fullest process counts
+    EVIDENCE = 0.25  # of a budget: the rows of a smaller epoch say nothing of how a large one is spread
 
-    def observe(self, shards: int, read: int, rows: Mapping[tuple[int, int], int]) -> None:
-        """Take an epoch that has read so many rows; `rows` are those that each step had in each shard."""
-        if not read:
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._newest = 0.0  # budgets that the newest epoch has read
+        self._epochs: deque[tuple[int, list[list[int]]]] = deque(maxlen=self.EPOCHS)  # rows read; of each step by shard
+
+    def observe(self, reads: Sequence[PartitionRead], shards: int, rows: Mapping[tuple[int, int], int]) -> None:
+        """Take an epoch; `rows` are those that each step had in each shard."""
+        records, size = sum(read.records for read in reads), sum(read.bytes for read in reads)
+        self._newest = max(records / self._budget.records, size / self._budget.bytes)
+        if self._newest < self.EVIDENCE:
             return
-        self._read, self._rows = read, {}
+        by_step: dict[int, list[int]] = {}
         for (step, shard), count in rows.items():
-            self._rows.setdefault(step, [0] * shards)[shard] += count
+            by_step.setdefault(step, [0] * shards)[shard] += count
+        self._epochs.append((sum(read.rows for read in reads), list(by_step.values())))
 
     def filled_processes(self, processes: int) -> float:
-        """Return how many of the processes the rows fill: from 1, for rows that one process has as a whole or for an
-        epoch that is yet to come, to `processes`, for rows that all have an equal share of."""
-        fullest = max((_fullest(rows, processes) for rows in self._rows.values()), default=0)
-        return min(processes, max(1.0, self._read / fullest)) if fullest else 1.0
+        """Return how many of the processes the next epoch's rows fill, from 1 to `processes`."""
+        filled = [
+            rows_read / (max((_fullest(rows, processes) for rows in by_step), default=0) or 1)
+            for rows_read, by_step in self._epochs
+        ]
+        return min(processes, *(max(1.0, number) for number in (*filled, 2 * self._newest))) if filled else 1.0
 
 
 def _fullest(rows: Sequence[int], processes: int) -> int:
@@ -119,7 +142,9 @@ def allocate(backlogs: Sequence[Backlog[P]], budget: Budget) -> dict[P, int]:
     records, size = min(PROBE_RECORDS * (4 if measured else 1), budget.records) // shares, budget.bytes / shares
     probe = {b.partition: min(b.records, max(1, min(records, int(size / b.record_bytes)))) for b in unmeasured}
     probed = sum(probe[b.partition] * b.record_bytes for b in unmeasured)
-    rest = Budget(max(1, budget.records - sum(probe.values())), max(1, int(budget.bytes - probed)))
+    rest = replace(
+        budget, records=max(1, budget.records - sum(probe.values())), bytes=max(1, int(budget.bytes - probed))
+    )
     return probe | (_align_by_time(measured, rest) if measured else {})
 
 
@@ -133,20 +158,18 @@ def _align_by_time(backlogs: Sequence[Backlog[P]], budget: Budget) -> dict[P, in
         expected = np.maximum(0, np.round((ts - highest) * density))
         return np.asarray(np.minimum(records, expected).astype(np.int64))
 
-    def fits_budget(counts: np.ndarray) -> bool:
-        return bool(counts.sum() <= budget.records and (counts * size).sum() <= budget.bytes)
-
     low, high = highest.min(), (highest + records / density).max() + 1.0
-    if fits_budget(records):
+    if budget.allows(records, records * size):
         return {b.partition: b.records for b in backlogs}
     for _ in range(64):
         middle = (low + high) / 2
-        low, high = (middle, high) if fits_budget(records_until(middle)) else (low, middle)
+        until_middle = records_until(middle)
+        low, high = (middle, high) if budget.allows(until_middle, until_middle * size) else (low, middle)
     # Many partitions may have their next record at the same event time: take as many of these as the budget allows.
     chosen, next_chosen = records_until(low), records_until(high)
     for number in np.flatnonzero(next_chosen > chosen):
         before, chosen[number] = chosen[number], next_chosen[number]
-        if not fits_budget(chosen):
+        if not budget.allows(chosen, chosen * size):
             chosen[number] = before
     if not chosen.any():
         chosen[int(np.argmax(next_chosen > 0))] = 1

@@ -96,7 +96,8 @@ def read_shares(
         for bound in assigned
         if bound.partition.input not in waiting
     ]
-    if not waiting and not paused and _is_one_epoch(snapshot.bounds, sizes, settings.budget):
+    budget_of_process = settings.budget.of_process or settings.budget
+    if not waiting and not paused and _is_one_epoch(snapshot.bounds, sizes, budget_of_process):
         share = {backlog.partition: backlog.records for backlog in backlogs}
     else:
         share = _allocate_records(backlogs, settings)
@@ -117,7 +118,7 @@ def _allocate_records(backlogs: Sequence[Backlog[PartitionRef]], settings: PlanS
     if not records or 2 * records > budget.records or 2 * size > budget.bytes:
         return allocate(backlogs, budget)
     streams = [backlog for backlog in backlogs if backlog.partition.input not in settings.tables]
-    rest = Budget(budget.records - records, int(budget.bytes - size))
+    rest = replace(budget, records=budget.records - records, bytes=int(budget.bytes - size))
     return {table.partition: table.records for table in tables} | allocate(streams, rest)
 
 

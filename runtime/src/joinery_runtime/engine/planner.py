@@ -70,7 +70,7 @@ class Planner:
         self._rejoined_at: list[int] = []
         self._event_time_rates: EventTimeRates[PartitionRef] = EventTimeRates()
         self._sizes = RecordSizes()
-        self._spread = RowSpread()
+        self._spread = RowSpread(settings.budget)
         self._budget = settings.budget.for_processes(1)
         self._history = PlanHistory()
         self._planned_at_ms: int | None = None
@@ -294,7 +294,7 @@ class Planner:
         its start."""
         reads = outcome.read.partitions
         rows = {task: shard.rows_in + shard.rows_taken for task, shard in outcome.shards.items()}
-        self._spread.observe(plan.shards, sum(read.rows for read in reads), rows)
+        self._spread.observe(reads, plan.shards, rows)
         for read in reads:
             highest = before[read.partition.input].progress.highest.get(partition_id(read.partition))
             self._event_time_rates.observe(read.partition, read.records, highest, read.lowest, read.highest)
