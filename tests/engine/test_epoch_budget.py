@@ -23,7 +23,6 @@ from joinery_runtime.engine.epoch_budget import (
     smaller_plan,
 )
 from joinery_runtime.engine.loop import JobListener, Outages, run_until_stopped
-from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import PlanTooLarge
 from joinery_runtime.formats.batch import PartitionRef
@@ -86,7 +85,7 @@ def spread_of(*epochs: dict[tuple[int, int], int], records: int = 400, size: int
     """Of epochs that have read 400 rows each, under a budget of 100 records and 1,000 bytes."""
     spread = RowSpread(Budget(100, 1_000))
     for rows in epochs:
-        spread.observe([PartitionRead(A, records=records, bytes=size, rows=400)], 4, rows)
+        spread.observe(records, size, 400, 4, rows)
     return spread
 
 
@@ -117,9 +116,9 @@ def test_an_epoch_is_evidence_for_one_of_twice_its_size(records: int, size: int,
 def test_small_epochs_are_no_evidence() -> None:
     spread = spread_of(EVEN)
     for _ in range(RowSpread.EPOCHS):
-        spread.observe([PartitionRead(A, records=24, rows=24)], 4, {(0, 0): 24})
+        spread.observe(24, 0, 24, 4, {(0, 0): 24})
     assert spread.filled_processes(4) == 1, "the newest epoch was small"
-    spread.observe([PartitionRead(A, records=400, rows=400)], 4, EVEN)
+    spread.observe(400, 0, 400, 4, EVEN)
     assert spread.filled_processes(4) == 4
 
 

@@ -20,7 +20,6 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from joinery_runtime.connectors.source import Range
-from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.formats.batch import PartitionRef
 
@@ -85,16 +84,18 @@ class RowSpread:
         self._newest = 0.0  # budgets that the newest epoch has read
         self._epochs: deque[tuple[int, list[list[int]]]] = deque(maxlen=self.EPOCHS)  # rows read; of each step by shard
 
-    def observe(self, reads: Sequence[PartitionRead], shards: int, rows: Mapping[tuple[int, int], int]) -> None:
-        """Take an epoch; `rows` are those that each step had in each shard."""
-        records, size = sum(read.records for read in reads), sum(read.bytes for read in reads)
+    def observe(
+        self, records: int, size: int, rows_read: int, shards: int, rows: Mapping[tuple[int, int], int]
+    ) -> None:
+        """Take an epoch that has read `records` of `size` bytes, and `rows_read` of them that are no dead letters;
+        `rows` are those that each step had in each shard."""
         self._newest = max(records / self._budget.records, size / self._budget.bytes)
         if self._newest < self.EVIDENCE:
             return
         by_step: dict[int, list[int]] = {}
         for (step, shard), count in rows.items():
             by_step.setdefault(step, [0] * shards)[shard] += count
-        self._epochs.append((sum(read.rows for read in reads), list(by_step.values())))
+        self._epochs.append((rows_read, list(by_step.values())))
 
     def filled_processes(self, processes: int) -> float:
         """Return how many of the processes the next epoch's rows fill, from 1 to `processes`."""

@@ -294,7 +294,8 @@ class Planner:
         its start."""
         reads = outcome.read.partitions
         rows = {task: shard.rows_in + shard.rows_taken for task, shard in outcome.shards.items()}
-        self._spread.observe(reads, plan.shards, rows)
+        records, size = sum(read.records for read in reads), sum(read.bytes for read in reads)
+        self._spread.observe(records, size, sum(read.rows for read in reads), plan.shards, rows)
         for read in reads:
             highest = before[read.partition.input].progress.highest.get(partition_id(read.partition))
             self._event_time_rates.observe(read.partition, read.records, highest, read.lowest, read.highest)
