@@ -195,7 +195,19 @@ class SinkError(JoineryError):
 
 
 class RecordTooLarge(SinkError):
-    pass
+    """A row is larger than its topic takes. `row_limit` is the most that the topic takes, as far as its brokers show by
+    their answers to rows of this shard and epoch (None: they do not show it), and `output` the output's name ("": the
+    only one)."""
+
+    def __init__(
+        self, summary: str, *, facts: str = "", todo: str = "", row_limit: int | None = None, output: str = ""
+    ) -> None:
+        super().__init__(summary, facts=facts, todo=todo)
+        self.row_limit, self.output = row_limit, output
+
+    def __reduce__(self) -> tuple[object, ...]:
+        build = partial(type(self), facts=self.facts, todo=self.todo, row_limit=self.row_limit, output=self.output)
+        return (build, (self.summary,))
 
 
 class Superseded(SinkError):

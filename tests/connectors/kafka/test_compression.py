@@ -40,10 +40,20 @@ def send(broker: str, values: list[bytes], compression: str = "none") -> None:
     assert producer.flush(30) == 0
 
 
-def send_packed(broker: str, codec: int, packed: bytes) -> None:
-    """Sends one record in a batch of this codec (Produce request of version 7, batch of magic 2)."""
+def crc32c(data: bytes) -> int:
+    remainder = 0xFFFFFFFF
+    for byte in data:
+        remainder ^= byte
+        for _ in range(8):
+            remainder = remainder >> 1 ^ (0x82F63B78 if remainder & 1 else 0)
+    return remainder ^ 0xFFFFFFFF
+
+
+def send_packed(broker: str, codec: int, packed: bytes, flipped: int = 0) -> None:
+    """Sends one record in a batch of this codec (Produce request of version 7, batch of magic 2). Bits that are
+    `flipped` make the batch's checksum wrong."""
     body = struct.pack(">hiqqqhii", codec, 0, 1_000, 1_000, -1, -1, -1, 1) + packed
-    rest = struct.pack(">ibI", 0, 2, 0) + body
+    rest = struct.pack(">ibI", 0, 2, crc32c(body) ^ flipped) + body
     batch = struct.pack(">qi", 0, len(rest)) + rest
     topic = struct.pack(">h", len(TOPIC)) + TOPIC.encode()
     request = struct.pack(">hhih", 0, 7, 1, -1) + struct.pack(">hhi", -1, -1, 10_000)
@@ -80,3 +90,23 @@ def test_one_that_cannot_be_unpacked_stops_the_job_at_its_offset(
         read(mock_broker, 3)
     assert fault in raised.value.facts
     assert remedy in raised.value.todo
+
+
+def record_bytes(value: bytes) -> bytes:
+    """A record of magic 2 without a key; its numbers are zigzag varints of one byte."""
+    fields = b"\x00\x00\x00\x01" + bytes([2 * len(value)]) + value + b"\x00"
+    return bytes([2 * len(fields)]) + fields
+
+
+@pytest.mark.parametrize("flipped", [0, 1])
+def test_a_batch_whose_checksum_is_wrong_stops_the_job_at_its_offset(mock_broker: str, way: str, flipped: int) -> None:
+    """Nothing else would show that a value has changed on its way, or on a disk."""
+    send(mock_broker, [b'{"ts": 1}'])
+    send_packed(mock_broker, 0, record_bytes(b'{"ts": 2}'), flipped)
+    send(mock_broker, [b'{"ts": 3}'])
+    if not flipped:
+        assert read(mock_broker, 3) == [b'{"ts": 1}', b'{"ts": 2}', b'{"ts": 3}']
+        return
+    with pytest.raises(SourceError, match=rf"reading partition {TOPIC}-0 from offset 1 failed") as raised:
+        read(mock_broker, 3)
+    assert "CRC" in raised.value.facts

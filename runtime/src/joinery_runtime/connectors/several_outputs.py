@@ -29,7 +29,7 @@ from joinery_runtime.connectors.sink import (
 )
 from joinery_runtime.connectors.store_identity import StoreIdentity
 from joinery_runtime.core.compile.jobs import RowSelection
-from joinery_runtime.errors import Unavailable
+from joinery_runtime.errors import RecordTooLarge, Unavailable
 
 _SPOOL_BYTES = 16 << 20  # of an output's rows in memory; more are in a temporary file
 
@@ -92,7 +92,11 @@ class SeveralWriters:
             for name, spool in spools.items():
                 spool.close()
                 if not spool.is_empty:
-                    receipts[name] = self.writers[name].write(attempt, spool)
+                    try:
+                        receipts[name] = self.writers[name].write(attempt, spool)
+                    except RecordTooLarge as error:
+                        error.output = name
+                        raise
             return receipts
 
 
@@ -166,6 +170,9 @@ class SeveralLimits:
 
     def at_most(self, sizes: Mapping[str, int]) -> SeveralLimits:
         return SeveralLimits(tuple((selection, limit.at_most(sizes)) for selection, limit in self.limits))
+
+    def rejected_above(self, sizes: Mapping[str, int]) -> SeveralLimits:
+        return SeveralLimits(tuple((selection, limit.rejected_above(sizes)) for selection, limit in self.limits))
 
     def excess(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64] | None:
         sizes = np.zeros(rows.num_rows, dtype=np.int64)

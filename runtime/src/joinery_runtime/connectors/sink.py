@@ -49,6 +49,8 @@ class Attempt:
     It raises Fenced unless the attempt's generation and plan are the store's newest. `failpoint` names points of the
     work for fault injection and otherwise does nothing. `former_names`: an earlier release planned the epoch and may
     resume it, so the parts keep the names of that release (docs/decisions/0026).
+    `row_limits` has, by output, how large a row of this shard and epoch may be where the plan does not say it, because
+    the brokers have rejected larger ones. None: rows that are too large have no dead letters to go to.
     """
 
     id: AttemptId
@@ -56,6 +58,7 @@ class Attempt:
     claim: Callable[[str, str, str | None], str | None]
     failpoint: Callable[[str], None]
     former_names: bool = False
+    row_limits: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,8 @@ class RowRouting:
 
 class RowLimit(Protocol):
     """How large a row may be for a target. Follows from the job and the plan alone, so that every attempt and every
-    replay finds the same rows too large."""
+    replay finds the same rows too large. A limit that only the brokers' answers show is stored with the rows, where a
+    replay finds it."""
 
     @property
     def words(self) -> str:
@@ -118,6 +122,10 @@ class RowLimit(Protocol):
 
     def at_most(self, sizes: Mapping[str, int]) -> RowLimit:
         """This limit, or the lower one that the plan has for the output's name."""
+        ...
+
+    def rejected_above(self, sizes: Mapping[str, int]) -> RowLimit:
+        """This limit, or the lower one that brokers have shown for the output's name."""
         ...
 
     def excess(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64] | None:
@@ -130,7 +138,8 @@ class SinkWriter(Protocol):
 
     def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
         """Stages or sends all rows of the attempt and returns when they are safe. Raises SinkError, or Superseded if
-        another attempt at the same shard took over: the task then has to be retried."""
+        another attempt at the same shard took over: the task then has to be retried. Raises RecordTooLarge with a
+        `row_limit` if the rows over it have to be left out."""
         ...
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -18,7 +18,6 @@ from joinery_runtime.core.table.segment import concat, encode
 from joinery_runtime.engine.messages import ShardSummary
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.read_report import LateRecords
-from joinery_runtime.engine.step_task import SideBatches, StepTask
 from joinery_runtime.formats.json.encode import rows_to_json
 
 T = TypeVar("T")
@@ -26,11 +25,19 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class OutputLimit:
-    """Keeps the rows of a shard's step within the limit of the output. Without a `limit`, they may have any size."""
+    """Keeps the rows of a shard's step within the limit of the output. Without a `limit`, they may have any size.
+    `by_answers` has, by output, limits that only the brokers' answers have shown."""
 
     limit: RowLimit | None
     step: StepSpec
+    by_answers: dict[str, int] = field(default_factory=dict)
     _large: list[tuple[pa.RecordBatch, list[int]]] = field(default_factory=list)  # with the rows' sizes
+
+    def lower(self, output: str, size: int) -> None:
+        """Note that the output takes rows of this size at most. The next pass over the rows leaves out larger ones."""
+        assert self.limit is not None, "without dead letters, nobody asks for a limit"
+        self.by_answers[output] = min(size, self.by_answers.get(output, size))
+        self.limit = self.limit.rejected_above(self.by_answers)
 
     def within(self, batches: Generator[pa.RecordBatch, None, T]) -> Generator[pa.RecordBatch, None, T]:
         """Passes on the rows that fit, and notes the others. May be called for each pass over the same rows."""
@@ -51,12 +58,15 @@ class OutputLimit:
             if (sizes == 0).any():
                 yield batch.filter(pa.array(sizes == 0))
 
-    def dead_letters(self, task: StepTask, arrivals: SideBatches, plan: EpochPlan) -> LateRecords | None:
-        """The dead letters of the rows that did not fit, each with the record that arrived last for it."""
+    def dead_letters(
+        self, plan: EpochPlan, make_ordered: Callable[[], Generator[pa.RecordBatch, None, object]]
+    ) -> LateRecords | None:
+        """The dead letters of the rows that did not fit, each with the record that arrived last for it. `make_ordered`
+        makes the same rows once more, with ORDER_COLUMNS."""
         if self.limit is None or not self._large:
             return None
         if ORDER_COLUMNS[0] not in self._large[0][0].schema.names:
-            deque(self.within(task.run(arrivals, ordered=True)), maxlen=0)  # the same rows once more, with their places
+            deque(self.within(make_ordered()), maxlen=0)
         topics = {(ref.input, plan.numbered(ref)): ref.topic for ref in plan.partitions}
         letters = []
         for batch, sizes in self._large:

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from joinery_runtime.connectors.decoder_trial import carefully
 from joinery_runtime.connectors.parquet_trial import read_carefully
-from joinery_runtime.connectors.sink import Attempt, AttemptId, RowLimit, RowRouting, SinkWriter
+from joinery_runtime.connectors.sink import Attempt, AttemptId, AttemptRows, Receipt, RowLimit, RowRouting, SinkWriter
 from joinery_runtime.connectors.source import Range, SourceReader
 from joinery_runtime.core.pipeline.lateness import FutureCheck, LateRows, Timestamps
 from joinery_runtime.core.pipeline.prepare import DecodedRecords, RecordChecks, cut_by_shard, prepare, prepare_joined
@@ -53,9 +53,10 @@ from joinery_runtime.engine.read_report import (
     read_summary,
 )
 from joinery_runtime.engine.step_task import SideBatches, StepOutcome, StepTask
-from joinery_runtime.errors import PlanTooLarge
+from joinery_runtime.errors import PlanTooLarge, RecordTooLarge
 from joinery_runtime.formats.batch import RawBatch
 from joinery_runtime.formats.records import BadRecord, Decoder, LeftOut
+from joinery_runtime.job.model.outputs import ONLY_OUTPUT
 from joinery_runtime.state.store import OwnershipToken, TaskStore
 
 STAGED_BYTES = 16 << 20
@@ -283,7 +284,7 @@ class Worker:
         if hands_on:
             handed = yield from self._hand_on(number + 1, rows, shard, work)
         elif rows.any():
-            written = self._parts.output.write(self._attempt_of(work, attempt_id), rows)
+            written = self._write_output(work, attempt_id, rows, output_limit)
         ended = rows.result()
         self._note_put_off((number, shard), ended)
         hottest = self._count_hot_keys(work, step, shard, task)
@@ -292,7 +293,7 @@ class Worker:
             return
         summary = self._shard_summary(step, shard, arrived, ended, hottest)
         late = LateRecords.among(may_be_late, ended.done.result.late)
-        large = output_limit.dead_letters(task, arrivals, work.plan)
+        large = output_limit.dead_letters(work.plan, partial(task.run, arrivals, ordered=True))
         yield from ((work.plan.shards, letters) for letters in (late, large) if letters is not None)
         summary = with_dead_letters(summary, step, late, large)
         if hands_on:
@@ -411,13 +412,39 @@ class Worker:
         """Writes the rows that are routed to a shard, and yields its summary."""
         batches = [block.rows for block in blocks if isinstance(block, RowBlock)]
         number, count = len(self._pipeline.steps), sum(batch.num_rows for batch in batches)
-        summary = ShardSummary(number, shard, rows_taken=count, rows_out=count)
-        if batches:
-            attempt_id = AttemptId(work.generation, work.plan.epoch, shard, attempt)
-            rows = pa.Table.from_batches([concat(batches)])
-            summary = replace(summary, receipt=self._parts.output.write(self._attempt_of(work, attempt_id), rows))
-            work.failpoint("output-written")
-        yield work.plan.shards, summary
+        summary = ShardSummary(number, shard, rows_taken=count)
+        if not batches:
+            yield work.plan.shards, summary
+            return
+        step, received = self._pipeline.last, concat(batches)
+        del batches
+        output_limit = OutputLimit(self._row_limit(step, work.plan), step)
+        rows = ReplayableBatches(lambda: output_limit.within(sliced([received])))
+        attempt_id = AttemptId(work.generation, work.plan.epoch, shard, attempt)
+        written = self._write_output(work, attempt_id, rows, output_limit)
+        rows.result()
+        large = output_limit.dead_letters(work.plan, lambda: sliced([received]))
+        if large is not None:
+            yield work.plan.shards, large
+        work.failpoint("output-written")
+        summary = replace(summary, rows_out=rows.count, receipt=written)
+        yield work.plan.shards, with_dead_letters(summary, step, None, large)
+
+    def _write_output(
+        self, work: EpochWork, attempt_id: AttemptId, rows: AttemptRows, output_limit: OutputLimit
+    ) -> Receipt:
+        """Writes the rows. Rows for which the brokers turn out to be too strict are left out, for the dead letters, and
+        the others are written again."""
+        attempt = self._attempt_of(work, attempt_id)
+        while True:
+            if output_limit.limit is not None:
+                attempt = replace(attempt, row_limits=dict(output_limit.by_answers))
+            try:
+                return self._parts.output.write(attempt, rows)
+            except RecordTooLarge as error:
+                if error.row_limit is None or output_limit.limit is None:
+                    raise
+                output_limit.lower(error.output or ONLY_OUTPUT, error.row_limit)
 
     def _stage_runs(
         self, attempt: AttemptId, runs: Iterable[tuple[str, Run]], co_partitions: int

@@ -39,15 +39,19 @@ _STABLE = "read_committed"
 @dataclass(frozen=True, slots=True)
 class EpochMarker:
     """Says that the rows of `epoch` are in the topic. `incarnation` is that of the job, `generation` that of the
-    driver that planned the attempt."""
+    driver that planned the attempt. `row_limit`: larger rows were left out, because the brokers rejected them (None:
+    the job and the plan say which rows were too large)."""
 
     epoch: int
     incarnation: str
     generation: int
+    row_limit: int | None = None
 
     def committed(self, topic: str) -> TopicPartition:
         """The marker as the offset to commit."""
-        metadata = {"lineage": self.incarnation, "generation": self.generation}
+        metadata: dict[str, str | int] = {"lineage": self.incarnation, "generation": self.generation}
+        if self.row_limit is not None:
+            metadata["row_limit"] = self.row_limit
         return TopicPartition(topic, _PARTITION, self.epoch, metadata=json.dumps(metadata))
 
     @classmethod
@@ -55,7 +59,7 @@ class EpochMarker:
         """Parses a committed offset. None if there is no marker, or if somebody else used the group's name."""
         try:
             metadata = json.loads(committed.metadata or "")
-            return cls(committed.offset, metadata["lineage"], metadata["generation"])
+            return cls(committed.offset, metadata["lineage"], metadata["generation"], metadata.get("row_limit"))
         except (ValueError, KeyError, TypeError):
             return None
 

@@ -16,7 +16,7 @@ from joinery_runtime.connectors.kafka.errors import DENIED, LastError
 from joinery_runtime.connectors.kafka.markers import EpochMarker
 from joinery_runtime.connectors.kafka.record_producers import Patience, open_producer
 from joinery_runtime.connectors.kafka.records import Records
-from joinery_runtime.connectors.kafka.target import KafkaTarget, repeat
+from joinery_runtime.connectors.kafka.target import TOO_LARGE, KafkaTarget, repeat
 from joinery_runtime.errors import JoineryError, SinkError
 
 _MAX_IDLE = 9  # idle producers per process: one per thread and one for dead letters; each has three connections
@@ -100,6 +100,27 @@ class OwningProducer:
                 raise KafkaException(self._producer.failures[0])
             if unsent:
                 raise self._target.too_slow(unsent, self._errors)
+
+    def takes(self, topic: str, records: Records) -> bool:
+        """Say whether the topic takes these records, which nobody sees. Afterwards, only `close` may be called."""
+        with self._abort_on_error():
+            self._producer.begin_transaction()
+            self._begun_at = time.monotonic()
+            try:
+                unsent = Patience(self._target.delivery_seconds).enqueue(self._producer, topic, records)
+            except KafkaException as error:
+                if error.args[0].code() not in TOO_LARGE:
+                    raise
+                self._abort_transaction()
+                return False
+            unsent += Patience(self._target.delivery_seconds).flush(self._producer, until_refused=True)
+            failures = [error for error in self._producer.failures if error.code() not in _PURGED]
+            if unsent and not failures:
+                raise self._target.too_slow(unsent, self._errors)
+            if failures and failures[0].code() not in TOO_LARGE:
+                raise KafkaException(failures[0])
+            self._abort_transaction()
+            return not failures
 
     def commit(self) -> None:
         try:

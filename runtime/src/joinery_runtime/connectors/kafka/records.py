@@ -102,6 +102,25 @@ class Records:
     def __len__(self) -> int:
         return len(self.values)
 
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """int64[n]: the bytes of each record's value, key and headers."""
+        sizes: npt.NDArray[np.int64] = self.values.sizes.clip(0)
+        if self.keys is not None:
+            sizes = sizes + self.keys.sizes.clip(0)
+        if self.headers is not None:
+            sizes = sizes + np.array([sum(len(name) + len(text) for name, text in row) for row in self.headers])
+        return sizes
+
+    def only(self, row: int) -> Records:
+        """A copy of one of the records."""
+        value, key = (None if texts is None else texts.to_pylist(row, row + 1)[0] for texts in (self.values, self.keys))
+        return Records(
+            Texts.of_list([value or b""]),
+            None if key is None else Texts.of_list([key]),
+            None if self.headers is None else [self.headers[row]],
+        )
+
     def messages(self, start: int = 0, end: int | None = None) -> list[dict[str, Any]]:
         """Records `start` to `end` (exclusive), as Python's client takes them."""
         end = len(self) if end is None else end

@@ -153,6 +153,8 @@ def consumer_settings(cluster: Cluster, errors: LoggedErrors, partitions: int = 
         "queued.min.messages": _QUEUE_RECORDS,
         "queued.max.messages.kbytes": _QUEUE_KB,
         "fetch.message.max.bytes": max(_LEAST_AT_ONCE, min(share, _MOST_AT_ONCE)),
+        # A batch that was damaged on its way, or on a disk, is no batch: its values would count.
+        "check.crcs": True,
         "fetch.queue.backoff.ms": 10,
         "fetch.error.backoff.ms": 100,
         # The longest time for an empty fetch, and so for learning that the end was reached.

@@ -12,7 +12,8 @@ from confluent_kafka import KafkaError, KafkaException
 
 from joinery_runtime.connectors.kafka.errors import LastError, is_away
 from joinery_runtime.connectors.kafka.record_producers import Patience, open_producer
-from joinery_runtime.connectors.kafka.target import BrokerCheck, KafkaTarget, write_in_fitting_batches
+from joinery_runtime.connectors.kafka.records import Records
+from joinery_runtime.connectors.kafka.target import TOO_LARGE, BrokerCheck, KafkaTarget, write_in_fitting_batches
 from joinery_runtime.connectors.sink import Attempt, AttemptRows, NamesNoStore, Receipt, RecoveryContext
 from joinery_runtime.errors import SinkError, Unavailable
 from joinery_runtime.job.model.wording import counted
@@ -54,6 +55,24 @@ def _client_key(target: KafkaTarget) -> str:
     return repr((bool(target.headers), sorted(target.producer_settings({}).items())))
 
 
+def _takes(target: KafkaTarget, records: Records) -> bool:
+    """Say whether the topic takes these records. If it does, they are in it, and come once more."""
+    client = _Client(target)
+    try:
+        Patience(target.delivery_seconds).enqueue(client.producer, target.topic, records)
+    except KafkaException as error:
+        if error.args[0].code() in TOO_LARGE:
+            return False
+        raise target.failure(error.args[0], client.errors, "a row was not written", error.args[0].str()) from error
+    unsent = Patience(target.delivery_seconds).flush(client.producer)
+    failures = client.producer.failures
+    if failures and failures[0].code() not in TOO_LARGE:
+        raise target.failure(failures[0], client.errors, "a row was not written", failures[0].str())
+    if unsent:
+        raise target.too_slow(unsent, client.errors)
+    return not failures
+
+
 @dataclass(frozen=True, slots=True)
 class KafkaWriter:
     """The task half."""
@@ -62,7 +81,8 @@ class KafkaWriter:
 
     def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
         rows = self.target.in_order(rows)
-        count = write_in_fitting_batches(self.target, rows, lambda target: KafkaWriter(target).write_once(rows))
+        takes = None if attempt.row_limits is None else _takes
+        count = write_in_fitting_batches(self.target, rows, lambda target: KafkaWriter(target).write_once(rows), takes)
         return {"attempt": str(attempt.id), "rows": count}
 
     def write_once(self, rows: AttemptRows) -> int:

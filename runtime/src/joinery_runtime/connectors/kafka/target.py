@@ -42,7 +42,7 @@ _NEWS_SECONDS = 2.0  # how much later than others a broker may learn of a new to
 
 _DELIVERY = ("delivery.timeout.ms", "message.timeout.ms")  # one property with two names
 _CHECK_LOGIN = "Check security.protocol and the sasl.* settings in kafka.properties"
-_TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
+TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
 _RAISE_LIMITS = (
     "Raise max.message.bytes of the topic, and message.max.bytes under kafka.properties; the epoch is run again. Rows "
     "over message.max.bytes go to spec.deadLetter if the job names it, so a lower value lets it continue, too"
@@ -50,6 +50,8 @@ _RAISE_LIMITS = (
 _CLIENT_LIMIT = 1_000_000  # librdkafka's message.max.bytes
 _FIXED_BYTES, _ESCAPED = 64, 6  # of a number or a time; of a byte of text in JSON
 _SHOWN_BYTES = 200
+_LEAST_BATCH = 4_096
+SAMPLE_BYTES = 32 << 20
 RECORD_OVERHEAD = 128  # more than the bytes that a record takes besides its key, value and headers, alone in its batch
 
 # By default, stamina reports every retry on standard output, where `joinery run` prints JSON lines.
@@ -156,10 +158,13 @@ class KafkaTarget:
         return replace(self, properties={**self.properties, "batch.size": str(batch)})
 
     def for_smaller_records(self) -> Self | None:
-        """What to try after records were rejected as too large. None: nothing; the records themselves do not fit."""
+        """What to try after records were rejected as too large. None: nothing; the records themselves do not fit. Where
+        nobody says what the topic takes, smaller and smaller batches are tried, down to one record each."""
         limit = self.topic_limit()
         batch = int(self.properties.get("batch.size", BATCH_BYTES))
-        return self.in_batches_of(limit) if limit is not None and limit < batch else None
+        if limit is None:
+            return None if batch == 1 else self.in_batches_of(batch // 16 if batch > _LEAST_BATCH else 1)
+        return self.in_batches_of(limit) if limit < batch else None
 
     def _property_ms(self, *names: str) -> int | None:
         """The value of a property that has these names; None if it is not set."""
@@ -269,7 +274,7 @@ class KafkaTarget:
     def failure(self, error: KafkaError, errors: LastError, summary: str, facts: str, todo: str = "") -> SinkError:
         """Turns a client's error into ours. `todo` is for errors for which waiting does not help. A denied login shows
         only in `errors`, which the client reports in the background."""
-        if error.code() in _TOO_LARGE:
+        if error.code() in TOO_LARGE:
             return RecordTooLarge(
                 f"{self.TITLE} {self.topic}: {summary}", facts=self._with_place(facts), todo=_RAISE_LIMITS
             )
@@ -288,20 +293,28 @@ class KafkaTarget:
 @dataclass(frozen=True, slots=True)
 class RecordLimit:
     """The size over which the client rejects a record of the target, or the topic if it takes less than the client
-    (`connectors.sink.RowLimit`). `output` is the output's name."""
+    (`connectors.sink.RowLimit`). `output` is the output's name. `by_answers`: only the brokers' answers have shown what
+    the topic takes."""
 
     target: KafkaTarget
     output: str
     of_topic: int | None = None
+    by_answers: bool = False
 
     @property
     def words(self) -> str:
+        if self.by_answers:
+            return f"topic {self.target.topic} takes at most {self._size_limit:,}: its brokers have rejected more"
         setting = "message.max.bytes" if self.of_topic is None else "its max.message.bytes"
         return f"topic {self.target.topic} takes {self._size_limit:,} ({setting})"
 
     def at_most(self, sizes: Mapping[str, int]) -> RecordLimit:
         size = sizes.get(self.output)
         return replace(self, of_topic=size) if size is not None and size < self.target.client_limit else self
+
+    def rejected_above(self, sizes: Mapping[str, int]) -> RecordLimit:
+        size = sizes.get(self.output)
+        return self if size is None or size >= self._size_limit else replace(self, of_topic=size, by_answers=True)
 
     @property
     def _size_limit(self) -> int:
@@ -310,12 +323,7 @@ class RecordLimit:
     def excess(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64] | None:
         if _size_bound(rows) <= self._size_limit:
             return None
-        records = self.target.records(rows)
-        sizes = records.values.sizes.clip(0)
-        if records.keys is not None:
-            sizes = sizes + records.keys.sizes.clip(0)
-        if records.headers is not None:
-            sizes = sizes + np.array([sum(len(name) + len(text) for name, text in row) for row in records.headers])
+        sizes = self.target.records(rows).sizes
         large = sizes > self._size_limit
         return np.where(large, sizes, 0) if large.any() else None
 
@@ -345,9 +353,12 @@ class BrokerCheck:
         return None if reason is None else self._target.silent(f"{reason}; {patience}")
 
 
-def write_in_fitting_batches(target: Target, rows: AttemptRows, write: Callable[[Target], T]) -> T:
+def write_in_fitting_batches(
+    target: Target, rows: AttemptRows, write: Callable[[Target], T], takes: Callable[[Target, Records], bool] | None
+) -> T:
     """Writes the rows to the target, and again as `for_smaller_records` says while the brokers reject records as too
-    large. Raises RecordTooLarge that shows the row if there is no other way."""
+    large. Raises RecordTooLarge that shows the row if there is no other way. `takes` tries whether the topic takes
+    records, for the error's `row_limit`; None: nobody asks for it."""
     while True:
         try:
             return write(target)
@@ -355,8 +366,47 @@ def write_in_fitting_batches(target: Target, rows: AttemptRows, write: Callable[
             smaller = target.for_smaller_records()
             if smaller is None:
                 shown = _largest_row_text(target, rows)
-                raise RecordTooLarge(error.summary, facts=f"{error.facts}{shown}", todo=error.todo) from error
+                limit = None if takes is None else _find_row_limit(target, rows, takes)
+                facts = f"{error.facts}{shown}"
+                raise RecordTooLarge(error.summary, facts=facts, todo=error.todo, row_limit=limit) from error
             target = smaller
+
+
+def _find_row_limit(target: Target, rows: AttemptRows, takes: Callable[[Target, Records], bool]) -> int | None:
+    """Find the size over which the topic rejects rows, by trying some of them. None: it takes them all by now.
+
+    A row of a size stands for all of its size. Compressed, a larger row may be the smaller record: then rows over the
+    limit are left out that the topic would take."""
+    samples = _samples_by_size(target, rows)
+    sizes = sorted(samples)
+    rejected = next((at for at in reversed(range(len(sizes))) if not takes(target, samples[sizes[at]])), None)
+    if rejected is None:
+        return None
+    accepted = -1
+    while rejected - accepted > 1:
+        middle = (accepted + rejected) // 2
+        if takes(target, samples[sizes[middle]]):
+            accepted = middle
+        else:
+            rejected = middle
+    return sizes[rejected] - 1
+
+
+def _samples_by_size(target: KafkaTarget, rows: AttemptRows) -> dict[int, Records]:
+    """A record of each size, of the largest ones that have SAMPLE_BYTES together: at least one."""
+    samples: dict[int, Records] = {}
+    total = 0
+    for batch in rows.to_batches():
+        records = target.records(batch)
+        for size, row in zip(*np.unique(records.sizes, return_index=True), strict=True):
+            if int(size) not in samples:
+                samples[int(size)] = records.only(int(row))
+                total += int(size)
+        while total > SAMPLE_BYTES and len(samples) > 1:
+            smallest = min(samples)
+            total -= smallest
+            del samples[smallest]
+    return samples
 
 
 def _largest_row_text(target: KafkaTarget, rows: AttemptRows) -> str:

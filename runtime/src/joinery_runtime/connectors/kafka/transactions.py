@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from joinery_runtime.connectors.kafka.markers import EpochMarker, EpochMarkerReader
@@ -30,7 +31,8 @@ from joinery_runtime.connectors.kafka.records import Records
 from joinery_runtime.connectors.kafka.target import BrokerCheck, KafkaTarget, write_in_fitting_batches
 from joinery_runtime.connectors.sink import Attempt, AttemptRows, Receipt, RecoveryContext, short_incarnation
 from joinery_runtime.connectors.store_identity import StoreIdentity
-from joinery_runtime.errors import Fenced, OutputUnavailable, SinkError, Superseded, Unavailable
+from joinery_runtime.errors import Fenced, OutputUnavailable, RecordTooLarge, SinkError, Superseded, Unavailable
+from joinery_runtime.job.model.outputs import ONLY_OUTPUT
 
 _SIBLING_SECONDS = 1.0  # how long the first attempt may take before it is considered dead
 _SUCCESSOR_SECONDS = 5.0  # how long an attempt that took over may take
@@ -87,9 +89,19 @@ class KafkaTransactionsWriter:
 
     def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
         rows = self.target.in_order(rows)
+        takes = None if attempt.row_limits is None else partial(_takes, self.names.job)
         return write_in_fitting_batches(
-            self.target, rows, lambda target: PartWrite(target, self.names, attempt, rows, PRODUCERS).run()
+            self.target, rows, lambda target: PartWrite(target, self.names, attempt, rows, PRODUCERS).run(), takes
         )
+
+
+def _takes(job: str, target: KafkaTarget, records: Records) -> bool:
+    """Say whether the topic takes these records, in a transaction that is aborted."""
+    producer = OwningProducer(target, new_id(job))
+    try:
+        return producer.takes(target.topic, records)
+    finally:
+        producer.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +161,8 @@ class PartWrite:
                 sent.append(batch.num_rows)
                 yield self.target.records(batch)
 
-        marker = EpochMarker(self.attempt.id.epoch, self.attempt.incarnation, self.attempt.id.generation)
+        attempt, limit = self.attempt, self._row_limit
+        marker = EpochMarker(attempt.id.epoch, attempt.incarnation, attempt.id.generation, limit)
         producer.send(self.target.topic, encode_chunks(), self.name, marker)
         self.attempt.failpoint("transaction-sent")
         producer.commit()
@@ -174,7 +187,8 @@ class PartWrite:
         raise self._superseded_error("attempts keep taking it from one another")
 
     def _is_written(self, marker: EpochMarker | None) -> bool:
-        """Whether this epoch's rows are in the topic. Raises Fenced if a later epoch's are."""
+        """Whether this epoch's rows are in the topic. Raises Fenced if a later epoch's are, and RecordTooLarge if they
+        are there without rows that this attempt would write."""
         if marker is None or marker.incarnation != self.attempt.incarnation:
             return False
         if marker.epoch > self.attempt.id.epoch:
@@ -184,7 +198,20 @@ class PartWrite:
                 f"already, by generation {marker.generation}",
                 todo="A newer driver runs the job; this one ends",
             )
-        return marker.epoch == self.attempt.id.epoch
+        if marker.epoch != self.attempt.id.epoch:
+            return False
+        if marker.row_limit != self._row_limit and marker.row_limit is not None:
+            raise RecordTooLarge(
+                f"{self.target.TITLE} {self.target.topic}: rows of epoch {marker.epoch} were left out of {self.name}",
+                facts=f"the brokers reject rows of more than {marker.row_limit:,} bytes",
+                todo="Name spec.deadLetter again: these rows belong there",
+                row_limit=marker.row_limit,
+            )
+        return True
+
+    @property
+    def _row_limit(self) -> int | None:
+        return (self.attempt.row_limits or {}).get(self.names.output or ONLY_OUTPUT)
 
     def _is_written_within(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
