@@ -152,7 +152,8 @@ def match_queries(draw):
 @given(match_queries(), rows)
 def test_a_semi_or_anti_step_gives_the_rows_of_the_sql(sql, data):
     translation = translate(sql, TABLES[:2])
-    assert not translation.problems
+    assert all("nothing can match" in problem for problem in translation.problems)
+    assume(not translation.problems)
     (step,) = translation.steps
     filters = {name: translation.filters.get(name, "TRUE") for name in "ab"}
     a, b = (f"(SELECT rowid, * FROM {name} WHERE {text}) {name}" for name, text in filters.items())
