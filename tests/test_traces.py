@@ -38,7 +38,7 @@ COVERED = (
     *(f"E{n}" for n in range(1, 4)),
     *(f"{letter}{n}" for letter in "WNA" for n in range(1, 5)),
     *(f"S{n}" for n in range(1, 9)),
-    *(f"G{n}" for n in range(1, 12)),
+    *(f"G{n}" for n in range(1, 13)),
     *(f"P{n}" for n in range(1, 4)),
     *(f"U{n}" for n in range(1, 3)),
     *(f"D{n}" for n in range(1, 6)),

@@ -209,8 +209,9 @@ def input_of(types: Mapping[str, str]) -> dict[str, Any]:
     return {"name": INPUT, "file": {"path": "c.jsonl"}, "format": "json", "schema": schema, "eventTime": "ts"}
 
 
-def watermark_of(draw: Any, futures: Sequence[int] = FUTURES) -> dict[str, str]:
-    return {"delay": ms(draw(st.sampled_from([0, 0, 3, 8]))), "maxFuture": ms(draw(st.sampled_from(futures)))}
+def watermark_of(draw: Any, futures: Sequence[int] = FUTURES, unit: int = 1) -> dict[str, str]:
+    delay = draw(st.sampled_from([0, 0, 3, 8])) * unit
+    return {"delay": ms(delay), "maxFuture": ms(draw(st.sampled_from(futures)))}
 
 
 @st.composite
@@ -285,13 +286,14 @@ def histories(draw: Any, job: Any, longest: int) -> Case:
     partitions = tuple(range(draw(st.sampled_from([1, 1, 2]))))
     offsets = dict.fromkeys(partitions, 0)
     epochs: list[Epoch] = []
-    start = draw(st.sampled_from(STARTS))
-    pace = draw(st.sampled_from([4, 7, 10]))
+    unit, start = getattr(job, "unit", 1), getattr(job, "start", None)
+    start = draw(st.sampled_from(STARTS)) if start is None else start
+    pace = draw(st.sampled_from([4, 7, 10])) * unit
     for number in range(draw(st.integers(2, longest))):
         arrivals: list[Row] = []
         for _ in range(draw(st.integers(0, 12))):
             partition = draw(st.sampled_from(partitions))
-            ts = start + pace * number + draw(st.sampled_from(JITTER))
+            ts = start + pace * number + draw(st.sampled_from(JITTER)) * unit
             arrivals.append(draw(session_rows(job, (partition, offsets[partition]), ts)))
             offsets[partition] += 1
         epochs.append(

@@ -51,8 +51,8 @@ class TopOfWindowsJob(WindowedJob):
 
 
 @st.composite
-def top_of_windows_jobs(draw: Any) -> TopOfWindowsJob:
-    aggregated = draw(twice_jobs()) if draw(st.integers(0, 2)) == 0 else draw(_counted())
+def top_of_windows_jobs(draw: Any, *, local: bool = False) -> TopOfWindowsJob:
+    aggregated = draw(twice_jobs(local=local)) if draw(st.integers(0, 2)) == 0 else draw(_counted(local=local))
     document = aggregated.job.model_dump(mode="json", by_alias=True, exclude_unset=True)
     last = aggregated.job.last_aggregation
     groups = [name.rpartition(".")[2] for name in last.group_by]
@@ -80,17 +80,18 @@ def top_of_windows_jobs(draw: Any) -> TopOfWindowsJob:
         "rows": draw(st.sampled_from([1, 1, 2, 3, 50])),
     }
     job = StreamJoin.model_validate(document)
-    return TopOfWindowsJob(job, aggregated.types, aggregated.where, aggregated.computed, aggregated.busy, aggregated)
+    of_first = (aggregated.types, aggregated.where, aggregated.computed, aggregated.busy)
+    return TopOfWindowsJob(job, *of_first, aggregated.unit, aggregated.start, aggregated=aggregated)
 
 
 @st.composite
-def _counted(draw: Any) -> WindowedJob:
+def _counted(draw: Any, *, local: bool) -> WindowedJob:
     """Aggregates whose values have an order in Python, too."""
-    windowed = draw(windowed_jobs(having=True))
+    windowed = draw(windowed_jobs(having=True, local=local))
     return windowed._edited(aggregates=CALLS, **({} if draw(st.booleans()) else {"having": None}))
 
 
 @st.composite
-def top_of_windows_cases(draw: Any, longest: int = 6) -> Case:
-    """As `random_sessions.session_cases`, of top-N behind aggregates."""
-    return draw(histories(draw(top_of_windows_jobs()), longest))
+def top_of_windows_cases(draw: Any, longest: int = 6, *, local: bool = False) -> Case:
+    """As `random_sessions.session_cases`, of top-N behind aggregates; `local`: in windows of a zone."""
+    return draw(histories(draw(top_of_windows_jobs(local=local)), longest))

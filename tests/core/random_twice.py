@@ -8,9 +8,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from core.cases import Case
-from core.random_jobs import ms
 from core.random_sessions import INPUT, histories
-from core.random_windows import WINDOWS, WindowedJob, windowed_jobs
+from core.random_windows import CHANGES, WindowedJob, windowed_jobs, windows_of
 from joinery_devkit.oracle.twice import SameWindowShape, TwiceOracle
 from joinery_devkit.oracle.windowed import WindowOracle, WindowShape
 from joinery_runtime.job import StreamJoin
@@ -53,8 +52,8 @@ class TwiceJob(WindowedJob):
 
 
 @st.composite
-def twice_jobs(draw: Any) -> TwiceJob:
-    once = draw(windowed_jobs(having=True))
+def twice_jobs(draw: Any, *, local: bool = False) -> TwiceJob:
+    once = draw(windowed_jobs(having=True, local=local))
     document = once.job.model_dump(mode="json", by_alias=True, exclude_unset=True)
     first = document["spec"]["aggregate"]
     if draw(st.booleans()):
@@ -72,8 +71,8 @@ def twice_jobs(draw: Any) -> TwiceJob:
     window = {name: value for name, value in first["window"].items() if name != "of"}
     same = draw(st.booleans())
     if not same:
-        ((kind, durations),) = draw(st.sampled_from(WINDOWS)).items()
-        window = then["window"] = {kind: {name: ms(duration) for name, duration in durations.items()}}
+        zone = draw(st.sampled_from(CHANGES))[0] if local else None
+        window = then["window"] = windows_of(draw, zone)
     second = {
         "inputs": [_rows_as_input(once, groups)],
         "aggregate": {**_of_input(then), "window": window},
@@ -82,7 +81,8 @@ def twice_jobs(draw: Any) -> TwiceJob:
     first["then"] = then
     job = StreamJoin.model_validate(document)
     alone = StreamJoin.model_validate({"metadata": {"name": "random"}, "spec": second})
-    return TwiceJob(job, once.types, once.where, once.computed, once.busy, alone, same)
+    of_first = (once.types, once.where, once.computed, once.busy, once.unit, once.start)
+    return TwiceJob(job, *of_first, second=alone, same=same)
 
 
 def _of_input(then: dict[str, Any]) -> dict[str, Any]:
@@ -111,6 +111,6 @@ def _rows_as_input(once: WindowedJob, groups: list[str]) -> dict[str, Any]:
 
 
 @st.composite
-def twice_cases(draw: Any, longest: int = 6) -> Case:
-    """As `random_sessions.session_cases`, of aggregates of aggregates."""
-    return draw(histories(draw(twice_jobs()), longest))
+def twice_cases(draw: Any, longest: int = 6, *, local: bool = False) -> Case:
+    """As `random_sessions.session_cases`, of aggregates of aggregates; `local`: in windows of a zone."""
+    return draw(histories(draw(twice_jobs(local=local)), longest))

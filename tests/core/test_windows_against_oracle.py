@@ -53,6 +53,13 @@ def test_windows_that_reopen_are_emitted_again_after_each_change(data: Any) -> N
     check_against_oracle(case, few_hashes(2))
 
 
+@settings(HISTORIES, max_examples=examples(120))
+@given(data=st.data())
+def test_windows_of_a_zone_begin_and_end_by_its_clocks(data: Any) -> None:
+    early, reopen = data.draw(st.sampled_from([(False, False), (False, False), (True, False), (False, True)]))
+    check_against_oracle(data.draw(windowed_cases(local=True, early=early, reopen=reopen)), few_hashes(2))
+
+
 @settings(HISTORIES, max_examples=examples(60))
 @given(case=windowed_cases())
 def test_colliding_hashes_change_nothing(case: Case) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from budget import examples
 from core.cases import HISTORIES
 from core.step_runs import Ran, ran
+from joinery_devkit.oracle.windowed import spans_of
 from joinery_runtime.core.aggregates import AggregateCall
 from joinery_runtime.core.kinds.aligned import Windows
 from joinery_runtime.core.kinds.windowed.kind import WindowAggregation
@@ -27,6 +29,8 @@ from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.core.table.keyhash import key_hash
 from joinery_runtime.core.table.segment import Run, merge
 from joinery_runtime.errors import AggregateError
+from joinery_runtime.job.kinds.aggregate.aligned import AlignedWindow
+from joinery_runtime.job.kinds.aggregate.model import AggregateWindow
 
 TUMBLING, HOPPING, UNEVEN = Windows(10, 10), Windows(10, 5), Windows(10, 4)
 CUMULATIVE = Windows(12, 4, cumulative=True)
@@ -206,6 +210,48 @@ def test_a_sum_that_overflows_names_the_group_and_the_way_out() -> None:
     shard.epoch(0, [Row("a", 1, 2**63 - 1), Row("a", 7, 1)])
     with pytest.raises(AggregateError, match=r"k='a' that holds 0.*Remove the aggregate"):
         shard.epoch(10)
+
+
+HOUR = 3_600_000
+LOCAL = [
+    (AggregateWindow.model_validate({kind: {**lengths, "timeZone": zone}}), since)
+    for zone, since in (
+        ("Europe/Zurich", "2026-03-29"),
+        ("Europe/Zurich", "2026-10-25"),
+        ("Pacific/Apia", "2011-12-30"),
+    )
+    for kind, lengths in (
+        ("tumbling", {"size": "24h", "offset": "2h"}),
+        ("hopping", {"size": "48h", "slide": "24h"}),
+        ("hopping", {"size": "3h", "slide": "1h"}),
+        ("cumulative", {"size": "4h", "step": "1h"}),
+    )
+]
+
+
+@pytest.mark.parametrize(("window", "since"), LOCAL)
+def test_windows_of_a_zone_are_those_of_its_clocks(window: AggregateWindow, since: str) -> None:
+    """As `zoneinfo` says when clocks show the bounds (G12), for each hour of four days around a change."""
+    form = window.form
+    assert isinstance(form, AlignedWindow)
+    windows = Windows.of(form)
+    first = round(datetime.fromisoformat(f"{since}T00:00Z").timestamp() * 1000) - 36 * HOUR
+    times = range(first, first + 96 * HOUR, HOUR)
+    for ts in times:
+        expected = sorted(spans_of(window, ts), key=lambda span: span[1])
+        _, numbers = windows.expand(windows.numbers_of(np.array([ts])))
+        assert list(zip(windows.starts(numbers), windows.ends(numbers), strict=True)) == expected
+        pane = int(windows.pane_starts(np.array([ts]))[0]), int(windows.pane_ends(np.array([ts]))[0])
+        assert all(start <= pane[0] <= ts < pane[1] <= end for start, end in expected)
+        for horizon in (ts - HOUR, ts, ts + 1, ts + 5 * HOUR, ts + 24 * HOUR):
+            closed = [end <= horizon for _, end in expected]
+            assert (ts < windows.open_from(horizon)) == all(closed)
+            assert (ts < windows.whole_from(horizon)) == any(closed)
+        for start, end in expected:
+            of_windows = replace(windows, of_windows=True)
+            (number,), _ = of_windows.numbers_of(np.array([end - 1]))
+            assert (of_windows.starts(number), of_windows.ends(number)) == (start, end)
+            assert of_windows.open_from(end - 1) <= end - 1 < of_windows.open_from(end)
 
 
 @pytest.mark.parametrize("windows", ALL)

@@ -53,6 +53,23 @@ def test_the_plan_says_which_windows_there_are_and_when_they_are_emitted() -> No
     )
 
 
+LOCAL = {"tumbling": {"size": "24h", "offset": "5h", "timeZone": "Europe/Zurich"}}
+
+
+def test_the_plan_names_the_zone_of_the_windows() -> None:
+    lines = dict(explain(job_of(LOCAL)).steps[-1].lines)
+    aligned = "aligned to local midnight in Europe/Zurich, 5h [offset] after the full ones"
+    assert lines["windows"] == f"24h long, one after the other, {aligned}"
+    assert lines["local time"].endswith("where clocks change, a window is longer or shorter")
+
+
+@pytest.mark.parametrize("lengths", [{"size": "1h"}, {"size": "12h"}, {"size": "24h"}, {"size": "168h"}])
+def test_windows_of_a_zone_are_hours_that_divide_a_day_or_whole_days(lengths: dict[str, str]) -> None:
+    compiled = compile_job(job_of({"tumbling": {**lengths, "timeZone": "Asia/Kathmandu"}}))
+    assert isinstance(compiled.last.kind, WindowAggregation)
+    assert compiled.last.kind.windows.zone == "Asia/Kathmandu"
+
+
 LONGER = {"tumbling": {"size": "2h"}}
 
 
@@ -63,6 +80,16 @@ LONGER = {"tumbling": {"size": "2h"}}
         (TUMBLING, {"tumbling": {"size": "1h", "offset": "1m"}}, "the windows' offset was 0s, it is now 1m"),
         (HOPPING, {"hopping": {**HOPPING["hopping"], "slide": "1h"}}, "the windows' slide was 15m, it is now 1h"),
         (CUMULATIVE, {"cumulative": {"size": "24h", "step": "2h"}}, "the windows' step was 1h, it is now 2h"),
+        (
+            LOCAL,
+            {"tumbling": {"size": "24h", "offset": "5h"}},
+            "the windows' time zone was Europe/Zurich, it is now UTC",
+        ),
+        (
+            LOCAL,
+            {"tumbling": {**LOCAL["tumbling"], "timeZone": "Europe/Paris"}},
+            "the windows' time zone was Europe/Zurich, it is now Europe/Paris",
+        ),
         (TUMBLING, {"session": SESSION}, "the kind of window was tumbling, it is now session"),
     ],
 )

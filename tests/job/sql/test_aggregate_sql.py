@@ -122,6 +122,9 @@ def test_the_pipeline_is_that_of_the_fields(sql: str, fields: dict[str, Any]) ->
     assert job.output_columns == written.output_columns
 
 
+DAY = {"size": "24h", "timeZone": "Europe/Zurich"}
+
+
 def test_one_input_needs_no_join() -> None:
     sql = (
         "SELECT currency, session_id, COUNT(*) AS n FROM orders WHERE amount > 1 "
@@ -142,6 +145,29 @@ def test_one_input_needs_no_join() -> None:
         ("TIME_BUCKET(INTERVAL '7' MINUTE, o.ts)", {"tumbling": {"size": "7m", "offset": "6m"}}),
         ("TIME_BUCKET(INTERVAL '15' MINUTE, o.ts)", {"tumbling": {"size": "15m"}}),
         ("DATE_BIN(INTERVAL '7' MINUTE, o.ts)", {"tumbling": {"size": "7m"}}),
+        ("TUMBLE(o.ts, INTERVAL '1' DAY, 'Europe/Zurich')", {"tumbling": DAY}),
+        ("TUMBLE(o.ts, INTERVAL '1' DAY, INTERVAL '5' HOUR, 'Europe/Zurich')", {"tumbling": {**DAY, "offset": "5h"}}),
+        (
+            "HOP(o.ts, INTERVAL '1' DAY, INTERVAL '7' DAY, 'Europe/Zurich')",
+            {"hopping": {**DAY, "size": "168h", "slide": "24h"}},
+        ),
+        (
+            "CUMULATE(o.ts, INTERVAL '1' HOUR, INTERVAL '1' DAY, 'Europe/Zurich')",
+            {"cumulative": {**DAY, "step": "1h"}},
+        ),
+        ("DATE_TRUNC('day', o.ts, 'Europe/Zurich')", {"tumbling": DAY}),
+        ("DATE_TRUNC('week', o.ts, 'Europe/Zurich')", {"tumbling": {**DAY, "size": "168h", "offset": "96h"}}),
+        ("DATE_TRUNC('day', o.ts AT TIME ZONE 'Europe/Zurich')", {"tumbling": DAY}),
+        ("DATE_TRUNC('day', o.ts AT TIME ZONE 'Europe/Zurich') AT TIME ZONE 'Europe/Zurich'", {"tumbling": DAY}),
+        ("DATE_TRUNC('day', o.ts AT TIME ZONE 'UTC' AT TIME ZONE 'Europe/Zurich')", {"tumbling": DAY}),
+        ("DATE_TRUNC('day', FROM_UTC_TIMESTAMP(o.ts, 'Europe/Zurich'))", {"tumbling": DAY}),
+        ("CAST(o.ts AT TIME ZONE 'Europe/Zurich' AS DATE)", {"tumbling": DAY}),
+        ("DATE(o.ts AT TIME ZONE 'Europe/Zurich')", {"tumbling": DAY}),
+        ("DATE_TRUNC('hour', o.ts AT TIME ZONE 'Europe/Zurich')", {"tumbling": {**DAY, "size": "1h"}}),
+        ("TIMESTAMP_TRUNC(o.ts, DAY, 'Europe/Zurich')", {"tumbling": DAY}),
+        ("TIME_BUCKET(INTERVAL '1 day', o.ts, 'Europe/Zurich')", {"tumbling": DAY}),
+        # Monday, 2000-01-03, is a Monday of 1970 plus weeks
+        ("TIME_BUCKET('7 days', o.ts, 'Europe/Zurich')", {"tumbling": {**DAY, "size": "168h", "offset": "96h"}}),
     ],
 )
 def test_windows_of_one_width_are_those_of_the_fields(function: str, window: dict[str, Any]) -> None:
@@ -152,6 +178,17 @@ def test_windows_of_one_width_are_those_of_the_fields(function: str, window: dic
     sql = f"SELECT o.currency, window_start, COUNT(*) AS n FROM orders o GROUP BY {function}, o.currency"
     written = load(inputs=[ORDERS], aggregate=of_join, select=select)
     assert compile_job(job_in_sql(sql, [ORDERS])) == compile_job(written)
+
+
+def test_a_truncated_local_time_is_selected_as_sql_has_it() -> None:
+    """A date without a time of day, and midnight of days that begin later."""
+    day, date = "DATE_TRUNC('day', ts AT TIME ZONE 'Europe/Zurich')", "CAST(ts AT TIME ZONE 'Europe/Zurich' AS DATE)"
+    moment = "FROM_UTC_TIMESTAMP(TIMESTAMP_MILLIS(CAST(window_start AS BIGINT)), 'Europe/Zurich')"
+    for text, expression in ((day, f"DATE_TRUNC('day', {moment})"), (date, f"CAST({moment} AS DATE)")):
+        job = job_in_sql(f"SELECT {text} AS d, COUNT(*) AS n FROM orders GROUP BY 1", [ORDERS])
+        aggregate = {"groupBy": [], "window": {"of": "orders", "tumbling": DAY}, "aggregates": FIELDS["aggregates"]}
+        select = [{"expression": expression, "as": "d"}, {"column": "n"}]
+        assert compile_job(job) == compile_job(load(inputs=[ORDERS], aggregate=aggregate, select=select))
 
 
 def grouped(select: str, by: str, join: str = JOIN, end: str = CAP) -> str:
@@ -173,6 +210,22 @@ REJECTED: list[tuple[str, str]] = [
     ),
     (grouped("o.currency, COUNT(*) AS n", "o.currency"), "nothing says which rows are of one session"),
     (grouped("o.currency, COUNT(*) AS n", "o.currency"), "or TUMBLE, HOP or CUMULATE"),
+    (
+        grouped("COUNT(*) AS n", "TUMBLE(o.ts, INTERVAL '1' DAY, 'Europe/Atlantis')", end=""),
+        "'Europe/Atlantis' is no time zone; write a name such as Europe/Berlin or UTC",
+    ),
+    (
+        grouped("COUNT(*) AS n", "TUMBLE(o.ts, INTERVAL '5' HOUR, 'Europe/Zurich')", end=""),
+        "is 5h, and with a timeZone, windows begin at the same local times each day",
+    ),
+    (
+        grouped("COUNT(*) AS n", "DATE_TRUNC('month', o.ts, 'Europe/Zurich')", end=""),
+        "months differ in length: group by days, and add these up where rows are read",
+    ),
+    (
+        grouped("COUNT(*) AS n", "DATE_TRUNC('hour', o.ts, 'Europe/Zurich')", end=""),
+        "or DATE_TRUNC of the event time in a unit of one length, up to WEEK (of a zone's clocks HOUR, DAY and WEEK)",
+    ),
     (
         grouped("o.currency, COUNT(*) AS n", "o.currency, TUMBLE(o.ts)", end=""),
         "takes the event time and an INTERVAL; write TUMBLE(ts, INTERVAL '1' HOUR) into GROUP BY",

@@ -13,6 +13,7 @@ from joinery_runtime.job import definition
 HOUR = {"tumbling": {"size": "1h"}}
 HIGHEST = [{"expression": "orders.amount", "direction": "desc"}]
 PER_HOUR = "TUMBLE(ts, INTERVAL '1' HOUR)"
+PER_LOCAL_DAY = "TUMBLE(ts, INTERVAL '1' DAY, 'Europe/Zurich')"
 FLINK = "TABLE(TUMBLE(TABLE orders, DESCRIPTOR(ts), INTERVAL '1' HOUR))"
 OVER = f"ROW_NUMBER() OVER (PARTITION BY currency, {PER_HOUR} ORDER BY amount DESC)"
 ALL = [{"column": f"orders.{name}"} for name in ("id", "currency", "amount", "ts")]
@@ -36,6 +37,8 @@ SAME: list[tuple[str, dict[str, Any], list[dict[str, str]]]] = [
      {"window": {"hopping": {"slide": "10m", "size": "1h"}}}, ID),
     (f"SELECT id FROM orders QUALIFY {OVER.replace('TUMBLE(ts', 'CUMULATE(ts, INTERVAL 10 MINUTES')} <= 3",
      {"window": {"cumulative": {"step": "10m", "size": "1h"}}}, ID),
+    (f"SELECT id FROM orders QUALIFY {OVER.replace(PER_HOUR, PER_LOCAL_DAY)} <= 3",
+     {"window": {"tumbling": {"size": "24h", "timeZone": "Europe/Zurich"}}}, ID),
     # the first row of each window by event time is no repeat of a row, which the window bounds
     (f"SELECT id FROM orders QUALIFY {OVER.replace('amount DESC', 'ts')} = 1",
      {"rows": 1, "orderBy": [{"expression": "orders.ts"}]}, ID),

@@ -16,6 +16,7 @@ from joinery_runtime.job.sql import SqlInput, Translation, translate
 from local_rows import run_job
 
 A, B, C = (SqlInput(name, ("id", name, "ts"), "ts") for name in ("a", "b", "c"))
+LOCAL_DAY = "INTERVAL 1 DAY, 'Europe/Zurich'"
 MINUTES = "INTERVAL '5' MINUTES"
 TUMBLING, HOPPING = (
     f"WINDOW TUMBLING({MINUTES})",
@@ -137,6 +138,8 @@ REJECTED = [
      f"ON {KEY} AND {SAME_WINDOW}", None),
     (f"SELECT l.a FROM {tumble('a', MINUTES + ', INTERVAL 1 MINUTE')} l JOIN {tumble('b')} r "
      f"ON {KEY} AND {SAME_WINDOW}", "the windows of a join begin at midnight UTC"),
+    (f"SELECT l.a FROM {tumble('a', LOCAL_DAY)} l JOIN {tumble('b', LOCAL_DAY)} r "
+     f"ON {KEY} AND {SAME_WINDOW}", "leave 'Europe/Zurich' out, or group rows by local days behind joins"),
     (f"SELECT l.a FROM {hop('a').replace('HOP', 'CUMULATE')} l JOIN {hop('b').replace('HOP', 'CUMULATE')} r "
      f"ON {KEY} AND {SAME_WINDOW}", "CUMULATE(...) is for groups"),
     (f"SELECT l.a FROM {tumble('a').replace('TUMBLE', 'SESSION')} l "

@@ -1,7 +1,8 @@
 """Windows of event time by number: which of them hold a row, where they begin and end, which a horizon closes (G1, G2).
 
 All times are event-time milliseconds. Arithmetic on horizons uses Python ints, because it must not wrap around at the
-ends of int64.
+ends of int64. Windows of a zone are numbered by its local time, which never goes back, so that all arithmetic is that
+of other windows (G12); only times that enter are converted to it, and bounds back to event time.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ from typing import Self
 import numpy as np
 
 from joinery_runtime.core.kinds.cells import Bounds, Numbers
+from joinery_runtime.core.kinds.grouping import expand_ranges
 from joinery_runtime.core.pipeline.retention import AcceptedRow, RowTime
 from joinery_runtime.core.pipeline.step import Horizon
 from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME, clamp
+from joinery_runtime.core.table.zones import local_clock
 from joinery_runtime.job.kinds.aggregate.aligned import AlignedWindow, CumulativeOfGroup, HoppingOfGroup
+
+_FARTHEST = 2**62  # milliseconds; sums with durations stay inside int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,10 @@ class Windows:
     is their step, which divides `size`: window n ends at (n + 1) * every, and begins at the last multiple of `size`
     before that.
 
+    With `zone`, all of this is local time there (None: that of UTC). A window begins and ends when clocks first show
+    its bounds, or later times. Where clocks skip the bounds between them, several windows would end at once: those
+    behind the first one do not exist.
+
     `of_windows`: the rows are those of an aggregate with these very windows, each at the last millisecond of its
     window, which is the only window that holds the row (G10)."""
 
@@ -34,17 +43,18 @@ class Windows:
     offset: int = 0
     cumulative: bool = False
     of_windows: bool = False
+    zone: str | None = None
 
     @classmethod
     def of(cls, window: AlignedWindow) -> Self:
         """The windows that a job writes."""
         match window:
             case HoppingOfGroup():
-                return cls(window.size, window.slide, window.offset)
+                return cls(window.size, window.slide, window.offset, zone=window.time_zone)
             case CumulativeOfGroup():
-                return cls(window.size, window.step, window.offset, cumulative=True)
+                return cls(window.size, window.step, window.offset, cumulative=True, zone=window.time_zone)
             case _:
-                return cls(window.size, window.size, window.offset)
+                return cls(window.size, window.size, window.offset, zone=window.time_zone)
 
     @property
     def pane(self) -> int:
@@ -56,26 +66,44 @@ class Windows:
 
     def pane_starts(self, ts: np.ndarray) -> np.ndarray:
         """int64[n]: the start of the pane of each row, by its `ts` (int64[n])."""
-        return (ts - self.offset) // self.pane * self.pane + self.offset
+        if self.of_windows:
+            return ts
+        return self._event_times(self._local(ts) // self.pane * self.pane)
+
+    def pane_ends(self, ts: np.ndarray) -> np.ndarray:
+        """int64[n]: the end of the pane of each row, by its `ts` (int64[n])."""
+        if self.of_windows:
+            return ts + 1
+        return self._event_times((self._local(ts) // self.pane + 1) * self.pane)
 
     def numbers_of(self, ts: np.ndarray) -> Bounds:
-        """The first and the last window that hold each row, by its `ts` (int64[n])."""
-        since = ts - self.offset
+        """The first and the last window that hold each row, by its `ts` (int64[n]). Not all in between exist, see
+        `expand`."""
+        since = self._local(ts)
         if self.of_windows:
-            number = (since + 1 - self._length) // self.every
+            number = (since - self._length) // self.every + 1
             return number, number
         if self.cumulative:
             return since // self.every, (since // self.size + 1) * (self.size // self.every) - 1
         return (since - self.size) // self.every + 1, since // self.every
 
+    def expand(self, bounds: Bounds) -> tuple[np.ndarray, np.ndarray]:
+        """Every window from the first to the last one of each row (int64[n] each). Returns the rows' positions and the
+        windows' numbers (int64[m] each)."""
+        position, numbers = expand_ranges(bounds[0], bounds[1] + 1)
+        if self.zone is None:
+            return position, numbers
+        exists = self.ends(numbers) > self.ends(numbers - 1)
+        return position[exists], numbers[exists]
+
     def starts(self, numbers: np.ndarray) -> np.ndarray:
         """int64[n]: the starts of the windows with these numbers (int64[n])."""
         begin = numbers * self.every
-        return (begin // self.size * self.size if self.cumulative else begin) + self.offset
+        return self._event_times(begin // self.size * self.size if self.cumulative else begin)
 
     def ends(self, numbers: np.ndarray) -> np.ndarray:
         """int64[n]: the ends of the windows with these numbers (int64[n])."""
-        return numbers * self.every + self._length + self.offset
+        return self._event_times(numbers * self.every + self._length)
 
     # --- what a horizon closes ----------------------------------------------------------------------------------------
 
@@ -83,7 +111,7 @@ class Windows:
         """The number of the last window whose end is at the horizon or before; END_OF_TIME: all are closed."""
         if horizon == END_OF_TIME:
             return END_OF_TIME
-        return (horizon - self.offset - self._length) // self.every
+        return (self._local_time(horizon) - self.offset - self._length) // self.every
 
     def closing(self, horizon: Horizon) -> Numbers | None:
         """The windows that an epoch closes, `before < end <= now`. None: it closes none."""
@@ -103,8 +131,8 @@ class Windows:
             return END_OF_TIME
         begin = (self.last_closed(horizon) + 1) * self.every
         if self.of_windows:
-            return clamp(begin + self._length + self.offset - 1)
-        return clamp((begin // self.size * self.size if self.cumulative else begin) + self.offset)
+            return clamp(self._event_time(begin + self._length + self.offset) - 1)
+        return clamp(self._event_time((begin // self.size * self.size if self.cumulative else begin) + self.offset))
 
     def whole_from(self, horizon: int) -> int:
         """The lowest event time of which every window is still open: the end of the last closed one."""
@@ -112,7 +140,7 @@ class Windows:
             return END_OF_TIME
         if self.of_windows:
             return self.open_from(horizon)
-        return clamp((self.last_closed(horizon) + 1) * self.every + self._length - self.every + self.offset)
+        return clamp(self._event_time(self.last_closed(horizon) * self.every + self._length + self.offset))
 
     def half_closed(self, ts: np.ndarray, horizon: int) -> np.ndarray:
         """bool[n]: the rows or panes, by their `ts` (int64[n]), that are in a closed window and in an open one."""
@@ -130,6 +158,28 @@ class Windows:
     def _length(self) -> int:
         """How long after n * every window n ends."""
         return self.every if self.cumulative else self.size
+
+    # --- local time ---------------------------------------------------------------------------------------------------
+
+    def _local(self, ts: np.ndarray) -> np.ndarray:
+        """int64[n]: the local times since the offset, by `ts` (int64[n])."""
+        return (ts if self.zone is None else local_clock(self.zone).local(ts)) - self.offset
+
+    def _event_times(self, local: np.ndarray) -> np.ndarray:
+        """int64[n]: when local times since the offset (int64[n]) begin."""
+        return local + self.offset if self.zone is None else local_clock(self.zone).first_at(local + self.offset)
+
+    def _local_time(self, ts: int) -> int:
+        """The local time. Times far outside of the calendar count as the farthest one."""
+        return ts if self.zone is None else int(local_clock(self.zone).local(_in_reach(ts)))
+
+    def _event_time(self, local: int) -> int:
+        """When a local time begins."""
+        return local if self.zone is None else int(local_clock(self.zone).first_at(_in_reach(local)))
+
+
+def _in_reach(time: int) -> np.ndarray:
+    return np.array(min(max(time, -_FARTHEST), _FARTHEST))
 
 
 @dataclass(frozen=True, slots=True)

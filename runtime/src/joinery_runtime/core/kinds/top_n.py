@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from joinery_runtime.core.kinds.aligned import LastEnd, Windows
 from joinery_runtime.core.kinds.base import Ranking
 from joinery_runtime.core.kinds.cells import Bounds, Numbers, concat_selections, cut_by_hash, cut_by_window, within
-from joinery_runtime.core.kinds.grouping import changes, expand_ranges, order_by_key
+from joinery_runtime.core.kinds.grouping import changes, order_by_key
 from joinery_runtime.core.kinds.replaceable import ReplaceableRows
 from joinery_runtime.core.kinds.rows import (
     PairFailures,
@@ -178,8 +178,8 @@ class FirstRows(Ranking):
         """Takes in those arrivals that are among the first of their key and pane, and removes the rows that they
         displace."""
         (side,) = step.sides
-        panes = self.windows.pane_starts(arrivals.column(TS).to_numpy())
-        times = int(panes.min()), int(panes.max()) + self.windows.pane - 1
+        ts = arrivals.column(TS).to_numpy()
+        times = int(self.windows.pane_starts(ts).min()), int(self.windows.pane_ends(ts).max()) - 1
         gathered = stored.with_hashes(np.unique(arrivals.column(HASH).to_numpy()), times)
         before = gathered.batch.num_rows
         ranked = _RankedRows(self, side, concat([gathered.batch, arrivals]))
@@ -218,8 +218,7 @@ class _RankedRows:
     def first_of_windows(self, bounds: Bounds, numbers: Numbers) -> Pairs:
         """The first rows of each key in each of the windows `numbers`, with the times of the window and the number of
         the row. `bounds` are the first and the last window of each row."""
-        first, last = within(bounds, numbers)
-        member, window = expand_ranges(first, last + 1)
+        member, window = self._kind.windows.expand(within(bounds, numbers))
         order, row_numbers = self._rank(member, window)
         chosen = row_numbers <= self._kind.rows
         order, row_numbers = order[chosen], row_numbers[chosen]

@@ -1,15 +1,22 @@
-"""Times by the clocks of a zone, in milliseconds since 1970 by these clocks, and by those of UTC."""
+"""Times by the clocks of a zone, in milliseconds since 1970 by these clocks, and by those of UTC; and a local time that
+never goes back (rule G12)."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from zoneinfo import ZoneInfo
 
+import numpy as np
 import polars as pl
 
 _YEAR_2100 = 4_102_444_800_000  # the end of Polars' table of zones, in milliseconds by the zone's clocks
 _YEAR_9999_END = 253_402_300_799_999
 _MS = timedelta(milliseconds=1)
+_YEAR_1800 = -5_364_662_400_000
+_GRID_MS = 6 * 3_600_000  # no zone changes its clocks twice within six hours
+_EARLIEST = np.iinfo(np.int64).min
 
 
 def zone_to_utc(local: pl.Series, zone: str) -> pl.Series:
@@ -56,3 +63,55 @@ def _offset(moment: datetime, zone: ZoneInfo) -> int:
 def _to_utc_by_zoneinfo(local: int, zone: ZoneInfo) -> int | None:
     before, after = (_moment(local).replace(tzinfo=zone, fold=fold).utcoffset() or timedelta() for fold in (0, 1))
     return None if before < after else local - round(before / _MS)
+
+
+# --- local time that never goes back ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalClock:
+    """Local time, which stands still from when clocks are set back until they show a later time than before.
+
+    `since` (int64[m], ascending) are the times, in milliseconds of UTC, from which clocks are `ahead` (int64[m],
+    milliseconds) of UTC; the first one is the earliest time. `reached` (int64[m]) are the highest local times before
+    these. All times are milliseconds since 1970, by UTC or by the zone's clocks."""
+
+    since: np.ndarray
+    ahead: np.ndarray
+    reached: np.ndarray
+
+    def local(self, utc: np.ndarray) -> np.ndarray:
+        """int64[n]: the highest local time that clocks have shown up to each time `utc` (int64[n])."""
+        period = np.searchsorted(self.since, utc, side="right") - 1
+        return np.asarray(np.maximum(utc + self.ahead[period], self.reached[period]))
+
+    def first_at(self, local: np.ndarray) -> np.ndarray:
+        """int64[n]: the first times of UTC at which clocks show each time `local` (int64[n]), or a later one if they
+        skip it. Such a time is at or before `utc` exactly if `local` is at or before `local(utc)`."""
+        period = np.searchsorted(self.reached[1:], local, side="left")
+        return np.asarray(np.maximum(local - self.ahead[period], self.since[period]))
+
+
+@cache
+def local_clock(zone: str) -> LocalClock:
+    """The clocks of a zone, from the data of Polars, which functions such as DATE_TRUNC use too. From the year 2100 on,
+    clocks stay as they are at its beginning."""
+    grid = np.arange(_YEAR_1800, _YEAR_2100, _GRID_MS)
+    ahead = _ahead(grid, zone)
+    changed = np.flatnonzero(np.diff(ahead))
+    before, after, old = grid[changed], grid[changed + 1], ahead[changed]
+    while (after - before > 1).any():
+        middle = (before + after) // 2
+        is_old = _ahead(middle, zone) == old
+        before, after = np.where(is_old, middle, before), np.where(is_old, after, middle)
+    reached = np.maximum.accumulate(after - 1 + old)
+    return LocalClock(
+        np.concatenate([[_EARLIEST], after]),
+        np.concatenate([ahead[:1], ahead[changed + 1]]),
+        np.concatenate([[_EARLIEST], reached]),
+    )
+
+
+def _ahead(utc: np.ndarray, zone: str) -> np.ndarray:
+    """int64[n]: how far the zone's clocks are ahead of UTC."""
+    return np.asarray(utc_to_zone(pl.Series(utc), zone).to_numpy() - utc)

@@ -62,7 +62,7 @@ class WindowedDescription(StepDescription[WindowAggregation]):
 
     def stored_times(self, rows: pa.RecordBatch) -> Mapping[str, pa.Array]:
         starts = rows.column(TS)
-        return {"pane_start": starts, "pane_end": pc.add(starts, self.kind.windows.pane)}
+        return {"pane_start": starts, "pane_end": pa.array(self.kind.windows.pane_ends(starts.to_numpy()))}
 
     def next_epoch_text(self, side: int, horizons: Horizons) -> str:
         spec = self.step.sides[side]
@@ -134,15 +134,14 @@ class PaneView:
 
     @property
     def end(self) -> int:
-        return self.start + self.timers.kind.windows.pane
+        return int(self.timers.kind.windows.pane_ends(np.array([self.start]))[0])
 
     @property
     def windows(self) -> list[tuple[int, int]]:
         """The windows that hold the pane and still take rows, by start and end (ms)."""
         windows, starts = self.timers.kind.windows, np.array([self.start])
-        ends = self.timers.next_ends(starts, self.timers.step.sides[0].part)
-        first, last = int(ends[0]), int(windows.numbers_of(starts)[1][0])
-        numbers = np.arange(int(windows.numbers_of(starts)[0][0]), last + 1)
+        first = int(self.timers.next_ends(starts, self.timers.step.sides[0].part)[0])
+        _, numbers = windows.expand(windows.numbers_of(starts))
         spans = zip(windows.starts(numbers).tolist(), windows.ends(numbers).tolist(), strict=True)
         return [span for span in spans if span[1] >= first]
 

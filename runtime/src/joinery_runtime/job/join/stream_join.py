@@ -132,7 +132,16 @@ class StreamJoin(Job):
 
     no_fields: ClassVar[Mapping[str, str]] = {
         "aggregate.where": "write `filter` into the last step, or without steps `where` into the input; a condition on "
-        "groups and aggregates is `having`"
+        "groups and aggregates is `having`",
+        **dict.fromkeys(
+            (f"{window}.timeZone" for window in ("aggregate.window", "aggregate.then.window", "topN.window")),
+            "write it beside size, as in tumbling: {size: 24h, timeZone: Europe/Zurich}",
+        ),
+        **dict.fromkeys(
+            (f"{window}.timeZone" for window in ("joins.window", "joins.window.hopping")),
+            "the windows of a join begin at midnight UTC (rule W1); leave it out, or count rows by local days in an "
+            "aggregate behind the join, whose windows have a timeZone",
+        ),
     }
     row_fields: ClassVar[frozenset[str]] = frozenset(
         {"inputs", "joins", "aggregate", "deduplicate", "top_n", "select", "prefixes"}

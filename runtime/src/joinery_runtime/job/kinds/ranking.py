@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from joinery_runtime.job.kinds.aggregate.aligned import AlignedWindow, OwnWindow
+from joinery_runtime.job.kinds.aggregate.aligned import AlignedWindow, OwnWindow, signed_window_text
 from joinery_runtime.job.model.base import Length, Limits, Model, PositiveDuration, Text
 from joinery_runtime.job.model.cel import Rule, dead_letter_rules, positive, time
 from joinery_runtime.job.model.changelog import SOURCES
@@ -237,10 +237,9 @@ class TopN(RankingKind):
     @classmethod
     def signed_text(cls, signed: Any) -> str:
         if isinstance(signed, Mapping):
-            durations = signed.items()
             return "; ".join(
-                f"{form} {', '.join(f'{name} {format_duration(ms)}' for name, ms in lengths.items())}"
-                for form, lengths in durations
+                f"{form} {', '.join(f'{name} {signed_window_text(name, value)}' for name, value in fields.items())}"
+                for form, fields in signed.items()
             )
         return ", ".join(signed)
 

@@ -107,4 +107,7 @@ def _part_ms(number: str, unit: str, text: str) -> Fraction:
         hours = float(Fraction(number) * (24 if unit == "d" else 168))
         written = f"{hours:.0f}" if hours.is_integer() else f"{hours:f}".rstrip("0")
         raise ValueError(f"{text!r} has the unit {unit!r}, which Go durations lack; write hours: {written}h")
+    if unit.lower().rstrip("s") in {"mo", "mon", "month", "q", "quarter", "y", "year"}:
+        facts = f"{text!r} has the unit {unit!r}, which differs in length"
+        raise ValueError(f"{facts}; write hours, as 24h for a day, and add up days where rows are read")
     raise ValueError(f"{text!r} has the unknown unit {unit!r}; units are h, m, s, ms, us and ns")

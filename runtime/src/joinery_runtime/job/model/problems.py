@@ -53,7 +53,7 @@ def _message(error: ErrorDetails, model: type[Job]) -> str:
 
 def _unknown(error: ErrorDetails, model: type[Job]) -> str:
     at, name = error["loc"], error["loc"][-1]
-    path = ".".join(map(str, at[1:]))
+    path = ".".join(str(step) for step in at[1:] if not isinstance(step, int))
     if at[0] == "spec" and path in model.no_fields:
         return f"is not a field: {model.no_fields[path]}"
     fields = _fields(at[:-1], model)

@@ -2,7 +2,8 @@
 
 * `FROM TUMBLE(t, ts, INTERVAL '1 hour')`, as RisingWave: Flink's table function. `PARTITION BY` in Flink's SESSION, and
   one of `window_start` and `window_end` in GROUP BY or in the ON of two such functions, which tells the other;
-* `GROUP BY DATE_TRUNC('hour', ts)`, TIMESTAMP_TRUNC, DATE_BIN or TIME_BUCKET: `TUMBLE(ts, INTERVAL '1' HOUR)`;
+* `GROUP BY DATE_TRUNC('hour', ts)`, TIMESTAMP_TRUNC, DATE_BIN or TIME_BUCKET: `TUMBLE(ts, INTERVAL '1' HOUR)`; by
+  the clocks of a zone `DATE_TRUNC('day', ts, 'Europe/Zurich')` and `DATE_TRUNC('day', ts AT TIME ZONE ...)`;
 * `GROUP BY 1, 2`: the entries of the select list;
 * `ASOF [LEFT] JOIN r ON o.k = r.k AND r.ts <= o.ts`, also with MATCH_CONDITION: `FOR SYSTEM_TIME AS OF o.ts`.
 """
@@ -29,6 +30,7 @@ from joinery_runtime.job.sql.window_functions import (
     call_in,
     function_name,
     interval,
+    is_text,
     text_length,
 )
 
@@ -36,6 +38,9 @@ _PARTITION = "PARTITION_BY"
 """The name of the call that PARTITION BY of a table function becomes."""
 _UNITS = {"SECOND": 1, "MINUTE": 1, "HOUR": 1, "DAY": 1, "WEEK": 7}
 """The units whose ranges of time have one length: how many of the INTERVAL's unit, which is a day for a week."""
+_LOCAL_UNITS = {"HOUR", "DAY", "WEEK"}
+"""Those by which windows of a zone may be cut (rule G12). DATE_TRUNC of an instant tells the hours apart that clocks
+show twice, so it takes days and weeks alone."""
 
 
 def common_tokens(tokens: Sequence[Token]) -> Iterator[Token]:
@@ -139,7 +144,8 @@ def _rewrite_time_groups(query: exp.Select, columns: Columns, queries: Mapping[s
         column, call = WINDOW_COLUMNS[0], _window_of(value)
         if call is None and isinstance(value, exp.Add) and (call := _window_of(value.left.unnest())) is not None:
             column = WINDOW_COLUMNS[1]
-            call = call if _length_of(value.right) == call.expressions[1] else None
+            is_end = _length_of(value.right) == call.expressions[1] and not is_text(call.expressions[-1])
+            call = call if is_end else None  # of a zone, the length is not always that of the window
         if call is None:
             continue
         if plain and node.name in aliases and node.name in _columns_of_from(query, columns, queries):
@@ -151,7 +157,8 @@ def _rewrite_time_groups(query: exp.Select, columns: Columns, queries: Mapping[s
                 if part.find_ancestor(exp.AggFunc, exp.Filter) is not None:
                     continue  # an aggregate reads the rows, which have no window yet
                 time = column_at(column, value)
-                is_whole = part.unnest() is item.unalias().unnest() and not _is_day(value)
+                is_moment = not _is_day(value) and _local_part(value) is None
+                is_whole = part.unnest() is item.unalias().unnest() and is_moment
                 part.replace(time if is_whole else _as_written(value, time))
         node.replace(call)
         return
@@ -188,50 +195,95 @@ def _columns_of_from(query: exp.Select, columns: Columns, queries: Mapping[str, 
 
 
 def _window_of(value: exp.Expr) -> exp.Anonymous | None:
-    """Return TUMBLE(<time>, <length>[, <offset>]) for a call that cuts off times; None for another expression, for the
-    clocks of a zone, and for units whose lengths differ."""
+    """Return TUMBLE(<time>, <length>[, <offset>][, <zone>]) for a call that cuts off times; None for another
+    expression, and for units whose lengths differ."""
+    if isinstance(value, exp.AtTimeZone) and _local_part(value.this.unnest()) is not None:
+        window = _window_of(value.this.unnest())  # the local time as a moment again
+        return window if window is not None and window.expressions[-1] == value.args["zone"] else None
     name, arguments = function_name(value), [*value.expressions] if isinstance(value, exp.Anonymous) else []
-    if _is_day(value) and (time := value.find(exp.Column)) is not None:
-        return _tumble(time, interval("1", "DAY"))
-    if name in {"DATE_TRUNC", "TIMESTAMP_TRUNC"} and len(arguments) == 2:
-        unit, time = arguments if name == "DATE_TRUNC" else arguments[::-1]
-        text = unit.name.upper() if isinstance(unit, exp.Literal | exp.Column) else ""
-        text = text if text in _UNITS else text.removesuffix("S")
-        if text not in _UNITS or not isinstance(time, exp.Column):
-            return None
-        offset = [interval("4", "DAY")] if text == "WEEK" else []  # 1970 began on a Thursday, a week on Monday
-        return _tumble(time, interval(str(_UNITS[text]), "DAY" if text == "WEEK" else text), *offset)
-    if name in {"DATE_BIN", "TIME_BUCKET"} and len(arguments) in {2, 3}:
-        length, time = _length_of(arguments[0]), arguments[1]
-        if length is None or not isinstance(time, exp.Column):
-            return None
-        if len(arguments) == 2:
-            start = [interval(str(BUCKETS_START_MS), "MILLISECOND")] if name == "TIME_BUCKET" else []
-            return _tumble(time, length, *start)
+    if _is_day(value):
+        time, zone = _time_and_zone(value.this if isinstance(value, exp.Cast) else arguments[0])
+        return None if time is None or not all(map(is_text, zone)) else _tumble(time, interval("1", "DAY"), *zone)
+    if name in {"DATE_TRUNC", "TIMESTAMP_TRUNC"} and len(arguments) in {2, 3}:
+        unit, time = arguments[:2] if name == "DATE_TRUNC" else arguments[1::-1]
+        return _window_of_unit(unit, time, arguments[2:])
+    if name not in {"DATE_BIN", "TIME_BUCKET"} or len(arguments) not in {2, 3}:
+        return None
+    length, (time, zone) = _length_of(arguments[0]), _time_and_zone(arguments[1])
+    start = [interval(str(BUCKETS_START_MS), "MILLISECOND")] if name == "TIME_BUCKET" else []
+    if len(arguments) == 3:
         origin = _ms_of_literal(arguments[2])
-        return None if origin is None else _tumble(time, length, interval(str(origin), "MILLISECOND"))
-    return None
+        if origin is not None:
+            start = [interval(str(origin), "MILLISECOND")]
+        elif name == "TIME_BUCKET" and is_text(arguments[2]) and not zone:
+            zone = arguments[2:]
+        else:
+            return None
+    if length is None or time is None or not all(map(is_text, zone)):
+        return None
+    return _tumble(time, length, *start, *zone)
+
+
+def _window_of_unit(unit: exp.Expr, value: exp.Expr, named_zone: Sequence[exp.Expr]) -> exp.Anonymous | None:
+    """Return the window of DATE_TRUNC. `named_zone` is its third argument, if it has one."""
+    time, local_zone = _time_and_zone(value)
+    zone = [*named_zone, *local_zone]
+    text = unit.name.upper() if isinstance(unit, exp.Literal | exp.Column) else ""
+    text = text if text in _UNITS else text.removesuffix("S")
+    if text not in _UNITS or time is None or len(zone) > 1 or not all(map(is_text, zone)):
+        return None
+    if zone and (text not in _LOCAL_UNITS or (named_zone and text == "HOUR")):
+        return None
+    offset = [interval("4", "DAY")] if text == "WEEK" else []  # 1970 began on a Thursday, a week on Monday
+    return _tumble(time, interval(str(_UNITS[text]), "DAY" if text == "WEEK" else text), *offset, *zone)
+
+
+def _time_and_zone(value: exp.Expr) -> tuple[exp.Column | None, list[exp.Expr]]:
+    """Return the column of a time, and the zone, if any, by whose clocks `AT TIME ZONE` or FROM_UTC_TIMESTAMP shows it;
+    None for another expression."""
+    zone: list[exp.Expr] = []
+    if isinstance(value, exp.AtTimeZone):
+        value, zone = value.this.unnest(), [value.args["zone"]]
+        if isinstance(value, exp.AtTimeZone) and value.args["zone"].name.upper() == "UTC":
+            value = value.this.unnest()  # how Postgres reads a timestamp without a zone as a moment
+    elif function_name(value) == "FROM_UTC_TIMESTAMP" and len(value.expressions) == 2:
+        value, zone = value.expressions[0], value.expressions[1:]
+    return (value if isinstance(value, exp.Column) else None), zone
+
+
+def _local_part(value: exp.Expr) -> exp.Expr | None:
+    """Return the local time that a call, or a CAST, cuts off; None: it cuts off an event time."""
+    parts = value.expressions if isinstance(value, exp.Anonymous) else []
+    parts = [value.this] if isinstance(value, exp.Cast) else parts
+    return next((part for part in parts if _time_and_zone(part)[1]), None)
 
 
 def _as_written(value: exp.Expr, time: exp.Column) -> exp.Expr:
-    """Return the time of a window, which outputs may have in milliseconds, as what cuts off times makes it: a timestamp
-    or a date."""
-    milliseconds = exp.cast(time, "BIGINT")
-    timestamp = exp.Anonymous(this="TIMESTAMP_MILLIS", expressions=[milliseconds])
+    """Return the time of a window, which outputs may have in milliseconds, as what cuts off times makes it: a
+    timestamp, also by the clocks of a zone, or a date."""
+    timestamp = exp.Anonymous(this="TIMESTAMP_MILLIS", expressions=[exp.cast(time, "BIGINT")])
+    written = value.copy()
+    if (local := _local_part(written)) is not None:
+        _, zone = _time_and_zone(local)
+        local.replace(
+            exp.Anonymous(this="FROM_UTC_TIMESTAMP", expressions=[timestamp, *(node.copy() for node in zone)])
+        )
+        return written
     return exp.cast(timestamp, "DATE") if _is_day(value) else timestamp
 
 
 def _is_day(value: exp.Expr) -> bool:
     """Say whether this is `CAST(<time> AS DATE)` or `DATE(<time>)`, which are dates."""
     if isinstance(value, exp.Cast):
-        return isinstance(value.this, exp.Column) and value.is_type(exp.DataType.Type.DATE)
-    return function_name(value) == "DATE" and [*map(type, value.expressions)] == [exp.Column]
+        return _time_and_zone(value.this)[0] is not None and value.is_type(exp.DataType.Type.DATE)
+    is_date = function_name(value) == "DATE" and len(value.expressions) == 1
+    return is_date and _time_and_zone(value.expressions[0])[0] is not None
 
 
 def _ms_of_literal(node: exp.Expr) -> int | None:
     """Return the milliseconds of a time as a text, or TIMESTAMP '...'; None for anything else."""
     literal = node.this if isinstance(node, exp.Cast) else node
-    if not isinstance(literal, exp.Literal) or not literal.is_string:
+    if not is_text(literal):
         return None
     try:
         time = datetime.fromisoformat(literal.name)

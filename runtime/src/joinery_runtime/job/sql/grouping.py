@@ -14,11 +14,12 @@ from sqlglot import exp
 
 from joinery_runtime.job.model.expression_tree import NotALengthError, interval_ms
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
+from joinery_runtime.job.model.time_formats import checked_zone
 from joinery_runtime.job.sql.clauses import length_problem
 from joinery_runtime.job.sql.query import Query
 from joinery_runtime.job.sql.report import node_position
 from joinery_runtime.job.sql.scope import Relation, Scope, SqlInput
-from joinery_runtime.job.sql.window_functions import function_name
+from joinery_runtime.job.sql.window_functions import function_name, is_text
 
 _WINDOWS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "SESSION": ("session", ("gap",)),
@@ -55,11 +56,17 @@ class GroupExpression:
 class GroupWindow:
     """A window of GROUP BY: its `kind`, as `spec.aggregate.window` calls it, and its lengths in milliseconds by their
     fields there. None, or a missing one: the report says what is wrong. `of` is the input whose event time the function
-    names (None: it names none)."""
+    names (None: it names none), `zone` the zone by whose clocks windows begin and end (None: those of UTC)."""
 
     kind: str
     lengths: dict[str, int | None] = field(default_factory=dict)
     of: str | None = None
+    zone: str | None = None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The window as `spec.aggregate.window.<kind>` has it."""
+        return {**self.lengths, **({"timeZone": self.zone} if self.zone is not None else {})}
 
 
 @dataclass(slots=True)
@@ -184,7 +191,11 @@ def _read_window(nodes: Sequence[exp.Expr], query: Query, table: SqlInput, scope
         other_windows = ", or TUMBLE, HOP or CUMULATE" if scope.qualified else ""
         other_windows += ", or window_start and window_end, for the windows of the joins" if scope.windowed else ""
         if scope.qualified and any(function_name(node.unnest()) == "DATE_TRUNC" for node in query.groups):
-            other_windows += ", or DATE_TRUNC of the event time in a unit of one length, up to WEEK"
+            other_windows += (
+                ", or DATE_TRUNC of the event time in a unit of one length, up to WEEK (of a zone's clocks "
+            )
+            other_windows += "HOUR, DAY and WEEK); months differ in length: group by days, and add these up where rows "
+            other_windows += "are read"
         scope.report.add(query.group_at, f"nothing says which rows are of one session (rule S1); {todo}{other_windows}")
     return None
 
@@ -244,6 +255,7 @@ def read_window_call(node: exp.Expr, table: SqlInput, scope: Scope, clause: str)
     todo = f"write {form.format(time=table.event_time)} into {clause}"
     fields = lengths if name == "SESSION" else (*lengths, "offset")
     counts = {len(lengths), len(fields)}
+    zone = intervals.pop() if name != "SESSION" and intervals and is_text(intervals[-1]) else None
     if len(intervals) not in counts or not all(isinstance(length, exp.Interval) for length in intervals):
         takes = "an INTERVAL" if len(lengths) == 1 else f"{len(lengths)} INTERVALs"
         scope.report.add(at, f"takes the event time and {takes}; {todo}")
@@ -253,6 +265,11 @@ def read_window_call(node: exp.Expr, table: SqlInput, scope: Scope, clause: str)
         scope.report.add(at, f"{subject} event times, this is an expression; {todo}")
         return None
     window = GroupWindow(kind)
+    if zone is not None:
+        try:
+            window.zone = checked_zone(zone.name)
+        except ValueError as error:
+            scope.report.add(node_position(zone), str(error))
     resolved = scope.resolve(time)
     if resolved is not None:
         owner, column = resolved[0].table, resolved[1]

@@ -78,7 +78,7 @@ def read_next(
     compute |= {name: replace_columns(over_rows(parse_tree(text)).sql(), of_first) for name, text in own.items()}
     then: dict[str, Any] = {
         **({"groupBy": [group.name for group in grouping.by_text.values()]} if grouping.by_text else {}),
-        **({"window": {window.kind: dict(window.lengths)}} if window is not None else {}),
+        **({"window": {window.kind: window.fields}} if window is not None else {}),
         **({"compute": [{"expression": text, "as": name} for name, text in compute.items()]} if compute else {}),
         "aggregates": chosen.aggregates,
         **({"having": condition} if condition is not None else {}),

@@ -268,7 +268,7 @@ def _read_over(number: exp.Expr, rows: int, beside: str | None, query: Query, sc
     entries: dict[str, Any] = {"by": by} if by else {}
     entries |= {"orderBy": [*_order(ordered, scope)], "rows": rows}
     if window is not None:
-        entries |= {"of": window.of, "window": {window.kind: window.lengths}}
+        entries |= {"of": window.of, "window": {window.kind: window.fields}}
     return SqlRanking(TOP_N, entries, number)
 
 

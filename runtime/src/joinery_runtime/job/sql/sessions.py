@@ -169,7 +169,7 @@ def _limit(aggregates: Sequence[dict[str, Any]], scope: Scope, options: Options)
 
 def _window_fields(window: GroupWindow, query: Query, scope: Scope, options: Options) -> dict[str, Any]:
     """Return `spec.aggregate.window`."""
-    fields = dict(window.lengths)
+    fields = window.fields
     if window.kind == "session":
         if MAX_DURATION not in options.ms and not options.broken:
             facts = "the SQL does not say how long a session may be (rule S2)"

@@ -74,9 +74,13 @@ def _rewrite_spark(query: exp.Select) -> None:
                 _name_column(column, _PARTS[column.name])
 
 
+def is_text(node: exp.Expr) -> bool:
+    return isinstance(node, exp.Literal) and node.is_string
+
+
 def text_length(node: exp.Expr) -> exp.Interval | None:
     """Return what a text such as '15 minutes' says, with the unit in the singular; None for anything else."""
-    if not isinstance(node, exp.Literal) or not node.is_string:
+    if not is_text(node):
         return None
     number, _, unit = node.name.strip().partition(" ")
     length = interval(number, unit)

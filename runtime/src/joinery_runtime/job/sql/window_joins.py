@@ -25,6 +25,7 @@ from joinery_runtime.job.sql.window_functions import (
     FUNCTION_COLUMNS,
     TableFunction,
     is_table_function,
+    is_text,
     take_function,
 )
 
@@ -336,6 +337,11 @@ def _read_lengths(function: TableFunction) -> dict[str, int] | str:
     fields = (*_LENGTHS[function.name], "offset")
     example = {"TUMBLE": "<size>", "HOP": "<slide>, <size>"}[function.name]
     todo = f"write {function.name}(TABLE <input>, DESCRIPTOR(<event time>), {example})"
+    if function.lengths and is_text(function.lengths[-1]):
+        zone = function.lengths[-1].sql()
+        return (
+            f"the windows of a join begin at midnight UTC; leave {zone} out, or group rows by local days behind joins"
+        )
     if not len(fields) - 1 <= len(function.lengths) <= len(fields):
         return f"takes {len(fields) - 1} INTERVAL{'S'[: len(fields) - 2]} behind DESCRIPTOR; {todo}"
     lengths: dict[str, int] = {}

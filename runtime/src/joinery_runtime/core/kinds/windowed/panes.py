@@ -13,7 +13,7 @@ from joinery_runtime.core.aggregates import AggregateCall, GroupError, Groups
 from joinery_runtime.core.kinds.aligned import Windows
 from joinery_runtime.core.kinds.cells import Bounds
 from joinery_runtime.core.kinds.folding import Folding, in_defined_order
-from joinery_runtime.core.kinds.grouping import changes, expand_ranges, order_by_key
+from joinery_runtime.core.kinds.grouping import changes, order_by_key
 from joinery_runtime.core.kinds.replaceable import ReplaceableRows
 from joinery_runtime.core.pipeline.sides import Intake, SideSpec
 from joinery_runtime.core.table.columns import (
@@ -79,7 +79,7 @@ class Panes:
     def merge_windows(self, rows: pa.RecordBatch, bounds: Bounds, changed: np.ndarray) -> pa.RecordBatch:
         """Merges n panes to the windows that hold them, by number from `bounds[0]` to `bounds[1]` (int64[n] each), and
         that hold a `changed` one (bool[n]). Returns rows of the state with the number of the window as TS."""
-        position, numbers = expand_ranges(bounds[0], bounds[1] + 1)
+        position, numbers = self._windows.expand(bounds)
         members = rows.take(pa.array(position))
         order, begins = self._order(members, numbers, numbers, members.column(TS).to_numpy())
         starts = np.flatnonzero(begins)

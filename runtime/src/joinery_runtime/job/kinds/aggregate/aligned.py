@@ -1,22 +1,29 @@
-"""Windows of an aggregate that are aligned to the epoch: tumbling, hopping and cumulative ones (rules G1 to G5)."""
+"""Windows of an aggregate that are aligned to the epoch, or to local midnights: tumbling, hopping and cumulative ones
+(rules G1 to G5 and G12)."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from math import gcd
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from joinery_runtime.job.kinds.base import WindowKind, milliseconds
-from joinery_runtime.job.model.base import Length, Model, PositiveDuration
+from joinery_runtime.job.model.base import Length, Model, PositiveDuration, Text
 from joinery_runtime.job.model.cel import Rule, exactly_one, positive, time
 from joinery_runtime.job.model.draft import Finding, Loc, dig
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
+from joinery_runtime.job.model.time_formats import checked_zone
 
 MOST_WINDOWS = 10_000  # that hold one row
+_HOUR, _DAY = 3_600_000, 86_400_000
+_LOCAL_LENGTHS = (
+    "with a timeZone, windows begin at the same local times each day (rule G12); write hours that divide a day, such "
+    "as 1h or 6h, or whole days, such as 24h or 168h"
+)
 
 
 def _too_many(size: int, every: int, at: Loc) -> Iterator[Finding]:
@@ -29,8 +36,15 @@ def _too_many(size: int, every: int, at: Loc) -> Iterator[Finding]:
         yield at, f"{facts} {MOST_WINDOWS:,} is the most; write {least} or longer, or a shorter size"
 
 
+def signed_window_text(field: str, signed: int | str) -> str:
+    """Write a field of a window's signature for people: a duration (ms), or a time zone (0: there is none)."""
+    if field == "timeZone":
+        return str(signed or "UTC")
+    return format_duration(int(signed))
+
+
 class AlignedWindow(Model, WindowKind):
-    """What windows that are aligned to the epoch share."""
+    """What windows that are aligned to the epoch, or to local midnights, share."""
 
     columns: ClassVar[tuple[str, ...]] = WINDOW_COLUMNS
     identity: ClassVar[tuple[str, ...]] = WINDOW_COLUMNS
@@ -42,30 +56,50 @@ class AlignedWindow(Model, WindowKind):
         "slide": "the windows' slide",
         "step": "the windows' step",
         "offset": "the windows' offset",
+        "timeZone": "the windows' time zone",
     }
+    lengths: ClassVar[tuple[str, ...]] = ("size",)
+    """The fields that decide where windows begin and end, beside the offset."""
 
     size: Length = Field(examples=["1h"])
     """How long a window is, a duration."""
     offset: PositiveDuration = Field(default=0, examples=["6h"])
-    """How long after midnight UTC of 1970-01-01 a window begins, a duration below `size`."""
+    """How long after midnight of 1970-01-01 a window begins, a duration below `size`."""
+    time_zone: Annotated[Text, AfterValidator(checked_zone)] | None = Field(default=None, examples=["Europe/Zurich"])
+    """The zone whose midnights count, such as `Europe/Zurich`: a day on which clocks change has 23 or 25 hours. If
+    absent, those of UTC."""
 
     @classmethod
     def problems(cls, data: Any, at: Loc) -> Iterator[Finding]:
+        for name in cls.lengths if dig(data, "timeZone") is not None else ():
+            length = milliseconds(dig(data, name))
+            if length and (length % _HOUR or (length % _DAY and _DAY % length)):
+                yield (*at, name), f"is {format_duration(length)}, and {_LOCAL_LENGTHS}"
         size, offset = (milliseconds(dig(data, name)) for name in ("size", "offset"))
         if size and offset is not None and offset >= size:
             facts = f"is {format_duration(offset)}, and windows begin every {format_duration(size)} or more often"
             yield (*at, "offset"), f"{facts}; write {format_duration(offset % size)}"
 
     def durations(self) -> dict[str, Any]:
-        return {"size": self.size, **({"offset": self.offset} if self.offset else {})}
+        return {
+            "size": self.size,
+            **({"offset": self.offset} if self.offset else {}),
+            **({"timeZone": self.time_zone} if self.time_zone is not None else {}),
+        }
 
     @property
     def closes_after(self) -> int:
         return self.size
 
     def lines(self) -> Iterator[tuple[str, str]]:
+        midnight = f"local midnight in {self.time_zone}" if self.time_zone is not None else "midnight UTC"
         aligned = f", {format_duration(self.offset)} [offset] after the full ones" if self.offset else ""
-        yield "windows", f"{self.text}, aligned to midnight UTC{aligned}"
+        yield "windows", f"{self.text}, aligned to {midnight}{aligned}"
+        if self.time_zone is not None:
+            yield (
+                "local time",
+                "bounds are times of the zone's clocks: where clocks change, a window is longer or shorter",
+            )
         yield "a window", "holds its start, and not its end; one without rows is not emitted"
         if self.size > self.pane:
             spans = f"{self.size // self.pane:,} spans of {format_duration(self.pane)}"
@@ -107,6 +141,7 @@ class HoppingOfGroup(AlignedWindow):
     """A window of `size` begins every `slide`; a row is in several."""
 
     field: ClassVar[str] = "hopping"
+    lengths: ClassVar[tuple[str, ...]] = ("size", "slide")
 
     slide: Length = Field(examples=["15m"])
     """How often a window begins, a duration; at most `size`."""
@@ -137,6 +172,7 @@ class CumulativeOfGroup(AlignedWindow):
     """Windows that begin every `size` and end at each further `step`, up to `size`."""
 
     field: ClassVar[str] = "cumulative"
+    lengths: ClassVar[tuple[str, ...]] = ("size", "step")
 
     step: Length = Field(examples=["15m"])
     """How much longer each window is than the one before, a duration that divides `size`."""
@@ -192,19 +228,30 @@ class OwnWindow(Model):
 
 _OFFSET = Rule(f"!has(self.offset) || {time('offset')} < {time('size')}", "must be less than size", ".offset")
 
+
+def _local_lengths(kind: type[AlignedWindow]) -> Iterator[Rule]:
+    for name in kind.lengths:
+        length = time(name)
+        hours = f"{length}.getHours()"
+        is_whole = f"{length} == duration(string({hours}) + 'h')"
+        rule = f"!has(self.timeZone) || ({is_whole} && (24 % {hours} == 0 || {hours} % 24 == 0))"
+        yield Rule(rule, _LOCAL_LENGTHS, f".{name}")
+
+
 AlignedWindow.cel = {
     **{(kind, "size"): positive() for kind in ALIGNED_WINDOWS},
     (HoppingOfGroup, "slide"): positive(),
     (CumulativeOfGroup, "step"): positive(),
-    TumblingOfGroup: (_OFFSET,),
+    TumblingOfGroup: (_OFFSET, *_local_lengths(TumblingOfGroup)),
     HoppingOfGroup: (
         _OFFSET,
+        *_local_lengths(HoppingOfGroup),
         Rule(
             f"{time('slide')} <= {time('size')}",
             "slide is longer than size, so rows between windows would be lost; write at most the size",
             ".slide",
         ),
     ),
-    CumulativeOfGroup: (_OFFSET,),
+    CumulativeOfGroup: (_OFFSET, *_local_lengths(CumulativeOfGroup)),
     OwnWindow: (exactly_one(*OwnWindow.fields),),
 }

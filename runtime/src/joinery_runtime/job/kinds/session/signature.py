@@ -9,6 +9,7 @@ from typing import Any
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
+from joinery_runtime.job.kinds.aggregate.aligned import signed_window_text
 from joinery_runtime.job.kinds.aggregate.model import WINDOW_KINDS, Aggregation
 from joinery_runtime.job.kinds.session.sessions import arguments_text
 from joinery_runtime.job.model.duration import format_duration
@@ -148,7 +149,7 @@ def _window_refusals(old: Signed, new: Signed) -> Iterator[str]:
     for kind in WINDOW_KINDS:
         for field, words in kind.fixed.items() if kind.field == new.get("window") else ():
             if old.get(field, 0) != new.get(field, 0):
-                was, now = (format_duration(signed.get(field, 0)) for signed in (old, new))
+                was, now = (signed_window_text(field, signed.get(field, 0)) for signed in (old, new))
                 yield f"{words} was {was}, it is now {now}"
 
 
