@@ -28,7 +28,7 @@ from joinery_runtime import trace
 from joinery_runtime.cli.app import app as joinery
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import Input, StreamJoinSpec, parse_job
-from joinery_runtime.job.crd import KINDS
+from joinery_runtime.job.crd import RESOURCE_KINDS
 
 RUN_ELSEWHERE = {
     ROOT / "docs/kinds.md",  # its YAML is that of golden traces
@@ -197,8 +197,9 @@ def check_yaml(text: str, place: str) -> None:
     data = yaml.safe_load(text)
     if isinstance(data, dict) and data.get("kind") in RESOURCES:
         assert parse_job(text, place, environment={"KAFKA": "kafka:9092"}).spec
-    elif isinstance(data, dict) and data.get("kind") == "Savepoint":
-        (definition,) = [yaml.safe_load(path.read_text()) for path in ROOT.glob("crds/*_savepoints.yaml")]
+    elif isinstance(data, dict) and data.get("kind") in {"Savepoint", "BlueGreenJob"}:
+        (path,) = ROOT.glob(f"crds/*_{data['kind'].lower()}s.yaml")
+        definition = yaml.safe_load(path.read_text())
         schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
         assert_fits(data["spec"], schema["properties"]["spec"], place)
     elif isinstance(data, dict) and "kind" in data:
@@ -380,7 +381,7 @@ def check_kubectl(words: list[str]) -> None:
     check_files(files_of(words, "-f", "-k", "--patch-file"))
     if words[0] in {"get", "create", "wait", "patch"}:
         named = [word for word in words[1:] if not word.startswith("-")][:1]
-        ours = {"joinery", *(name for kind in KINDS for name in (kind.short, kind.plural)), "jsp", "savepoints"}
+        ours = {"joinery", *(name for kind in RESOURCE_KINDS for name in (kind.short, kind.plural))}
         known = ours | BUILT_IN
         assert {each for word in named for each in word.split("/")[0].split(",")} <= known, words
 

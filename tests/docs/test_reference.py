@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from joinery_devkit.reference import example, page
-from joinery_runtime.job.crd import KINDS, SAVEPOINT, ResourceKind, custom_resource_definition
+from joinery_runtime.job.crd import KINDS, RESOURCE_KINDS, ResourceKind, custom_resource_definition
 from joinery_runtime.job.crd.shapes import Schema
 
 PAGE = Path(__file__).parents[2] / "docs/reference.md"
@@ -56,7 +56,7 @@ def parts_of(kind: ResourceKind) -> dict[str, Schema]:
 
 FIELDS = [
     found
-    for kind in (*KINDS, SAVEPOINT)
+    for kind in RESOURCE_KINDS
     for part, model in (("spec", kind.model.model_fields["spec"].annotation), ("status", kind.status))
     for found in fields_of(model, parts_of(kind)[part], f"{kind.name}.{part}")
 ]

@@ -29,6 +29,9 @@
 - apiGroups: [joinery.dev]
   resources: {{ include "joinery.jobs" (list . "/finalizers") }}
   verbs: [update]  # to own children, on clusters that check it
+- apiGroups: [joinery.dev]
+  resources: [streamjoins, sessionwindows]
+  verbs: [create, delete]  # the jobs of a BlueGreenJob
 - apiGroups: [""]
   resources: [pods, configmaps, services]
   verbs: [get, list, watch, create, patch, delete]

@@ -11,7 +11,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from joinery_runtime.job.crd.definition import KINDS, SAVEPOINT, custom_resource_definition
+from joinery_runtime.job.crd.definition import RESOURCE_KINDS, custom_resource_definition
 from joinery_runtime.job.crd.shapes import Schema
 from joinery_runtime.job.crd.structural import flow
 
@@ -28,7 +28,7 @@ _TABLE = "| field | type | default | example | is |\n|---|---|---|---|---|"
 
 def page() -> str:
     lines, printed = [_HEAD], list[list[str]]()
-    for kind in (*KINDS, SAVEPOINT):
+    for kind in RESOURCE_KINDS:
         lines += _kind(custom_resource_definition(kind), printed)
     return "\n".join(lines)
 

@@ -12,12 +12,14 @@ from datetime import datetime
 from typing import Any, Literal
 
 from joinery_operator.settings import Settings
-from joinery_runtime.job.crd import DriverStatus, ResourceKind, SavepointState, Status
+from joinery_runtime.job.crd import BlueGreenState, DriverStatus, ResourceKind, SavepointState, Status
 
 Manifest = Mapping[str, Any]
 """A Kubernetes object as JSON."""
 
-ChildKind = Literal["Pod", "ConfigMap", "Service", "NetworkPolicy", "Ingress", "HTTPRoute"]
+ChildKind = Literal[
+    "Pod", "ConfigMap", "Service", "NetworkPolicy", "Ingress", "HTTPRoute", "StreamJoin", "SessionWindow"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,23 @@ class ObservedSavepoint:
 
 
 @dataclass(frozen=True, slots=True)
+class ObservedBlueGreen:
+    """One BlueGreenJob at one moment."""
+
+    resource: Manifest
+    jobs: Mapping[str, Manifest]
+    """Its own jobs by name, including those that are being deleted."""
+    now: datetime
+    settings: Settings
+    create_refused: str = ""
+    """Why a job could not be created, until one is."""
+    delete_refused: Mapping[str, str] = field(default_factory=dict)
+    """Why jobs that are still there could not be deleted, by their uid."""
+
+
+@dataclass(frozen=True, slots=True)
 class ObservedEnd:
-    """A job or savepoint that is gone."""
+    """A job, savepoint or BlueGreenJob that is gone."""
 
     resource: Manifest
     """Its last copy."""
@@ -159,7 +176,7 @@ class Decision:
     """What to do. `status` None: it stays as it is. After `again_after` seconds, reconcile again even if nothing
     happens."""
 
-    status: Status | SavepointState | None
+    status: Status | SavepointState | BlueGreenState | None
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
     again_after: float | None = None

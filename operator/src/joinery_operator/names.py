@@ -36,6 +36,8 @@ SCALE_ANNOTATION = "joinery.dev/scale"
 """The annotation of a driver's pod with the `Scale` that the resource asks for. The pod reads it as a file."""
 PAUSE_ANNOTATION = "joinery.dev/pause"
 """The annotation of a job with what the operator leaves alone: `rollouts`, or with any other value everything."""
+SWITCH_ANNOTATION = "joinery.dev/switch"
+"""The annotation of a BlueGreenJob with the job whose outputs readers are to read from now on."""
 APP_LABELS = {"app.kubernetes.io/name": "joinery", "app.kubernetes.io/managed-by": "joinery-operator"}
 
 _PLAIN_KIND = "StreamJoin"

@@ -25,7 +25,7 @@ from job.resources import edited
 from job.test_load_bad import BAD, NOT_YET
 from joinery_devkit.kubernetes.api_server import ApiServer
 from joinery_devkit.kubernetes.kubectl import KubectlFailed, wait_until
-from joinery_runtime.job.crd import KINDS, SAVEPOINT, ResourceKind, custom_resource_definition
+from joinery_runtime.job.crd import BLUE_GREEN, KINDS, RESOURCE_KINDS, ResourceKind, custom_resource_definition
 from joinery_runtime.job.model.cel import HAS_UNIT
 from joinery_runtime.job.model.resource import API_VERSION
 
@@ -38,14 +38,12 @@ Judge = Callable[[Mapping[str, Any]], str]
 @pytest.fixture(scope="module")
 def judge(api_server: ApiServer) -> Iterator[Judge]:
     """What the API server says against an object; empty when it takes it. Nothing is kept."""
-    for kind in (*KINDS, SAVEPOINT):
+    for kind in RESOURCE_KINDS:
         api_server.kubectl.define(custom_resource_definition(kind))
     objects = client.CustomObjectsApi(config.new_client_from_config(str(api_server.kubeconfig)))
 
     def said(written: Mapping[str, Any]) -> str:
-        plural = next(
-            (kind.plural for kind in (*KINDS, SAVEPOINT) if kind.name == written.get("kind")), KINDS[0].plural
-        )
+        plural = next((kind.plural for kind in RESOURCE_KINDS if kind.name == written.get("kind")), KINDS[0].plural)
         where = (GROUP, VERSION, "default", plural)
         try:
             objects.create_namespaced_custom_object(*where, written, dry_run="All", field_validation="Strict")
@@ -180,7 +178,27 @@ def test_savepoints_have_no_names_of_those_that_others_delete(judge: Judge, name
     assert "spec.job" in judge({**written, "spec": {}})
 
 
-@pytest.mark.parametrize("kind", [*KINDS, SAVEPOINT], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(("length", "refused"), [(242, False), (243, True)])
+def test_the_jobs_of_a_blue_green_job_have_longer_names(judge: Judge, length: int, refused: bool) -> None:
+    written = {**example(BLUE_GREEN), "metadata": {"name": "a" * length}}
+    assert ("choose a name of at most 242" in judge(written)) == refused
+
+
+def test_the_template_of_a_blue_green_job_keeps_what_the_job_has(judge: Judge) -> None:
+    written = example(BLUE_GREEN)
+    assert judge(written) == ""
+    assert "spec.template.kind" in judge(with_template(kind="Savepoint"))
+    assert "spec.template.spec" in judge(with_template(spec=7))
+    assert "has no unit" in judge({**written, "spec": {**written["spec"], "stableFor": 30}})
+    assert "spec.switch" in judge({**written, "spec": {**written["spec"], "switch": "soon"}})
+
+
+def with_template(**fields: Any) -> dict[str, Any]:
+    written = example(BLUE_GREEN)
+    return {**written, "spec": {"template": {**written["spec"]["template"], **fields}}}
+
+
+@pytest.mark.parametrize("kind", RESOURCE_KINDS, ids=lambda kind: kind.name)
 def test_a_new_resource_has_a_status_that_says_that_nobody_has_seen_it(
     api_server: ApiServer, kind: ResourceKind
 ) -> None:
@@ -216,7 +234,7 @@ def test_settings_may_be_emptied_by_a_server_side_apply(api_server: ApiServer) -
         kubectl("delete", kind.plural, "emptied", "--ignore-not-found")
 
 
-@pytest.mark.parametrize("kind", [*KINDS, SAVEPOINT], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", RESOURCE_KINDS, ids=lambda kind: kind.name)
 def test_a_second_version_of_the_same_shape_needs_no_webhook(api_server: ApiServer, kind: ResourceKind) -> None:
     """docs/decisions/0044: written as one version, read and changed as the other."""
     both = json.loads(json.dumps(custom_resource_definition(kind)).replace(GROUP, "versions.test"))
@@ -278,7 +296,7 @@ class Versions:
         return {each["version"] for each in versions}
 
 
-@pytest.fixture(params=[*KINDS, SAVEPOINT], ids=lambda kind: kind.name)
+@pytest.fixture(params=RESOURCE_KINDS, ids=lambda kind: kind.name)
 def versions(api_server: ApiServer, request: pytest.FixtureRequest) -> Iterator[Versions]:
     made = Versions(api_server, request.param)
     yield made
@@ -387,7 +405,12 @@ def without_rule(value: Any, rule: str) -> Any:
 def example(kind: ResourceKind) -> dict[str, Any]:
     examples = {written["kind"]: written for path in EXAMPLES if (written := document(path.read_text()))}
     savepoint = {"apiVersion": API_VERSION, "kind": "Savepoint", "metadata": {"name": "noon"}}
-    return dict({**examples, "Savepoint": {**savepoint, "spec": {"job": {"name": "orders"}}}}[kind.name])
+    blue_green = {"apiVersion": API_VERSION, "kind": "BlueGreenJob", "metadata": {"name": "orders"}}
+    of_no_file = {
+        "Savepoint": {**savepoint, "spec": {"job": {"name": "orders"}}},
+        "BlueGreenJob": {**blue_green, "spec": {"template": {"spec": examples["StreamJoin"]["spec"]}}},
+    }
+    return dict({**examples, **of_no_file}[kind.name])
 
 
 def changed(change: Callable[[dict[str, Any]], object]) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ import pytest
 from pydantic import Field
 from ruamel.yaml import YAML
 
-from joinery_runtime.job.crd import KINDS, SAVEPOINT, ResourceKind, custom_resource_definition, file_name, to_yaml
+from joinery_runtime.job.crd import KINDS, RESOURCE_KINDS, ResourceKind, custom_resource_definition, file_name, to_yaml
 from joinery_runtime.job.crd.rules import RULES
 from joinery_runtime.job.crd.shapes import FIELDS
 from joinery_runtime.job.crd.structural import description
@@ -56,7 +56,7 @@ def offenders(mistakes: Callable[[dict[str, Any]], Iterator[str]], *below: str) 
     """What a rule finds wrong, in every kind; below these fields only, if any are given."""
     return [
         f"{kind.short}{at}: {what}"
-        for kind in (*KINDS, SAVEPOINT)
+        for kind in RESOURCE_KINDS
         for at, schema in walk(root(kind))
         if not below or at.startswith(below)
         for what in mistakes(schema)
@@ -82,8 +82,8 @@ def test_the_chart_has_the_same_files():
 
 
 def test_the_files_are_what_the_models_say():
-    assert {path.name for path in FOLDER.iterdir()} == {file_name(kind) for kind in (*KINDS, SAVEPOINT)}
-    for kind in (*KINDS, SAVEPOINT):
+    assert {path.name for path in FOLDER.iterdir()} == {file_name(kind) for kind in RESOURCE_KINDS}
+    for kind in RESOURCE_KINDS:
         text = (FOLDER / file_name(kind)).read_text(encoding="utf-8")
         assert text == to_yaml(definition(kind)), "run `make crds` and commit crds/"
         assert YAML(typ="safe").load(text) == definition(kind)
@@ -279,7 +279,7 @@ def test_every_rule_and_shape_belongs_to_a_field():
     places = {place if isinstance(place, tuple) else (place, None) for place in (*RULES, *FIELDS)}
     for model, name in places:
         assert name is None or name in {info.alias for info in model.model_fields.values()}
-    schemas = [schema for kind in (*KINDS, SAVEPOINT) for _, schema in walk(root(kind))]
+    schemas = [schema for kind in RESOURCE_KINDS for _, schema in walk(root(kind))]
     written = [rule["rule"] for schema in schemas for rule in schema.get("x-kubernetes-validations", ())]
     assert {rule.rule for rules in RULES.values() for rule in rules} <= set(written)
 

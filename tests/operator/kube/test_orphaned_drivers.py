@@ -67,7 +67,9 @@ def test_reconcile_is_told_of_them_and_of_what_was_refused(store):
             poller, recorder = Poller(store, 1, metrics, lambda _: None, 3), EventRecorder(api, "operator", utc_now)
             templates, namespaces = PodTemplateCache(api, lambda: 0.0), EndingNamespaces(api, (), store, lambda _: None)
             observer = Observer(Settings(), api, store, templates, poller, namespaces, utc_now)
-            reconciler = JobReconciler(reconcile, observer, Refusing(api, store), recorder, store, metrics)
+            reconciler = JobReconciler(
+                reconcile, observer, Refusing(api, store), recorder, store, metrics, lambda _: None
+            )
             await reconciler.run(ObjectKey("StreamJoin", "shop", "orders"))
 
     asyncio.run(run())

@@ -10,7 +10,7 @@ import pytest
 
 from joinery_operator.decision import ObservedSavepoint
 from joinery_operator.reconcile import reconcile
-from joinery_runtime.job.crd import KINDS, SAVEPOINT, custom_resource_definition
+from joinery_runtime.job.crd import RESOURCE_KINDS, custom_resource_definition
 from joinery_runtime.job.model.resource import API_VERSION
 from simulated_cluster.simulation import SimulatedCluster, resource
 
@@ -123,7 +123,7 @@ def test_every_condition_is_about_the_newest_generation(name: str) -> None:
     assert len(status["conditions"]) == 9
 
 
-@pytest.mark.parametrize("kind", [*KINDS, SAVEPOINT], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", RESOURCE_KINDS, ids=lambda kind: kind.name)
 def test_a_new_resource_is_in_progress_before_the_operator_has_seen_it(kind: Any) -> None:
     (version,) = custom_resource_definition(kind)["spec"]["versions"]
     filled_in = version["schema"]["openAPIV3Schema"]["properties"]["status"]["default"]

@@ -15,7 +15,7 @@ from joinery_operator.kube.api import Api, ApiError, Conflict, NotFound
 from joinery_operator.kube.cache import ObjectCache, owner_uid, uid_of
 from joinery_operator.kube.resources import BY_KIND, ApiResource, ObjectKey
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.job.crd import SavepointState, Status
+from joinery_runtime.job.crd import BlueGreenState, SavepointState, Status
 
 _REFUSED = {400, 403, 422, 500}
 """By a quota, an admission (500: its webhook does not answer), a namespace that ends, or the API server's own rules."""
@@ -46,7 +46,7 @@ class Applier:
         self._undeleted: dict[str, dict[str, _Refusal]] = {}
         self._news: set[str] = set()
 
-    async def write_status(self, job: Manifest, status: Status | SavepointState) -> Manifest:
+    async def write_status(self, job: Manifest, status: Status | SavepointState | BlueGreenState) -> Manifest:
         """Writes the status, and returns the resource. Raises ResourceChanged if the resource has changed meanwhile."""
         body = status.model_dump(mode="json", by_alias=True, exclude_none=True)
         if body == job.get("status"):

@@ -11,7 +11,16 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from joinery_operator.decision import Children, Manifest
-from joinery_operator.kube.resources import ALL_CHILDREN, JOB_KINDS, JOBS, OWNER_KINDS, POD, SAVEPOINT, ObjectKey
+from joinery_operator.kube.resources import (
+    ALL_CHILDREN,
+    BLUE_GREEN,
+    JOB_KINDS,
+    JOBS,
+    OWNER_KINDS,
+    POD,
+    SAVEPOINT,
+    ObjectKey,
+)
 from joinery_operator.manifests import page_url
 from joinery_operator.names import JOB_LABEL, KIND_LABEL, ROLE_LABEL, labels
 from joinery_operator.settings import Settings
@@ -34,7 +43,7 @@ def uid_of(manifest: Manifest) -> str:
 
 
 def owner_uid(manifest: Manifest) -> str | None:
-    """The uid of the job or savepoint that controls the object."""
+    """The uid of the resource of ours that controls the object."""
     for owner in manifest["metadata"].get("ownerReferences", ()):
         if owner.get("controller") and owner.get("kind") in OWNER_KINDS:
             return str(owner["uid"])
@@ -75,6 +84,15 @@ class ObjectCache:
             by_kind[key.kind][key.name] = self._objects[key]
         return Children(*(by_kind[child.kind] for child in ALL_CHILDREN))
 
+    def jobs_of(self, uid: str) -> dict[str, Manifest]:
+        """The jobs, by name, of the BlueGreenJob of this uid."""
+        return {key.name: self._objects[key] for key in sorted(self._children.get(uid, ()))}
+
+    def blue_green_of(self, job: Manifest) -> ObjectKey | None:
+        """The BlueGreenJob to which a job belongs."""
+        key = self._keys_by_uid.get(owner_uid(job) or "")
+        return key if key is not None and key.kind == BLUE_GREEN.kind else None
+
     def owner_of(self, manifest: Manifest, kind: str) -> ObjectKey | None:
         """The job or savepoint to reconcile when this object changes: itself, or its controller."""
         key = key_of(manifest, kind)
@@ -109,7 +127,7 @@ class ObjectCache:
         self._keys_by_uid[uid] = key
         if kind in JOB_KINDS:
             self._same_host[_host(key)].add(key)
-        if owner and kind not in OWNER_KINDS:
+        if owner and (kind in JOB_KINDS or kind not in OWNER_KINDS):
             self._owners[key] = owner
             self._children[owner].add(key)
         return True

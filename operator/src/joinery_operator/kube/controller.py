@@ -81,6 +81,7 @@ class Controller:
             EventRecorder(api, instance, now, settings.pod),
             self.cache,
             metrics,
+            self.feed.add,
         )
         self.auditor = Auditor(api, settings, self.cache, self._enqueue, self._reconciler.report_end, metrics, watched)
 
@@ -134,20 +135,25 @@ class Controller:
         if deleted and (still := await self._current_copy(resource, complete)):
             complete, deleted = still, False
         owner = self.cache.owner_of(complete, resource.kind)
+        blue_green = self.cache.blue_green_of(complete)
         if self.cache.apply_watch_event(complete, resource.kind, deleted) and owner is not None:
             self._enqueue(owner)
+            if deleted and blue_green is not None:
+                self.feed.add(blue_green)
         if deleted and resource in OWNERS:
             # The last copy comes with the watch: a reconcile that met the end before knows an older one.
             await self._reconciler.report_end(complete)
 
     def _enqueue(self, owner: ObjectKey) -> None:
-        """Queues a job or savepoint that has changed, and what may depend on it: jobs of other kinds with its name,
-        jobs whose pages would have its address, and the savepoints of a job that ends."""
+        """Queues a resource that has changed, and what may depend on it: jobs of other kinds with its name, jobs whose
+        pages would have its address, the savepoints of a job that ends, and the BlueGreenJob of a job."""
         cached = self.cache.get(owner)
         ends = cached is None or cached["metadata"].get("deletionTimestamp")
         dependents = {*name_conflicts(owner, self.cache), *page_conflicts(owner, self.cache, self._settings)}
         if ends:
             dependents.update(savepoints_of(owner, self.cache))
+        if cached is not None and (blue_green := self.cache.blue_green_of(cached)) is not None:
+            dependents.add(blue_green)
         for key in (owner, *sorted(dependents)):
             self.feed.add(key)
 

@@ -33,6 +33,7 @@ from joinery_operator.kube.resources import (
     EVENT,
     HTTP_ROUTE,
     INGRESS,
+    JOBS,
     LEASE,
     NAMESPACE,
     OWNERS,
@@ -310,6 +311,7 @@ _OF_CHILDREN = ("get", "list", "watch", "create", "patch", "delete")
 PERMISSIONS: Sequence[Permission] = (
     *(Permission(owner, verb) for owner in OWNERS for verb in ("get", "list", "watch", "patch")),
     *(Permission(owner, "update", "status") for owner in OWNERS),
+    *(Permission(job, verb) for job in JOBS for verb in ("create", "delete")),
     *(Permission(child, verb) for child in CHILDREN for verb in _OF_CHILDREN),
     *(Permission(EVENT, verb) for verb in ("create", "patch")),
 )

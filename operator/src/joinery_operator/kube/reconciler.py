@@ -20,8 +20,10 @@ from joinery_operator.decision import (
     Event,
     Manifest,
     Observed,
+    ObservedBlueGreen,
     ObservedEnd,
     ObservedSavepoint,
+    Patch,
     SetFinalizers,
     waits_for_executors,
 )
@@ -32,14 +34,14 @@ from joinery_operator.kube.cache import ObjectCache, key_of, name_conflicts, orp
 from joinery_operator.kube.events import COMPONENT, EventRecorder
 from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.polling import Poller
-from joinery_operator.kube.resources import BY_KIND, CONFIG_MAP, JOB_KINDS, POD, SAVEPOINT, ObjectKey
+from joinery_operator.kube.resources import BLUE_GREEN, BY_KIND, CONFIG_MAP, JOB_KINDS, POD, SAVEPOINT, ObjectKey
 from joinery_operator.manifests.pod_base import JOB_FILE
 from joinery_operator.manifests.yaml import from_yaml
 from joinery_operator.names import labels, selector
 from joinery_operator.settings import Settings
 from joinery_runtime.errors import JoineryError
 
-Reconcile = Callable[[Observed | ObservedSavepoint | ObservedEnd], Decision]
+Reconcile = Callable[[Observed | ObservedSavepoint | ObservedBlueGreen | ObservedEnd], Decision]
 
 _log = structlog.get_logger(COMPONENT)
 
@@ -124,8 +126,19 @@ class Observer:
         self._ending_namespaces = ending_namespaces
         self._now = now
 
-    async def observe(self, key: ObjectKey, applier: Applier) -> Observed | ObservedSavepoint | None:
-        """Observes a job or savepoint; None if there is no such object."""
+    async def observe(
+        self, key: ObjectKey, applier: Applier
+    ) -> Observed | ObservedSavepoint | ObservedBlueGreen | None:
+        """Observes a job, savepoint or BlueGreenJob; None if there is no such object."""
+        if key.kind == BLUE_GREEN.kind and (resource := self._cache.get(key)) is not None:
+            return ObservedBlueGreen(
+                resource=resource,
+                jobs=self._cache.jobs_of(uid_of(resource)),
+                now=self._now(),
+                settings=self._settings,
+                create_refused=applier.create_refused(resource),
+                delete_refused=applier.delete_refused(resource),
+            )
         if key.kind == SAVEPOINT.kind:
             return await self._observe_savepoint(key, applier)
         return await self._observe_job(key, applier)
@@ -212,7 +225,8 @@ class ReconcileResult:
 
 
 class JobReconciler:
-    """Observes a job or savepoint, lets `reconcile` decide, writes the status, then acts."""
+    """Observes a job or savepoint, lets `reconcile` decide, writes the status, then acts. Calls `due` with other
+    resources that a write concerns: the answer to it is in the cache, so a watch brings nothing new."""
 
     def __init__(
         self,
@@ -222,7 +236,9 @@ class JobReconciler:
         recorder: EventRecorder,
         cache: ObjectCache,
         metrics: Metrics,
+        due: Callable[[ObjectKey], None],
     ) -> None:
+        self._due = due
         self._reconcile = reconcile
         self._observer = observer
         self._applier = applier
@@ -272,6 +288,7 @@ class JobReconciler:
         decision, job = self._reconcile(observed), observed.resource
         if decision.status is not None:
             job = await self._applier.write_status(job, decision.status)
+            self._make_blue_green_due(job)
         undone: list[Action] = []
         failure: JoineryError | None = None
         for action in decision.actions:
@@ -290,6 +307,7 @@ class JobReconciler:
                 await self._report(job, key, error)
             else:
                 _log.info("done", job=str(key), action=type(action).__name__, what=_action_text(action))
+                self._make_others_due(job, action)
         # They are about the status, which is written: the next reconcile does not tell them again.
         for event in decision.events:
             if event.outlives_namespace:
@@ -299,7 +317,25 @@ class JobReconciler:
             raise failure
         return ReconcileResult(self._again_after(observed, decision, failed=bool(undone)), failed=bool(undone))
 
-    def _again_after(self, observed: Observed | ObservedSavepoint, decision: Decision, *, failed: bool) -> float | None:
+    def _make_others_due(self, job: Manifest, action: Action) -> None:
+        match action:
+            case SetFinalizers():
+                self._make_blue_green_due(job)
+                return
+            case Create(manifest):
+                kind, name = manifest["kind"], manifest["metadata"]["name"]
+            case Patch() | Delete():
+                kind, name = action.kind, action.name
+        if kind in JOB_KINDS:
+            self._due(ObjectKey(kind, job["metadata"]["namespace"], name))
+
+    def _make_blue_green_due(self, job: Manifest) -> None:
+        if (blue_green := self._cache.blue_green_of(job)) is not None:
+            self._due(blue_green)
+
+    def _again_after(
+        self, observed: Observed | ObservedSavepoint | ObservedBlueGreen, decision: Decision, *, failed: bool
+    ) -> float | None:
         resource = observed.resource
         refused = (self._applier.create_refused(resource), self._applier.delete_refused(resource))
         # An action that failed before has succeeded, and the status still reports the failure.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from joinery_runtime.job.crd import BLUE_GREEN as BLUE_GREEN_KIND
 from joinery_runtime.job.crd import KINDS
 from joinery_runtime.job.crd import SAVEPOINT as SAVEPOINT_KIND
 from joinery_runtime.job.model.resource import API_VERSION
@@ -52,8 +53,9 @@ PAGE_KINDS = (INGRESS, HTTP_ROUTE)
 ALL_CHILDREN = (*CHILDREN, *PAGE_KINDS)
 JOBS = tuple(ApiResource(kind.name, kind.plural, _GROUP, _VERSION) for kind in KINDS)
 SAVEPOINT = ApiResource(SAVEPOINT_KIND.name, SAVEPOINT_KIND.plural, _GROUP, _VERSION)
-OWNERS = (*JOBS, SAVEPOINT)
-"""The kinds that users apply, to which children belong."""
+BLUE_GREEN = ApiResource(BLUE_GREEN_KIND.name, BLUE_GREEN_KIND.plural, _GROUP, _VERSION)
+OWNERS = (*JOBS, SAVEPOINT, BLUE_GREEN)
+"""The kinds that users apply, to which children belong. The jobs of a BlueGreenJob are its children."""
 WATCHED = (*OWNERS, *CHILDREN)
 
 JOB_KINDS = {kind.name: kind for kind in KINDS}

@@ -16,6 +16,7 @@ from joinery_operator.plugin.kubectl import (
     KubectlTarget,
     NoDriver,
     find_job,
+    find_job_or_blue_green,
     newest_driver,
     running_driver,
 )
@@ -63,7 +64,7 @@ def ls(*, all_namespaces: Annotated[bool, Parameter(name=["--all-namespaces", "-
 @app.command
 def status(job: JobName, /, *, target: KubectlTarget = _HERE) -> None:
     """Show a job's inputs, its conditions, and what went wrong."""
-    for line in status_lines(find_job(target, job)):
+    for line in status_lines(find_job_or_blue_green(target, job)):
         _say(line)
 
 
@@ -192,7 +193,7 @@ def _run_in_driver(target: KubectlTarget, job: str, *command: str) -> int:
 
 
 def _set_suspend(job: str, suspended: bool, target: KubectlTarget) -> int:
-    job_resource = find_job(target, job)
+    job_resource = find_job_or_blue_green(target, job)
     patch = json.dumps({"spec": {"suspend": suspended}})
     return target.run(
         "patch", job_resource.reference, f"--namespace={job_resource.namespace}", "--type=merge", f"--patch={patch}"

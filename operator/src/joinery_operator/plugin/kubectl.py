@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from cyclopts import Parameter
 
 from joinery_operator.names import ChildNames
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
-from joinery_runtime.job.crd import KINDS
+from joinery_runtime.job.crd import BLUE_GREEN, KINDS, ResourceKind
 from joinery_runtime.job.model.resource import API_VERSION
 from joinery_runtime.job.model.wording import listed
 
@@ -26,6 +27,10 @@ class KubectlError(JoineryError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return (KubectlError, (self.summary, self.message, self.code))
+
+
+class NoSuchJob(JoineryError):
+    """No job of these kinds has the name."""
 
 
 @Parameter(name="*")
@@ -106,7 +111,7 @@ class JobResource:
         return ChildNames(self.resource).driver(attempt["number"]) if attempt else None
 
 
-def find_job(target: KubectlTarget, name: str) -> JobResource:
+def find_job(target: KubectlTarget, name: str, kinds: Sequence[ResourceKind] = KINDS) -> JobResource:
     """The job called `name`: `orders` or, if jobs of several kinds have that name, `sj/orders`. Also accepts what
     kubectl prints (`streamjoin.joinery.dev/orders`).
 
@@ -116,25 +121,40 @@ def find_job(target: KubectlTarget, name: str) -> JobResource:
     called = kind.lower().removesuffix(f".{_GROUP}")
     plurals = [
         job_kind.plural
-        for job_kind in KINDS
+        for job_kind in kinds
         if not slash or called in {job_kind.short, job_kind.plural, job_kind.name.lower()}
     ]
     if not plurals:
-        kind_names = ", ".join(job_kind.short for job_kind in KINDS)
+        kind_names = ", ".join(job_kind.short for job_kind in kinds)
         raise JoineryError(
             f"{kind!r} is no kind of job", facts=f"there are {kind_names}", todo=f"Write as in {KINDS[0].short}/NAME"
         )
     resource_types = ",".join(f"{plural}.{_GROUP}" for plural in plurals)
     matches = target.read("get", resource_types, f"--field-selector=metadata.name={job}")["items"]
     if not matches:
-        raise JoineryError(
-            f"There is no job {job!r}", todo="`kubectl joinery ls -A` lists all; name another -n NAMESPACE"
-        )
+        raise NoSuchJob(f"There is no job {job!r}", todo="`kubectl joinery ls -A` lists all; name another -n NAMESPACE")
     if len(matches) > 1:
-        kinds = {match["kind"] for match in matches}
-        names = " or ".join(f"{job_kind.short}/{job}" for job_kind in KINDS if job_kind.name in kinds)
-        raise JoineryError(f"Several jobs are called {job!r}", facts=listed(sorted(kinds)), todo=f"Write {names}")
+        matched = {match["kind"] for match in matches}
+        names = " or ".join(f"{job_kind.short}/{job}" for job_kind in kinds if job_kind.name in matched)
+        raise JoineryError(f"Several jobs are called {job!r}", facts=listed(sorted(matched)), todo=f"Write {names}")
     return JobResource(matches[0])
+
+
+def find_job_or_blue_green(target: KubectlTarget, name: str) -> JobResource:
+    """The job called `name`, else the BlueGreenJob, which `bgj/NAME` names alone: a cluster may not know that kind.
+    Raises JoineryError."""
+    kind = name.rpartition("/")[0].lower().removesuffix(f".{_GROUP}")
+    if kind in {BLUE_GREEN.short, BLUE_GREEN.plural, BLUE_GREEN.name.lower()}:
+        return find_job(target, name, (BLUE_GREEN,))
+    try:
+        return find_job(target, name)
+    except NoSuchJob as missing:
+        if kind:
+            raise
+        try:
+            return find_job(target, name, (BLUE_GREEN,))
+        except KubectlError:
+            raise missing from None
 
 
 def read_config_map(target: KubectlTarget, job: JobResource, name: str) -> dict[str, Any] | None:

@@ -24,11 +24,13 @@ def status_lines(job: JobResource) -> Iterator[str]:
 
 def _summary_lines(status: Mapping[str, Any]) -> Iterator[str]:
     driver, savepoint = status.get("driver") or {}, status.get("lastSavepoint") or {}
-    rollout = status.get("rollout") or {}
+    rollout, candidate = status.get("rollout") or {}, status.get("candidate") or {}
     summary = {
         "image": status.get("image"),
         "revision": status.get("revision"),
         "rollout": rollout and f"{rollout['stage']} of revision {rollout['revision']}, image {rollout['image']}",
+        "active": status.get("active"),
+        "candidate": candidate.get("name"),
         "driver": driver and f"attempt {driver['number']}, {driver.get('failures', 0)} failures in a row",
         "executors": status.get("executors"),
         "epoch": status.get("epoch"),

@@ -1,4 +1,5 @@
-"""`kubectl joinery rollout`: waits for another revision, returns to an earlier job, lists revisions, pauses."""
+"""`kubectl joinery rollout`: waits for another revision, returns to an earlier job, lists revisions, switches to the
+second job of a BlueGreenJob, pauses."""
 
 from __future__ import annotations
 
@@ -14,12 +15,18 @@ from cyclopts import App, Parameter
 
 from joinery_operator.manifests import JOB_FILE
 from joinery_operator.manifests.yaml import from_yaml
-from joinery_operator.names import PAUSE_ANNOTATION, ChildNames
-from joinery_operator.plugin.kubectl import JobResource, KubectlTarget, find_job, read_config_map
+from joinery_operator.names import PAUSE_ANNOTATION, SWITCH_ANNOTATION, ChildNames
+from joinery_operator.plugin.kubectl import (
+    JobResource,
+    KubectlTarget,
+    find_job,
+    find_job_or_blue_green,
+    read_config_map,
+)
 from joinery_operator.plugin.report import align_columns
 from joinery_operator.revision import NOT_FOR_DRIVERS
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.job.crd import KINDS
+from joinery_runtime.job.crd import BLUE_GREEN, KINDS
 from joinery_runtime.job.model.duration import parse_duration
 
 rollout = App(name="rollout", help="Wait for a rollout, return to an earlier job, list revisions, pause rollouts.")
@@ -41,7 +48,7 @@ class RolloutVerdict(IntEnum):
 @rollout.command
 def status(job: JobName, /, *, wait: bool = True, timeout: str | None = None, target: KubectlTarget = _HERE) -> int:
     """Wait until what a job's resource asks for is rolled out. Exit codes: 0 it is; 1 it was rejected or rolled back,
-    or has failed; 3 not within --timeout; 4 it is paused or suspended.
+    or has failed; 3 not within --timeout; 4 it is paused or suspended, or awaits `rollout switch`.
 
     Parameters
     ----------
@@ -56,7 +63,7 @@ def status(job: JobName, /, *, wait: bool = True, timeout: str | None = None, ta
         raise JoineryError(f"--timeout {timeout}", facts=str(error)) from None
     last_text = ""
     while True:
-        job_resource = find_job(target, job)
+        job_resource = find_job_or_blue_green(target, job)
         verdict, reason = _rollout_verdict(job_resource)
         text = f"{job_resource.resource['kind']} {job_resource.name}: {reason}"
         if text != last_text:
@@ -72,14 +79,17 @@ def status(job: JobName, /, *, wait: bool = True, timeout: str | None = None, ta
 
 @rollout.command
 def history(job: JobName, /, *, revision: str | None = None, target: KubectlTarget = _HERE) -> None:
-    """List the job's revisions that worked, newest first.
+    """List the job's revisions that worked, newest first; of a BlueGreenJob the jobs, and where each writes.
 
     Parameters
     ----------
     revision
         Print the job of this revision instead.
     """
-    job_resource = find_job(target, job)
+    job_resource = find_job_or_blue_green(target, job)
+    if job_resource.resource["kind"] == BLUE_GREEN.name:
+        _print_jobs(job_resource, revision)
+        return
     if revision is not None:
         sys.stdout.write(_stored_text(target, job_resource, revision))
         return
@@ -102,22 +112,87 @@ def history(job: JobName, /, *, revision: str | None = None, target: KubectlTarg
 @rollout.command
 def undo(job: JobName, /, *, to_revision: str | None = None, target: KubectlTarget = _HERE) -> int:
     """Set the job's spec back to that of the revision before. A rollout that is under way, or was rejected, returns to
-    the current revision. What is not part of a revision stays: suspend, cleanup, upgrade and the scale.
+    the current revision. What is not part of a revision stays: suspend, cleanup, upgrade and the scale. A BlueGreenJob
+    gives its second job up or, after a switch, returns to the old job while that runs.
 
     Parameters
     ----------
     to_revision
         The revision to return to, one of `rollout history`.
     """
-    job_resource = find_job(target, job)
+    job_resource = find_job_or_blue_green(target, job)
+    if job_resource.resource["kind"] == BLUE_GREEN.name:
+        return _undo_blue_green(target, job_resource, to_revision)
     revision, spec = _earlier_spec(target, job_resource, to_revision)
-    # Whoever has edited the job meanwhile does not lose the edit.
+    sys.stdout.write(f"{job_resource.name}: back to the job of revision {revision}\n")
+    return _replace(target, job_resource, "/spec", spec)
+
+
+@rollout.command
+def switch(job: JobName, /, *, target: KubectlTarget = _HERE) -> int:
+    """Let readers of a BlueGreenJob switch to the job that runs beside the active one, once that is stable."""
+    job_resource = find_job(target, job, (BLUE_GREEN,))
+    candidate = job_resource.status.get("candidate")
+    if candidate is None:
+        raise JoineryError(
+            f"BlueGreenJob {job_resource.name} has no second job",
+            facts=f"its status names none beside {job_resource.status.get('active') or 'the first one'}",
+            todo="Edit spec.template so that each output has another place",
+        )
+    if _conditions(job_resource).get("UpToDate", {}).get("reason") != "AwaitingSwitch":
+        sys.stderr.write("joinery: it is not stable yet; readers switch when it is\n")
+    return _annotate(target, job_resource, f"{SWITCH_ANNOTATION}={candidate['name']}")
+
+
+def _undo_blue_green(target: KubectlTarget, job: JobResource, to_revision: str | None) -> int:
+    """Set the template to the job that is active or, if that is the template's, to the last one before it."""
+    if to_revision is not None:
+        raise JoineryError("A BlueGreenJob has no revisions", todo="Leave --to-revision out, or edit spec.template")
+    status, template = job.status, job.resource["spec"]["template"]
+    moves = status.get("candidate") is not None or _conditions(job).get("Valid", {}).get("status") == "False"
+    earlier = status.get("active") if moves else next((old["name"] for old in reversed(status.get("old", ()))), None)
+    if earlier is None:
+        raise JoineryError(
+            f"BlueGreenJob {job.name} has no job to return to",
+            facts="no second job runs beside the active one, and the time to keep the one before is over",
+            todo="Apply the earlier template with other outputs: they are written from the beginning",
+        )
+    resource = find_job(target, earlier).resource
+    # What the operator decides of a job is no part of the template.
+    spec = {name: value for name, value in resource["spec"].items() if name not in {"suspend", "cleanup"}}
+    _copy_fields(template["spec"], spec, "cleanup")
+    sys.stdout.write(f"{job.name}: back to job {earlier}\n")
+    return _replace(target, job, "/spec/template", {"kind": resource["kind"], "spec": spec})
+
+
+def _print_jobs(job: JobResource, revision: str | None) -> None:
+    if revision is not None:
+        raise JoineryError("A BlueGreenJob has no revisions", todo="`kubectl get` its jobs, which the history names")
+    status = job.status
+    rows = [["JOB", "STATE", "UNTIL", "OUTPUTS"]]
+    if (candidate := status.get("candidate")) is not None:
+        rows.append([candidate["name"], "candidate", "-", "-"])
+    if status.get("active"):
+        rows.append([status["active"], "active", "-", _outputs_text(status)])
+    rows += [[old["name"], "old", old["until"], "-"] for old in reversed(status.get("old", ()))]
+    rows += [
+        [past["name"], "retired", past["ended"], _outputs_text(past)] for past in reversed(status.get("retired", ()))
+    ]
+    for line in align_columns(rows):
+        sys.stdout.write(f"{line.strip()}\n")
+
+
+def _outputs_text(status: Mapping[str, Any]) -> str:
+    return ", ".join(f"{output['kind']} {output.get('target', '-')}" for output in status.get("outputs", ())) or "-"
+
+
+def _replace(target: KubectlTarget, job_resource: JobResource, path: str, value: object) -> int:
+    """Replace a part of the resource. Whoever has edited the resource meanwhile does not lose the edit."""
     version = job_resource.resource["metadata"]["resourceVersion"]
     patch = [
         {"op": "test", "path": "/metadata/resourceVersion", "value": version},
-        {"op": "replace", "path": "/spec", "value": spec},
+        {"op": "replace", "path": path, "value": value},
     ]
-    sys.stdout.write(f"{job_resource.name}: back to the job of revision {revision}\n")
     return target.run(
         "patch",
         job_resource.reference,
@@ -140,15 +215,22 @@ def resume(job: JobName, /, *, target: KubectlTarget = _HERE) -> int:
 
 
 def _set_annotation(target: KubectlTarget, job: str, annotation: str) -> int:
-    job_resource = find_job(target, job)
+    return _annotate(target, find_job_or_blue_green(target, job), annotation)
+
+
+def _annotate(target: KubectlTarget, job_resource: JobResource, annotation: str) -> int:
     namespace_option = f"--namespace={job_resource.namespace}"
     return target.run("annotate", job_resource.reference, namespace_option, "--overwrite", annotation)
+
+
+def _conditions(job: JobResource) -> dict[str, Any]:
+    return {condition["type"]: condition for condition in job.status.get("conditions", ())}
 
 
 def _rollout_verdict(job: JobResource) -> tuple[RolloutVerdict | None, str]:
     """How the wait for a rollout ends; None: it does not yet. And why."""
     metadata, status = job.resource["metadata"], job.status
-    conditions = {condition["type"]: condition for condition in status.get("conditions", ())}
+    conditions = _conditions(job)
     paused = conditions.get("Paused")
     if paused is not None and paused["reason"] == "Everything":
         return RolloutVerdict.HELD_BACK, f"Paused: {paused['message']}"
@@ -164,7 +246,8 @@ def _rollout_verdict(job: JobResource) -> tuple[RolloutVerdict | None, str]:
     rolls_back = (status.get("rollout") or {}).get("stage") == "RollingBack" and status.get("phase") != "Failed"
     if conditions.get("Stalled", {}).get("status") == "True" and not rolls_back:
         return RolloutVerdict.FAILED, text
-    return (RolloutVerdict.HELD_BACK if up_to_date["reason"] in {"RolloutsPaused", "Suspended"} else None), text
+    waits = up_to_date["reason"] in {"RolloutsPaused", "Suspended", "AwaitingSwitch"}
+    return (RolloutVerdict.HELD_BACK if waits else None), text
 
 
 def _earlier_spec(target: KubectlTarget, job: JobResource, to_revision: str | None) -> tuple[str, dict[str, Any]]:

@@ -16,10 +16,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from joinery_operator.decision import EXECUTORS, Action, Decision, Observed, ObservedEnd, ObservedSavepoint
+from joinery_operator.decision import (
+    EXECUTORS,
+    Action,
+    Decision,
+    Observed,
+    ObservedBlueGreen,
+    ObservedEnd,
+    ObservedSavepoint,
+)
 from joinery_operator.manifests import page_url
 from joinery_operator.names import labels, selector
 from joinery_operator.reconcile import deletion, savepoint
+from joinery_operator.reconcile.blue_green import reconcile_blue_green
 from joinery_operator.reconcile.children import child_actions, deletion_fault
 from joinery_operator.reconcile.conditions import events, with_conditions, with_late_rows, with_pause
 from joinery_operator.reconcile.context import FINALIZER, ReconcileContext, read_status
@@ -36,7 +45,7 @@ from joinery_operator.reconcile.rollout import (
     record_proof,
     without_deadline,
 )
-from joinery_runtime.job.crd import SAVEPOINT, Status
+from joinery_runtime.job.crd import BLUE_GREEN, SAVEPOINT, Status
 
 __all__ = ["FINALIZER", "reconcile"]
 
@@ -44,12 +53,16 @@ _SOONEST_SECONDS = 0.5
 _NAMESPACE_SECONDS = 60.0
 
 
-def reconcile(observed: Observed | ObservedSavepoint | ObservedEnd) -> Decision:
+def reconcile(observed: Observed | ObservedSavepoint | ObservedBlueGreen | ObservedEnd) -> Decision:
     """Decides. Never raises for anything that a user, a cluster or another release may have written."""
     if isinstance(observed, ObservedSavepoint):
         return savepoint.reconcile_savepoint(observed)
+    if isinstance(observed, ObservedBlueGreen):
+        return reconcile_blue_green(observed)
     if isinstance(observed, ObservedEnd):
         last_copy = observed.resource
+        if last_copy["kind"] == BLUE_GREEN.name:  # its jobs say what they leave
+            return Decision(None)
         left_behind = (
             savepoint.left_behind_events if last_copy["kind"] == SAVEPOINT.name else deletion.left_behind_events
         )

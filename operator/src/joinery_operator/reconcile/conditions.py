@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from joinery_operator.decision import Event
 from joinery_operator.manifests import page_url
 from joinery_operator.names import PAUSE_ANNOTATION
+from joinery_operator.reconcile.aspects import Aspect, as_reason, find_condition
 from joinery_operator.reconcile.context import ReconcileContext
 from joinery_operator.reconcile.phase import JobPhase
 from joinery_operator.reconcile.reasons import INCOMPATIBLE, Fault, cut, listed, sentence
@@ -21,7 +21,6 @@ LATE_ROWS = "LateRows"
 UP_TO_DATE = "UpToDate"
 PAUSED = "Paused"
 
-_MESSAGE = 4096
 _FORGETS = (
     "spec.stateStore is memory: the state is lost with each driver pod, and every start reads the inputs from the "
     "beginning; name a Postgres (stateStore.postgres) to keep it"
@@ -30,27 +29,17 @@ _ROLLOUTS_PAUSED = "RolloutsPaused"
 _UNPAUSE = f"The annotation {PAUSE_ANNOTATION} says so: `kubectl joinery rollout resume` removes it"
 
 
-@dataclass(frozen=True, slots=True)
-class _Aspect:
-    """A condition without its times."""
-
-    type: str
-    status: str
-    reason: str
-    message: str
-
-
 def with_conditions(ctx: ReconcileContext, status: Status, job: JobPhase) -> Status:
     """The status with phase, conditions, and the generation to which they apply."""
     desired, progressing = ctx.desired, _progressing_aspect(status, job)
     up_to_date = _up_to_date_aspect(ctx, status, job)
     degraded = job.degraded or Fault("AsExpected", "")
     aspects = (
-        _Aspect("Ready", "True" if job.ready else "False", job.reason, job.message),
+        Aspect("Ready", "True" if job.ready else "False", job.reason, job.message),
         progressing,
-        _Aspect("Degraded", "True" if job.degraded else "False", degraded.reason, degraded.message),
+        Aspect("Degraded", "True" if job.degraded else "False", degraded.reason, degraded.message),
         _state_compatible_aspect(ctx, status),
-        _Aspect(
+        Aspect(
             "Valid", "True" if desired.job else "False", desired.reason, listed(desired.problems or desired.warnings)
         ),
         *_kstatus_aspects(ctx, status, job, up_to_date if up_to_date.reason == _ROLLOUTS_PAUSED else progressing),
@@ -115,29 +104,29 @@ def events(old: Status, new: Status) -> Iterator[Event]:
         yield _make_event("Warning" if bad else "Normal", after.reason, after.message)
 
 
-def _progressing_aspect(status: Status, job: JobPhase) -> _Aspect:
+def _progressing_aspect(status: Status, job: JobPhase) -> Aspect:
     rollout = status.rollout
     if rollout is not None and not rollout.lifted and job.phase not in {"Suspended", "Finished", "Failed"}:
         message = sentence(f"revision {rollout.revision}", cut(rollout.reason))
-        return _Aspect("Progressing", "True", f"Rollout{rollout.stage}", f"{message}. {way_out(status)}")
-    return _Aspect("Progressing", "True" if job.progressing else "False", job.reason, job.message)
+        return Aspect("Progressing", "True", f"Rollout{rollout.stage}", f"{message}. {way_out(status)}")
+    return Aspect("Progressing", "True" if job.progressing else "False", job.reason, job.message)
 
 
 def _kstatus_aspects(
-    ctx: ReconcileContext, status: Status, job: JobPhase, progressing: _Aspect
-) -> tuple[_Aspect, _Aspect]:
+    ctx: ReconcileContext, status: Status, job: JobPhase, progressing: Aspect
+) -> tuple[Aspect, Aspect]:
     """The conditions for tools that do not know Joinery (kstatus: Flux, kubectl plugins). Stalled: only a person can
     help. A job that runs while another revision is checked is not yet where its resource wants it."""
     stalled = job.phase == "Failed" or ctx.desired.job is None or status.refused is not None
     reason, message = (job.degraded.reason, job.degraded.message) if job.degraded else (job.reason, job.message)
     going = (progressing.status == "True" or progressing.reason == _ROLLOUTS_PAUSED) and not stalled
     return (
-        _Aspect("Reconciling", "True" if going else "False", progressing.reason, progressing.message if going else ""),
-        _Aspect("Stalled", "True" if stalled else "False", reason, message if stalled else ""),
+        Aspect("Reconciling", "True" if going else "False", progressing.reason, progressing.message if going else ""),
+        Aspect("Stalled", "True" if stalled else "False", reason, message if stalled else ""),
     )
 
 
-def _page_aspect(ctx: ReconcileContext) -> Iterator[_Aspect]:
+def _page_aspect(ctx: ReconcileContext) -> Iterator[Aspect]:
     """Only for a job whose page has no address."""
     if (owner := ctx.page_owner) is not None:
         address = page_url(ctx.observed.resource, ctx.settings)
@@ -146,102 +135,83 @@ def _page_aspect(ctx: ReconcileContext) -> Iterator[_Aspect]:
             f"{address} is the page of {older}, which is older: addresses have hyphens for dots, and tell no kinds "
             "apart. This job runs without an address for browsers: give it another name, or use kubectl port-forward"
         )
-        yield _Aspect("PageAddress", "False", ADDRESS_TAKEN, message)
+        yield Aspect("PageAddress", "False", ADDRESS_TAKEN, message)
 
 
-def _up_to_date_aspect(ctx: ReconcileContext, status: Status, job: JobPhase) -> _Aspect:
+def _up_to_date_aspect(ctx: ReconcileContext, status: Status, job: JobPhase) -> Aspect:
     """Whether what the resource asks for has been rolled out, for whoever waits for it (a pipeline). Whether it still
     runs is another matter: Ready."""
     desired, rollout, refused = ctx.desired, status.rollout, status.refused
     if desired.job is None:
-        return _Aspect(UP_TO_DATE, "False", desired.reason, listed(desired.problems))
+        return Aspect(UP_TO_DATE, "False", desired.reason, listed(desired.problems))
     if refused is not None:
-        return _Aspect(
+        return Aspect(
             UP_TO_DATE, "False", refused.reason, sentence(f"revision {refused.revision} was rejected", refused.message)
         )
     target = f"revision {desired.job.revision}"
     if rollout is not None and rollout.revision == desired.job.revision and rollout.lifted:
         message = f"{target} runs; until its first commit there is a way back to {status.revision}"
-        return _Aspect(UP_TO_DATE, "True", "AwaitsFirstCommit", message)
+        return Aspect(UP_TO_DATE, "True", "AwaitsFirstCommit", message)
     if rollout is not None:
         message = sentence(f"revision {rollout.revision}", cut(rollout.reason))
-        return _Aspect(UP_TO_DATE, "False", f"Rollout{rollout.stage}", message)
+        return Aspect(UP_TO_DATE, "False", f"Rollout{rollout.stage}", message)
     if desired.job.revision != status.revision:
         if ctx.suspended:
-            return _Aspect(UP_TO_DATE, "False", "Suspended", f"{target} is rolled out once the job resumes")
+            return Aspect(UP_TO_DATE, "False", "Suspended", f"{target} is rolled out once the job resumes")
         if is_paused(ctx, status):
-            return _Aspect(UP_TO_DATE, "False", _ROLLOUTS_PAUSED, f"{target} waits. {_UNPAUSE}")
-        return _Aspect(UP_TO_DATE, "False", "RolloutPending", f"{target} is about to be rolled out")
+            return Aspect(UP_TO_DATE, "False", _ROLLOUTS_PAUSED, f"{target} waits. {_UNPAUSE}")
+        return Aspect(UP_TO_DATE, "False", "RolloutPending", f"{target} is about to be rolled out")
     if status.proved is None and not ctx.suspended:
-        return _Aspect(UP_TO_DATE, "False", job.reason, f"{target} was never ready: {job.message}")
-    return _Aspect(UP_TO_DATE, "True", "RolledOut", f"{target} is current")
+        return Aspect(UP_TO_DATE, "False", job.reason, f"{target} was never ready: {job.message}")
+    return Aspect(UP_TO_DATE, "True", "RolledOut", f"{target} is current")
 
 
-def _pause_aspect(ctx: ReconcileContext) -> Iterator[_Aspect]:
+def _pause_aspect(ctx: ReconcileContext) -> Iterator[Aspect]:
     """Only for a job that its author has paused."""
     if ctx.pause_scope == "rollouts":
         message = "no rollout begins; the current revision keeps running, and is restarted if it fails"
-        yield _Aspect(PAUSED, "True", "Rollouts", f"{message}. {_UNPAUSE}")
+        yield Aspect(PAUSED, "True", "Rollouts", f"{message}. {_UNPAUSE}")
     elif ctx.pause_scope == "everything":
         message = (
             "the operator leaves the job alone: it starts, repairs and deletes none of its objects, whatever becomes "
             "of them, and sees no edit. Only the job's deletion is carried out"
         )
-        yield _Aspect(PAUSED, "True", "Everything", f"{message}. {_UNPAUSE}")
+        yield Aspect(PAUSED, "True", "Everything", f"{message}. {_UNPAUSE}")
 
 
-def _late_rows_aspect(status: Status) -> _Aspect:
+def _late_rows_aspect(status: Status) -> Aspect:
     """Names inputs only: a message with figures would change the status all the time."""
     late = [input_status.name for input_status in status.inputs if input_status.late_warning]
     if not late:
-        return _Aspect(LATE_ROWS, "False", "AsExpected", "")
+        return Aspect(LATE_ROWS, "False", "AsExpected", "")
     message = (
         f"many of the newest records of {listed_words(late)} are dropped as late (watermark.lateWarning): they are "
         "missing in the output. status.inputs[].lateWarning says how many, and which watermark.delay would have kept "
         "them"
     )
-    return _Aspect(LATE_ROWS, "True", "DroppedAsLate", message)
+    return Aspect(LATE_ROWS, "True", "DroppedAsLate", message)
 
 
-def _state_compatible_aspect(ctx: ReconcileContext, status: Status) -> _Aspect:
+def _state_compatible_aspect(ctx: ReconcileContext, status: Status) -> Aspect:
     refused, attempt = status.refused, status.driver
     if refused is not None and refused.reason in {INCOMPATIBLE, "MigrationFailed"}:
-        return _Aspect("StateCompatible", "False", refused.reason, refused.message)
+        return Aspect("StateCompatible", "False", refused.reason, refused.message)
     if attempt is not None and attempt.outcome == "Fatal" and attempt.reason == INCOMPATIBLE:
-        return _Aspect("StateCompatible", "False", INCOMPATIBLE, status.last_error or "")
+        return Aspect("StateCompatible", "False", INCOMPATIBLE, status.last_error or "")
     revision = ctx.revision(status.revision, status.image)
     if revision is not None and revision.job.spec.state_store.kind == "memory":
-        return _Aspect("StateCompatible", "True" if status.proved else "Unknown", IN_MEMORY, _FORGETS)
+        return Aspect("StateCompatible", "True" if status.proved else "Unknown", IN_MEMORY, _FORGETS)
     if status.proved is not None:
-        return _Aspect("StateCompatible", "True", "InUse", "the current revision runs on the state")
-    return _Aspect("StateCompatible", "Unknown", "NotStarted", "no driver of this revision was ready yet")
+        return Aspect("StateCompatible", "True", "InUse", "the current revision runs on the state")
+    return Aspect("StateCompatible", "Unknown", "NotStarted", "no driver of this revision was ready yet")
 
 
-def _make_condition(ctx: ReconcileContext, new: _Aspect) -> Condition:
-    old = _condition_of(ctx.status, new.type)
-    since = old.last_transition_time if old is not None and old.status == new.status else ctx.now
-    return Condition.model_validate(
-        {
-            "type": new.type,
-            "status": new.status,
-            "observed_generation": ctx.metadata.get("generation"),
-            "last_transition_time": since,
-            "reason": _as_reason(new.reason),
-            "message": cut(new.message, _MESSAGE),
-        }
-    )
-
-
-def _as_reason(text: str) -> str:
-    """The text in a form that Kubernetes allows as a reason: some reasons come from pods and errors."""
-    word = "".join(
-        character for character in text if character.isascii() and (character.isalnum() or character == "_")
-    )[:128].lstrip("0123456789_")
-    return word or "Unknown"
+def _make_condition(ctx: ReconcileContext, new: Aspect) -> Condition:
+    return new.as_condition(ctx.status.conditions, ctx.metadata.get("generation"), ctx.now)
 
 
 def _condition_of(status: Status, type_: str) -> Condition | None:
-    return next((condition for condition in status.conditions if condition.type == type_), None)
+    return find_condition(status.conditions, type_)
 
 
 def _reason_of(status: Status, type_: str) -> str | None:
@@ -250,4 +220,4 @@ def _reason_of(status: Status, type_: str) -> str | None:
 
 
 def _make_event(kind: str, reason: str, message: str) -> Event:
-    return Event("Warning" if kind == "Warning" else "Normal", _as_reason(reason), cut(message))
+    return Event("Warning" if kind == "Warning" else "Normal", as_reason(reason), cut(message))

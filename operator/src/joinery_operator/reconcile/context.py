@@ -23,6 +23,7 @@ from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.resource import Upgrade
 
 FINALIZER = "joinery.dev/delete-state"
+PauseScope = Literal["nothing", "rollouts", "everything"]
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,9 @@ class ReconcileContext:
         return self.spec.get("suspend") is True
 
     @property
-    def pause_scope(self) -> Literal["nothing", "rollouts", "everything"]:
-        """What the job's author has paused. A value that is unknown pauses everything: doing nothing harms least."""
-        value = (self.metadata.get("annotations") or {}).get(PAUSE_ANNOTATION, "")
-        if value in {"", "false"}:
-            return "nothing"
-        return "rollouts" if value == "rollouts" else "everything"
+    def pause_scope(self) -> PauseScope:
+        """What the job's author has paused."""
+        return pause_scope(self.observed.resource)
 
     @cached_property
     def upgrade(self) -> Upgrade:
@@ -198,6 +196,14 @@ class ReconcileContext:
         return [
             (name.removeprefix(prefix), observe_pod(pods[name])) for name in sorted(pods) if name.startswith(prefix)
         ]
+
+
+def pause_scope(resource: Manifest) -> PauseScope:
+    """What the resource's author has paused. A value that is unknown pauses everything: doing nothing harms least."""
+    value = (resource["metadata"].get("annotations") or {}).get(PAUSE_ANNOTATION, "")
+    if value in {"", "false"}:
+        return "nothing"
+    return "rollouts" if value == "rollouts" else "everything"
 
 
 def read_status(resource: Manifest) -> Status:

@@ -301,9 +301,9 @@ def crds(*, folder: Path | None = None) -> None:
     folder
         Write one file per kind to this folder instead.
     """
-    from joinery_runtime.job.crd import KINDS, SAVEPOINT, custom_resource_definition, file_name, to_yaml  # noqa: PLC0415
+    from joinery_runtime.job.crd import RESOURCE_KINDS, custom_resource_definition, file_name, to_yaml  # noqa: PLC0415
 
-    texts = {file_name(kind): to_yaml(custom_resource_definition(kind)) for kind in (*KINDS, SAVEPOINT)}
+    texts = {file_name(kind): to_yaml(custom_resource_definition(kind)) for kind in RESOURCE_KINDS}
     if folder is None:
         say("---\n".join(texts.values()).rstrip("\n"))
         return

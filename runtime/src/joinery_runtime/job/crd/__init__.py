@@ -6,8 +6,17 @@ shares these too. `status` has the models of the part that the operator writes, 
 report to the operator.
 """
 
+from joinery_runtime.job.crd.blue_green import (
+    BlueGreenSpec,
+    BlueGreenState,
+    CandidateJob,
+    OldJob,
+    RetiredJob,
+)
 from joinery_runtime.job.crd.definition import (
+    BLUE_GREEN,
     KINDS,
+    RESOURCE_KINDS,
     SAVEPOINT,
     ResourceKind,
     custom_resource_definition,
@@ -44,14 +53,19 @@ from joinery_runtime.job.crd.status import (
 )
 
 __all__ = [
+    "BLUE_GREEN",
     "ENDING_FILE",
     "FORBIDDEN_PROPERTIES",
     "KINDS",
     "MESSAGE_BYTES",
+    "RESOURCE_KINDS",
     "SAVEPOINT",
     "SCALE_FILE",
     "STATUS_PORT",
     "UNSAFE_PROPERTIES",
+    "BlueGreenSpec",
+    "BlueGreenState",
+    "CandidateJob",
     "Condition",
     "Deletion",
     "DriverAttempt",
@@ -59,10 +73,12 @@ __all__ = [
     "Ending",
     "HotKey",
     "InputStatus",
+    "OldJob",
     "OutputStatus",
     "PastRevision",
     "Refusal",
     "ResourceKind",
+    "RetiredJob",
     "Rollout",
     "Savepoint",
     "SavepointResult",

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 from ruamel.yaml import YAML
 
+from joinery_runtime.job.crd.blue_green import BlueGreenJob, BlueGreenState
 from joinery_runtime.job.crd.rules import with_rules
 from joinery_runtime.job.crd.savepoint import Savepoint, SavepointState
 from joinery_runtime.job.crd.shapes import Schema
@@ -41,6 +42,9 @@ class ResourceKind:
 KINDS = (ResourceKind(StreamJoin, "streamjoins", "sj"), ResourceKind(SessionWindow, "sessionwindows", "sw"))
 """The kinds of job."""
 SAVEPOINT = ResourceKind(Savepoint, "savepoints", "jsp", SavepointState)
+BLUE_GREEN = ResourceKind(BlueGreenJob, "bluegreenjobs", "bgj", BlueGreenState)
+RESOURCE_KINDS = (*KINDS, SAVEPOINT, BLUE_GREEN)
+"""The kinds that have a definition."""
 
 _PHASE = (
     {"name": "Phase", "type": "string", "jsonPath": ".status.phase"},
@@ -64,7 +68,18 @@ _OF_SAVEPOINTS = (
     {"name": "Bytes", "type": "integer", "jsonPath": ".status.bytes"},
     _AGE,
 )
-_COLUMNS: Mapping[type[BaseModel], Sequence[Mapping[str, object]]] = {Status: _OF_JOBS, SavepointState: _OF_SAVEPOINTS}
+_OF_BLUE_GREEN = (
+    *_PHASE,
+    {"name": "Active", "type": "string", "jsonPath": ".status.active"},
+    {"name": "Candidate", "type": "string", "jsonPath": ".status.candidate.name"},
+    {"name": "Stable since", "type": "date", "jsonPath": ".status.candidate.stableSince"},
+    _AGE,
+)
+_COLUMNS: Mapping[type[BaseModel], Sequence[Mapping[str, object]]] = {
+    Status: _OF_JOBS,
+    SavepointState: _OF_SAVEPOINTS,
+    BlueGreenState: _OF_BLUE_GREEN,
+}
 
 
 def file_name(kind: ResourceKind) -> str:

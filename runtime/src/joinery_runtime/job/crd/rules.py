@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import combinations
 
+from joinery_runtime.job.crd.blue_green import BlueGreenJob
 from joinery_runtime.job.crd.savepoint import Savepoint, SavepointOf
 from joinery_runtime.job.crd.shapes import Place, Schema
 from joinery_runtime.job.join.steps import FIELDS, STEP_KINDS, JoinStep, SelectItem
@@ -289,6 +290,12 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
             "!self.metadata.name.matches('^(rollout-|before-state-version-|periodic-[0-9]+$)')",
             "savepoints of rollouts, migrations and drivers have such names, and are deleted by those; "
             "choose another name",
+        ),
+    ),
+    BlueGreenJob: (
+        Rule(
+            "self.metadata.name.size() <= 242",
+            "the names of its jobs add eleven characters, and may have 253; choose a name of at most 242",
         ),
     ),
     SavepointOf: (Rule("self == oldSelf", "cannot be changed; make another Savepoint"),),

@@ -1,0 +1,133 @@
+"""`kubectl joinery` on a BlueGreenJob, with a kubectl that is none."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from joinery_runtime.job.model.resource import API_VERSION
+from plugin.conftest import FakeKubectl, Manifest, Run
+
+BLUE, GREEN = "orders-b1b1b1b1b1", "orders-9292929292"
+_TYPE = "bluegreenjobs.joinery.dev"
+REFERENCE = "bluegreenjob.joinery.dev/orders"
+
+
+def child(name: str, topic: str) -> Manifest:
+    spec = {"output": {"kafka": {"topic": topic}}, "suspend": False, "cleanup": "deleteState"}
+    metadata = {"name": name, "namespace": "jobs"}
+    return {"apiVersion": API_VERSION, "kind": "StreamJoin", "metadata": metadata, "spec": spec}
+
+
+def known(kubectl: FakeKubectl, *conditions: tuple[str, str, str], **status: Any) -> None:
+    metadata = {"name": "orders", "namespace": "jobs", "resourceVersion": "7", "generation": 3}
+    template = {"kind": "StreamJoin", "spec": {"output": {"kafka": {"topic": "green"}}, "cleanup": "retainState"}}
+    told = [
+        {"type": kind, "status": value, "reason": reason, "message": "m", "lastTransitionTime": "t"}
+        for kind, value, reason in conditions
+    ]
+    resource = {
+        "apiVersion": API_VERSION,
+        "kind": "BlueGreenJob",
+        "metadata": metadata,
+        "spec": {"template": template},
+        "status": {"observedGeneration": 3, "active": BLUE, "conditions": told, **status},
+    }
+    kubectl.answer("get", _TYPE, "--field-selector=metadata.name=orders", out={"items": [resource]})
+    kubectl.knows(child(BLUE, "blue"))
+    for verb in ("patch", "annotate"):
+        kubectl.answer(verb, REFERENCE)
+
+
+def template_patch(kubectl: FakeKubectl) -> Manifest:
+    *call, patch = kubectl.asked[-1]
+    assert call == ["patch", REFERENCE, "--namespace=jobs", "--type=json"]
+    test, replace = json.loads(patch.removeprefix("--patch="))
+    assert test == {"op": "test", "path": "/metadata/resourceVersion", "value": "7"}
+    assert (replace["op"], replace["path"]) == ("replace", "/spec/template")
+    value: Manifest = replace["value"]
+    return value
+
+
+@pytest.mark.parametrize(("reason", "code"), [("Beside", 3), ("AwaitingSwitch", 4)])
+def test_the_exit_code_says_whether_the_switch_waits_for_a_person(
+    kubectl: FakeKubectl, plugin: Run, reason: str, code: int
+) -> None:
+    known(kubectl, ("UpToDate", "False", reason), candidate={"name": GREEN})
+    ended = plugin("rollout", "status", "orders", "--no-wait")
+    assert (ended.code, ended.out) == (code, f"BlueGreenJob jobs/orders: {reason}: m\n")
+
+
+@pytest.mark.parametrize(("reason", "warns"), [("Beside", True), ("AwaitingSwitch", False)])
+def test_switch_names_the_second_job(kubectl: FakeKubectl, plugin: Run, reason: str, warns: bool) -> None:
+    known(kubectl, ("UpToDate", "False", reason), candidate={"name": GREEN})
+    ended = plugin("rollout", "switch", "orders")
+    assert (ended.code, "not stable yet" in ended.err) == (0, warns)
+    assert kubectl.asked[-1] == [
+        "annotate", REFERENCE, "--namespace=jobs", "--overwrite", f"joinery.dev/switch={GREEN}",
+    ]  # fmt: skip
+
+
+def test_there_is_nothing_to_switch_to(kubectl: FakeKubectl, plugin: Run) -> None:
+    known(kubectl)
+    ended = plugin("rollout", "switch", "bgj/orders")
+    assert (ended.code, "has no second job" in ended.err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"candidate": {"name": GREEN}},
+        {"active": GREEN, "old": [{"name": BLUE, "until": "2026-11-21T10:00:00Z"}]},
+    ],
+)
+def test_undo_returns_to_the_other_jobs_template(kubectl: FakeKubectl, plugin: Run, status: Manifest) -> None:
+    known(kubectl, **status)
+    assert plugin("rollout", "undo", "orders").code == 0
+    assert template_patch(kubectl) == {
+        "kind": "StreamJoin", "spec": {"output": {"kafka": {"topic": "blue"}}, "cleanup": "retainState"},
+    }  # fmt: skip
+
+
+def test_undo_returns_from_a_template_that_is_rejected(kubectl: FakeKubectl, plugin: Run) -> None:
+    known(kubectl, ("Valid", "False", "Invalid"))
+    assert plugin("rollout", "undo", "orders").code == 0
+    assert template_patch(kubectl)["spec"]["output"] == {"kafka": {"topic": "blue"}}
+
+
+def test_without_another_job_there_is_no_undo(kubectl: FakeKubectl, plugin: Run) -> None:
+    known(kubectl)
+    ended = plugin("rollout", "undo", "orders")
+    assert (ended.code, "no job to return to" in ended.err) == (1, True)
+
+
+def test_the_history_lists_jobs_and_where_they_write(kubectl: FakeKubectl, plugin: Run) -> None:
+    outputs = [{"name": "output", "kind": "kafka", "target": "red"}]
+    retired = [{"name": "orders-3", "outputs": outputs, "ended": "2026-11-20T10:00:00Z"}]
+    blue = [{"name": "output", "kind": "kafka", "target": "blue"}]
+    old = [{"name": "orders-2", "until": "2026-11-21T10:00:00Z"}]
+    known(kubectl, candidate={"name": GREEN}, outputs=blue, old=old, retired=retired)
+    lines = plugin("rollout", "history", "orders").out.splitlines()
+    assert [line.split() for line in lines] == [
+        ["JOB", "STATE", "UNTIL", "OUTPUTS"],
+        [GREEN, "candidate", "-", "-"],
+        [BLUE, "active", "-", "kafka", "blue"],
+        ["orders-2", "old", "2026-11-21T10:00:00Z", "-"],
+        ["orders-3", "retired", "2026-11-20T10:00:00Z", "kafka", "red"],
+    ]
+    for command in ("history", "undo"):
+        option = "--revision" if command == "history" else "--to-revision"
+        assert "has no revisions" in plugin("rollout", command, "orders", option, "r1").err
+
+
+def test_status_suspend_and_pause_know_it(kubectl: FakeKubectl, plugin: Run) -> None:
+    known(kubectl, ("Ready", "True", "Running"), candidate={"name": GREEN})
+    said = plugin("status", "orders").out
+    assert BLUE in said
+    assert GREEN in said
+    assert plugin("suspend", "orders").code == 0
+    assert kubectl.asked[-1][-1] == '--patch={"spec": {"suspend": true}}'
+    assert plugin("rollout", "pause", "orders").code == 0
+    assert kubectl.asked[-1][:2] == ["annotate", REFERENCE]
