@@ -60,7 +60,9 @@ end
 if status.phase == "Finished" then
   return verdict("Healthy", "All inputs have ended, and the job with them")
 end
-if conditions["UpToDate"] ~= nil and conditions["UpToDate"].reason == "RolloutsPaused" then
+local waits = conditions["UpToDate"] ~= nil and conditions["UpToDate"].reason
+-- Nothing happens until a person acts.
+if waits == "RolloutsPaused" or waits == "AwaitingSwitch" then
   return told("Suspended", "UpToDate")
 end
 if is("Progressing", "True") then

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from charts.health import FOLDER, health
-from joinery_runtime.job.crd import Status
+from joinery_runtime.job.crd import BlueGreenState, Status
 from joinery_runtime.job.crd.status import Phase
 
 CASES = yaml.safe_load((FOLDER / "health_test.yaml").read_text())["tests"]
@@ -24,7 +24,9 @@ def testhealth(case: dict[str, Any]) -> None:
 def test_every_fixture_is_used_and_is_a_status_that_the_operator_may_write() -> None:
     assert {FOLDER / each["inputPath"] for each in CASES} == set((FOLDER / "testdata").iterdir())
     for each in CASES:
-        Status.model_validate(yaml.safe_load((FOLDER / each["inputPath"]).read_text()).get("status") or {})
+        resource = yaml.safe_load((FOLDER / each["inputPath"]).read_text())
+        model = BlueGreenState if resource["kind"] == "BlueGreenJob" else Status
+        model.model_validate(resource.get("status") or {})
 
 
 def test_all_verdicts_occur() -> None:

@@ -332,7 +332,7 @@ PROGRAMS = {
     "spark-submit",
 }
 # Files that a page has its reader write.
-READERS = {"savepoint.yaml", "cluster.yaml", "kind.yaml"}
+READERS = {"savepoint.yaml", "cluster.yaml", "kind.yaml", "paid.yaml"}
 BUILT_IN = {"serviceaccount", "role", "rolebinding", "namespace", "configmap", "pods", "ns", "secret"}
 
 

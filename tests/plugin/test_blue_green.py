@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from joinery_operator.manifests import JOB_FILE
+from joinery_operator.names import ChildNames
 from joinery_runtime.job.model.resource import API_VERSION
 from plugin.conftest import FakeKubectl, Manifest, Run
 
@@ -17,11 +19,12 @@ REFERENCE = "bluegreenjob.joinery.dev/orders"
 
 def child(name: str, topic: str) -> Manifest:
     spec = {"output": {"kafka": {"topic": topic}}, "suspend": False, "cleanup": "deleteState"}
-    metadata = {"name": name, "namespace": "jobs"}
+    owner = {"kind": "BlueGreenJob", "name": "orders", "controller": True}
+    metadata = {"name": name, "namespace": "jobs", "ownerReferences": [owner]}
     return {"apiVersion": API_VERSION, "kind": "StreamJoin", "metadata": metadata, "spec": spec}
 
 
-def known(kubectl: FakeKubectl, *conditions: tuple[str, str, str], **status: Any) -> None:
+def known(kubectl: FakeKubectl, *conditions: tuple[str, str, str], blue: Manifest | None = None, **status: Any) -> None:
     metadata = {"name": "orders", "namespace": "jobs", "resourceVersion": "7", "generation": 3}
     template = {"kind": "StreamJoin", "spec": {"output": {"kafka": {"topic": "green"}}, "cleanup": "retainState"}}
     told = [
@@ -36,7 +39,7 @@ def known(kubectl: FakeKubectl, *conditions: tuple[str, str, str], **status: Any
         "status": {"observedGeneration": 3, "active": BLUE, "conditions": told, **status},
     }
     kubectl.answer("get", _TYPE, "--field-selector=metadata.name=orders", out={"items": [resource]})
-    kubectl.knows(child(BLUE, "blue"))
+    kubectl.knows(blue or child(BLUE, "blue"))
     for verb in ("patch", "annotate"):
         kubectl.answer(verb, REFERENCE)
 
@@ -66,7 +69,7 @@ def test_switch_names_the_second_job(kubectl: FakeKubectl, plugin: Run, reason: 
     ended = plugin("rollout", "switch", "orders")
     assert (ended.code, "not stable yet" in ended.err) == (0, warns)
     assert kubectl.asked[-1] == [
-        "annotate", REFERENCE, "--namespace=jobs", "--overwrite", f"joinery.dev/switch={GREEN}",
+        "annotate", REFERENCE, "--namespace=jobs", "--overwrite", f"joinery.dev/switch={GREEN}@3",
     ]  # fmt: skip
 
 
@@ -97,10 +100,42 @@ def test_undo_returns_from_a_template_that_is_rejected(kubectl: FakeKubectl, plu
     assert template_patch(kubectl)["spec"]["output"] == {"kafka": {"topic": "blue"}}
 
 
-def test_without_another_job_there_is_no_undo(kubectl: FakeKubectl, plugin: Run) -> None:
-    known(kubectl)
+def with_revisions(kubectl: FakeKubectl, **status: Any) -> None:
+    """An active job whose current revision follows on the revision r1."""
+    blue = child(BLUE, "blue")
+    blue["spec"]["shards"] = 8
+    past = {"revision": "r1", "image": "joinery:1", "since": "s", "until": "u"}
+    blue["status"] = {"revision": "r2", "targetRevision": "r2", "image": "joinery:1", "history": [past]}
+    earlier = {"spec": {**child(BLUE, "blue")["spec"], "shards": 4, "spark": {"image": "joinery:1"}}}
+    name = ChildNames(blue).config_map("r1")
+    config_map = {"metadata": {"name": name}, "data": {JOB_FILE: json.dumps(earlier)}}
+    kubectl.answer("get", "configmaps", f"--field-selector=metadata.name={name}", out={"items": [config_map]})
+    known(kubectl, ("UpToDate", "True", "RolledOut"), blue=blue, **status)
+
+
+@pytest.mark.parametrize("option", [[], ["--to-revision", "r1"]])
+def test_without_another_job_undo_returns_to_the_active_jobs_revision_before(
+    kubectl: FakeKubectl, plugin: Run, option: list[str]
+) -> None:
+    with_revisions(kubectl)
+    ended = plugin("rollout", "undo", "orders", *option)
+    assert (ended.code, "back to the job of revision r1" in ended.out) == (0, True)
+    spec = template_patch(kubectl)["spec"]
+    assert (spec["shards"], spec["cleanup"], "suspend" in spec) == (8, "retainState", False)
+
+
+def test_without_another_job_or_revision_there_is_no_undo(kubectl: FakeKubectl, plugin: Run) -> None:
+    known(kubectl, ("UpToDate", "True", "RolledOut"))
     ended = plugin("rollout", "undo", "orders")
-    assert (ended.code, "no job to return to" in ended.err) == (1, True)
+    assert (ended.code, "has no earlier revision" in ended.err) == (1, True)
+
+
+@pytest.mark.parametrize("command", [["rollout", "undo"], ["suspend"], ["resume"]])
+def test_the_spec_of_its_job_is_the_templates(kubectl: FakeKubectl, plugin: Run, command: list[str]) -> None:
+    known(kubectl)
+    ended = plugin(*command, BLUE)
+    assert ended.code == 1
+    assert f"`kubectl joinery {' '.join(command)} bgj/orders`" in ended.err
 
 
 def test_the_history_lists_jobs_and_where_they_write(kubectl: FakeKubectl, plugin: Run) -> None:
@@ -117,9 +152,7 @@ def test_the_history_lists_jobs_and_where_they_write(kubectl: FakeKubectl, plugi
         ["orders-2", "old", "2026-11-21T10:00:00Z", "-"],
         ["orders-3", "retired", "2026-11-20T10:00:00Z", "kafka", "red"],
     ]
-    for command in ("history", "undo"):
-        option = "--revision" if command == "history" else "--to-revision"
-        assert "has no revisions" in plugin("rollout", command, "orders", option, "r1").err
+    assert "has no revisions" in plugin("rollout", "history", "orders", "--revision", "r1").err
 
 
 def test_status_suspend_and_pause_know_it(kubectl: FakeKubectl, plugin: Run) -> None:

@@ -13,6 +13,7 @@ from joinery_operator.reconcile.reasons import sentence
 from plugin.conftest import FakeKubectl, Manifest, Run
 from plugin.test_plugin import _attempt, _job
 from plugin.test_rollout import stored
+from simulated_cluster.blue_green_world import BlueGreenWorld, blue_green, topic
 
 PAGES = Path(__file__).parents[2] / "docs/how-to"
 NAME, SINCE, UNTIL = "orders-payments", "2026-11-21T10:00:00Z", "2026-11-22T10:00:00Z"
@@ -71,3 +72,41 @@ def test_the_history_and_the_way_back(kubectl: FakeKubectl, plugin: Run) -> None
     kubectl.answer("patch")
     assert plugin("rollout", "history", NAME, "-n", "jobs").out == printed_on("roll-out.md", f"rollout history {NAME}")
     assert plugin("rollout", "undo", NAME, "-n", "jobs").out == printed_on("roll-out.md", f"rollout undo {NAME}")
+
+
+def test_an_edit_beside_the_job(kubectl: FakeKubectl, plugin: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's texts are those of the operator's reconcile."""
+    resource = blue_green(output="paid-v1")
+    resource["metadata"] |= {"name": "paid", "namespace": "jobs", "resourceVersion": "7"}
+    world = BlueGreenWorld(resource)
+    world.settle()
+    world.edit(**topic("paid-v2"))
+    world.settle()
+
+    def show() -> None:
+        kubectl._write([])
+        types = "bluegreenjobs.joinery.dev"
+        kubectl.answer("get", types, out={"items": [world.resource]})
+        kubectl.knows(*world.jobs().values())
+        for verb, text in (("annotate", "annotated"), ("patch", "patched")):
+            kubectl.answer(verb, out=f"bluegreenjob.joinery.dev/paid {text}\n")
+
+    def wait(_: float) -> None:
+        world.settle(600)
+        show()
+
+    monkeypatch.setattr(rollout.time, "sleep", wait)
+    show()
+    ended = plugin("rollout", "status", "paid", "-n", "jobs")
+    assert (ended.code, ended.out) == (4, printed_on("roll-out.md", "rollout status paid"))
+    world.switch()
+    world.settle()
+    show()
+    shown = plugin("rollout", "status", "paid", "-n", "jobs")
+    page = (PAGES / "roll-out.md").read_text()
+    after = page.partition("$ kubectl joinery rollout switch paid -n jobs")[2]
+    line = after.partition("$ kubectl joinery rollout status paid -n jobs\n")[2].partition("\n")[0].strip()
+    revision = world.clusters[world.state.active or ""].status.revision
+    assert (shown.code, shown.out) == (0, line.replace("4d5e6f", str(revision)) + "\n")
+    assert [output.target for output in world.state.outputs] == ["paid-v2"]
+    assert plugin("rollout", "undo", "paid", "-n", "jobs").out == printed_on("roll-out.md", "rollout undo paid")

@@ -106,13 +106,16 @@ class ObservedBlueGreen:
 
     resource: Manifest
     jobs: Mapping[str, Manifest]
-    """Its own jobs by name, including those that are being deleted."""
+    """The jobs of its namespace, by name, that claim to be its own or that its status names, including those that are
+    being deleted."""
     now: datetime
     settings: Settings
     create_refused: str = ""
     """Why a job could not be created, until one is."""
     delete_refused: Mapping[str, str] = field(default_factory=dict)
     """Why jobs that are still there could not be deleted, by their uid."""
+    patch_refused: Mapping[str, str] = field(default_factory=dict)
+    """Why jobs could not be changed, by their name, until one of them is."""
 
 
 @dataclass(frozen=True, slots=True)

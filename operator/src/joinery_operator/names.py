@@ -37,7 +37,14 @@ SCALE_ANNOTATION = "joinery.dev/scale"
 PAUSE_ANNOTATION = "joinery.dev/pause"
 """The annotation of a job with what the operator leaves alone: `rollouts`, or with any other value everything."""
 SWITCH_ANNOTATION = "joinery.dev/switch"
-"""The annotation of a BlueGreenJob with the job whose outputs readers are to read from now on."""
+"""The annotation of a BlueGreenJob with the job whose outputs readers are to read from now on: its name or, so that a
+later edit needs to be confirmed again, `NAME@GENERATION` with the metadata.generation of the BlueGreenJob."""
+CHILD_JOB_ANNOTATION = "joinery.dev/blue-green-job"
+"""The annotation of a BlueGreenJob's job with the job's own name, which the copy of a job has not."""
+CHILD_PAUSE_ANNOTATION = "joinery.dev/blue-green-pause"
+"""The annotation of a BlueGreenJob's job with the value of `joinery.dev/pause` at the BlueGreenJob."""
+CHILD_ROLE_LABEL = "joinery.dev/blue-green-role"
+"""The label of a BlueGreenJob's job with its role: active, candidate, old or retired."""
 APP_LABELS = {"app.kubernetes.io/name": "joinery", "app.kubernetes.io/managed-by": "joinery-operator"}
 
 _PLAIN_KIND = "StreamJoin"
@@ -113,6 +120,15 @@ def labels(resource: Manifest, role: Role, attempt: int | None = None, revision:
     if revision is not None:
         child_labels[REVISION_LABEL] = revision
     return child_labels
+
+
+def controls(owner: Manifest, manifest: Manifest) -> bool:
+    """Whether an object names `owner` as its controller. Whoever writes the object may claim so."""
+    reference = owner_reference(owner)
+    identity = {name: reference[name] for name in ("apiVersion", "kind", "name", "uid", "controller")}
+    same_namespace = owner["metadata"]["namespace"] == manifest["metadata"]["namespace"]
+    references = manifest["metadata"].get("ownerReferences") or ()
+    return same_namespace and any(identity.items() <= dict(written).items() for written in references)
 
 
 def selector(labels: Mapping[str, str]) -> str:

@@ -193,6 +193,19 @@ def test_the_template_of_a_blue_green_job_keeps_what_the_job_has(judge: Judge) -
     assert "spec.switch" in judge({**written, "spec": {**written["spec"], "switch": "soon"}})
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_template_takes_what_the_kind_takes_and_no_unknown_field(judge: Judge, kind: ResourceKind) -> None:
+    spec = example(kind)["spec"]
+    assert judge(with_template(kind=kind.name, spec=spec)) == ""
+    assert "shardz" in judge(with_template(kind=kind.name, spec={**spec, "shardz": 4}))
+    assert "spec.template.spec.shards" in judge(with_template(kind=kind.name, spec={**spec, "shards": "many"}))
+    nested: Any = 1
+    for _ in range(400):
+        nested = {"a": nested}
+    for field in ("inputs", "input", "output", "stateStore", "upgrade", "where", "bomb"):
+        assert field in judge(with_template(kind=kind.name, spec={**spec, field: nested}))
+
+
 def with_template(**fields: Any) -> dict[str, Any]:
     written = example(BLUE_GREEN)
     return {**written, "spec": {"template": {**written["spec"]["template"], **fields}}}

@@ -35,7 +35,8 @@ def blue_green(kind: ResourceKind = KINDS[0], output: str = "blue", **spec: Any)
 
 @dataclass
 class BlueGreenWorld:
-    """`lag` and `watermark` are what a job's driver reports of each input, by the topic that the job writes."""
+    """`lag` and `behind` are what a job's driver reports of each input, by the topic that the job writes. `written` are
+    the topics with rows, and `strangers` are jobs by name that claim to be the resource's."""
 
     resource: Manifest = field(default_factory=blue_green)
     settings: Settings = field(default_factory=lambda: Settings(runtime_image=IMAGE))
@@ -45,7 +46,10 @@ class BlueGreenWorld:
     lag: dict[str, int] = field(default_factory=dict)
     behind: dict[str, timedelta] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
+    written: set[str] = field(default_factory=set)
+    strangers: dict[str, Manifest] = field(default_factory=dict)
     create_refused: str = ""
+    patch_refused: dict[str, str] = field(default_factory=dict)
     events: list[str] = field(default_factory=list)
     writes: int = 0
     uids: int = 0
@@ -125,10 +129,11 @@ class BlueGreenWorld:
         decision = reconcile(
             ObservedBlueGreen(
                 resource=deepcopy(self.resource),
-                jobs=deepcopy(self.jobs()),
+                jobs=deepcopy({**self.jobs(), **self.strangers}),
                 now=self.now,
                 settings=self.settings,
                 create_refused=self.create_refused,
+                patch_refused=self.patch_refused,
             )
         )
         for number, write in enumerate(self._writes(decision)):
@@ -152,9 +157,12 @@ class BlueGreenWorld:
             case Create(manifest):
                 self._create(deepcopy(dict(manifest)))
             case Patch(_, name, body):
+                if name in self.patch_refused:
+                    return
                 job = self.jobs()[name]
+                assert body["metadata"]["uid"] == job["metadata"]["uid"]
                 before = deepcopy(job["spec"])
-                _merge(job, body)
+                _merge(job, deepcopy(body))
                 job["metadata"]["generation"] += before != job["spec"]
             case Delete(_, name, uid):
                 cluster = self.clusters[name]
@@ -172,6 +180,8 @@ class BlueGreenWorld:
             "generation": 1,
             "creationTimestamp": stamp(self.now + timedelta(seconds=self.uids)),
         }
+        if name in self.databases and self.databases[name].deleted:
+            del self.databases[name]
         database = self.databases.setdefault(name, Database())
         self.clusters[name] = SimulatedCluster(manifest, self.settings, self.now, database=database)
 
@@ -206,6 +216,9 @@ class BlueGreenWorld:
         cluster.get_ready(name)
         uid = cluster.pods[name]["metadata"]["uid"]
         if not cluster.committed.get(uid):
+            is_first = cluster.database.epoch == 0
+            assert not (is_first and output in self.written), f"{name} writes the rows of {output} again"
+            self.written.add(output)
             assert cluster.commit(name), f"{name} is fenced: two drivers work on one state"
         watermark = self.now - self.behind.get(output, timedelta())
         inputs = [InputStatus(name=side, lag=self.lag.get(output, 0), watermark=watermark) for side in ("l", "r")]
@@ -214,14 +227,14 @@ class BlueGreenWorld:
         )
 
     def check(self) -> None:
-        """What holds at every moment: a driver each at most, all of them on states and places of their own, and
-        readers are told of a job that is there."""
+        """What holds at every moment: a driver each at most, all of them on states and places of their own. A job works
+        once the status lists it, and only one without a role goes on to lose its state."""
+        listed = {job.name for job in self.state.jobs}
+        assert listed >= {name for name, cluster in self.clusters.items() if cluster.alive()}
         topics = [job["spec"]["output"]["kafka"]["topic"] for job in self.jobs().values()]
         assert len(topics) == len(set(topics)), f"two jobs write to one topic: {topics}"
         for name, cluster in self.clusters.items():
             assert len(cluster.alive()) <= 1, f"two drivers of {name}"
-        if self.state.active is not None and self.jobs():
-            assert self.state.active in self.jobs(), f"readers are told of {self.state.active}, which is missing"
 
 
 def _merge(target: Manifest, patch: Any) -> None:

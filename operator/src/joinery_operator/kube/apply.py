@@ -13,7 +13,8 @@ from typing import Any
 from joinery_operator.decision import Action, Create, Delete, Manifest, Patch, SetFinalizers
 from joinery_operator.kube.api import Api, ApiError, Conflict, NotFound
 from joinery_operator.kube.cache import ObjectCache, owner_uid, uid_of
-from joinery_operator.kube.resources import BY_KIND, ApiResource, ObjectKey
+from joinery_operator.kube.resources import BY_KIND, OWNERS, ApiResource, ObjectKey
+from joinery_operator.names import controls
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job.crd import BlueGreenState, SavepointState, Status
 
@@ -44,6 +45,7 @@ class Applier:
         self._cache = cache
         self._refusals: dict[str, dict[str, _Refusal]] = {}
         self._undeleted: dict[str, dict[str, _Refusal]] = {}
+        self._unpatched: dict[str, dict[str, _Refusal]] = {}
         self._news: set[str] = set()
 
     async def write_status(self, job: Manifest, status: Status | SavepointState | BlueGreenState) -> Manifest:
@@ -73,6 +75,14 @@ class Applier:
         if remaining := {uid: refusal for uid, refusal in refused.items() if self._is_live(refusal.key, uid)}:
             self._undeleted[uid_of(job)] = remaining
         return {uid: refusal.message for uid, refusal in remaining.items()}
+
+    def patch_refused(self, job: Manifest) -> Mapping[str, str]:
+        """Which children could not be changed, by their name, and the API server's answer. One that was changed since,
+        or is gone, does not count."""
+        refused = self._unpatched.pop(uid_of(job), {})
+        if remaining := {name: refusal for name, refusal in refused.items() if self._cache.get(refusal.key)}:
+            self._unpatched[uid_of(job)] = remaining
+        return {name: refusal.message for name, refusal in remaining.items()}
 
     def _is_live(self, key: ObjectKey, uid: str) -> bool:
         cached = self._cache.get(key)
@@ -110,6 +120,12 @@ class Applier:
                 raise error from None  # of a quota, which others use at the same moment
             try:
                 _check_owner(job, resource, created)
+                if resource in OWNERS and not self._cache.selects(created):
+                    raise NameTaken(
+                        f"{key} is not this operator's",
+                        facts="its labels select another operator",
+                        todo="Correct them, or delete it",
+                    )
             except NameTaken as error:
                 self._remember(job, key, str(error))
                 raise
@@ -132,17 +148,24 @@ class Applier:
 
     async def _patch(self, job: Manifest, resource: ApiResource, name: str, body: Manifest) -> None:
         namespace = job["metadata"]["namespace"]
-        cached = self._cache.get(ObjectKey(resource.kind, namespace, name))
+        key = ObjectKey(resource.kind, namespace, name)
+        cached = self._cache.get(key)
         try:
             patched = self._cache_copy(await self._api.patch(resource, namespace, name, body), resource)
             if cached is None or cached.get("status") != patched.get("status"):
                 self._news.add(uid_of(job))  # of its kubelet
         except NotFound as error:
             if cached is not None:
-                self._cache.remove(ObjectKey(resource.kind, namespace, name), uid_of(cached))
+                self._cache.remove(key, uid_of(cached))
             raise ResourceChanged(
                 f"{resource.kind} {namespace}/{name} was deleted", facts="before it could be repaired"
             ) from error
+        except ApiError as error:
+            if was_answered(error):
+                refusal_error = JoineryError(f"{key} cannot be changed", facts=error.facts, todo=error.todo)
+                self._unpatched.setdefault(uid_of(job), {})[name] = _Refusal(key, str(refusal_error))
+            raise
+        self._unpatched.get(uid_of(job), {}).pop(name, None)
 
     async def _delete(
         self, job: Manifest, resource: ApiResource, name: str, uid: str, grace_seconds: int | None
@@ -232,7 +255,8 @@ def complete_manifest(manifest: Manifest, resource: ApiResource) -> Mapping[str,
 
 def _check_owner(job: Manifest, resource: ApiResource, existing: Manifest) -> None:
     owners = existing["metadata"].get("ownerReferences", ())
-    if any(owner["uid"] == uid_of(job) for owner in owners):
+    is_owned = any(owner["uid"] == uid_of(job) for owner in owners)
+    if controls(job, existing) if resource in OWNERS else is_owned:
         return
     metadata = existing["metadata"]
     owner_names = ", ".join(f"{owner['kind']} {owner['name']} (uid {owner['uid']})" for owner in owners) or "nobody"

@@ -91,6 +91,7 @@ class Auditor:
     async def _correct(self, resource: ApiResource, key: ObjectKey) -> None:
         cached = self._cache.get(key)
         owner = self._cache.owner_of(cached, key.kind) if cached is not None else None
+        blue_green = self._cache.blue_green_of(cached, key.kind) if cached is not None else None
         newest = None
         try:
             newest = await self._api.get(resource, key.namespace, key.name)
@@ -104,8 +105,9 @@ class Auditor:
         if missed:
             self._metrics.missed.labels(resource.kind).inc()
             _log.info("an audit found what no watch has reported", object=str(key), gone=self._cache.get(key) is None)
-            if owner is not None:
-                self._due(owner)
+            for due in (owner, blue_green):
+                if due is not None:
+                    self._due(due)
             is_deleted = cached is not None and (newest is None or uid_of(newest) != uid_of(cached))
             if resource in OWNERS and cached is not None and is_deleted:
                 await self._ended(cached)

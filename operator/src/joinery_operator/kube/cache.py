@@ -8,7 +8,7 @@ that a late answer cannot bring it back.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from joinery_operator.decision import Children, Manifest
 from joinery_operator.kube.resources import (
@@ -42,10 +42,18 @@ def uid_of(manifest: Manifest) -> str:
     return str(manifest["metadata"]["uid"])
 
 
+_BLUE_GREEN = frozenset({BLUE_GREEN.kind})
+_OWNERS_OF_PODS = OWNER_KINDS - _BLUE_GREEN
+
+
 def owner_uid(manifest: Manifest) -> str | None:
-    """The uid of the resource of ours that controls the object."""
+    """The uid of the job or savepoint that controls the object."""
+    return _controller_uid(manifest, _OWNERS_OF_PODS)
+
+
+def _controller_uid(manifest: Manifest, kinds: Collection[str]) -> str | None:
     for owner in manifest["metadata"].get("ownerReferences", ()):
-        if owner.get("controller") and owner.get("kind") in OWNER_KINDS:
+        if owner.get("controller") and owner.get("kind") in kinds:
             return str(owner["uid"])
     return None
 
@@ -55,11 +63,13 @@ class ObjectCache:
     operator's: labels may change, and a copy may come by other ways than a watch with a selector."""
 
     def __init__(self, selects: Callable[[Manifest], bool] = lambda _: True) -> None:
-        self._selects = selects
+        self.selects = selects
         self._objects: dict[ObjectKey, Manifest] = {}
         self._keys_by_uid: dict[str, ObjectKey] = {}
         self._owners: dict[ObjectKey, str] = {}
         self._children: defaultdict[str, set[ObjectKey]] = defaultdict(set)
+        self._blue_greens: dict[ObjectKey, str] = {}
+        self._jobs_of: defaultdict[str, set[ObjectKey]] = defaultdict(set)
         self._same_host: defaultdict[str, set[ObjectKey]] = defaultdict(set)
         self._graves: OrderedDict[str, None] = OrderedDict()
 
@@ -84,14 +94,26 @@ class ObjectCache:
             by_kind[key.kind][key.name] = self._objects[key]
         return Children(*(by_kind[child.kind] for child in ALL_CHILDREN))
 
-    def jobs_of(self, uid: str) -> dict[str, Manifest]:
-        """The jobs, by name, of the BlueGreenJob of this uid."""
-        return {key.name: self._objects[key] for key in sorted(self._children.get(uid, ()))}
+    def jobs_of(self, blue_green: Manifest) -> dict[str, Manifest]:
+        """The jobs of a BlueGreenJob's namespace, by name, that name its uid as their controller or whose uid its
+        status lists. Only `reconcile` knows which of them are its own."""
+        namespace = blue_green["metadata"]["namespace"]
+        claiming = sorted(self._jobs_of.get(uid_of(blue_green), ()))
+        uids = [listed["uid"] for listed in (blue_green.get("status") or {}).get("jobs") or ()]
+        # The last one of a name counts: jobs of two kinds may share a name.
+        keys = (*claiming, *(key for uid in uids if (key := self._keys_by_uid.get(uid)) is not None))
+        return {key.name: self._objects[key] for key in keys if key.kind in JOB_KINDS and key.namespace == namespace}
 
-    def blue_green_of(self, job: Manifest) -> ObjectKey | None:
-        """The BlueGreenJob to which a job belongs."""
-        key = self._keys_by_uid.get(owner_uid(job) or "")
-        return key if key is not None and key.kind == BLUE_GREEN.kind else None
+    def blue_green_of(self, manifest: Manifest, kind: str) -> ObjectKey | None:
+        """The BlueGreenJob to reconcile when this job changes: the one that the job names as its controller, or named
+        before others removed the reference."""
+        key = key_of(manifest, kind)
+        if kind not in JOB_KINDS:
+            return None
+        blue_green = self._keys_by_uid.get(_controller_uid(manifest, _BLUE_GREEN) or self._blue_greens.get(key, ""))
+        if blue_green is None or (blue_green.kind, blue_green.namespace) != (BLUE_GREEN.kind, key.namespace):
+            return None
+        return blue_green
 
     def owner_of(self, manifest: Manifest, kind: str) -> ObjectKey | None:
         """The job or savepoint to reconcile when this object changes: itself, or its controller."""
@@ -109,7 +131,7 @@ class ObjectCache:
         old = self._objects.get(key)
         if old is not None and version_of(old) > version_of(manifest):
             return False
-        if kind in OWNER_KINDS and not self._selects(manifest):
+        if kind in OWNER_KINDS and not self.selects(manifest):
             # Another operator's now. It is not deleted, and may come back. A watch shows what left its selector with
             # its former labels and the new version, so a copy of the same version counts too.
             if old is not None:
@@ -119,17 +141,22 @@ class ObjectCache:
         if old is not None and version_of(old) == version_of(manifest):
             return False
         owner = owner_uid(manifest)
+        blue_green = _controller_uid(manifest, _BLUE_GREEN) if kind in JOB_KINDS else None
         if old is not None:
             # A child whose owner reference others removed still belongs to its owner, which repairs it.
             owner = owner or (self._owners.get(key) if uid_of(old) == uid else None)
+            blue_green = blue_green or (self._blue_greens.get(key) if uid_of(old) == uid else None)
             self._unlink(key, old)
         self._objects[key] = manifest
         self._keys_by_uid[uid] = key
         if kind in JOB_KINDS:
             self._same_host[_host(key)].add(key)
-        if owner and (kind in JOB_KINDS or kind not in OWNER_KINDS):
+        if owner and kind not in OWNER_KINDS:
             self._owners[key] = owner
             self._children[owner].add(key)
+        if blue_green:
+            self._blue_greens[key] = blue_green
+            self._jobs_of[blue_green].add(key)
         return True
 
     def apply_watch_event(self, manifest: Manifest, kind: str, deleted: bool) -> bool:
@@ -155,6 +182,9 @@ class ObjectCache:
     def jobs(self) -> Iterator[Manifest]:
         return (manifest for key, manifest in self._objects.items() if key.kind in JOB_KINDS)
 
+    def blue_greens(self) -> Iterator[Manifest]:
+        return (manifest for key, manifest in self._objects.items() if key.kind == BLUE_GREEN.kind)
+
     def _unlink(self, key: ObjectKey, old: Manifest) -> None:
         self._keys_by_uid.pop(uid_of(old), None)
         if key.kind in JOB_KINDS:
@@ -162,10 +192,11 @@ class ObjectCache:
             alike.discard(key)
             if not alike:
                 del self._same_host[_host(key)]
-        if owner := self._owners.pop(key, None):
-            self._children[owner].discard(key)
-            if not self._children[owner]:
-                del self._children[owner]
+        for owners, children in ((self._owners, self._children), (self._blue_greens, self._jobs_of)):
+            if owner := owners.pop(key, None):
+                children[owner].discard(key)
+                if not children[owner]:
+                    del children[owner]
 
 
 def name_conflicts(job: ObjectKey, cache: ObjectCache) -> Iterator[ObjectKey]:

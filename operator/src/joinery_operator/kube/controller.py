@@ -135,10 +135,10 @@ class Controller:
         if deleted and (still := await self._current_copy(resource, complete)):
             complete, deleted = still, False
         owner = self.cache.owner_of(complete, resource.kind)
-        blue_green = self.cache.blue_green_of(complete)
+        blue_green = self.cache.blue_green_of(complete, resource.kind)
         if self.cache.apply_watch_event(complete, resource.kind, deleted) and owner is not None:
             self._enqueue(owner)
-            if deleted and blue_green is not None:
+            if blue_green is not None:
                 self.feed.add(blue_green)
         if deleted and resource in OWNERS:
             # The last copy comes with the watch: a reconcile that met the end before knows an older one.
@@ -152,7 +152,7 @@ class Controller:
         dependents = {*name_conflicts(owner, self.cache), *page_conflicts(owner, self.cache, self._settings)}
         if ends:
             dependents.update(savepoints_of(owner, self.cache))
-        if cached is not None and (blue_green := self.cache.blue_green_of(cached)) is not None:
+        if cached is not None and (blue_green := self.cache.blue_green_of(cached, owner.kind)) is not None:
             dependents.add(blue_green)
         for key in (owner, *sorted(dependents)):
             self.feed.add(key)
@@ -200,6 +200,6 @@ class Controller:
     def _collect(self) -> None:
         self._metrics.queue_depth.set(self.feed.queue.waiting())
         self._metrics.healthy.set(not self.health.live() and not self.health.ready())
-        self._metrics.set_jobs(self.cache.jobs())
+        self._metrics.set_jobs(self.cache.jobs(), self.cache.blue_greens())
         for kind, number in self.cache.count(resource.kind for resource in self.watched).items():
             self._metrics.objects.labels(kind).set(number)

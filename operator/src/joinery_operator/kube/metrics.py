@@ -64,8 +64,9 @@ class Metrics:
         )
         self.audit_failures = self._counter("audit_failures", "Audits that could not be made")
 
-    def set_jobs(self, jobs: Iterable[Manifest]) -> None:
-        """Replaces what is told of jobs, so that a job that was deleted leaves no samples."""
+    def set_jobs(self, jobs: Iterable[Manifest], blue_greens: Iterable[Manifest] = ()) -> None:
+        """Replaces what is told of jobs, so that a job that was deleted leaves no samples. A BlueGreenJob has
+        conditions alone: its jobs have the rest."""
         for gauge in (
             self.jobs,
             self.job_conditions,
@@ -78,13 +79,21 @@ class Metrics:
             kind, metadata, status = job["kind"], job["metadata"], job.get("status") or {}
             labels = (kind, metadata["namespace"], metadata["name"])
             self.jobs.labels(kind, status.get("phase") or "New").inc()
-            for condition in status.get("conditions") or ():
-                if condition["status"] in _CONDITION:
-                    self.job_conditions.labels(*labels, condition["type"]).set(_CONDITION[condition["status"]])
+            self._set_conditions(job)
             if driver := status.get("driver"):
                 self.job_attempts.labels(*labels).set(driver["number"])
                 self.job_failures.labels(*labels).set(driver.get("failures", 0))
                 self.job_interruptions.labels(*labels).set(driver.get("interruptions", 0))
+
+        for blue_green in blue_greens:
+            self._set_conditions(blue_green)
+
+    def _set_conditions(self, resource: Manifest) -> None:
+        metadata = resource["metadata"]
+        for condition in (resource.get("status") or {}).get("conditions") or ():
+            if condition["status"] in _CONDITION:
+                labels = (resource["kind"], metadata["namespace"], metadata["name"], condition["type"])
+                self.job_conditions.labels(*labels).set(_CONDITION[condition["status"]])
 
     def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
         return Counter(f"joinery_operator_{name}", help_text, labels, registry=self.registry)

@@ -29,6 +29,7 @@ from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.probes import Health, ProbeServer
 from joinery_operator.kube.reconciler import Reconcile
 from joinery_operator.kube.resources import (
+    BLUE_GREEN,
     CHILDREN,
     EVENT,
     HTTP_ROUTE,
@@ -36,8 +37,8 @@ from joinery_operator.kube.resources import (
     JOBS,
     LEASE,
     NAMESPACE,
-    OWNERS,
     PAGE_KINDS,
+    SAVEPOINT,
     SECURITY_CONTEXT_CONSTRAINTS,
     WATCHED,
     ApiResource,
@@ -125,6 +126,8 @@ async def serve(
             metrics.leader.set(1)
             current_settings = replace(settings, namespaces=usable)
             watched = (*WATCHED, *await watched_page_kinds(api, current_settings))
+            if not await watches_blue_green(api, current_settings):
+                watched = tuple(resource for resource in watched if resource != BLUE_GREEN)
             excluded = [name for name in settings.namespaces if name not in usable]
             async with Controller(
                 current_settings, api, reconcile, metrics, socket.gethostname(), watched=watched
@@ -308,15 +311,24 @@ class Permission:
 
 
 _OF_CHILDREN = ("get", "list", "watch", "create", "patch", "delete")
+_OF_OWNERS = ("get", "list", "watch", "patch")
+_REQUIRED_OWNERS = (*JOBS, SAVEPOINT)
 PERMISSIONS: Sequence[Permission] = (
-    *(Permission(owner, verb) for owner in OWNERS for verb in ("get", "list", "watch", "patch")),
-    *(Permission(owner, "update", "status") for owner in OWNERS),
-    *(Permission(job, verb) for job in JOBS for verb in ("create", "delete")),
+    *(Permission(owner, verb) for owner in _REQUIRED_OWNERS for verb in _OF_OWNERS),
+    *(Permission(owner, "update", "status") for owner in _REQUIRED_OWNERS),
     *(Permission(child, verb) for child in CHILDREN for verb in _OF_CHILDREN),
     *(Permission(EVENT, verb) for verb in ("create", "patch")),
 )
 """The permissions that the operator needs in each of its namespaces. If the API server checks owner references, it also
 needs `update` of the owners' subresource `finalizers`."""
+
+
+BLUE_GREEN_PERMISSIONS: Sequence[Permission] = (
+    *(Permission(BLUE_GREEN, verb) for verb in _OF_OWNERS),
+    Permission(BLUE_GREEN, "update", "status"),
+    *(Permission(job, verb) for job in JOBS for verb in ("create", "delete")),
+)
+"""What the operator needs, in each of its namespaces, to work on BlueGreenJobs."""
 
 
 def page_permissions(kind: ApiResource) -> Sequence[Permission]:
@@ -328,7 +340,7 @@ async def check_environment(api: Api, namespaces: Sequence[str], metrics: Metric
     """Returns the namespaces to work in. Raises EnvironmentProblem if the API server does not answer, or if CRDs or
     permissions are missing; the error names all missing permissions."""
     try:
-        missing = [owner for owner in OWNERS if not await api.is_served(owner)]
+        missing = [owner for owner in _REQUIRED_OWNERS if not await api.is_served(owner)]
     except ApiError as error:
         raise EnvironmentProblem(
             "The API server does not answer the operator",
@@ -377,6 +389,26 @@ async def watched_page_kinds(api: Api, settings: Settings) -> tuple[ApiResource,
     that is possible, so that objects of an earlier setting are deleted. Raises EnvironmentProblem."""
     required = _wanted_page_kinds(settings)
     return tuple([kind for kind in PAGE_KINDS if await _can_watch(api, settings, kind, required=kind in required)])
+
+
+async def watches_blue_green(api: Api, settings: Settings) -> bool:
+    """Whether the operator can work on BlueGreenJobs. An installation of an earlier release has neither the definition
+    nor the permissions, and needs neither for its jobs. Says what is missing."""
+    if not await api.is_served(BLUE_GREEN):
+        _log.warning(
+            "BlueGreenJobs are left alone: their definition is missing",
+            todo="to use them, apply it (folder crds/, or `joinery crds | kubectl apply --server-side -f -`), and "
+            "restart the operator",
+        )
+        return False
+    refused = await _missing_permissions(api, settings.namespaces or (None,), BLUE_GREEN_PERMISSIONS)
+    if refused:
+        _log.warning(
+            "BlueGreenJobs are left alone: the operator's service account lacks permissions",
+            missing="; ".join(f"{permission} in {_scope_text(name)}" for name, permission in refused),
+            todo="to use them, bind it to the chart's role there, and restart the operator",
+        )
+    return not refused
 
 
 async def _can_watch(api: Api, settings: Settings, kind: ApiResource, *, required: bool) -> bool:

@@ -133,11 +133,12 @@ class Observer:
         if key.kind == BLUE_GREEN.kind and (resource := self._cache.get(key)) is not None:
             return ObservedBlueGreen(
                 resource=resource,
-                jobs=self._cache.jobs_of(uid_of(resource)),
+                jobs=self._cache.jobs_of(resource),
                 now=self._now(),
                 settings=self._settings,
                 create_refused=applier.create_refused(resource),
                 delete_refused=applier.delete_refused(resource),
+                patch_refused=applier.patch_refused(resource),
             )
         if key.kind == SAVEPOINT.kind:
             return await self._observe_savepoint(key, applier)
@@ -330,7 +331,7 @@ class JobReconciler:
             self._due(ObjectKey(kind, job["metadata"]["namespace"], name))
 
     def _make_blue_green_due(self, job: Manifest) -> None:
-        if (blue_green := self._cache.blue_green_of(job)) is not None:
+        if (blue_green := self._cache.blue_green_of(job, job["kind"])) is not None:
             self._due(blue_green)
 
     def _again_after(
@@ -340,6 +341,8 @@ class JobReconciler:
         refused = (self._applier.create_refused(resource), self._applier.delete_refused(resource))
         # An action that failed before has succeeded, and the status still reports the failure.
         over = not failed and refused != (observed.create_refused, observed.delete_refused)
+        if isinstance(observed, ObservedBlueGreen) and not failed:
+            over |= self._applier.patch_refused(resource) != observed.patch_refused
         delays = [decision.again_after]
         if isinstance(observed, Observed) and observed.templates:
             delays.append(_TEMPLATES_SECONDS)

@@ -194,6 +194,7 @@ def _run_in_driver(target: KubectlTarget, job: str, *command: str) -> int:
 
 def _set_suspend(job: str, suspended: bool, target: KubectlTarget) -> int:
     job_resource = find_job_or_blue_green(target, job)
+    job_resource.check_spec_is_its_own("suspend" if suspended else "resume")
     patch = json.dumps({"spec": {"suspend": suspended}})
     return target.run(
         "patch", job_resource.reference, f"--namespace={job_resource.namespace}", "--type=merge", f"--patch={patch}"

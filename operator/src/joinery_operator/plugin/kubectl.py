@@ -105,6 +105,21 @@ class JobResource:
         return f"{self.resource['kind'].lower()}.{_GROUP}/{self.resource['metadata']['name']}"
 
     @property
+    def blue_green(self) -> str | None:
+        """The name of the BlueGreenJob whose job this is."""
+        owners = self.resource["metadata"].get("ownerReferences") or ()
+        return next((owner["name"] for owner in owners if owner["kind"] == BLUE_GREEN.name), None)
+
+    def check_spec_is_its_own(self, todo: str) -> None:
+        """Raises JoineryError for a job whose spec a BlueGreenJob has. `todo` is the command for that one."""
+        if self.blue_green is not None:
+            raise JoineryError(
+                f"Job {self.name} is one of BlueGreenJob {self.blue_green}",
+                facts="the operator sets its spec back to what that resource's template says",
+                todo=f"`kubectl joinery {todo} bgj/{self.blue_green}`",
+            )
+
+    @property
     def driver(self) -> str | None:
         """The name of the newest driver pod that was asked for."""
         attempt = self.status.get("driver")

@@ -113,7 +113,8 @@ def history(job: JobName, /, *, revision: str | None = None, target: KubectlTarg
 def undo(job: JobName, /, *, to_revision: str | None = None, target: KubectlTarget = _HERE) -> int:
     """Set the job's spec back to that of the revision before. A rollout that is under way, or was rejected, returns to
     the current revision. What is not part of a revision stays: suspend, cleanup, upgrade and the scale. A BlueGreenJob
-    gives its second job up or, after a switch, returns to the old job while that runs.
+    gives its second job up or, after a switch, returns to the old job while that runs; else its active job returns to
+    the revision before.
 
     Parameters
     ----------
@@ -123,6 +124,7 @@ def undo(job: JobName, /, *, to_revision: str | None = None, target: KubectlTarg
     job_resource = find_job_or_blue_green(target, job)
     if job_resource.resource["kind"] == BLUE_GREEN.name:
         return _undo_blue_green(target, job_resource, to_revision)
+    job_resource.check_spec_is_its_own("rollout undo")
     revision, spec = _earlier_spec(target, job_resource, to_revision)
     sys.stdout.write(f"{job_resource.name}: back to the job of revision {revision}\n")
     return _replace(target, job_resource, "/spec", spec)
@@ -141,28 +143,37 @@ def switch(job: JobName, /, *, target: KubectlTarget = _HERE) -> int:
         )
     if _conditions(job_resource).get("UpToDate", {}).get("reason") != "AwaitingSwitch":
         sys.stderr.write("joinery: it is not stable yet; readers switch when it is\n")
-    return _annotate(target, job_resource, f"{SWITCH_ANNOTATION}={candidate['name']}")
+    # An edit after this look at the second job's output needs another one.
+    generation = job_resource.resource["metadata"]["generation"]
+    return _annotate(target, job_resource, f"{SWITCH_ANNOTATION}={candidate['name']}@{generation}")
 
 
-def _undo_blue_green(target: KubectlTarget, job: JobResource, to_revision: str | None) -> int:
-    """Set the template to the job that is active or, if that is the template's, to the last one before it."""
-    if to_revision is not None:
-        raise JoineryError("A BlueGreenJob has no revisions", todo="Leave --to-revision out, or edit spec.template")
-    status, template = job.status, job.resource["spec"]["template"]
-    moves = status.get("candidate") is not None or _conditions(job).get("Valid", {}).get("status") == "False"
-    earlier = status.get("active") if moves else next((old["name"] for old in reversed(status.get("old", ()))), None)
-    if earlier is None:
-        raise JoineryError(
-            f"BlueGreenJob {job.name} has no job to return to",
-            facts="no second job runs beside the active one, and the time to keep the one before is over",
-            todo="Apply the earlier template with other outputs: they are written from the beginning",
-        )
-    resource = find_job(target, earlier).resource
+def _undo_blue_green(target: KubectlTarget, blue_green: JobResource, to_revision: str | None) -> int:
+    """Set the template to the active job, if a second one runs or the template is rejected; else to the last job before
+    the active one, while that runs; else to the active job's revision before."""
+    status, template = blue_green.status, blue_green.resource["spec"]["template"]
+    conditions = _conditions(blue_green)
+    active, earlier = status.get("active"), None
+    if active is None:
+        raise JoineryError(f"BlueGreenJob {blue_green.name} has no job yet", todo="Edit spec.template")
+    if to_revision is None:
+        if status.get("candidate") is not None or conditions.get("Valid", {}).get("status") == "False":
+            earlier = active
+        elif conditions.get("UpToDate", {}).get("status") != "False":
+            earlier = next((old["name"] for old in reversed(status.get("old", ()))), None)
+    job = find_job(target, earlier or active)
+    if earlier is not None:
+        text, spec = f"job {earlier}", deepcopy(job.resource["spec"])
+    else:
+        revision, spec = _earlier_spec(target, job, to_revision)
+        text = f"the job of revision {revision}"
+        if "instances" not in template["spec"].get("spark", {}).get("executor", {}):
+            spec.get("spark", {}).get("executor", {}).pop("instances", None)  # an autoscaler's
     # What the operator decides of a job is no part of the template.
-    spec = {name: value for name, value in resource["spec"].items() if name not in {"suspend", "cleanup"}}
+    spec.pop("suspend", None)
     _copy_fields(template["spec"], spec, "cleanup")
-    sys.stdout.write(f"{job.name}: back to job {earlier}\n")
-    return _replace(target, job, "/spec/template", {"kind": resource["kind"], "spec": spec})
+    sys.stdout.write(f"{blue_green.name}: back to {text}\n")
+    return _replace(target, blue_green, "/spec/template", {"kind": job.resource["kind"], "spec": spec})
 
 
 def _print_jobs(job: JobResource, revision: str | None) -> None:

@@ -7,15 +7,16 @@ from collections.abc import Iterable, Iterator
 from joinery_operator.decision import Action, Create, Event, Patch
 from joinery_operator.names import PAUSE_ANNOTATION, SWITCH_ANNOTATION
 from joinery_operator.reconcile.aspects import Aspect, find_condition
-from joinery_operator.reconcile.blue_green_jobs import BlueGreenContext, RequestedJob
+from joinery_operator.reconcile.blue_green_jobs import BlueGreenContext, RequestedJob, running
 from joinery_operator.reconcile.children import deletion_fault
-from joinery_operator.reconcile.reasons import CREATE_REFUSED, Fault, cut, listed, sentence
+from joinery_operator.reconcile.context import pause_scope
+from joinery_operator.reconcile.reasons import CREATE_REFUSED, PATCH_REFUSED, Fault, cut, listed, sentence
 from joinery_runtime.job.crd import BlueGreenState, CandidateJob, Condition, OutputStatus, Status
 from joinery_runtime.job.crd.blue_green import BlueGreenPhase
 from joinery_runtime.job.model.duration import format_duration
 
 BESIDE, AWAITING_SWITCH, KEEPING_OLD = "Beside", "AwaitingSwitch", "KeepingOld"
-_PAUSED, _ROLLOUTS_PAUSED = "Paused", "RolloutsPaused"
+_PAUSED, _ROLLOUTS_PAUSED, _JOB_MISSING = "Paused", "RolloutsPaused", "JobMissing"
 _UNPAUSE = f"The annotation {PAUSE_ANNOTATION} says so: `kubectl joinery rollout resume` removes it"
 _SETTLED = {"Running", "Suspended", "Finished", "Failed", KEEPING_OLD}
 
@@ -31,10 +32,14 @@ def with_conditions(
     valid, degraded = _valid_aspect(ctx, job), _degraded_aspect(ctx, state, actions)
     up_to_date = _up_to_date_aspect(ctx, state, active, job, actions)
     candidate = ctx.status_of(None if state.candidate is None else state.candidate.name)
-    stalled = valid.status == "False" or "Failed" in {active.phase, candidate.phase}
+    is_lost = state.candidate is None and state.active is not None and ctx.is_lost(state.active)
+    stalled = valid.status == "False" or is_lost or "Failed" in {active.phase, candidate.phase}
     going = not stalled and (phase not in _SETTLED or up_to_date.status == "False")
+    not_ready = Aspect("Ready", "False", "Starting", f"job {state.active} starts")
+    if state.active is not None and ctx.is_lost(state.active):
+        not_ready = Aspect("Ready", "False", _JOB_MISSING, f"job {state.active} was deleted together with its state")
     aspects = (
-        _mirrored("Ready", active.conditions, Aspect("Ready", "False", "Starting", f"job {state.active} starts")),
+        _mirrored("Ready", active.conditions, not_ready),
         Aspect("Progressing", str(phase not in _SETTLED), phase, _progress_text(ctx, state)),
         degraded,
         valid,
@@ -50,17 +55,17 @@ def with_conditions(
 
 def with_pause(ctx: BlueGreenContext, state: BlueGreenState) -> BlueGreenState:
     """The status with the condition that says why the operator leaves it so."""
-    others = tuple(condition for condition in state.conditions if condition.type != _PAUSED)
+    other_conditions = tuple(condition for condition in state.conditions if condition.type != _PAUSED)
     generation = ctx.metadata.get("generation")
     added = (aspect.as_condition(state.conditions, generation, ctx.now) for aspect in _pause_aspects(ctx))
-    return state.model_copy(update={"conditions": (*others, *added)})
+    return state.model_copy(update={"conditions": (*other_conditions, *added)})
 
 
 def blue_green_events(ctx: BlueGreenContext, state: BlueGreenState) -> Iterator[Event]:
     """Yields what has changed, for people who watch the resource."""
     before, candidate = ctx.state, state.candidate
-    known = before.candidate.name if before.candidate is not None else None
-    if candidate is not None and candidate.name != known:
+    former_candidate = before.candidate.name if before.candidate is not None else None
+    if candidate is not None and candidate.name != former_candidate:
         yield Event("Normal", "CandidateStarted", f"job {candidate.name} runs beside {state.active}")
     if before.active is not None and state.active != before.active:
         message = f"job {state.active} is active instead of {before.active}: read {_outputs_text(state.outputs)}"
@@ -84,7 +89,7 @@ def _phase(ctx: BlueGreenContext, state: BlueGreenState, active: Status) -> Blue
         return "AwaitingSwitch" if _awaits_switch(ctx, state.candidate) else "Beside"
     if state.old and active.phase in {"Running", "Finished"}:
         return "KeepingOld"
-    return active.phase or "Pending"
+    return "Pending" if active.phase in {None, "Suspended"} else active.phase
 
 
 def _awaits_switch(ctx: BlueGreenContext, candidate: CandidateJob) -> bool:
@@ -103,10 +108,19 @@ def _progress_text(ctx: BlueGreenContext, state: BlueGreenState) -> str:
     if candidate is None or spec is None:
         return "; ".join(f"job {old.name} runs until {old.until:%Y-%m-%d %H:%M:%S} UTC" for old in state.old)
     text = f"job {candidate.name} runs beside {state.active}"
-    if _awaits_switch(ctx, candidate):
+    job = ctx.jobs.get(candidate.name)
+    if job is not None and pause_scope(job) != "nothing":
         return (
-            f"{text} and is stable. To switch, run `kubectl joinery rollout switch {ctx.metadata['name']}`, or set the "
-            f"annotation {SWITCH_ANNOTATION}: {candidate.name}. To give it up, run `kubectl joinery rollout undo`"
+            f"{text}, and is paused by its own annotation: `kubectl joinery rollout resume {candidate.name}` ends that"
+        )
+    if _awaits_switch(ctx, candidate):
+        annotation = (ctx.metadata.get("annotations") or {}).get(SWITCH_ANNOTATION, "")
+        earlier = " The annotation is of an earlier edit." if annotation.startswith(f"{candidate.name}@") else ""
+        name = ctx.metadata["name"]
+        return (
+            f"{text} and is stable.{earlier} To switch, run `kubectl joinery rollout switch {name}`, or set the "
+            f"annotation {SWITCH_ANNOTATION}: {candidate.name}. To give it up, run "
+            f"`kubectl joinery rollout undo {name}`"
         )
     if candidate.stable_since is not None:
         stable_for = format_duration(spec.stable_for)
@@ -133,9 +147,17 @@ def _degraded_aspect(ctx: BlueGreenContext, state: BlueGreenState, actions: tupl
     faults = []
     if ctx.observed.create_refused:
         faults.append(Fault(CREATE_REFUSED, ctx.observed.create_refused))
+    refused = {
+        action.name: ctx.observed.patch_refused[action.name]
+        for action in actions
+        if isinstance(action, Patch) and action.name in ctx.observed.patch_refused
+    }
+    if refused:
+        faults.append(Fault(PATCH_REFUSED, "; ".join(refused.values())))
     if (stays := deletion_fault(actions, ctx.observed.delete_refused)) is not None:
         faults.append(stays)
-    for name in (state.active, state.candidate.name if state.candidate else None):
+    roles = running(state)
+    for name in (*roles, *(name for name in ctx.jobs if name not in roles)):
         status = ctx.status_of(name)
         degraded = find_condition(status.conditions, "Degraded")
         if degraded is not None and degraded.status == "True":
@@ -143,9 +165,22 @@ def _degraded_aspect(ctx: BlueGreenContext, state: BlueGreenState, actions: tupl
         elif status.phase == "Failed":
             faults.append(Fault("Failed", sentence(f"job {name} has failed", status.last_error or "")))
     creates = any(isinstance(action, Create) for action in actions)
-    if state.active is not None and state.active not in ctx.observed.jobs and not creates:
+    if state.active is not None and ctx.is_lost(state.active):
+        message = (
+            f"job {state.active} was deleted together with its state. It is not created again, because it would write "
+            "all rows again where readers read them: give every output of spec.template another place"
+        )
+        faults.append(Fault(_JOB_MISSING, message))
+    elif state.active is not None and state.active not in ctx.jobs and not creates:
         message = f"job {state.active} was deleted, and the template asks for another one: apply its spec again"
-        faults.append(Fault("JobMissing", message))
+        faults.append(Fault(_JOB_MISSING, message))
+    for name, job in ctx.foreign_jobs.items():
+        message = (
+            f"{job['kind']} {name} claims by its owner reference to be a job of this resource, which has not created "
+            "it. The operator runs it as any other job, and no reader is told of it. Remove the owner reference, or "
+            "delete it"
+        )
+        faults.append(Fault("ForeignJob", message))
     if not faults:
         return Aspect("Degraded", "False", "AsExpected", "")
     return Aspect("Degraded", "True", faults[0].reason, "\n".join(fault.message for fault in faults))
@@ -161,28 +196,32 @@ def _up_to_date_aspect(
     """Whether readers read what the resource asks for."""
     if isinstance(job, tuple):
         return Aspect("UpToDate", "False", "Invalid", listed(job))
+    if ctx.pause_scope == "rollouts" and job.name not in running(state):
+        return Aspect("UpToDate", "False", _ROLLOUTS_PAUSED, f"job {job.name} waits. {_UNPAUSE}")
     if state.candidate is not None:
         reason = AWAITING_SWITCH if _awaits_switch(ctx, state.candidate) else BESIDE
         return Aspect("UpToDate", "False", reason, _progress_text(ctx, state))
     if job.name != state.active:
-        if ctx.pause_scope == "rollouts":
-            return Aspect("UpToDate", "False", _ROLLOUTS_PAUSED, f"job {job.name} waits. {_UNPAUSE}")
         reason = "Suspended" if ctx.suspended else BESIDE
         return Aspect("UpToDate", "False", reason, f"job {job.name} starts once the others are resumed")
-    manifest = ctx.observed.jobs.get(job.name)
+    manifest = ctx.jobs.get(job.name)
     seen = manifest is not None and active.observed_generation == manifest["metadata"].get("generation")
-    changes = any(isinstance(action, Patch) and action.name == job.name for action in actions)
+    changes = any(isinstance(action, Patch) and action.name == job.name and "spec" in action.body for action in actions)
     pending = Aspect("UpToDate", "False", "Pending", f"job {job.name} is yet to see its last change")
     return _mirrored("UpToDate", active.conditions, pending) if seen and not changes else pending
 
 
 def _pause_aspects(ctx: BlueGreenContext) -> Iterator[Aspect]:
     if ctx.pause_scope == "rollouts":
-        message = "no job starts beside the active one, and none is switched to; those that run keep running"
+        message = (
+            "no job starts beside the active one, none is switched to and none ends; those that run keep running, and "
+            "no rollout begins in them"
+        )
         yield Aspect(_PAUSED, "True", "Rollouts", f"{message}. {_UNPAUSE}")
     elif ctx.pause_scope == "everything":
-        message = "the operator leaves the resource alone, and sees no edit; its jobs keep running"
-        yield Aspect(_PAUSED, "True", "Everything", f"{message}. {_UNPAUSE}")
+        message = "the operator leaves the resource and its jobs alone, and sees no edit; their drivers keep running"
+        refused = "".join(f". But {text}" for text in ctx.observed.patch_refused.values())
+        yield Aspect(_PAUSED, "True", "Everything", f"{message}. {_UNPAUSE}{refused}")
 
 
 def _outputs_text(outputs: tuple[OutputStatus, ...]) -> str:

@@ -8,12 +8,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from joinery_operator.decision import Create, Manifest, ObservedBlueGreen, Patch
-from joinery_operator.names import digest_of, owner_reference
+from joinery_operator.names import (
+    CHILD_JOB_ANNOTATION,
+    CHILD_PAUSE_ANNOTATION,
+    CHILD_ROLE_LABEL,
+    controls,
+    digest_of,
+    owner_reference,
+)
 from joinery_operator.reconcile.context import PauseScope, pause_scope, read_status
 from joinery_operator.reconcile.places import written_outputs
 from joinery_operator.settings import LabelSelector
@@ -24,8 +31,12 @@ from joinery_runtime.job.model.base import PLAIN_NUMBERS
 from joinery_runtime.job.model.resource import API_VERSION
 
 RETAIN_STATE, DELETE_STATE = "retainState", "deleteState"
+Role = Literal["active", "candidate", "old", "retired"]
 _GROUPS = ("group.id", "group.instance.id")
+_PAUSES = {"rollouts": "rollouts", "everything": "all"}
 _REMEMBERED = 1_000
+_TOO_DEEP = ""
+"""Stands for the text of a resource that is nested deeper than Python recurses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +76,41 @@ class BlueGreenContext:
         return pause_scope(self.observed.resource)
 
     @cached_property
+    def jobs(self) -> Mapping[str, Manifest]:
+        """The resource's own jobs by name, including those that are being deleted."""
+        return {name: job for name, job in self.observed.jobs.items() if self._is_own(name, job)}
+
+    @cached_property
+    def foreign_jobs(self) -> Mapping[str, Manifest]:
+        """Jobs by name that claim to be the resource's own, and are not: such as the copy of one."""
+        return {name: job for name, job in self.observed.jobs.items() if name not in self.jobs}
+
+    def _is_own(self, name: str, job: Manifest) -> bool:
+        """Whether the operator has created a job for this resource. Whoever may create jobs can write all that a job
+        has, but not the status that lists its uid. A job that is not listed yet has never had a driver: it is created
+        suspended."""
+        listed = next((listed for listed in self.state.jobs if listed.name == name), None)
+        if listed is not None and listed.uid == job["metadata"]["uid"]:
+            return True
+        annotations = job["metadata"].get("annotations") or {}
+        if not controls(self.observed.resource, job) or annotations.get(CHILD_JOB_ANNOTATION) != name:
+            return False
+        if self.state.active is None and not self.state.conditions:
+            return True  # the status was lost
+        if listed is not None and listed.deletes_state:
+            return False
+        names = {*running(self.state), *(past.name for past in self.state.retired)}
+        return name in names and (job.get("status") or {}).get("driver") is None
+
+    def is_lost(self, name: str) -> bool:
+        """Whether a job was deleted, or is being deleted, together with its state."""
+        listed = next((listed for listed in self.state.jobs if listed.name == name), None)
+        if listed is None or not listed.deletes_state:
+            return False
+        job = self.jobs.get(name)
+        return job is None or bool(job["metadata"].get("deletionTimestamp"))
+
+    @cached_property
     def spec(self) -> BlueGreenSpec | None:
         """None: another release's definition allowed what this one does not know."""
         try:
@@ -81,7 +127,7 @@ class BlueGreenContext:
 
     def status_of(self, name: str | None) -> Status:
         """The status of a job; an empty one if there is no such job."""
-        job = self.observed.jobs.get(name or "")
+        job = self.jobs.get(name or "")
         return Status() if job is None else read_status(job)
 
     def stable_at(self, candidate: CandidateJob) -> datetime | None:
@@ -91,6 +137,14 @@ class BlueGreenContext:
         if self.status_of(candidate.name).phase == "Finished":
             return candidate.stable_since
         return candidate.stable_since + timedelta(milliseconds=self.spec.stable_for)
+
+
+def running(state: BlueGreenState) -> dict[str, Role]:
+    """The jobs that run, by name, with their roles: the active one first."""
+    roles: dict[str, Role] = {} if state.active is None else {state.active: "active"}
+    if state.candidate is not None:
+        roles[state.candidate.name] = "candidate"
+    return roles | {old.name: "old" for old in state.old}
 
 
 def requested_job(resource: Manifest) -> RequestedJob | tuple[str, ...]:
@@ -119,12 +173,10 @@ def shared_places(outputs: Iterable[OutputStatus], others: Iterable[OutputStatus
     return [f"{kind} {target}" for kind, target in sorted(_places(outputs) & _places(others))]
 
 
-def desired_spec(
-    spec: Mapping[str, Any], job: Manifest | None, *, suspended: bool, cleanup: str | None
-) -> dict[str, Any]:
-    """The spec of a job's resource. Its number of executors is its own if `spec` names none: an autoscaler may set it.
-    `cleanup` None: as in `spec`."""
-    desired = {**spec, "suspend": suspended, "cleanup": cleanup or spec.get("cleanup", RETAIN_STATE)}
+def desired_spec(spec: Mapping[str, Any], job: Manifest | None, *, suspended: bool, cleanup: str) -> dict[str, Any]:
+    """The spec of a job's resource. Its number of executors is its own if `spec` names none: an autoscaler may set
+    it."""
+    desired = {**spec, "suspend": suspended, "cleanup": cleanup}
     instances = _value_at(job or {}, "spec", "spark", "executor", "instances")
     if instances is not None and _value_at(spec, "spark", "executor", "instances") is None:
         spark = dict(desired.get("spark") or {})
@@ -132,38 +184,83 @@ def desired_spec(
     return desired
 
 
-def job_action(
-    observed: ObservedBlueGreen, kind: str, name: str, spec: Mapping[str, Any], job: Manifest | None
-) -> Create | Patch | None:
-    """Create the job's resource, or correct it; None if it is as it should be."""
-    resource = observed.resource
-    # The operator has to select the job by the labels by which it selects the resource.
-    own_labels = resource["metadata"].get("labels") or {}
-    requirements = LabelSelector.parsed(observed.settings.owner_selector).requirements
-    labels = {key: own_labels[key] for key, _, _ in requirements if key in own_labels}
-    if job is None:
-        metadata = {
-            "name": name,
-            "namespace": resource["metadata"]["namespace"],
-            "labels": labels,
-            "ownerReferences": [owner_reference(resource)],
-        }
-        return Create({"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": spec})
-    body: dict[str, Any] = {}
-    job_labels = job["metadata"].get("labels") or {}
-    if lacking := {label: value for label, value in labels.items() if job_labels.get(label) != value}:
-        body["metadata"] = {"labels": lacking}
-    if _canonical(_as_text(kind, job["spec"], job)) != _canonical(_as_text(kind, spec, job)):
+def create_action(ctx: BlueGreenContext, kind: str, name: str, role: Role, spec: Mapping[str, Any]) -> Create:
+    """Create the job's resource."""
+    resource = ctx.observed.resource
+    metadata = {
+        "name": name,
+        "namespace": resource["metadata"]["namespace"],
+        "labels": _labels(ctx, role),
+        "annotations": {CHILD_JOB_ANNOTATION: name, **_pause_annotation(ctx)},
+        "ownerReferences": [owner_reference(resource)],
+    }
+    return Create({"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": spec})
+
+
+def patch_action(ctx: BlueGreenContext, job: Manifest, role: Role, spec: Mapping[str, Any]) -> Patch | None:
+    """Correct the job's resource; None if it is as it should be."""
+    resource, metadata = ctx.observed.resource, job["metadata"]
+    changes: dict[str, Any] = _pause_change(ctx, job)
+    if (metadata.get("annotations") or {}).get(CHILD_JOB_ANNOTATION) != metadata["name"]:
+        changes.setdefault("annotations", {})[CHILD_JOB_ANNOTATION] = metadata["name"]
+    job_labels = metadata.get("labels") or {}
+    if lacking := {label: text for label, text in _labels(ctx, role).items() if job_labels.get(label) != text}:
+        changes["labels"] = lacking
+    if not controls(resource, job):
+        references = metadata.get("ownerReferences") or []
+        owner = owner_reference(resource)
+        changes["ownerReferences"] = [owner, *(other for other in references if other["uid"] != owner["uid"])]
+    body = {"metadata": changes} if changes else {}
+    if differs(job, spec):
         body["spec"] = _merge_patch(job["spec"], spec)
-    return Patch(kind, name, body) if body else None  # type: ignore[arg-type]
+    return _patch(job, body)
+
+
+def pause_action(ctx: BlueGreenContext, job: Manifest) -> Patch | None:
+    """Let the job know what its BlueGreenJob pauses; None if it does."""
+    changes = _pause_change(ctx, job)
+    return _patch(job, {"metadata": changes} if changes else {})
+
+
+def _patch(job: Manifest, body: dict[str, Any]) -> Patch | None:
+    """A patch of this very job: the API server rejects it for another one of its name."""
+    if not body:
+        return None
+    body["metadata"] = {"uid": job["metadata"]["uid"], **body.get("metadata", {})}
+    return Patch(job["kind"], job["metadata"]["name"], body)
+
+
+def differs(job: Manifest, spec: Mapping[str, Any]) -> bool:
+    """Whether a job's resource asks for something else than `spec`."""
+    return _canonical(_as_text(job["kind"], job["spec"], job)) != _canonical(_as_text(job["kind"], spec, job))
+
+
+def _labels(ctx: BlueGreenContext, role: Role) -> dict[str, str]:
+    """The labels that the operator sets. It has to select a job by the labels by which it selects the resource."""
+    own_labels = ctx.metadata.get("labels") or {}
+    requirements = LabelSelector.parsed(ctx.observed.settings.owner_selector).requirements
+    return {CHILD_ROLE_LABEL: role, **{key: own_labels[key] for key, _, _ in requirements if key in own_labels}}
+
+
+def _pause_annotation(ctx: BlueGreenContext) -> dict[str, str]:
+    return {} if ctx.pause_scope == "nothing" else {CHILD_PAUSE_ANNOTATION: _PAUSES[ctx.pause_scope]}
+
+
+def _pause_change(ctx: BlueGreenContext, job: Manifest) -> dict[str, Any]:
+    scope_text = _pause_annotation(ctx).get(CHILD_PAUSE_ANNOTATION)
+    if (job["metadata"].get("annotations") or {}).get(CHILD_PAUSE_ANNOTATION) == scope_text:
+        return {}
+    return {"annotations": {CHILD_PAUSE_ANNOTATION: scope_text}}
 
 
 def is_healthy(job: Manifest) -> bool:
-    """Whether a job runs what its resource asks for, and nothing is wrong with it."""
+    """Whether a job runs what its resource asks for, and nothing is wrong with it. The status of a job that somebody
+    has paused may be out of date."""
     status, metadata = read_status(job), job["metadata"]
     conditions = {condition.type: condition.status for condition in status.conditions}
     return (
         not metadata.get("deletionTimestamp")
+        and pause_scope(job) == "nothing"
         and status.phase in {"Running", "Finished"}
         and status.observed_generation == metadata.get("generation")
         and (conditions.get("Ready"), conditions.get("UpToDate")) == ("True", "True")
@@ -187,13 +284,19 @@ def has_caught_up(candidate: Status, active: Status, limit: timedelta) -> bool:
 
 
 def lags_no_more(candidate: Status, active: Status) -> bool:
-    """Whether no input of the candidate has more unread records than the same input of the active job."""
+    """Whether no input of the candidate has more unread records than the same input of the active job. Inputs that the
+    active job lacks are compared in total, as far as anything is known of that job."""
     theirs = {input_status.name: input_status.lag for input_status in active.inputs}
-    return all(
-        input_status.lag is not None and input_status.lag <= limit
-        for input_status in candidate.inputs
-        if (limit := theirs.get(input_status.name)) is not None
-    )
+    ours = {input_status.name: input_status.lag for input_status in candidate.inputs}
+    their_lags = [lag for lag in theirs.values() if lag is not None]
+    lags = [lag for lag in ours.values() if lag is not None]
+    if len(lags) < len(ours) or not their_lags:
+        return len(lags) == len(ours)
+    if ours.keys() <= theirs.keys():
+        return all(
+            lag <= limit for name, lag in ours.items() if lag is not None and (limit := theirs[name]) is not None
+        )
+    return sum(lags) <= sum(their_lags)
 
 
 def _template_problems(job: Job, spec: Mapping[str, Any], outputs: tuple[OutputStatus, ...]) -> Iterator[str]:
@@ -222,12 +325,17 @@ def _places(outputs: Iterable[OutputStatus]) -> set[tuple[str, str]]:
 
 def _as_text(kind: str, spec: Mapping[str, Any], resource: Manifest) -> str:
     metadata = {"name": resource["metadata"]["name"], "namespace": resource["metadata"]["namespace"]}
-    return json.dumps({"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": spec}, sort_keys=True)
+    try:
+        return json.dumps({"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": spec}, sort_keys=True)
+    except RecursionError:
+        return _TOO_DEEP
 
 
 @lru_cache(maxsize=_REMEMBERED)
 def _load(text: str) -> Job | tuple[str, ...]:
     """The job in a resource, or its problems. Validation is most of a reconcile's work, and figures change often."""
+    if text == _TOO_DEEP:
+        return ("spec: is nested too deep to be checked; write it in a simpler way",)
     try:
         job: Any = load_stored(json.loads(text)).job
         return tuple(map(str, expression_problems(job))) or job
@@ -263,20 +371,21 @@ def _value_at(document: object, *path: str) -> object:
     return document
 
 
-def conflict(job: RequestedJob, state: BlueGreenState, jobs: Mapping[str, Manifest]) -> str | None:
+def conflict(job: RequestedJob, state: BlueGreenState) -> str | None:
     """Why the job cannot run beside those that run, or after those that ended; None if it can."""
-    for name, manifest in jobs.items():
-        if name != job.name and (shared := shared_places(job.outputs, outputs_of(manifest))):
+    for past in state.retired:
+        shared = shared_places(job.outputs, past.outputs)
+        if shared or past.name == job.name:
             return (
-                f"spec.template: writes to {', '.join(shared)}, as job {name} does, but not to exactly its outputs. "
-                "Name other places for all outputs, which runs the edit beside that job; or name exactly that job's "
-                "places, which changes it"
-            )
-    for retired in state.retired:
-        if shared := shared_places(job.outputs, retired.outputs):
-            return (
-                f"spec.template: writes to {', '.join(shared)}, where job {retired.name} wrote until "
-                f"{retired.ended:%Y-%m-%d %H:%M} UTC. Its state is deleted, so its rows would be written again: name "
+                f"spec.template: writes to {', '.join(shared) or 'the places'}, where job {past.name} wrote until "
+                f"{past.ended:%Y-%m-%d %H:%M} UTC. Its state is deleted, so its rows would be written again: name "
                 "other places"
+            )
+    for other in state.jobs:
+        if other.name != job.name and (shared := shared_places(job.outputs, other.outputs)):
+            return (
+                f"spec.template: writes to {', '.join(shared)}, as job {other.name} does, but not to exactly its "
+                "outputs. Name other places for all outputs, which runs the edit beside that job; or name exactly that "
+                "job's places, which changes it"
             )
     return None

@@ -26,7 +26,6 @@ _FORGETS = (
     "beginning; name a Postgres (stateStore.postgres) to keep it"
 )
 _ROLLOUTS_PAUSED = "RolloutsPaused"
-_UNPAUSE = f"The annotation {PAUSE_ANNOTATION} says so: `kubectl joinery rollout resume` removes it"
 
 
 def with_conditions(ctx: ReconcileContext, status: Status, job: JobPhase) -> Status:
@@ -159,7 +158,7 @@ def _up_to_date_aspect(ctx: ReconcileContext, status: Status, job: JobPhase) -> 
         if ctx.suspended:
             return Aspect(UP_TO_DATE, "False", "Suspended", f"{target} is rolled out once the job resumes")
         if is_paused(ctx, status):
-            return Aspect(UP_TO_DATE, "False", _ROLLOUTS_PAUSED, f"{target} waits. {_UNPAUSE}")
+            return Aspect(UP_TO_DATE, "False", _ROLLOUTS_PAUSED, f"{target} waits. {ctx.unpause_text}")
         return Aspect(UP_TO_DATE, "False", "RolloutPending", f"{target} is about to be rolled out")
     if status.proved is None and not ctx.suspended:
         return Aspect(UP_TO_DATE, "False", job.reason, f"{target} was never ready: {job.message}")
@@ -170,13 +169,13 @@ def _pause_aspect(ctx: ReconcileContext) -> Iterator[Aspect]:
     """Only for a job that its author has paused."""
     if ctx.pause_scope == "rollouts":
         message = "no rollout begins; the current revision keeps running, and is restarted if it fails"
-        yield Aspect(PAUSED, "True", "Rollouts", f"{message}. {_UNPAUSE}")
+        yield Aspect(PAUSED, "True", "Rollouts", f"{message}. {ctx.unpause_text}")
     elif ctx.pause_scope == "everything":
         message = (
             "the operator leaves the job alone: it starts, repairs and deletes none of its objects, whatever becomes "
             "of them, and sees no edit. Only the job's deletion is carried out"
         )
-        yield Aspect(PAUSED, "True", "Everything", f"{message}. {_UNPAUSE}")
+        yield Aspect(PAUSED, "True", "Everything", f"{message}. {ctx.unpause_text}")
 
 
 def _late_rows_aspect(status: Status) -> Aspect:

@@ -12,18 +12,19 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from joinery_operator.decision import EXECUTORS, Manifest, Observed
-from joinery_operator.names import PAUSE_ANNOTATION, ChildNames
+from joinery_operator.names import CHILD_PAUSE_ANNOTATION, PAUSE_ANNOTATION, ChildNames
 from joinery_operator.reconcile.desired import DesiredJob, age, desired_job, stored_revision
 from joinery_operator.reconcile.pods import PodObservation, observe_pod
 from joinery_operator.reconcile.reasons import sentence
 from joinery_operator.revision import JobRevision, replaced_owner, scale_of
 from joinery_operator.settings import Settings
-from joinery_runtime.job.crd import DriverAttempt, DriverStatus, Rollout, Scale, Status, Waiting
+from joinery_runtime.job.crd import BLUE_GREEN, DriverAttempt, DriverStatus, Rollout, Scale, Status, Waiting
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.resource import Upgrade
 
 FINALIZER = "joinery.dev/delete-state"
 PauseScope = Literal["nothing", "rollouts", "everything"]
+_SCOPES: tuple[PauseScope, ...] = ("everything", "rollouts", "nothing")
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,17 @@ class ReconcileContext:
 
     @property
     def pause_scope(self) -> PauseScope:
-        """What the job's author has paused."""
-        return pause_scope(self.observed.resource)
+        """What the job's author has paused, at the job or at its BlueGreenJob."""
+        scopes = {pause_scope(self.observed.resource), inherited_pause_scope(self.observed.resource)}
+        return next(scope for scope in _SCOPES if scope in scopes)
+
+    @property
+    def unpause_text(self) -> str:
+        """What ends the pause."""
+        if pause_scope(self.observed.resource) == self.pause_scope:
+            return f"The annotation {PAUSE_ANNOTATION} says so: `kubectl joinery rollout resume` removes it"
+        owner = next(ref["name"] for ref in self.metadata["ownerReferences"] if ref.get("kind") == BLUE_GREEN.name)
+        return f"Its BlueGreenJob is paused: `kubectl joinery rollout resume bgj/{owner}` ends that"
 
     @cached_property
     def upgrade(self) -> Upgrade:
@@ -200,7 +210,19 @@ class ReconcileContext:
 
 def pause_scope(resource: Manifest) -> PauseScope:
     """What the resource's author has paused. A value that is unknown pauses everything: doing nothing harms least."""
-    value = (resource["metadata"].get("annotations") or {}).get(PAUSE_ANNOTATION, "")
+    return _annotated_scope(resource, PAUSE_ANNOTATION)
+
+
+def inherited_pause_scope(job: Manifest) -> PauseScope:
+    """What is paused at the BlueGreenJob of a job."""
+    references = job["metadata"].get("ownerReferences") or ()
+    if not any(reference.get("controller") and reference.get("kind") == BLUE_GREEN.name for reference in references):
+        return "nothing"  # of none, or of none any more
+    return _annotated_scope(job, CHILD_PAUSE_ANNOTATION)
+
+
+def _annotated_scope(resource: Manifest, annotation: str) -> PauseScope:
+    value = (resource["metadata"].get("annotations") or {}).get(annotation, "")
     if value in {"", "false"}:
         return "nothing"
     return "rollouts" if value == "rollouts" else "everything"

@@ -10,6 +10,7 @@ from joinery_runtime.job.crd.blue_green import (
     BlueGreenSpec,
     BlueGreenState,
     CandidateJob,
+    ChildJob,
     OldJob,
     RetiredJob,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "BlueGreenSpec",
     "BlueGreenState",
     "CandidateJob",
+    "ChildJob",
     "Condition",
     "Deletion",
     "DriverAttempt",

@@ -22,9 +22,7 @@ class JobTemplate(Model):
     """The job's kind."""
     spec: Annotated[
         dict[str, Any],
-        WithJsonSchema(
-            {"type": "object", "x-kubernetes-preserve-unknown-fields": True, "examples": [{"sql": "SELECT ..."}]}
-        ),
+        WithJsonSchema({"type": "object", "examples": [{"sql": "SELECT ..."}]}),  # `definition` has the fields
     ]
     """The job's spec, as in a resource of that kind. An edit that leaves every output's place as it is changes the job
     that runs; an edit that gives every output another place starts a second job beside it."""
@@ -60,6 +58,22 @@ class CandidateJob(Model):
     """The driver that has been stable since then."""
     generation: Count | None = Field(default=None, examples=[1])
     """Its resource's metadata.generation of that time."""
+
+
+class ChildJob(Model):
+    """A job that the operator has created."""
+
+    kind: Literal["StreamJoin", "SessionWindow"] = "StreamJoin"
+    """The kind of its resource."""
+    name: Word = Field(examples=["orders-paid-5f2c9a1e04"])
+    """The name of its resource."""
+    uid: Word = Field(examples=["5a3f2f0e-8c1d-4a57-9d1b-0b6a2c9d7e11"])
+    """The metadata.uid of its resource: another resource of that name is not this job."""
+    deletes_state: bool = False
+    """Whether its state is deleted together with its resource. Such a job is not created again, because it would write
+    all rows again."""
+    outputs: Annotated[tuple[OutputStatus, ...], Field(max_length=64)] = ()
+    """Where it writes."""
 
 
 class OldJob(Model):
@@ -99,6 +113,8 @@ class BlueGreenState(Model):
     """The second job, until the switch."""
     old: Annotated[tuple[OldJob, ...], Field(max_length=4)] = ()
     """Jobs that were active and still run, the oldest first."""
+    jobs: Annotated[tuple[ChildJob, ...], Field(max_length=32, json_schema_extra=list_map("name"))] = ()
+    """The jobs that exist, or that are to be created again. A driver of a job starts once the job is listed here."""
     retired: Annotated[tuple[RetiredJob, ...], Field(max_length=16)] = ()
     """The last jobs that ended, the oldest first."""
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from io import StringIO
 from typing import Any
 
 from pydantic import BaseModel
 from ruamel.yaml import YAML
 
-from joinery_runtime.job.crd.blue_green import BlueGreenJob, BlueGreenState
+from joinery_runtime.job.crd.blue_green import BlueGreenJob, BlueGreenSpec, BlueGreenState
 from joinery_runtime.job.crd.rules import with_rules
 from joinery_runtime.job.crd.savepoint import Savepoint, SavepointState
 from joinery_runtime.job.crd.shapes import Schema
@@ -138,6 +139,10 @@ def _resource(kind: ResourceKind) -> Schema:
     spec = kind.model.model_fields["spec"].annotation
     if not (isinstance(spec, type) and issubclass(spec, BaseModel)):
         raise TypeError(f"the spec of {kind.name} must be a model")
+    spec_schema = object_schema(spec)
+    if spec is BlueGreenSpec:
+        template = spec_schema["properties"]["template"]["properties"]
+        template["spec"] = {**_template_schema(), "description": template["spec"]["description"]}
     schema = {
         "type": "object",
         "description": description(kind.model.__doc__ or "", limit=0),
@@ -146,8 +151,47 @@ def _resource(kind: ResourceKind) -> Schema:
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
-            "spec": object_schema(spec),
+            "spec": spec_schema,
             "status": {**object_schema(kind.status), "default": UNSEEN},
         },
     }
     return with_rules(schema, kind.model)
+
+
+def _template_schema() -> Schema:
+    """The spec of a job of any kind, as a template holds it: the API server takes no unknown field and no deep nesting.
+    The rules and the defaults are those of one kind, and apply when the job is created."""
+    return reduce(_merged, (_bare(object_schema(kind.model.model_fields["spec"].annotation)) for kind in KINDS))  # type: ignore[arg-type]
+
+
+def _bare(schema: Any) -> Any:
+    """The schema without rules and defaults."""
+    if isinstance(schema, list):
+        return [_bare(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    bare = {}
+    for key, part in schema.items():
+        if key == "properties":
+            bare[key] = {name: _bare(field) for name, field in part.items()}
+        elif key not in {"x-kubernetes-validations", "default"}:
+            bare[key] = part if key == "enum" else _bare(part)
+    return bare
+
+
+def _merged(left: Schema, right: Schema) -> Schema:
+    """The schema that allows what either allows, for two that differ in fields and bounds."""
+    merged = {**right, **left}
+    if "properties" in merged:
+        fields = {**right.get("properties", {}), **left.get("properties", {})}
+        merged["properties"] = {
+            name: _merged(left["properties"].get(name, field), right["properties"].get(name, field))
+            for name, field in fields.items()
+        }
+        merged["required"] = [name for name in left.get("required", ()) if name in right.get("required", ())]
+        if not merged["required"]:
+            del merged["required"]
+    if "items" in merged:
+        merged["items"] = _merged(left["items"], right["items"])
+        merged["maxItems"] = max(left["maxItems"], right["maxItems"])
+    return merged

@@ -37,7 +37,7 @@ from joinery_runtime.job.model.duration import format_duration
 _STRUCTURAL = (
     *("type", "format", "enum", "pattern", "default", "minimum", "maximum", "minLength", "maxLength"),
     *("minItems", "maxItems", "minProperties", "maxProperties"),
-    *("x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-preserve-unknown-fields"),
+    *("x-kubernetes-list-type", "x-kubernetes-list-map-keys"),
 )
 _DESCRIPTION = 300  # characters
 _OF_THE_CODE = re.compile(r" \([^()]*`(?:StreamJoin\.|[^`]*\.py)[^()]*\)")
