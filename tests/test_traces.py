@@ -40,7 +40,7 @@ COVERED = (
     *(f"S{n}" for n in range(1, 9)),
     *(f"G{n}" for n in range(1, 13)),
     *(f"P{n}" for n in range(1, 4)),
-    *(f"U{n}" for n in range(1, 3)),
+    *(f"U{n}" for n in range(1, 5)),
     *(f"D{n}" for n in range(1, 6)),
     *(f"R{n}" for n in range(1, 9)),
     *("V1", "V2", "V3", "V4", "W5", "W6"),
@@ -288,4 +288,4 @@ def _row_by_row(trace: Trace) -> Iterator[dict[str, Any]]:
 
 
 def _rows_by_input(trace: Trace) -> dict[str, list[Row]]:
-    return {name: [row for step in trace.steps for row in _rows_of(step).get(name, ())] for name in trace.inputs}
+    return {name: [row for step in trace.steps for row in _rows_of(step).get(name, ())] for name in trace.sources}

@@ -31,6 +31,7 @@ from joinery_devkit.oracle import (
     too_far_ahead,
 )
 from joinery_runtime.connectors.source import Bounds, StoredOffsets
+from joinery_runtime.connectors.unions import UnionDecoder, branch_ref, branch_topic
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME
 from joinery_runtime.core.table import compaction
@@ -59,6 +60,8 @@ from joinery_runtime.formats.records import Decoded, Decoder
 from joinery_runtime.inspect.trace_environment import LocalCapture
 from joinery_runtime.inspect.trace_steps import StepLog, TraceRecord
 from joinery_runtime.job import Input, Job
+from joinery_runtime.job.model.base import PLAIN_NUMBERS
+from joinery_runtime.job.model.unions import UnionInput
 from joinery_runtime.state.memory import MemoryStore
 
 MEMORY = Path("/dev/shm")
@@ -73,11 +76,12 @@ def merge_early(patch: pytest.MonkeyPatch) -> None:
 
 class RowLog(StepLog):
     """One input's records: pickled rows, so that every value goes through, NaN too. `topics`: each partition of the
-    history is a topic of its own (U1)."""
+    history is a topic of its own (U1), of a union a branch of its own (U3)."""
 
     def __init__(self, side: Input, partitions: Iterable[int], *, topics: bool = False) -> None:
         super().__init__(side)
         self._has_topics, self.topics = topics, ()
+        self._is_union = isinstance(side, UnionInput)
         self.partitions = {self.numbered(partition): [] for partition in partitions}
         self.elsewhere: Collection[int] = ()
         self.rows: dict[tuple[int, int], Row] = {}
@@ -85,10 +89,14 @@ class RowLog(StepLog):
     def numbered(self, partition: int) -> PartitionRef:
         """The partition that has this number in the history."""
         topic, own = (f"{self.name}-{partition}", 0) if self._has_topics else (self.name, partition)
+        if self._is_union:
+            topic, own = branch_topic(_branch_name(self.name, partition), "topic"), 0
         return PartitionRef(self.name, topic, own)
 
     def number(self, ref: PartitionRef) -> int:
         """The partition's number in the history."""
+        if self._is_union:
+            return int(branch_ref(ref).input.rpartition("_")[2])
         return int(ref.topic.removeprefix(f"{self.name}-")) if self._has_topics else ref.partition
 
     def feed(self, rows: Iterable[Row]) -> None:
@@ -110,10 +118,12 @@ class RowLog(StepLog):
 class RowDecoder:
     schema: pa.Schema
     table: bool
+    prefix: str = ""  # of the names of columns
 
     def decode_batch(self, raw: RawBatch) -> Decoded:
         found = [pickle.loads(value) for value in raw.values.to_pylist()]
-        rows = pa.Table.from_pylist([values for values, _ in found], schema=self.schema)
+        named = [{self.prefix + name: value for name, value in values.items()} for values, _ in found]
+        rows = pa.Table.from_pylist(named, schema=self.schema)
         deleted = np.array([flag for _, flag in found], dtype=bool) if self.table else None
         return Decoded(rows, np.arange(len(found), dtype=np.int64), [], deleted)
 
@@ -128,6 +138,8 @@ class RowInputs:
 
     def decoder(self, name: str, lane: int) -> Decoder:
         side = self.job.input(name)
+        if isinstance(side, UnionInput):
+            return UnionDecoder(side, lambda part: RowDecoder(arrow_schema(part.columns), False, f"{part.name}_"))
         return RowDecoder(arrow_schema(side.columns), side.table is not None)
 
 
@@ -189,13 +201,53 @@ class PeersHost:
         return outcome(read, made, self.workers[0].steps, shards)
 
 
+BRANCHES = 6  # of each union: more than any history has partitions
+
+
+def _branch_name(union: str, partition: int) -> str:
+    return f"{union}_{partition}"
+
+
+def united(job: Job) -> Job:
+    """The job with a union in the place of each input that is no table. Each branch has other names of columns, of
+    which it makes those of the union."""
+    document = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    inputs, unions = list[Any](), list[Any]()
+    for side in document["spec"]["inputs"]:
+        if "table" in side:
+            inputs.append(side)
+            continue
+        names = [_branch_name(side["name"], number) for number in range(BRANCHES)]
+        columns = [column["name"] for column in side["schema"]]
+        own = {key: value for key, value in side.items() if key != "where"}
+        for name in names:
+            schema = [{**column, "name": f"{name}_{column['name']}"} for column in side["schema"]]
+            inputs.append({**own, "name": name, "schema": schema, "eventTime": f"{name}_{side['eventTime']}"})
+        branches = [
+            {"input": name, "select": [{"column": f"{name}_{column}", "as": column} for column in columns]}
+            for name in names
+        ]
+        unions.append({"name": side["name"], "branches": branches, "where": side.get("where")})
+    document["spec"] = {**document["spec"], "inputs": inputs, "unions": unions}
+    return type(job).model_validate(document, context=PLAIN_NUMBERS)
+
+
 class Engine:
     """A job between epochs: its store and its inputs outlive its drivers."""
 
     def __init__(
-        self, case: Case, cache: Path, hasher: KeyHash, threads: int = 1, peers: int = 1, *, topics: bool = False
+        self,
+        case: Case,
+        cache: Path,
+        hasher: KeyHash,
+        threads: int = 1,
+        peers: int = 1,
+        *,
+        topics: bool = False,
+        unions: bool = False,
     ) -> None:
-        self._job, self._hasher, self._cache, self._peers = case.job.job, hasher, cache, peers
+        self._united = united if unions else lambda job: job
+        self._job, self._hasher, self._cache, self._peers = self._united(case.job.job), hasher, cache, peers
         self._store, self._told, self._output = MemoryStore(), Told(), LocalCapture()
         self._dead = LocalCapture()
         self.logs = {side.name: RowLog(side, case.partitions[side.name], topics=topics) for side in self._job.inputs}
@@ -246,7 +298,7 @@ class Engine:
         for name, rows in epoch.rows.items():
             self.logs[name].feed(rows)
         for name in epoch.final:
-            self.logs[name].final = True
+            self.logs[name].end(name)
         self._told.partitions = {
             name: [partition_id(log.numbered(p)) for p in epoch.idle[name] if p not in log.elsewhere]
             for name, log in self.logs.items()
@@ -257,7 +309,7 @@ class Engine:
         if epoch.checkpoint:
             self._now_ms += self._job.spec.state_store.checkpoint_interval
         if epoch.job is not None:
-            self._job = epoch.job.job
+            self._job = self._united(epoch.job.job)
         if epoch.restart or epoch.job is not None:
             self.start()
         self._planner.rescale(self._shards)
@@ -277,7 +329,8 @@ class Engine:
         letters = {(row["input"], row["topic"], row["partition"], row["offset"]) for row in dead}
         assert len(letters) == len(dead), "a record is two dead letters"
         assert all(row["reason"].startswith(("late: ", "future: ")) for row in dead)
-        return plan, report, _rows(self._output), Counter(name for name, *_ in letters)
+        union_of = {part.name: side.name for side in self._job.inputs for part in side.parts}
+        return plan, report, _rows(self._output), Counter(union_of[name] for name, *_ in letters)
 
     def read_by(self, plan: EpochPlan) -> tuple[dict[str, list[Row]], Counter[str]]:
         """The rows that count, and how many are too far ahead (T11), by input."""
@@ -415,11 +468,17 @@ def run(case: Case, hasher: KeyHash = key_hash) -> list[Result]:
 
 
 def check_against_oracle(
-    case: Case, hasher: KeyHash = key_hash, threads: int = 1, peers: int = 1, *, topics: bool = False
+    case: Case,
+    hasher: KeyHash = key_hash,
+    threads: int = 1,
+    peers: int = 1,
+    *,
+    topics: bool = False,
+    unions: bool = False,
 ) -> list[Result]:
     """Every epoch: the watermarks, rows and drops that the oracle says; nothing is left for another epoch to emit."""
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as cache:
-        engine = Engine(case, Path(cache), hasher, threads, peers, topics=topics)
+        engine = Engine(case, Path(cache), hasher, threads, peers, topics=topics, unions=unions)
         results = []
         for result in Check(case, engine).history():
             _compare(result)

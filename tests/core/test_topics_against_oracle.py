@@ -1,5 +1,5 @@
-"""The engine against the oracle where each partition of a random history is a topic of its own: the same rows,
-watermarks and order as with partitions of one topic (U1, U2)."""
+"""The engine against the oracle where each partition of a random history is a topic, or a branch of a union, of its
+own: the same rows, watermarks and order as with partitions of one topic (U1 to U4)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,24 @@ from budget import examples
 from core.cases import HISTORIES, Case, cases
 from core.harness import check_against_oracle
 
+KINDS = pytest.mark.parametrize("kind", ["interval", "windows", "asof"])
 
-@pytest.mark.parametrize("kind", ["interval", "windows", "asof"])
+
+@KINDS
 def test_topics_are_to_an_input_what_partitions_are(kind: str) -> None:
     @settings(HISTORIES, max_examples=examples(25))
     @given(case=cases(kind))
     def every(case: Case) -> None:
         check_against_oracle(case, topics=True)
+
+    every()
+
+
+@KINDS
+def test_branches_are_to_a_union_what_partitions_are_to_an_input(kind: str) -> None:
+    @settings(HISTORIES, max_examples=examples(25))
+    @given(case=cases(kind))
+    def every(case: Case) -> None:
+        check_against_oracle(case, unions=True)
 
     every()

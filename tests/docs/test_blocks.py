@@ -160,6 +160,11 @@ def completed(fragment: Any) -> dict[str, Any]:
         spec = {**fragment, "inputs": [with_event_time({}), payments], "output": OUTPUT}
     elif fields == {"inputs"}:
         spec = around_input(fragment["inputs"][0])
+    elif fields == {"unions"}:
+        branches = [branch["input"] for union in fragment["unions"] for branch in union["branches"]]
+        schemas = {name: CHOICES[name] if name == "orders_eu" else [*CHOICES[name], TS] for name in branches}
+        united = [with_event_time({"name": name, "schema": schema}) for name, schema in schemas.items()]
+        spec = {**fragment, "inputs": united, "output": OUTPUT}
     else:
         assert fields <= spec_fields, f"fields of neither a job, an input nor the chart: {fields - spec_fields}"
         chosen = [f"orders.{name}" for name in ("order_id", "tenant", "source")] + ["payments.method"]
@@ -252,15 +257,19 @@ CHOICES: dict[str, list[dict[str, str]]] = {
         "shipments": ("order_id", "shipment_id"),
         "rates": ("currency",),
         "bids": ("auction", "bidder"),
+        "orders_eu": ("id",),
+        "orders_us": ("order_id",),
     }.items()
 }
 CHOICES["rates"].append({"name": "rate", "type": "double"})
 CHOICES["bids"].append({"name": "price", "type": "int64"})
+CHOICES["orders_eu"] += [{"name": "total", "type": "double"}, {"name": "created", "type": "timestamp"}]
+CHOICES["orders_us"].append({"name": "amount", "type": "double"})
 CHOICES["orders"] = [*ORDERS["schema"][:-1], {"name": "customer", "type": "string"}]
 
 
 def check_sql(sql: str, place: str) -> None:
-    of_queries = re.findall(r"\b(\w+) AS \(SELECT", sql)
+    of_queries = re.findall(r"\b(\w+) AS \(\s*SELECT", sql)
     names = [name for name in re.findall(r"(?:\bFROM|\bJOIN|\(TABLE) (\w+)", sql) if name not in {*of_queries, "TABLE"}]
     schemas = {name: [*CHOICES[name], TS] for name in names}
     inputs = [with_event_time({"name": name, "schema": schema}) for name, schema in schemas.items()]

@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parent
 # What a trace writes as `end`: the watermark of an input that has ended (rule T7).
 END = 2**63 - 1
 
-_TRACE = {"about", "source", "covers", "differs", "spark", "anyCut", "kind", "job", "steps", "refused"}
+_TRACE = {"about", "source", "covers", "differs", "spark", "anyCut", "kind", "job", "sides", "steps", "refused"}
 _EXPECT = {"output", "late", "dropped", "watermarks", "stepWatermarks", "dead", "after_eviction", "fails"}
 _SCHEMA = {"k": "string", "v": "string", "ts": "timestamp"}
 _TOP_N = {"rows": 2, "window": {"tumbling": {"size": 10}}}
@@ -76,6 +76,7 @@ class Trace:
     differs: str | None
     spark: bool
     any_cut: bool
+    sides: tuple[str, ...] = ()
 
     @property
     def sessions(self) -> bool:
@@ -83,6 +84,13 @@ class Trace:
 
     @property
     def inputs(self) -> tuple[str, ...]:
+        """What is joined: inputs, unions in the place of their branches, and inputs that the SQL reads again (J13)."""
+        if self.sides:
+            return self.sides
+        return self.sources if self.sessions or "unions" not in self.job["spec"] else _joined(self.job["spec"])
+
+    @property
+    def sources(self) -> tuple[str, ...]:
         """The inputs of the job, then those that its SQL reads again (J13), by the names under which they get rows."""
         spec = self.job["spec"]
         names = [side["name"] for side in ([spec["input"]] if self.sessions else spec["inputs"])]
@@ -131,6 +139,7 @@ def _read(path: Path, name: str) -> Trace:
         differs=raw.get("differs"),
         spark=raw.get("spark", False),
         any_cut=raw.get("anyCut", False),
+        sides=tuple(raw.get("sides", ())),
     )
 
 
@@ -174,7 +183,7 @@ def _step_watermarks(raw: Sequence[Mapping[str, Any]] | None) -> tuple[Mapping[s
 def resource(spec: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The whole StreamJoin of a trace's `job`."""
     given = spec.get("inputs", ({"name": "l"}, {"name": "r"}))
-    names = [side["name"] for side in given]
+    names = _joined({**spec, "inputs": given})
     joins = [_join(step, names, number) for number, step in enumerate(spec.get("joins", ()), start=1)]
     absent = {step["right"] for step in joins if step.get("type") in {"semi", "anti"}}  # E1
     emitted = [name for name in names if name not in absent]
@@ -200,6 +209,13 @@ def resource(spec: Mapping[str, Any], name: str) -> dict[str, Any]:
     if filled.get("select") == "default" or "sql" in spec:
         del filled["select"]
     return _resource("StreamJoin", name, filled)
+
+
+def _joined(spec: Mapping[str, Any]) -> tuple[str, ...]:
+    unions = spec.get("unions", ())
+    union_of = {branch["input"]: union["name"] for union in unions for branch in union["branches"]}
+    names = (side["name"] for side in spec["inputs"])
+    return tuple(dict.fromkeys(union_of.get(name, name) for name in names))
 
 
 def _window_columns(joins: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, str]]:

@@ -203,7 +203,8 @@ def test_lists_that_are_maps():
     status = {".status.conditions", ".status.inputs", ".status.outputs"}
     of_aggregate = {f".spec.aggregate.{name}" for name in ("compute", "aggregates", "then.aggregates", "then.compute")}
     shared = {".spec.functions", *status}
-    assert of_joins == {".spec.inputs", ".spec.inputs[].schema", *of_aggregate, *shared}
+    of_unions = {".spec.unions", ".spec.unions[].branches"}
+    assert of_joins == {".spec.inputs", ".spec.inputs[].schema", *of_unions, *of_aggregate, *shared}
     assert of_sessions == {".spec.input.schema", ".spec.compute", ".spec.aggregates", *shared}
 
 

@@ -177,7 +177,8 @@ REFUSED = [
      "two queries of WITH are named 'o'; give one another name"),
     ("WITH RECURSIVE o AS (SELECT * FROM orders) SELECT amount FROM o", None, "leave RECURSIVE out"),
     ("WITH o (x) AS (SELECT amount FROM orders) SELECT amount FROM o", None, "name the columns with AS"),
-    ("WITH o AS (SELECT amount FROM orders UNION ALL SELECT 1 AS a) SELECT amount FROM o", None, "topics: [a, b]"),
+    ("WITH o AS (SELECT amount FROM orders UNION ALL SELECT 1 AS a) SELECT amount FROM o", (1, 55),
+     "write SELECT <columns> FROM <input> WHERE <condition>"),
     ("SELECT * FROM orders NATURAL JOIN payments", (1, 35), "name the columns: JOIN ... USING (<columns>)"),
     ("SELECT method FROM orders JOIN payments USING (orderid)", None, "has no column 'orderid'"),
 ]  # fmt: skip

@@ -377,7 +377,7 @@ def test_sql_is_the_same_job_as_its_joins_and_select(inputs, sql, joins, select)
 
 
 PAGE = {
-    "orders": ("order_id", "customer", "amount", "currency", "ts"),
+    "orders": ("order_id", "customer", "amount", "currency", "region", "ts"),
     "payments": ("order_id", "method", "ts"),
     "deliveries": ("id", "order_id", "driver", "ts"),
     "returns": ("delivery_id", "reason", "ts"),
@@ -390,7 +390,7 @@ def test_the_examples_of_the_page_are_understood():
     page = (Path(__file__).parents[3] / "docs" / "sql.md").read_text(encoding="utf-8")
     blocks = [block.removeprefix("sql\n") for block in page.split("```")[1::2] if "SELECT" in block]
     examples = [block if block.startswith("WITH") else block[block.index("SELECT") :] for block in blocks]
-    assert len(examples) == 11
+    assert len(examples) == 12
     for sql in examples:
         tables = tuple(
             SqlInput(name, columns, "ts") for name, columns in PAGE.items() if re.search(rf"[ (]{name}[ ,]", sql)

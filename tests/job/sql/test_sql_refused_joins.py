@@ -1,10 +1,7 @@
 """SQL of every kind of join that is no job: the place in the text, the reason and what to do."""
 
-from typing import Any
-
 import pytest
 
-from job.chains import mistakes
 from job.resources import problems
 from job.sql_jobs import RATES, SEED_001, SEED_004
 
@@ -167,26 +164,3 @@ def test_refused_at_its_place(inputs, sql, at, why, todo):
     assert todo in problem.message
     if at is not None:
         assert problem.message.startswith(f"line 1, column {sql.rindex(at) + 1}, `")
-
-
-def kafka_input(name: str, topic: str) -> dict[str, Any]:
-    kafka = {"bootstrapServers": "kafka:9092", "topic": topic}
-    schema = [{"name": "id", "type": "string"}, {"name": "ts", "type": "timestamp"}]
-    return {"name": name, "kafka": kafka, "format": "json", "schema": schema, "eventTime": "ts"}
-
-
-@pytest.mark.parametrize(
-    "sql",
-    [
-        "SELECT id FROM a UNION ALL SELECT id FROM b",
-        "SELECT id FROM (SELECT * FROM a UNION ALL SELECT * FROM b) u",
-        "WITH u AS (SELECT * FROM a UNION ALL SELECT * FROM b) SELECT id FROM u",
-    ],
-)
-def test_a_union_of_inputs_that_differ_in_their_topics_is_written_as_one_input(sql: str) -> None:
-    inputs = [kafka_input("a", "orders-eu"), kafka_input("b", "orders-us")]
-    said = mistakes(inputs=inputs, sql=sql)["spec.sql"]
-    assert "a and b differ in their topics alone" in said
-    assert "write kafka.topics: [orders-eu, orders-us] into a" in said
-    other = mistakes(inputs=[inputs[0], {**inputs[1], "format": "csv"}], sql=sql)["spec.sql"]
-    assert "let a job for each branch write to one topic" in other

@@ -91,7 +91,7 @@ def _list_addresses(job: Job, system: str) -> Iterator[object]:
         case "store":
             yield state_place(job.spec)
         case "input":
-            for input_spec in job.inputs:
+            for input_spec in job.read_inputs:
                 yield from (_broker_list(input_spec.kafka), input_spec.schema_registry)
         case _:
             for output in job.outputs:

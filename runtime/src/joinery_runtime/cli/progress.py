@@ -426,7 +426,7 @@ def _query_text(output: NamedOutput) -> str:
 
 
 def inputs_to_latest(job: Job) -> list[str]:
-    return [side.name for side in job.inputs if side.kafka is not None and side.kafka.stop_at == "latest"]
+    return [source.name for source in job.read_inputs if source.kafka is not None and source.kafka.stop_at == "latest"]
 
 
 def nothing_new(by: EndedBy, ended: Sequence[str], to_latest: Sequence[str]) -> str:

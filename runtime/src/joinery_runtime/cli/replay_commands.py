@@ -19,7 +19,7 @@ from joinery_runtime.hosts.worker_builder import JobInputs
 from joinery_runtime.inspect.stored_state import durable, record_of, without_epochs
 from joinery_runtime.inspect.trace import run_trace
 from joinery_runtime.inspect.trace_environment import StepInputs
-from joinery_runtime.inspect.trace_steps import StepLog, rows_by_input
+from joinery_runtime.inspect.trace_steps import StepLog, rows_by_input, united_step
 from joinery_runtime.inspect.verify import Verdict, verify
 from joinery_runtime.inspect.why import Answer, explain_records
 from joinery_runtime.job import Job, with_stored_names
@@ -45,7 +45,7 @@ def why_command(job: Job, key: Sequence[str], record: str | None, until: int | N
             """What the steps emitted is asked for afterwards."""
         logs = {side.name: StepLog(side) for side in job.inputs}
         for step in trace_steps:
-            for name, rows in rows_by_input(step).items():
+            for name, rows in rows_by_input(united_step(step, job.inputs)).items():
                 logs[name].append(rows)
         return explain_records(job, store, StepInputs(job, logs), key, at, until)
     with _open_for_reading(job) as (filled, opened, inputs):

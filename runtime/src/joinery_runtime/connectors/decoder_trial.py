@@ -27,6 +27,7 @@ import numpy as np
 
 from joinery_runtime.connectors.history import HistoryDecoder
 from joinery_runtime.connectors.inputs import decoder_for
+from joinery_runtime.connectors.unions import UnionDecoder
 from joinery_runtime.formats.batch import RawBatch
 from joinery_runtime.formats.guarded import Guarded, halves
 from joinery_runtime.formats.records import Decoded, Decoder
@@ -101,6 +102,8 @@ def _end_process(process: subprocess.Popen[bytes]) -> None:
 
 def carefully(decoder: Decoder) -> Decoder:
     """A decoder of an input that tries each batch first. One that is not of an input stays as it is."""
+    if isinstance(decoder, UnionDecoder):
+        return decoder.within(lambda _, part: carefully(part))
     if isinstance(decoder, HistoryDecoder):
         return decoder.within(carefully)
     return Tried(decoder) if isinstance(decoder, Guarded) else decoder

@@ -17,6 +17,7 @@ from joinery_runtime.connectors.kafka.planner import KafkaPlanner
 from joinery_runtime.connectors.kafka.reader import KafkaReader
 from joinery_runtime.connectors.source import SourcePlanner, SourceReader
 from joinery_runtime.connectors.store_identity import StoreIdentity
+from joinery_runtime.connectors.unions import UnionDecoder, UnionPlanner, UnionReader
 from joinery_runtime.core.table.columns import UNAVAILABLE_FIELD, arrow_schema
 from joinery_runtime.errors import SourceError
 from joinery_runtime.formats import format_of
@@ -33,6 +34,7 @@ from joinery_runtime.formats.text_columns import TextDecoder, as_text
 from joinery_runtime.job.model.inputs import Column, FileInput, History, Input, KafkaInput
 from joinery_runtime.job.model.paths import Path
 from joinery_runtime.job.model.types import ColumnType
+from joinery_runtime.job.model.unions import UnionInput
 
 if TYPE_CHECKING:
     from joinery_runtime.formats.framed_keys import FramedKeys
@@ -47,6 +49,9 @@ def planner_for(model: Input, job_name: str, store: StoreIdentity, *, once: bool
     """The driver half of an input of the job with this name and state store. `once`: the run ends at what exists at its
     start. Contacts and opens nothing before its first use."""
     match model:
+        case UnionInput():
+            branches = {part.name: planner_for(part, job_name, store, once=once) for part in model.parts}
+            return UnionPlanner(model.name, branches)
         case Input(kafka=KafkaInput() as kafka, history=History() as history):
             topics = KafkaPlanner(model.name, kafka, job_name, store, since=history.until)
             files = _file_planner(_history_input(model, history))
@@ -66,10 +71,11 @@ def planner_for(model: Input, job_name: str, store: StoreIdentity, *, once: bool
 def check_registry(model: Input) -> None:
     """Asks the registry that the input's records need, if there is one. Records name their schemas, so a wrong address
     would otherwise be found in the first epoch, where it is waited for. Raises SourceError."""
-    if model.schema_registry is not None and model.format in _BY_REGISTRY:
-        from joinery_runtime.formats.registry.schemas import Schemas  # noqa: PLC0415
+    for part in model.parts:
+        if part.schema_registry is not None and part.format in _BY_REGISTRY:
+            from joinery_runtime.formats.registry.schemas import Schemas  # noqa: PLC0415
 
-        Schemas.of(model).check()
+            Schemas.of(part).check()
 
 
 def _file_planner(model: Input) -> ListedFiles:
@@ -84,6 +90,9 @@ def _file_planner(model: Input) -> ListedFiles:
 def reader_for(model: Input) -> SourceReader:
     """The task half of an input. A process has one and keeps it from epoch to epoch."""
     match model:
+        case UnionInput():
+            parts = {part.name: part for part in model.parts}
+            return UnionReader(model.name, lambda name: reader_for(parts[name]))
         case Input(kafka=KafkaInput(), history=History() as history):
             return HistoryReader(reader_for(_history_input(model, history)), reader_for(_topics_input(model)))
         case Input(kafka=KafkaInput() as kafka):
@@ -98,6 +107,8 @@ def reader_for(model: Input) -> SourceReader:
 
 def decoder_for(model: Input) -> Decoder:
     """A decoder of the input's records. Reads the header of a CSV file; raises SourceError if it does not fit."""
+    if isinstance(model, UnionInput):
+        return UnionDecoder(model, decoder_for)
     history = model.history
     if history is None:
         return _make_decoder(model, format_of(model))
@@ -107,6 +118,8 @@ def decoder_for(model: Input) -> Decoder:
 
 def guarded(model: Input, decoder: Decoder) -> Decoder:
     """The decoder of an input within the boundary that makes whatever a record does to it a bad record."""
+    if isinstance(decoder, UnionDecoder):
+        return decoder.within(guarded)
     if isinstance(decoder, HistoryDecoder):
         return decoder.within(lambda part: Guarded(model, part))
     return Guarded(model, decoder)
@@ -114,6 +127,8 @@ def guarded(model: Input, decoder: Decoder) -> Decoder:
 
 def json_decoder_for(model: Input) -> Decoder:
     """A decoder of the input's rows or change events as JSON, whatever its format: steps of a trace are in JSON."""
+    if isinstance(model, UnionInput):
+        return UnionDecoder(model, json_decoder_for)
     events = model.format.startswith("debezium")
     plain = model.model_copy(update={"schema_registry": None})
     decoder = _make_decoder(plain, DebeziumJsonDecoder if events else JsonDecoder)

@@ -14,6 +14,7 @@ from joinery_runtime.connectors.decoder_trial import name_of_death, trial_enviro
 from joinery_runtime.connectors.files.parquet import Death, ParquetReader, RowGroup, batches_of, opened_parquet
 from joinery_runtime.connectors.history import HistoryReader
 from joinery_runtime.connectors.source import SourceReader
+from joinery_runtime.connectors.unions import UnionReader
 
 _COMMAND = (sys.executable, "-m", __name__)
 _SECONDS = 300.0  # for one row group
@@ -22,6 +23,8 @@ _TRIES = 2  # before the rows are blamed
 
 def read_carefully(reader: SourceReader, command: Sequence[str] = _COMMAND) -> SourceReader:
     """A reader of an input that tries each row group first. One that reads no Parquet stays as it is."""
+    if isinstance(reader, UnionReader):
+        return reader.within(lambda part: read_carefully(part, command))
     if isinstance(reader, HistoryReader):
         return HistoryReader(read_carefully(reader.files, command), reader.topics)
     return reader.after(_Trial(tuple(command))) if isinstance(reader, ParquetReader) else reader

@@ -32,6 +32,8 @@ class Bounds:
       name apart ("" if unknown). Both are stored with the plan made from these bounds.
     - `deleted`: the topic was deleted after it had been read to its end. Its stored progress is to be forgotten.
     - `record_bytes`: the approximate length of a record, where offsets count bytes (None: offsets count records).
+    - `released`: the branch of the union that the partition belongs to has ended, so it holds the watermark of the
+      union back no longer (U3).
     - `waits`: other partitions of the input are read to their ends first. Until then this one is not read, and neither
       it nor its absence moves the watermark.
     """
@@ -48,6 +50,7 @@ class Bounds:
     undecided: int = 0
     record_bytes: float | None = None
     waits: bool = False
+    released: bool = False
 
     @property
     def at_end(self) -> bool:

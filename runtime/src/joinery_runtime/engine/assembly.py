@@ -75,6 +75,7 @@ def input_clocks(job: Job) -> dict[str, InputClock]:
             delay_ms=side.watermark.delay,
             explicit=side.watermark.explicit,
             advance_on_idle=side.watermark.on_idle == "advance",
+            branch_delays={part.name: part.watermark.delay for part in side.parts if part is not side},
         )
         for side in job.inputs
     }

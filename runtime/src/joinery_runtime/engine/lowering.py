@@ -19,8 +19,10 @@ import pyarrow as pa
 from joinery_runtime.core.pipeline import times
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.step import Horizon, StateRun, with_flags
+from joinery_runtime.core.pipeline.watermark import InputClock
 from joinery_runtime.core.table.blob import to_blob
 from joinery_runtime.core.table.segment import Run, SegmentMeta, describe, first_key
+from joinery_runtime.engine.assembly import input_clocks
 from joinery_runtime.engine.job_state import HORIZONS, live_segments, stored_co_partitions, stored_floors
 from joinery_runtime.engine.plan import InputState, input_states
 from joinery_runtime.errors import JoineryError
@@ -58,8 +60,8 @@ def lower_watermarks(
     at a time. Raises JoineryError if an input has ended, or if a row is both in windows that were emitted and in
     windows that were not."""
     states = input_states((side.name for side in job.inputs), record)
-    delays = {side.name: side.watermark.delay for side in job.inputs}
-    inputs = {name: _lower_input(name, states[name], at, delays[name]) for name, at in watermarks.items()}
+    clocks = input_clocks(job)
+    inputs = {name: _lower_input(name, states[name], at, clocks[name]) for name, at in watermarks.items()}
     floors = stored_floors(record)
     now = {name: state.progress.time for name, state in {**states, **inputs}.items()}
     implied = times.horizons(pipeline, now, {})
@@ -91,13 +93,16 @@ def _lost_flags(pipeline: Pipeline, meta: SegmentMeta, floors: Mapping[str, int]
     return emitted_at_match and meta.part in floors and meta.ts_min < floors[meta.part]
 
 
-def _lower_input(name: str, state: InputState, at: int, delay: int) -> InputState:
+def _lower_input(name: str, state: InputState, at: int, clock: InputClock) -> InputState:
     progress = state.progress
     if progress.ended:
         raise JoineryError(
             f"Input {name} has ended", facts="nothing of it is read again", todo="Start the job with new state"
         )
-    highest = {partition: None if ts is None else min(ts, at + delay) for partition, ts in progress.highest.items()}
+    highest = {
+        partition: None if ts is None else min(ts, at + clock.delay_of(partition))
+        for partition, ts in progress.highest.items()
+    }
     watermark = None if progress.watermark is None else min(progress.watermark, at)
     return replace(state, progress=replace(progress, highest=highest, watermark=watermark, idle_from=None, idle_ms=0))
 

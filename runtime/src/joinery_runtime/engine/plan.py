@@ -282,7 +282,7 @@ class InputState:
         before = self._without_former(plan.topic_ids.get(name, {}))
         progress = before.progress.raised(plan.watermarks.get(name)).saw(seen)
         if not clock.explicit and name not in plan.unplanned:
-            progress = progress.raised(progress.implied(clock.delay_ms, plan.idle.get(name, ())))
+            progress = progress.raised(progress.implied(clock, plan.idle.get(name, ())))
         if any(r.start < r.end_exclusive for r in plan.ranges):
             progress = replace(progress, idle_from=None, idle_ms=0)
         elif name in plan.pace:

@@ -31,6 +31,7 @@ from joinery_runtime.engine.source_snapshot import (
     ended_inputs,
     stop_at_end,
     with_partitions,
+    with_released,
 )
 from joinery_runtime.engine.table_order import (
     reads_ahead_of_tables,
@@ -193,7 +194,7 @@ class Planner:
         if self._once:
             existing = self._cut_to_first_ends(existing, inputs)
         ready = tuple(bound for bound in existing if not bound.waits)
-        idle, ended = self._idleness.idle(), ended_inputs(ready, self._sources)
+        idle, ended = with_released(self._idleness.idle(), ready), ended_inputs(ready, self._sources)
         backlog = dict.fromkeys(self._sources, 0)
         for bound in existing:
             backlog[bound.partition.input] += bound.end_exclusive - bound.start

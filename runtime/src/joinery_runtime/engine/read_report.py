@@ -42,7 +42,7 @@ class DeadLetters:
     def of(cls, raw: RawBatch, bad: Sequence[BadRecord]) -> DeadLetters:
         """`bad` are records of the batch, at least one, in any order."""
         faults = sorted(bad, key=lambda record: record.index)
-        partition = raw.partition
+        partition = raw.origin or raw.partition
         offsets = [int(raw.offsets[record.index]) for record in faults]
         rows = dead_letter_rows(
             input_name=partition.input,
@@ -57,12 +57,13 @@ class DeadLetters:
 
 def _record_location(raw: RawBatch, offset: int) -> str:
     """Where a record is, as people look for it: in a file by its line or row. Only files have no timestamps."""
-    path = raw.partition.topic
+    partition = raw.origin or raw.partition
+    path = partition.topic
     if raw.columns is not None:
         return f"{path} row {offset}"
     if raw.timestamps is None and Path(path).is_file():
         return f"{path} line {line_number(path, offset)} (byte {offset})"
-    return f"{path}/{raw.partition.partition} offset {offset}"
+    return f"{path}/{partition.partition} offset {offset}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +77,9 @@ class ReadReport:
 @dataclass(frozen=True, slots=True)
 class LateCandidates:
     """Records of a side of a step that may be late, or may lack a value, as rows of the dead-letter output; their shard
-    decides. All are of one partition, whose PARTITION is `partition`."""
+    decides. All are of one partition of `input`, whose PARTITION is `partition`."""
 
+    input: str
     step: int
     side: int
     partition: int
@@ -91,7 +93,7 @@ class LateCandidates:
         indexes = np.searchsorted(raw.offsets, rows.column(OFFSET).to_numpy()).tolist()
         reasons = [late.reason(event_time, ts) for ts in rows.column(TS).to_pylist()]
         letters = DeadLetters.of(raw, list(map(BadRecord, indexes, reasons)))
-        return cls(spec.step, spec.side, _partition_of(rows), letters.rows)
+        return cls(spec.name, spec.step, spec.side, _partition_of(rows), letters.rows)
 
     @classmethod
     def lacking_values(cls, spec: InputSpec, raw: RawBatch, rows: pa.RecordBatch) -> LateCandidates:
@@ -104,7 +106,7 @@ class LateCandidates:
             for names in rows.column(UNAVAILABLE).to_pylist()
         ]
         letters = DeadLetters.of(raw, list(map(BadRecord, indexes, reasons)))
-        return cls(spec.step, spec.side, _partition_of(rows), letters.rows)
+        return cls(spec.name, spec.step, spec.side, _partition_of(rows), letters.rows)
 
 
 def _partition_of(rows: pa.RecordBatch) -> int:
@@ -126,19 +128,19 @@ class LateRecords:
         """Selects the candidates that are late: `late` has the places that the step found, by side (`StepResult`).
         Topics of one input may have records of equal partition and offset; their PARTITION differs."""
         late_offsets = [set(map(tuple, of_side.tolist())) for of_side in late]
-        letters = []
+        letters, counts = [], Counter[str]()
         for candidate in candidates:
             late_here = late_offsets[candidate.side]
             is_late = [
                 (candidate.partition, offset) in late_here for offset in candidate.rows.column("offset").to_pylist()
             ]
             letters.append(candidate.rows.filter(pa.array(is_late, pa.bool_())))
-        counts = Counter(name for rows in letters for name in rows.column("input").to_pylist())
-        if not counts:
+            counts[candidate.input] += letters[-1].num_rows
+        if not counts.total():
             return None
         rows = concat(letters)
         topic, partition, offset, reason = (rows.column(name)[0] for name in ("topic", "partition", "offset", "reason"))
-        return cls(encode(rows), counts, f"{topic}/{partition} offset {offset}: {reason}")
+        return cls(encode(rows), +counts, f"{topic}/{partition} offset {offset}: {reason}")
 
 
 class ReadCounter:

@@ -135,6 +135,18 @@ def with_partitions(inputs: Inputs, bounds: Iterable[Bounds]) -> dict[str, Input
     }
 
 
+def with_released(idle: Mapping[str, Collection[str]], bounds: Iterable[Bounds]) -> dict[str, Collection[str]]:
+    """The idle partitions by input, and those of branches that have ended, which hold nothing back either."""
+    released: dict[str, list[str]] = {}
+    for bound in bounds:
+        if bound.released:
+            released.setdefault(bound.partition.input, []).append(partition_id(bound.partition))
+    return {
+        name: tuple(sorted({*idle.get(name, ()), *released.get(name, ())})) if name in released else idle[name]
+        for name in {**idle, **released}
+    }
+
+
 def ended_inputs(bounds: Iterable[Bounds], sources: Iterable[str]) -> tuple[str, ...]:
     """Inputs whose partitions have all been read to their final ends."""
     by_input: dict[str, list[bool]] = {name: [] for name in sources}

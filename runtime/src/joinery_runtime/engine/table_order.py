@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from joinery_runtime.connectors.source import Bounds, Range
 from joinery_runtime.core.pipeline.step import Horizon
-from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME, InputProgress
+from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME, InputClock, InputProgress
 from joinery_runtime.engine.plan import EpochPlan, Inputs, InputState, partition_id
 from joinery_runtime.formats.batch import PartitionRef
 
@@ -64,7 +64,7 @@ def reached_time(state: InputState, unread: Iterable[PartitionRef], delay_ms: in
     highest = {ref: state.progress.highest.get(ref) for ref in map(partition_id, unread)}
     if not highest:
         return END_OF_TIME
-    at = InputProgress(highest).implied(delay_ms)
+    at = InputProgress(highest).implied(InputClock(delay_ms))
     return BEGIN_OF_TIME if at is None else at - 1  # more rows of that time may follow
 
 

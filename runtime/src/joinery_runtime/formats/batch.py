@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -40,7 +40,8 @@ class RawBatch:
     types) and empty `values`. Only Kafka gives keys and headers, and only where the input needs them; of several
     headers with one name, the last counts. `lost` counts offsets of the range that the broker had deleted
     (`onDataLoss: continue`); n is 0 then. With a `refusal`, nobody
-    decodes the batch, and the text says why; its values may then be only the beginning of what there is.
+    decodes the batch, and the text says why; its values may then be only the beginning of what there is. `origin` is
+    the partition as the branch of a union knows it (None: the input is no union).
     """
 
     partition: PartitionRef
@@ -52,6 +53,7 @@ class RawBatch:
     headers: Mapping[str, pa.BinaryArray] = field(default_factory=dict)
     columns: pa.Table | None = None
     refusal: str | None = None
+    origin: PartitionRef | None = None
 
     @classmethod
     def of_columns(cls, partition: PartitionRef, offsets: np.ndarray, columns: pa.Table) -> RawBatch:
@@ -89,8 +91,15 @@ class RawBatch:
         headers = {name: header[cut] for name, header in self.headers.items()}
         offsets, values = self.offsets[cut], self.values[cut]
         columns = None if self.columns is None else self.columns.slice(start, len(offsets))
-        return RawBatch(
-            self.partition, offsets, values, keys, timestamps, headers=headers, columns=columns, refusal=self.refusal
+        return replace(
+            self,
+            offsets=offsets,
+            values=values,
+            keys=keys,
+            timestamps=timestamps,
+            lost=0,
+            headers=headers,
+            columns=columns,
         )
 
     def take(self, positions: np.ndarray) -> RawBatch:
@@ -103,6 +112,13 @@ class RawBatch:
         values = self.values.take(chosen)
         columns = None if self.columns is None else self.columns.take(chosen)
         offsets = self.offsets[positions]
-        return RawBatch(
-            self.partition, offsets, values, keys, timestamps, headers=headers, columns=columns, refusal=self.refusal
+        return replace(
+            self,
+            offsets=offsets,
+            values=values,
+            keys=keys,
+            timestamps=timestamps,
+            lost=0,
+            headers=headers,
+            columns=columns,
         )

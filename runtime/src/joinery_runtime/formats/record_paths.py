@@ -33,7 +33,8 @@ def record_paths(model: Input, record: bytes) -> tuple[str, ...]:
 def paths_of(inputs: Iterable[Input]) -> Callable[[str, bytes], tuple[str, ...]]:
     """Return a function that gives the paths in a record of the input with a name."""
     by_name = {model.name: model for model in inputs}
-    return lambda name, record: record_paths(by_name[name], record)
+    # Which branch of a union a record is of does not show.
+    return lambda name, record: record_paths(by_name[name], record) if len(by_name[name].parts) == 1 else ()
 
 
 def _decode_record(model: Input, record: bytes) -> Any:

@@ -101,8 +101,8 @@ def _open_sinks(referring: Job, address: PostgresStoreAddress | None, incarnatio
 def input_change_warnings(before: Job, now: Job) -> Iterator[str]:
     """Warnings of an edit that leaves the state as it is: it counts for records that are read from now on only, which
     whoever has corrected a topic or a path may not expect."""
-    inputs_before = {input_spec.name: input_spec for input_spec in before.inputs}
-    for side in now.inputs:
+    inputs_before = {source.name: source for source in before.read_inputs}
+    for side in now.read_inputs:
         if (was := inputs_before.get(side.name)) is None:
             continue
         if added := _added_topics(was, side):

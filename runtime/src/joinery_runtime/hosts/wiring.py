@@ -23,6 +23,7 @@ from joinery_runtime.job import Job, explain
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.owner import OwnerCandidate
 from joinery_runtime.job.model.resource import JobSpec
+from joinery_runtime.job.model.unions import UnionInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,8 @@ def step_titles(job: Job) -> tuple[str, ...]:
 def _without_latest_stop(model: Input) -> Input:
     """The input without `stopAt: latest`: the first run that sees such a stop stores its offsets, and all later runs
     would end there."""
+    if isinstance(model, UnionInput):
+        return model.with_parts(map(_without_latest_stop, model.parts))
     if model.kafka is None or model.kafka.stop_at != "latest":
         return model
     return model.model_copy(update={"kafka": model.kafka.model_copy(update={"stop_at": None})})

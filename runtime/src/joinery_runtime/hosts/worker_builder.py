@@ -116,7 +116,9 @@ def worker_of(
     """A worker of a job. `tables` is where output tables are; None: there can be none."""
     outputs, dead_letters = tasks.outputs, tasks.outputs.dead_letter_sink()
     # A worker that reads from Kafka loads kernels anyway; others would lose more time by loading than they save.
-    hasher = compiled_key_hash() if any(side.kafka is not None for side in tasks.inputs) else key_hash
+    hasher = (
+        compiled_key_hash() if any(part.kafka is not None for side in tasks.inputs for part in side.parts) else key_hash
+    )
     return Worker(
         WorkerParts(
             job=tasks.job,
@@ -138,7 +140,7 @@ def worker_of(
 
 def load_kernels(inputs: Iterable[Input]) -> None:
     """Loads the compiled kernels that readers and decoders of these inputs need."""
-    formats = {side.format for side in inputs if side.kafka is not None}
+    formats = {part.format for side in inputs for part in side.parts if part.kafka is not None}
     if formats:
         kernels("messages")
         kernels("xxh3")

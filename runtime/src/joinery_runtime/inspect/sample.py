@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -68,8 +68,10 @@ def sample(job: Job) -> Iterator[Disorder]:
     SourceError if an input cannot be read."""
     pipeline = compile_job(job)
     for side in job.inputs:
-        topics = side.model_copy(update={"history": None})
-        yield Disorder(side.name, _measure_delays(topics, pipeline.intake(side.name), job.name), side.watermark.delay)
+        for part in side.parts:
+            topics = part.model_copy(update={"history": None})
+            intake = replace(pipeline.intake(side.name), event_time=part.event_time)
+            yield Disorder(part.name, _measure_delays(topics, intake, job.name), part.watermark.delay)
 
 
 def _measure_delays(side: Input, intake: Intake, job: str) -> np.ndarray:

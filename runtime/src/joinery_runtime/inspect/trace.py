@@ -27,7 +27,16 @@ from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.report import EpochReport
 from joinery_runtime.formats.json.encode import JsonStyle
 from joinery_runtime.inspect.trace_environment import TraceEnvironment, local_environment, sort_rows, sorted_json_rows
-from joinery_runtime.inspect.trace_steps import ScriptedIdleness, Step, StepLog, check_step, rows_by_input
+from joinery_runtime.inspect.trace_steps import (
+    ScriptedIdleness,
+    Step,
+    StepLog,
+    check_step,
+    rows_by_input,
+    topics_of,
+    union_of,
+    united_step,
+)
 from joinery_runtime.job import Job
 from joinery_runtime.state.store import StateStore
 
@@ -51,7 +60,7 @@ def run_trace(
         trace = _Trace(job, store, shards or job.spec.shards, opened)
         for number, step in enumerate(steps, start=1):
             check_step(number, step, job.inputs)
-            line = trace.step(step)
+            line = trace.step(united_step(step, job.inputs))
             if rows is not None and trace.rows:
                 rows(number, sort_rows(trace.rows))
             yield {"step": number, **line} | ({"stepWatermarks": trace.output_watermarks()} if verbose else {})
@@ -94,7 +103,8 @@ class _Trace:
         return line | ({"warnings": warnings} if warnings else {})
 
     def _dead_letter_document(self, letter: Mapping[str, Any]) -> dict[str, Any]:
-        has_topics = len(self._logs[letter["input"]].topics) > 1
+        sources = {source.name: source for source in (*self._job.inputs, *self._job.read_inputs)}
+        has_topics = len(topics_of(sources[letter["input"]])) > 1
         return {name: letter[name] for name in _OF_DEAD_LETTERS if name != "topic" or has_topics}
 
     def _output_document(self) -> dict[str, Any]:
@@ -140,15 +150,19 @@ class _Trace:
 
     def _apply_input(self, step: Step) -> None:
         if "end" in step:
-            for log in self._logs.values():
-                log.final = True
+            for name in self._logs if step["end"] is True else step["end"]:
+                self._log_of(name).end(name)
         for name in step.get("idle", ()):
-            self._idleness.set_idle(name, self._logs[name.partition("/")[0]])
+            self._idleness.set_idle(name, self._log_of(name.partition("/")[0]))
         for name, watermark in step.get("watermark", {}).items():
             self._driver.state = self._driver.state.raised(name, watermark)
         for name, rows in rows_by_input(step).items():
             self._logs[name].append(rows)
             self._idleness.set_active(name, rows)
+
+    def _log_of(self, name: str) -> StepLog:
+        """The log of an input, or of the union of which it is a branch."""
+        return self._logs[union_of(name, self._job.inputs)]
 
     def _reset_watermarks(self, watermarks: Mapping[str, int]) -> None:
         """Does what `joinery state reset --watermark` does to a stopped job."""

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from joinery_runtime.connectors.history import READ, of_files
 from joinery_runtime.connectors.source import Bounds, Range, StoredOffsets, UnsharedSource
+from joinery_runtime.connectors.unions import branch_ref, branch_topic
 from joinery_runtime.engine.plan import partition_id
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.formats.batch import PartitionRef, RawBatch
@@ -21,6 +22,7 @@ from joinery_runtime.job.model.inputs import Table
 from joinery_runtime.job.model.wording import listed
 
 Step = Mapping[str, Any]
+_WATERMARKS = frozenset({"watermark", "resetWatermark"})
 MAX_SHARDS = 4096
 PARTITION = "$partition"
 TOPIC = "$topic"  # of the Kafka record, for an input of several topics (U1)
@@ -42,10 +44,11 @@ def check_step(number: int, step: Step, inputs: Sequence[Input]) -> None:
     shape, is_shape, names = kind
     if not is_shape(step):
         raise JoineryError(f"step {number} is not a step", facts=f"{shape} is expected")
-    by_name = {side.name: side for side in inputs}
+    by_name = {part.name: part for side in inputs for part in (side, *side.parts)}
     for name in names(step):
         if name not in by_name:
             raise JoineryError(f"step {number} names input {name!r}", facts=f"the job has {sorted(by_name)}")
+        _check_unions(number, step, name, inputs)
     for name, rows in rows_by_input(step).items():
         for at, row in enumerate(rows):
             topics = topics_of(by_name[name])
@@ -54,12 +57,28 @@ def check_step(number: int, step: Step, inputs: Sequence[Input]) -> None:
                     f"step {number}: row {at} of {name!r} has {TOPIC}: {row[TOPIC]}, which the input does not read"
                 )
                 raise JoineryError(summary, facts=f"it reads {listed(topics)}", todo="Name one of these")
+            if row.get(HISTORY) and union_of(name, inputs) != name:
+                summary = f"step {number}: row {at} of {name!r} has {HISTORY}, and the input is a branch of a union"
+                todo = f"Leave {HISTORY} out, or trace the input without the union"
+                raise JoineryError(summary, facts=json.dumps(row), todo=todo)
             if row.get(HISTORY) and by_name[name].history is None:
                 summary = f"step {number}: row {at} of {name!r} has {HISTORY}, and the input has no history"
                 todo = f"Give the input a history, or leave {HISTORY} out"
                 raise JoineryError(summary, facts=json.dumps(row), todo=todo)
             if DELETE in row:
                 _check_deletion(f"step {number}: row {at} of {name!r}", row, by_name[name].table)
+
+
+def _check_unions(number: int, step: Step, name: str, inputs: Sequence[Input]) -> None:
+    """Raises JoineryError if the step has a union's rows by its own name, or the watermark of a branch."""
+    union = union_of(name, inputs)
+    if name != union and _WATERMARKS & step.keys():
+        facts = f"it is a branch of {union!r}, which has the watermark"
+        raise JoineryError(f"step {number} names input {name!r}", facts=facts, todo="Name the union")
+    parts = next((side.parts for side in inputs if side.name == name), ())
+    if len(parts) > 1 and {"input", "rows"} & step.keys():
+        facts = f"it is a union of {listed(part.name for part in parts)}"
+        raise JoineryError(f"step {number} has rows of {name!r}", facts=facts, todo="Name the branch")
 
 
 def _check_deletion(row_label: str, row: Mapping[str, Any], table: Table | None) -> None:
@@ -75,8 +94,31 @@ def _check_deletion(row_label: str, row: Mapping[str, Any], table: Table | None)
         raise JoineryError(f"{row_label} deletes without {', '.join(missing)}", facts=json.dumps(row), todo=todo)
 
 
+def union_of(name: str, inputs: Iterable[Input]) -> str:
+    """The union of which an input is a branch, or the input itself."""
+    return next((side.name for side in inputs if any(part.name == name for part in side.parts)), name)
+
+
+def united_step(step: Step, inputs: Sequence[Input]) -> Step:
+    """The step with rows of a union's branches as rows of the union, whose topics have the branch's name."""
+    branches = {part.name: part for side in inputs if len(side.parts) > 1 for part in side.parts}
+    if not branches.keys() & rows_by_input(step).keys():
+        return step
+    rows: dict[str, list[Mapping[str, Any]]] = {}
+    for name, own in rows_by_input(step).items():
+        of_union = rows.setdefault(union_of(name, inputs), [])
+        if (part := branches.get(name)) is None:
+            of_union += own
+        else:
+            of_union += [{**row, TOPIC: branch_topic(name, row.get(TOPIC, topics_of(part)[0]))} for row in own]
+    return {"rows": rows}
+
+
 def topics_of(side: Input) -> tuple[str, ...]:
-    """The topics of a trace's input: those that it names if these are several, else one with the input's name."""
+    """The topics of a trace's input: those that it names if these are several, else one with the input's name; of a
+    union those of its branches."""
+    if len(side.parts) > 1:
+        return tuple(branch_topic(part.name, topic) for part in side.parts for topic in topics_of(part))
     return (side.kafka.topics if side.kafka is not None else None) or (side.name,)
 
 
@@ -153,7 +195,11 @@ _KINDS: dict[frozenset[str], tuple[str, Callable[[Step], bool], Callable[[Step],
         lambda s: _is_count(s["rescale"], 1, MAX_SHARDS),
         lambda _: [],
     ),
-    frozenset({"end"}): ('{"end": true}', lambda s: s["end"] is True, lambda _: []),
+    frozenset({"end"}): (
+        '{"end": true}, or a list of inputs, {"end": ["orders"]}',
+        lambda s: s["end"] is True or (isinstance(s["end"], list) and all(isinstance(name, str) for name in s["end"])),
+        lambda s: [] if s["end"] is True else s["end"],
+    ),
 }
 
 
@@ -172,11 +218,33 @@ class StepLog(UnsharedSource):
     a history, its files end when the topics' first record comes."""
 
     def __init__(self, side: Input) -> None:
-        self.name, self._keyed, self._headers = side.name, side.keyed, side.headers
-        self.final = False
+        self.name = side.name
+        self._keyed = any(part.keyed for part in side.parts)
+        self._headers = tuple(dict.fromkeys(name for part in side.parts for name in part.headers))
+        self._parts = frozenset(part.name for part in side.parts)
+        self._ended: set[str] = set()
         self.topics = topics_of(side)
         self.partitions: dict[PartitionRef, list[TraceRecord]] = {}
         self._files: list[TraceRecord] | None = None if side.history is None else []
+
+    @property
+    def final(self) -> bool:
+        """Whether the input, or each branch of the union, has ended."""
+        return self._ended == self._parts
+
+    def end(self, name: str) -> None:
+        """End the input, or one branch of the union."""
+        self._ended |= self._parts if name == self.name else {name}
+
+    def refs_of(self, name: str) -> set[PartitionRef]:
+        """The partitions of the input, or of one branch of the union."""
+        return {ref for ref in self.refs() if name in {self.name, branch_ref(ref).input}}
+
+    def released(self) -> set[PartitionRef]:
+        """The partitions of the union's branches that have ended."""
+        if len(self._parts) == 1:
+            return set()
+        return {ref for name in self._ended for ref in self.refs_of(name)}
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
         for row in rows:
@@ -200,8 +268,15 @@ class StepLog(UnsharedSource):
         return sorted([*self.partitions, *empty])
 
     def bounds(self, stored: StoredOffsets) -> list[Bounds]:
+        released = self.released()
         topic = [
-            Bounds(ref, stored.offsets.get(ref, 0), len(self.partitions.get(ref, [])), final=self.final)
+            Bounds(
+                ref,
+                stored.offsets.get(ref, 0),
+                len(self.partitions.get(ref, [])),
+                final=self.final or ref in released,
+                released=ref in released,
+            )
             for ref in self.refs()
         ]
         if self._files is None or READ in stored.topic_ids:
@@ -230,7 +305,9 @@ class StepLog(UnsharedSource):
             name: pa.array([record.headers.get(name) for record in records], pa.string()).cast(pa.binary())
             for name in self._headers
         }
-        return RawBatch(planned.partition, offsets, values, keys, timestamps.__getitem__, headers=headers)
+        origin = branch_ref(planned.partition) if len(self._parts) > 1 else None
+        stamps = timestamps.__getitem__
+        return RawBatch(planned.partition, offsets, values, keys, stamps, headers=headers, origin=origin)
 
     def close(self) -> None:
         """Does nothing: nothing is open."""
@@ -245,9 +322,17 @@ class ScriptedIdleness:
         self._idle: dict[str, set[PartitionRef] | None] = {}  # by input; None: all partitions
 
     def set_idle(self, name: str, log: StepLog) -> None:
-        _, *topics, partition = name.split("/") if "/" in name else (name, "")
-        idle = self._idle.get(log.name, set()) if partition else None
+        first, *topics, partition = name.split("/") if "/" in name else (name, "")
+        idle = self._idle.get(log.name, set()) if partition or first != log.name else None
         partitions = {PartitionRef(log.name, topic, int(partition)) for topic in topics or log.topics if partition}
+        if first != log.name:  # a branch of the union
+            of_branch = log.refs_of(first)
+            topics = [branch_topic(first, topic) for topic in topics]
+            partitions = {
+                ref
+                for ref in of_branch
+                if partition in {"", str(ref.partition)} and ref.topic in (topics or [ref.topic])
+            }
         self._idle[log.name] = None if idle is None else idle | partitions
 
     def set_active(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -261,9 +346,15 @@ class ScriptedIdleness:
         """Does nothing: steps say what is idle, positions do not."""
 
     def idle(self) -> dict[str, Collection[str]]:
+        released = {name: refs for name, log in self._logs.items() if (refs := log.released())}
+        idle: dict[str, set[PartitionRef] | None] = {**{name: set() for name in released}, **self._idle}
         return {
-            name: tuple(partition_id(ref) for ref in self._logs[name].refs() if partitions is None or ref in partitions)
-            for name, partitions in self._idle.items()
+            name: tuple(
+                partition_id(ref)
+                for ref in self._logs[name].refs()
+                if partitions is None or ref in partitions or ref in released.get(name, ())
+            )
+            for name, partitions in idle.items()
         }
 
     def idle_for_ms(self, all_idle: bool, now_ms: int, committed_ms: int) -> int:

@@ -20,7 +20,7 @@ from typing import Any
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.step import FILTERED_ROWS, Horizon
-from joinery_runtime.core.pipeline.watermark import Watermark
+from joinery_runtime.core.pipeline.watermark import BRANCH_END, Watermark
 from joinery_runtime.core.table.columns import HASH, OFFSET, PARTITION, TS
 from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.engine.function_calls import calling_in_own_processes
@@ -314,9 +314,9 @@ def _initial_state(
 
 
 def topic_in_plans(topic: str, plans: Sequence[EpochPlan]) -> str:
-    """A topic's name in plans: for a file, its full path."""
+    """A topic's name in plans: for a file its full path, for a branch of a union with the branch's name before it."""
     topics = {planned.partition.topic for plan in plans for planned in plan.ranges}
-    ends = [name for name in topics if name.endswith(f"/{topic}")]
+    ends = [name for name in topics if name.endswith((f"/{topic}", f"{BRANCH_END}{topic}"))]
     return ends[0] if topic not in topics and len(ends) == 1 else topic
 
 

@@ -99,7 +99,11 @@ def reads_alike(stored: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
 def _as_read(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs of a definition without what a plan fixes."""
-    return {key: _without({"watermark", "kafka", "file"}, fields[key]) for key in ("inputs", "input") if key in fields}
+    return {
+        key: _without({"watermark", "kafka", "file"}, fields[key])
+        for key in ("inputs", "input", "unions")
+        if key in fields
+    }
 
 
 def _dead_letter(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 from joinery_runtime.job.join.explain import assumed_columns, step_plans
@@ -17,6 +18,7 @@ from joinery_runtime.job.model.outputs import DeadLetter, FileOutput, NamedOutpu
 from joinery_runtime.job.model.plan import RATE, SidePlan, StepPlan
 from joinery_runtime.job.model.quantity import format_bytes
 from joinery_runtime.job.model.resource import Job
+from joinery_runtime.job.model.unions import UnionInput, UnitedInput
 from joinery_runtime.job.model.wording import counted, listed
 
 # Seed 003: ten million keys of about 200 bytes, "~2 GB resident", is where a warning is due.
@@ -29,6 +31,7 @@ class InputPlan:
     source: str
     decoding: str
     watermark: str
+    branches: tuple[InputPlan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,10 @@ class Explanation:
             yield f"  input {plan.name}: {plan.source}"
             yield f"    {plan.decoding}"
             yield f"    {plan.watermark}"
+            for branch in plan.branches:
+                yield f"    branch {branch.name}: {branch.source}"
+                yield f"      {branch.decoding}"
+                yield f"      {branch.watermark}"
         yield from (f"  function {text}" for text in self.functions)
         for number, step in enumerate(self.steps, start=1):
             if chain:
@@ -155,6 +162,8 @@ def _steps(job: Job, stored: Mapping[str, Sequence[str]] | None) -> tuple[StepPl
 
 def _input_plan(side: Input, where: str | None, repeated: str | None) -> InputPlan:
     """The plan of an input. `where` is its filter, `repeated` the input that SQL reads again as this one (J13)."""
+    if isinstance(side, UnionInput):
+        return _union_plan(side, where)
     source = _kafka(side.kafka) if side.kafka else _files(side.file) if side.file else ""
     if side.history is not None:
         history, end = side.history, format_time(side.history.until)
@@ -172,6 +181,27 @@ def _input_plan(side: Input, where: str | None, repeated: str | None) -> InputPl
     if where is not None:
         decoding += f"; only rows with {where}"
     return InputPlan(side.name, source, decoding, _watermark(side))
+
+
+def _union_plan(side: UnionInput, where: str | None) -> InputPlan:
+    branches = tuple(_branch_plan(branch) for branch in side.branches)
+    columns = listed(column.name for column in side.columns)
+    decoding = f"rows of {columns}; event time is {side.event_time}; {'bounded' if side.bounded else 'unbounded'}"
+    if where is not None:
+        decoding += f"; only rows with {where}"
+    watermark = "watermark: lowest of the branches that are neither idle nor ended (rule U4)"
+    if side.watermark.explicit:
+        watermark = _watermark(side)
+    source = f"union of {listed(branch.name for branch in branches)}"
+    return InputPlan(side.name, source, decoding, watermark, branches)
+
+
+def _branch_plan(branch: UnitedInput) -> InputPlan:
+    conditions = [condition for condition in (branch.source.where, branch.where) if condition is not None]
+    plan = _input_plan(branch.source, " and ".join(conditions) or None, None)
+    texts = {name: re.sub(r'^"([A-Za-z_]\w*)"$', r"\1", text) for name, text in branch.columns}
+    columns = ", ".join(name if text == name else f"{text} as {name}" for name, text in texts.items())
+    return replace(plan, decoding=f"{plan.decoding}; {columns}")
 
 
 def _kafka(kafka: KafkaInput) -> str:
@@ -319,8 +349,8 @@ def _warnings(job: Job, steps: Sequence[StepPlan]) -> Iterator[str]:
     if aggregation is not None:
         yield from aggregate_warnings(job, aggregation)
     if any(step.sides for step in steps):  # otherwise nothing waits for a watermark
-        for side in job.inputs:
-            yield from _watermark_warnings(side)
+        for source in job.read_inputs:
+            yield from _watermark_warnings(source)
     yield from update_warnings(job)
     yield from delay_warnings(job)
     yield from order_warnings(job)
@@ -353,7 +383,7 @@ def connection_warnings(job: Job) -> Iterator[str]:
 def update_warnings(job: Job) -> Iterator[str]:
     """Warns of streams of change events in which each update of a row is a row more, and no word of the user says that
     this is meant."""
-    for side in job.inputs:
+    for side in job.read_inputs:
         if side.change_events and side.table is None and side.debezium is None:
             yield (
                 f"UPDATES ARE ROWS of {side.name}: each update of a row in the database is one row more, so sums and "
@@ -364,10 +394,11 @@ def update_warnings(job: Job) -> Iterator[str]:
 
 def delay_warnings(job: Job) -> Iterator[str]:
     """Warns of inputs from Kafka whose records may be late, and that do not say how much these may be out of order."""
-    for side in job.inputs:
-        if side.lacks_delay and side.name in job.inputs_without_lateness:
+    parts = [(side.name, part) for side in job.inputs for part in side.parts]
+    for name, part in parts:
+        if part.lacks_delay and name in job.inputs_without_lateness:
             yield (
-                f"NO DELAY on {side.name}: without watermark.delay (0s), a record that is older than what earlier "
+                f"NO DELAY on {part.name}: without watermark.delay (0s), a record that is older than what earlier "
                 "epochs have read counts as late once it is out of reach, and is dropped. Name how far records may be "
                 "out of order, for example watermark: {delay: 10s}, or delay: 0s if they never are. `joinery explain "
                 "JOB.yaml --sample` proposes a delay from the records"

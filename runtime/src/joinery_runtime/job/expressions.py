@@ -20,7 +20,9 @@ from joinery_runtime.job.model.wording import listed, suggestion
 
 def expression_problems(job: Job) -> list[Problem]:
     """A problem for each expression that does not parse, and for each column in it that no input has."""
-    columns = {source.name: tuple(column.name for column in source.columns) for source in job.inputs}
+    columns = {
+        source.name: tuple(column.name for column in source.columns) for source in (*job.read_inputs, *job.inputs)
+    }
     with declaring(job.function_names):
         return [
             Problem(unread.path, message)

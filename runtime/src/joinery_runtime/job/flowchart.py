@@ -34,6 +34,9 @@ def _lines(job: Job) -> Iterator[str]:
     for one in plan.inputs:
         ends[one.name] = node = f"input_{one.name}"
         yield f"{node}[/{_label(one.name, one.source)}/]"
+        for branch in one.branches:
+            yield f"branch_{branch.name}[/{_label(branch.name, branch.source)}/]"
+            yield f"branch_{branch.name} --> {node}"
         if (where := job.input_filters.get(one.name)) is not None:
             ends[one.name] = f"where_{one.name}"
             yield from _condition(node, f"where_{one.name}", where)

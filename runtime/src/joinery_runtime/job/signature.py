@@ -21,6 +21,7 @@ from joinery_runtime.job.kinds.session.signature import aggregate_fields, called
 from joinery_runtime.job.model.references import ComputedKey, KeyPair
 from joinery_runtime.job.model.resource import Job
 from joinery_runtime.job.model.types import ColumnType
+from joinery_runtime.job.model.unions import UnionInput
 from joinery_runtime.job.model.wording import listed
 
 SIGNATURE_VERSION = 2
@@ -29,7 +30,8 @@ NEWER_VERSION = 3
 its rows elsewhere, or read the history's records from the topic again, reject it. The layout is that of version 2."""
 NEWEST_VERSION = 4
 """The version for a job with a semi or anti join, with an aggregate or a ranking, without joins, with a key that is an
-expression, or with windows in a chain, which release 0.1.0 does not know. The layout is that of version 2."""
+expression, with a union, or with windows in a chain, which release 0.1.0 does not know. The layout is that of version
+2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ def signature(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
                 "eventTime": side.event_time,
                 "table": list(side.table.key) if side.table else None,
                 **({"history": side.history.until} if side.history else {}),
+                **({"union": True} if isinstance(side, UnionInput) else {}),
             }
             for side in job.inputs
         ],
@@ -63,9 +66,9 @@ def _version(job: Job) -> int:
     if isinstance(job, StreamJoin):
         existence = not all(step.emits_right for step in job.joins)
         windows_in_chain = job.windowed and len(job.joins) > 1
-        if job.behind_joins or existence or windows_in_chain or not job.joins or job.computed_keys:
+        if job.behind_joins or existence or windows_in_chain or not job.joins or job.computed_keys or job.unions:
             return NEWEST_VERSION
-    newer = job.co_partitioned or any(side.history is not None for side in job.inputs)
+    newer = job.co_partitioned or any(side.history is not None for side in job.read_inputs)
     return NEWER_VERSION if newer else SIGNATURE_VERSION
 
 

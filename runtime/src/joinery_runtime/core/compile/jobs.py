@@ -11,6 +11,7 @@ import pyarrow as pa
 from joinery_runtime.core.compile.aggregates import SQL_PATH, compile_session
 from joinery_runtime.core.compile.joins import JoinCompiler
 from joinery_runtime.core.compile.only_input import compile_only_input
+from joinery_runtime.core.compile.unions import check_unions
 from joinery_runtime.core.pipeline.expression import Expression, check_predicate, parse_expression
 from joinery_runtime.core.pipeline.functions.declared import DeclaredFunction, DeclaredFunctions, calling
 from joinery_runtime.core.pipeline.spec import Pipeline
@@ -66,6 +67,7 @@ def compile_with_functions(job: Job) -> tuple[Pipeline, DeclaredFunctions]:
 def compile_join(job: StreamJoin) -> Pipeline:
     """Compiles a join. Raises JobError naming `spec.joins[n].where`, `spec.select[n].expression` or the SQL if an
     expression does not fit the inputs."""
+    check_unions(job)
     if not job.joins and not job.rankings:
         return compile_only_input(job)
     return JoinCompiler(job).pipeline()

@@ -55,8 +55,9 @@ def input_filter(job: StreamJoin, name: str) -> Expression | None:
         expression = parse_expression(text, name)
         check_predicate(expression, {name: arrow_schema(job.input(name).columns)})
     except ExpressionError as error:
-        number = next(number for number, side in enumerate(job.inputs) if side.name == name)
-        path = SQL_PATH if job.inputs[number].where is None else f"spec.inputs[{number}].where"
+        paths = {side.name: f"spec.inputs[{number}].where" for number, side in enumerate(job.declared_inputs)}
+        paths |= {side.name: f"spec.unions[{number}].where" for number, side in enumerate(job.unions)}
+        path = SQL_PATH if job.input(name).where is None else paths.get(name, SQL_PATH)
         raise JobError(job.name, [Problem(path, str(error))]) from error
     return expression
 

@@ -15,6 +15,9 @@ BEGIN_OF_TIME: Final = -(2**63)
 
 Watermark = int | None  # None: not known yet
 
+BRANCH_END: Final = ":"
+"""What follows the name of the branch in the partitions of a union; no name of an input or topic has it."""
+
 
 def clamp(ts: int) -> int:
     """Keeps arithmetic on watermarks within int64."""
@@ -89,22 +92,28 @@ class InputProgress:
     def raised(self, watermark: Watermark) -> InputProgress:
         return replace(self, watermark=_later(self.watermark, watermark))
 
-    def implied(self, delay_ms: int, idle: Collection[str] = ()) -> Watermark:
+    def implied(self, clock: InputClock, idle: Collection[str] = ()) -> Watermark:
         """T1: the lowest (highest event time - delay) over the partitions that are not idle. None while one of these
         has had no row, or when all partitions are idle."""
-        seen = [ts for partition, ts in self.highest.items() if partition not in idle]
-        if not seen or any(ts is None for ts in seen):
+        seen = {partition: ts for partition, ts in self.highest.items() if partition not in idle}
+        if not seen or None in seen.values():
             return None
-        return min(ts for ts in seen if ts is not None) - delay_ms
+        return min(ts - clock.delay_of(partition) for partition, ts in seen.items() if ts is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class InputClock:
-    """How one input's watermark is made. `explicit`: it moves only when told (traces)."""
+    """How one input's watermark is made. `explicit`: it moves only when told (traces). `branch_delays` are the delays
+    of a union's branches by their names, of which `delay_ms` is the longest."""
 
     delay_ms: int
     explicit: bool = False
     advance_on_idle: bool = False
+    branch_delays: Mapping[str, int] = field(default_factory=dict)
+
+    def delay_of(self, partition: str) -> int:
+        """The delay (ms) of a partition, by its name in the progress."""
+        return self.branch_delays.get(partition.partition(BRANCH_END)[0], self.delay_ms)
 
 
 def advance(
@@ -141,7 +150,7 @@ def _own_progress(
 ) -> InputProgress:
     if name in ended:
         return progress.raised(END_OF_TIME)
-    return progress if clock.explicit else progress.raised(progress.implied(clock.delay_ms, idle))
+    return progress if clock.explicit else progress.raised(progress.implied(clock, idle))
 
 
 def _all_idle(progress: InputProgress, idle: Collection[str]) -> bool:
@@ -169,8 +178,8 @@ def _idle_from(progress: InputProgress, clock: InputClock) -> Watermark:
     that is higher."""
     if progress.idle_from is not None:
         return progress.idle_from
-    newest = progress.newest
-    return _later(progress.watermark, None if newest is None else newest - clock.delay_ms)
+    newest = [ts - clock.delay_of(partition) for partition, ts in progress.highest.items() if ts is not None]
+    return _later(progress.watermark, max(newest, default=None))
 
 
 def _later(a: Watermark, b: Watermark) -> Watermark:

@@ -29,7 +29,8 @@ from joinery_runtime.inspect.admin.reset_target import (
 )
 from joinery_runtime.inspect.stored_state import durable, record_of
 from joinery_runtime.job import Input, Job, KafkaInput, format_time
-from joinery_runtime.job.model.wording import counted, linked
+from joinery_runtime.job.model.unions import UnionInput
+from joinery_runtime.job.model.wording import counted, linked, listed
 from joinery_runtime.state.store import JobRecord
 
 DRY_RUN = "Dry run: nothing was changed."
@@ -115,7 +116,11 @@ def reset_watermark_command(
 
 
 def _find_input(job: Job, name: str) -> Input:
+    """The input or union of that name; the union for one of its branches."""
     inputs = {side.name: side for side in job.inputs}
+    of_branches = {part.name: side for side in job.inputs for part in side.parts}
+    if name not in inputs and name in of_branches:
+        return of_branches[name]
     if name not in inputs:
         raise JoineryError(
             f"Job {job.name} has no input {name}", facts=f"it has {', '.join(inputs)}", todo="Name one of these"
@@ -124,7 +129,14 @@ def _find_input(job: Job, name: str) -> Input:
 
 
 def _kafka_input(job: Job, name: str) -> KafkaInput:
-    kafka = _find_input(job, name).kafka
+    side = _find_input(job, name)
+    kafka = side.kafka
+    if isinstance(side, UnionInput):
+        raise JoineryError(
+            f"Input {name} of job {job.name} is a union of {listed(part.name for part in side.parts)}",
+            facts="only the offsets of an input that is read by itself can be reset",
+            todo="To read it again, start the job with new state, or restore a savepoint (joinery state restore)",
+        )
     if kafka is None:
         raise JoineryError(
             f"Input {name} of job {job.name} is a file",

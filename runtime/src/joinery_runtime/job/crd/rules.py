@@ -31,10 +31,13 @@ from joinery_runtime.job.model.outputs import (
 )
 from joinery_runtime.job.model.pods import Autoscale, PodTemplate
 from joinery_runtime.job.model.references import RANK_COLUMNS, WINDOW_COLUMNS
+from joinery_runtime.job.model.unions import BranchColumn
 from joinery_runtime.job.model.wording import listed
 
 # The models analyse the steps only once every input has a unique name; before that, rules on names are silent.
 _STEPS = "has(self.sql) || !has(self.joins) || "
+# Only the loader knows what unions join in the place of inputs.
+_OF_INPUTS = f"has(self.unions) || {_STEPS}"
 _ADDRESS = "i.kafka.bootstrapServers == j.kafka.bootstrapServers"
 _SAME_ADDRESS = f"self.inputs.all(i, !has(i.kafka) || self.inputs.all(j, !has(j.kafka) || {_ADDRESS}))"
 
@@ -69,7 +72,7 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
     StreamJoinSpec: (
         Rule(
             "has(self.sql) || has(self.aggregate) || (has(self.joins) && size(self.joins) > 0) || "
-            "size(self.inputs) == 1",
+            "size(self.inputs) == 1 || has(self.unions)",
             "there is no join step; write one that names `right`, `keys` and `interval`",
             ".joins",
         ),
@@ -88,7 +91,7 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
             ".prefixes",
         ),
         Rule(
-            _STEPS + "self.joins.all(step, step.right != self.inputs[0].name && "
+            _OF_INPUTS + "self.joins.all(step, step.right != self.inputs[0].name && "
             "self.inputs.exists(i, i.name == step.right))",
             "`right` must name an input other than the first, where the steps begin",
             ".joins",
@@ -99,7 +102,7 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
             ".joins",
         ),
         Rule(
-            _STEPS + "size(self.inputs) <= size(self.joins) + 1",
+            _OF_INPUTS + "size(self.inputs) <= size(self.joins) + 1",
             "there is an input that no step joins; add a step whose `right` it is, or drop the input",
             ".inputs",
         ),
@@ -112,7 +115,7 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
             ".joins",
         ),
         Rule(
-            _STEPS + "self.joins.all(step, !has(step.broadcast) || step.broadcast == step.right || "
+            _OF_INPUTS + "self.joins.all(step, !has(step.broadcast) || step.broadcast == step.right || "
             "(step.broadcast == self.inputs[0].name && self.joins[0].right == step.right))",
             "`broadcast` must name a side of its step that is an input: the right one, or in the first step the left",
             ".joins",
@@ -137,7 +140,7 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
         Rule(
             "!has(self.select) || has(self.aggregate) || self.select.all(item, !has(item.column) || "
             f"({_WINDOWED}item.column in {_TIMES}) || (has(self.topN) && item.column in {_RANKS}) || "
-            "self.inputs.exists(i, item.column.startsWith(i.name + '.')))",
+            "has(self.unions) || self.inputs.exists(i, item.column.startsWith(i.name + '.')))",
             "a column is written <input>.<column>, and one here does not begin with the name of an input",
             ".select",
         ),
@@ -248,6 +251,10 @@ RULES: Mapping[type | Place, tuple[Rule, ...]] = {
     ),
     **{target: rules for kind in STEP_KINDS for target, rules in kind.cel.items()},
     SelectItem: (
+        exactly_one("column", "expression"),
+        Rule("!has(self.expression) || has(self.as)", "an expression has no name of its own; add one: as: <name>"),
+    ),
+    BranchColumn: (
         exactly_one("column", "expression"),
         Rule("!has(self.expression) || has(self.as)", "an expression has no name of its own; add one: as: <name>"),
     ),

@@ -23,6 +23,7 @@ from joinery_runtime.job.model.pods import PodTemplate
 from joinery_runtime.job.model.resource import PYTHON_FUNCTION, PythonFunction, Trigger
 from joinery_runtime.job.model.secrets import SecretKeyRef, SecretRef
 from joinery_runtime.job.model.types import SIMPLE_TYPES
+from joinery_runtime.job.model.unions import Branch, BranchColumn, InputUnion
 
 Schema = dict[str, Any]
 Place = tuple[type, str]  # a model and the YAML name of one of its fields
@@ -75,6 +76,7 @@ EMPTY_IS_UNSET: frozenset[Place] = frozenset({(KafkaInput, "stopAt")})
 
 FIELDS: Mapping[Place, Schema] = {
     (StreamJoinSpec, "inputs"): {**list_map("name"), "maxItems": 16},
+    (StreamJoinSpec, "unions"): {**list_map("name"), "maxItems": 8},
     (StreamJoinSpec, "joins"): {"maxItems": 16},
     (StreamJoinSpec, "select"): {"maxItems": 1024},
     (StreamJoinSpec, "sql"): {"maxLength": _LONG_TEXT},
@@ -108,6 +110,14 @@ FIELDS: Mapping[Place, Schema] = {
     (PythonFunction, "returns"): {"pattern": f"^({'|'.join(SIMPLE_TYPES)}|{_DECIMAL})$", "maxLength": 64},
     (StreamJoinSpec, "functions"): {**list_map("name"), "maxItems": 64},
     (SessionWindowSpec, "functions"): {**list_map("name"), "maxItems": 64},
+    (InputUnion, "name"): {"maxLength": 253},
+    (InputUnion, "branches"): {**list_map("input"), "maxItems": 16},
+    (InputUnion, "where"): {"maxLength": _LONG_TEXT},
+    (Branch, "input"): {"maxLength": 253},
+    (Branch, "select"): {"maxItems": 256},
+    (Branch, "where"): {"maxLength": _LONG_TEXT},
+    (BranchColumn, "expression"): {"maxLength": _LONG_TEXT},
+    (BranchColumn, "as"): {"maxLength": 1024},
     (Input, "name"): {"maxLength": 253},
     (Input, "schema"): {**list_map("name"), "maxItems": 1024},
     (Input, "eventTime"): {"maxLength": 1024},

@@ -72,6 +72,7 @@ def _grouped(draft: JobDraft) -> GroupedDraft:
         draft.data,
         draft.inputs,
         draft.steps,
+        draft.sources,
         at=_AT,
         columns=_emitted_columns(draft),
         source="the job has",

@@ -156,6 +156,10 @@ def _times_and_tables(old: Signed, new: Signed) -> Iterator[str]:
             yield f"the event time of {now['name']} was {was['eventTime']}, it is now {now['eventTime']}"
         if was["table"] != now["table"]:
             yield f"the table key of {now['name']} was {_key(was['table'])}, it is now {_key(now['table'])}"
+        if was.get("union") != now.get("union"):
+            before, after = ("a union" if side.get("union") else "one input" for side in (was, now))
+            facts = f"{now['name']} was {before}, it is now {after}"
+            yield f"{facts}: records that were read would come twice; give it another name and start with new state"
         if was.get("history") != now.get("history"):
             before, after = (_history(side.get("history")) for side in (was, now))
             facts = f"the history of {now['name']} was {before}, it is now {after}"

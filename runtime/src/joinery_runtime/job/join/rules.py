@@ -13,11 +13,10 @@ from typing import Any
 from joinery_runtime.job.join import select_rules, step_rules
 from joinery_runtime.job.join.aggregate_rules import broken_aggregate_rules, broken_ranking_rules
 from joinery_runtime.job.kinds.ranking import RANKING_KINDS, Deduplication, TopN, ranking_beside_sql
-from joinery_runtime.job.model import input_rules, output_rules
-from joinery_runtime.job.model.draft import Finding, Loc, dig, read_draft
+from joinery_runtime.job.model import input_rules, output_rules, union_rules
+from joinery_runtime.job.model.draft import Finding, JobDraft, Loc, dig, items, read_draft
 from joinery_runtime.job.model.function_calls import declared_names
 from joinery_runtime.job.sql import (
-    UNION,
     SqlInput,
     SqlRanking,
     Translation,
@@ -25,9 +24,10 @@ from joinery_runtime.job.sql import (
     fitting_stars,
     table_of,
     translate,
+    unions_of,
 )
 
-_RULES = (*input_rules.RULES, *step_rules.RULES, *output_rules.RULES)
+_RULES = (*input_rules.RULES, *union_rules.RULES, *step_rules.RULES, *output_rules.RULES)
 _SQL: Loc = ("spec", "sql")
 _FROM_SQL = ("joins", "select", "aggregate")
 
@@ -53,21 +53,21 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
     for name in _FROM_SQL:
         if spec.get(name):
             yield _SQL, f"{name} and sql are both named; keep one"
-    draft = read_draft(data)
+    data, labels = _with_unions(data, sql)
+    spec, draft = data["spec"], read_draft(data)
     tables = [table for source in draft.inputs if (table := table_of(source)) is not None]
     tables_known = 0 < len(tables) == len(draft.by_name) == len(draft.inputs)
     beside = ranking_beside_sql(spec.get(Deduplication.field), spec.get(TopN.field))
     translation = _fitting_translation(data, sql, tuple(tables), beside) if tables_known else None
     problems = translation.problems if translation is not None else check_shape(sql)
-    if problems:
-        union = input_rules.one_input_of(draft.inputs) or UNION
-        yield from ((_SQL, problem.replace(UNION, union)) for problem in problems)
+    problems = (*problems, *(_repeated_unions(draft, translation) if translation is not None else ()))
+    yield from ((_SQL, problem) for problem in problems)
     rest = {name: value for name, value in spec.items() if name not in _FROM_SQL}
     ranking = translation.ranking if translation is not None else None
     if translation is not None and not problems:
         translated_fields: dict[str, Any] = {"joins": list(translation.steps), "select": translation.select}
         again = [{**draft.by_name[name].data, "name": alias} for alias, name in translation.repeats.items()]
-        translated_fields["inputs"] = [*(source.data for source in draft.inputs), *again]
+        translated_fields["inputs"] = [*(source.data for source in draft.sources), *again]
         if translation.aggregate is not None:
             translated_fields["aggregate"] = translation.aggregate
         if ranking is not None:
@@ -83,7 +83,8 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
     grouped = problems and translation is not None and translation.aggregate is not None
     findings = _broken({**data, "spec": {**rest, **translated_fields}})
     repeats = translation.repeats if translation is not None else {}
-    for at, message in _without_repeated(findings, [source.name for source in draft.inputs], repeats):
+    findings = _with_labels(findings, labels)
+    for at, message in _without_repeated(findings, [source.name for source in draft.sources], repeats):
         if ranking is not None and at[1:2] == (ranking.field,) and at[2:3] and at[2] in ranking.entries:
             yield _SQL, message
             continue
@@ -96,6 +97,22 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
         yield _SQL if at[1:2] and at[1] in _FROM_SQL else at, message
 
 
+def _with_unions(data: Mapping[str, Any], sql: str) -> tuple[Mapping[str, Any], Mapping[Loc, str]]:
+    """The resource with the unions of the SQL behind those of `unions`, and words for the places in `spec` that only
+    the SQL has."""
+    sources = read_draft(data).sources
+    columns = [(source.name, tuple(source.types)) for source in sources if source.name and source.types is not None]
+    written, sql_unions = items(data, "spec", "unions"), unions_of(sql, tuple(columns))
+    if not sql_unions:
+        return data, {}
+    labels: dict[Loc, str] = {}
+    for number, union in enumerate(sql_unions, len(written)):
+        labels["unions", number] = union.place_text
+        labels |= {("unions", number, "branches", branch): text for branch, text in enumerate(union.branch_texts)}
+    entries = (union.entry for union in sql_unions)
+    return {**data, "spec": {**data["spec"], "unions": [*written, *entries]}}, labels
+
+
 def _fitting_translation(
     data: Mapping[str, Any], sql: str, tables: tuple[SqlInput, ...], beside: str | None
 ) -> Translation:
@@ -106,6 +123,22 @@ def _fitting_translation(
     in_postgres = any("postgres" in output for output in written_outputs)
     translations = partial(translate, sql, tables, declared_names(), beside)
     return translations(fitting_stars(sql, translations, mentioned, in_postgres=in_postgres))
+
+
+def _with_labels(findings: Iterable[Finding], labels: Mapping[Loc, str]) -> list[Finding]:
+    """The findings, those below the places of `labels` at the SQL, with the words for the place in it."""
+    labelled: list[Finding] = []
+    for at, message in findings:
+        label = next((label for end in range(len(at), 2, -1) if (label := labels.get(at[1:end]))), None)
+        labelled.append((at, message) if label is None else (_SQL, f"{label}: {message}"))
+    return labelled
+
+
+def _repeated_unions(draft: JobDraft, translation: Translation) -> Iterator[str]:
+    for name in dict.fromkeys(translation.repeats.values()):
+        if draft.by_name[name].at[1] == "unions":
+            facts = f"{name!r} is a union, which a job reads once (rule U3)"
+            yield f"{facts}; declare inputs that read the same, and write a UNION ALL of these"
 
 
 def _without_repeated(

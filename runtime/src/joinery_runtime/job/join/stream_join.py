@@ -40,12 +40,14 @@ from joinery_runtime.job.model.references import (
 )
 from joinery_runtime.job.model.resource import Job, JobSpec, OutputField, PlacedExpression
 from joinery_runtime.job.model.types import ColumnType
+from joinery_runtime.job.model.unions import InputUnion, united
 from joinery_runtime.job.model.wording import listed
 from joinery_runtime.job.sql import (
     SqlInput,
     Translation,
     fitting_stars,
     translate,
+    unions_of,
 )
 
 _ANY_RANKING = TypeVar("_ANY_RANKING", bound=RankingKind)
@@ -65,6 +67,21 @@ def _example(name: str) -> dict[str, Any]:
 class StreamJoinSpec(JobSpec):
     inputs: tuple[Input, ...] = Field(examples=[[_example("orders"), _example("payments")]])
     """What is joined, in order: the first input is the left side of the first step. Without `joins`, there is one."""
+    unions: tuple[InputUnion, ...] = Field(
+        default=(),
+        examples=[
+            [
+                {
+                    "name": "orders",
+                    "branches": [
+                        {"input": "orders_eu", "select": [{"column": "id", "as": "order_id"}, {"column": "ts"}]},
+                        {"input": "orders_us", "select": [{"column": "order_id"}, {"column": "ts"}]},
+                    ],
+                }
+            ]
+        ],
+    )
+    """Inputs whose rows are those of one side, as in UNION ALL. The rest of the job names the union, and no branch."""
     joins: tuple[JoinStep, ...] = Field(
         default=(),
         examples=[
@@ -144,7 +161,7 @@ class StreamJoin(Job):
         ),
     }
     row_fields: ClassVar[frozenset[str]] = frozenset(
-        {"inputs", "joins", "aggregate", "deduplicate", "top_n", "select", "prefixes"}
+        {"inputs", "unions", "joins", "aggregate", "deduplicate", "top_n", "select", "prefixes"}
     )
 
     kind: Literal["StreamJoin"] = "StreamJoin"
@@ -173,14 +190,20 @@ class StreamJoin(Job):
 
     @property
     def inputs(self) -> tuple[Input, ...]:
-        """Those of `spec`, then those that `spec.sql` reads again under further aliases."""
-        if self.spec.sql is None:
+        """Those of `spec`, with each union in the place of its first branch, then those that `spec.sql` reads again
+        under further aliases."""
+        if self.spec.sql is None and not self.spec.unions:
             return self.spec.inputs
         if self._inputs_of_spec is None or self._inputs_of_spec[0] is not self.spec:
-            by_name = {side.name: side for side in self.spec.inputs}
-            again = (_read_again(by_name[name], alias) for alias, name in self.repeats.items())
-            self._inputs_of_spec = (self.spec, (*self.spec.inputs, *again))
+            read_once = self._read_once
+            by_name = {side.name: side for side in read_once}
+            again = (_read_again(by_name[name], alias) for alias, name in self.repeats.items() if name in by_name)
+            self._inputs_of_spec = (self.spec, (*read_once, *again))
         return self._inputs_of_spec[1]
+
+    @property
+    def _read_once(self) -> tuple[Input, ...]:
+        return united(self.spec.inputs, self.unions)
 
     @property
     def declared_inputs(self) -> tuple[Input, ...]:
@@ -189,6 +212,17 @@ class StreamJoin(Job):
     @property
     def repeats(self) -> Mapping[str, str]:
         return self._translation("whenNeeded").repeats if self.spec.sql is not None else {}
+
+    @property
+    def unions(self) -> tuple[InputUnion, ...]:
+        """`spec.unions`, and those that `spec.sql` says."""
+        if self.spec.sql is None:
+            return self.spec.unions
+        columns = tuple((source.name, tuple(source.types)) for source in self.spec.inputs)
+        return (
+            *self.spec.unions,
+            *(InputUnion.model_validate(union.entry) for union in unions_of(self.spec.sql, columns)),
+        )
 
     def left_inputs(self, step_index: int) -> tuple[str, ...]:
         """The inputs whose rows the left side of a step holds: the first one, then what the steps before joined and
@@ -308,12 +342,13 @@ class StreamJoin(Job):
 
     @property
     def without_sql(self) -> dict[str, Any]:
-        filters = self.input_filters
-        inputs = tuple(side.model_copy(update={"where": filters.get(side.name)}) for side in self.inputs)
+        parts = {part.name: part for part in self.read_inputs}
+        filters = {**{name: part.where for name, part in parts.items()}, **self.input_filters}
         return {
             "joins": self.joins,
             "select": self.select,
-            "inputs": inputs,
+            "inputs": tuple(part.model_copy(update={"where": filters[name]}) for name, part in parts.items()),
+            "unions": tuple(union.model_copy(update={"where": filters.get(union.name)}) for union in self.unions),
             "aggregate": self.aggregation,
             "deduplicate": self._ranking_of(Deduplication),
             "top_n": self._ranking_of(TopN),
@@ -348,7 +383,7 @@ class StreamJoin(Job):
                 side.types[side.event_time].name == "int64",
                 side.table is not None,
             )
-            for side in self.spec.inputs
+            for side in self._read_once
         )
         beside = ranking_beside_sql(self.spec.deduplicate, self.spec.top_n)
         return translate(self.spec.sql, tuple(tables), self.function_names, beside, stars)
@@ -364,11 +399,12 @@ class StreamJoin(Job):
 
     @property
     def unread_expressions(self) -> tuple[PlacedExpression, ...]:
-        filters = tuple(
-            PlacedExpression(f"spec.inputs[{number}].where", side.where, (side.name,), side.name)
-            for number, side in enumerate(self.spec.inputs)
-            if side.where is not None
-        )
+        named = [
+            (f"spec.inputs[{number}].where", source.name, source.where)
+            for number, source in enumerate(self.spec.inputs)
+        ]
+        named += [(f"spec.unions[{number}].where", union.name, union.where) for number, union in enumerate(self.unions)]
+        filters = tuple(PlacedExpression(at, text, (name,), name) for at, name, text in named if text is not None)
         conditions = tuple(
             PlacedExpression(f"spec.joins[{number}].where", step.where, (*self.left_inputs(number), step.right))
             for number, step in enumerate(self.joins)

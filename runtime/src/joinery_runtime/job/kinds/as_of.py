@@ -9,7 +9,7 @@ from pydantic import Field
 
 from joinery_runtime.job.kinds.base import Chain, Rules, StepKind, StepWords, milliseconds
 from joinery_runtime.job.model.base import Length, Model, PositiveDuration, Text
-from joinery_runtime.job.model.cel import Rule, positive, time
+from joinery_runtime.job.model.cel import Rule, names_input, positive, time
 from joinery_runtime.job.model.draft import Finding, JobDraft, StepDraft, items, reference
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.references import EXISTENCE
@@ -85,7 +85,7 @@ class AsOf(Model, StepKind):
         Rule(
             "has(self.sql) || !has(self.joins) || "
             "self.joins.all(step, !has(step.asOf) || !has(step.asOf.of) || (step.asOf.of != step.right && "
-            "self.inputs.exists(i, i.name == step.asOf.of)))",
+            f"{names_input('step.asOf.of')}))",
             "a version is the one at the time of an input that was joined before: `asOf.of` must name one",
             ".joins",
         ),

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from joinery_runtime.job.kinds.base import Chain, Rules, StepKind, StepWords, milliseconds, plus
 from joinery_runtime.job.model.base import Bound, Model, Text
-from joinery_runtime.job.model.cel import Rule, time
+from joinery_runtime.job.model.cel import Rule, names_input, time
 from joinery_runtime.job.model.draft import Finding, JobDraft, dig
 from joinery_runtime.job.model.wording import listed
 
@@ -38,7 +38,7 @@ class Interval(Model, StepKind):
         Rule(
             "has(self.sql) || !has(self.joins) || "
             "self.joins.all(step, !has(step.interval) || (step.interval.of != step.right && "
-            "self.inputs.exists(i, i.name == step.interval.of)))",
+            f"{names_input('step.interval.of')}))",
             "bounds count from an input that was joined before: `interval.of` must name one "
             "(to count from the right input, negate the bounds and swap them)",
             ".joins",

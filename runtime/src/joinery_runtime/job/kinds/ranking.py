@@ -12,7 +12,7 @@ from pydantic import Field
 
 from joinery_runtime.job.kinds.aggregate.aligned import AlignedWindow, OwnWindow, signed_window_text
 from joinery_runtime.job.model.base import Length, Limits, Model, PositiveDuration, Text
-from joinery_runtime.job.model.cel import Rule, dead_letter_rules, positive, time
+from joinery_runtime.job.model.cel import Rule, dead_letter_rules, names_input, positive, time
 from joinery_runtime.job.model.changelog import SOURCES
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.expression_tree import parse_tree, replace_columns
@@ -305,7 +305,7 @@ def _rules_of(kind: type[RankingKind]) -> Iterator[Rule]:
     field = kind.field
     named = f"has(self.{field})"
     yield Rule(
-        f"!{named} || !has(self.{field}.of) || has(self.sql) || self.inputs.exists(i, i.name == self.{field}.of)",
+        f"!{named} || !has(self.{field}.of) || has(self.sql) || {names_input(f'self.{field}.of')}",
         "names no input",
         f".{field}.of",
     )

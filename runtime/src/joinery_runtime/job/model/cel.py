@@ -35,6 +35,11 @@ def exactly_one(*names: str) -> Rule:
     return Rule(f"[{presence_checks}].exists_one(named, named)", f"needs exactly one of {listed(names)}")
 
 
+def names_input(value: str) -> str:
+    """That the value is the name of an input. In a job with unions only the loader knows which names there are."""
+    return f"(has(self.unions) || self.inputs.exists(i, i.name == {value}))"
+
+
 def time(name: str) -> str:
     return f"(type(self.{name}) == int ? duration(string(self.{name}) + 'ms') : duration(string(self.{name})))"
 

@@ -19,6 +19,7 @@ from joinery_runtime.job.model.expression_tree import parse_tree, shown
 from joinery_runtime.job.model.function_calls import wrong_calls
 from joinery_runtime.job.model.references import EXISTENCE, Reference, parse_reference
 from joinery_runtime.job.model.types import ColumnType
+from joinery_runtime.job.model.union_columns import BranchField, branch_fields, event_time_name, union_types
 from joinery_runtime.job.model.wording import listed, suggestion
 
 Loc = tuple[str | int, ...]
@@ -81,9 +82,13 @@ class StepDraft:
 
 @dataclass(frozen=True, slots=True)
 class JobDraft:
+    """`inputs` are what steps join: inputs of the job, and each union in the place of its first branch. `sources` are
+    the inputs that the job declares, branches among them."""
+
     data: Mapping[str, Any]
     inputs: tuple[InputDraft, ...]
     steps: tuple[StepDraft, ...]
+    sources: tuple[InputDraft, ...] = ()
 
     @property
     def absent(self) -> Mapping[str, AbsentInput]:
@@ -133,8 +138,41 @@ def items(data: object, *steps: str | int) -> Sequence[Any]:
 
 
 def read_draft(data: Mapping[str, Any]) -> JobDraft:
-    inputs = tuple(input_draft(("spec", "inputs", i), raw) for i, raw in enumerate(items(data, "spec", "inputs")))
-    return JobDraft(data, inputs, tuple(_step_parts(inputs, items(data, "spec", "joins"))))
+    sources = tuple(input_draft(("spec", "inputs", i), raw) for i, raw in enumerate(items(data, "spec", "inputs")))
+    inputs = _united(sources, items(data, "spec", "unions"))
+    return JobDraft(data, inputs, tuple(_step_parts(inputs, items(data, "spec", "joins"))), sources)
+
+
+def _united(sources: tuple[InputDraft, ...], unions: Sequence[object]) -> tuple[InputDraft, ...]:
+    """The inputs with each union in the place of the first of its branches."""
+    union_of: dict[str, InputDraft] = {}
+    for number, union in enumerate(unions):
+        side = _union_draft(("spec", "unions", number), union, sources)
+        names = [dig(branch, "input") for branch in items(union, "branches")]
+        union_of |= {name: side for name in names if isinstance(name, str)}
+    in_place = [union_of.get(source.name or "", source) for source in sources]
+    return tuple({side.at: side for side in in_place}.values())
+
+
+def _union_draft(at: Loc, union: object, sources: Sequence[InputDraft]) -> InputDraft:
+    """A union as an input of its name; while a mistake hides a column, the columns are not known."""
+    name, fields = dig(union, "name"), union_fields(union, sources)
+    complete = [branch for branch in fields if branch is not None]
+    columns = union_types(complete)
+    first = next((source for source in sources if source.name == dig(union, "branches", 0, "input")), None)
+    event_time = event_time_name(complete[0], first.data.get("eventTime")) if complete and first is not None else None
+    data = {"name": name, **({"eventTime": event_time} if event_time is not None else {})}
+    types = columns if columns and len(complete) == len(fields) and event_time is not None else None
+    return InputDraft(at, data, name if isinstance(name, str) else None, types)
+
+
+def union_fields(union: object, sources: Sequence[InputDraft]) -> list[list[BranchField] | None]:
+    """The columns of each branch; None while a mistake hides one."""
+    fields = []
+    for branch in items(union, "branches"):
+        own = next((source.types for source in sources if source.name == dig(branch, "input")), None)
+        fields.append(branch_fields(branch, own) if isinstance(branch, Mapping) and own is not None else None)
+    return fields
 
 
 def _step_parts(inputs: tuple[InputDraft, ...], steps: Sequence[object]) -> Iterator[StepDraft]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 
 from joinery_runtime.job.model.draft import (
     Finding,
@@ -52,16 +51,16 @@ def _number_of_inputs(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _distinct_names(draft: JobDraft) -> Iterator[Finding]:
-    for i, name in repeats([source.name for source in draft.inputs]):
+    for i, name in repeats([source.name for source in draft.sources]):
         yield ("spec", "inputs", i, "name"), f"two inputs are named {name!r}; give each its own name"
-    for source in draft.inputs:
+    for source in draft.sources:
         columns = items(source.data, "schema")
         for i, name in repeats([dig(column, "name") for column in columns]):
             yield (*source.at, "schema", i, "name"), f"the schema has two columns named {name!r}; rename or drop one"
 
 
 def _event_time(draft: JobDraft) -> Iterator[Finding]:
-    for source in draft.inputs:
+    for source in draft.sources:
         name = source.data.get("eventTime")
         if source.types is None or not isinstance(name, str) or not name:
             continue
@@ -74,7 +73,7 @@ def _event_time(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _nested(draft: JobDraft) -> Iterator[Finding]:
-    for source in draft.inputs:
+    for source in draft.sources:
         kind = source.data.get("format")
         for i, column in enumerate(items(source.data, "schema")):
             if dig(column, "path") is not None and dig(column, "from") is None and kind in _FLAT_FORMATS:
@@ -82,7 +81,7 @@ def _nested(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _schemas(draft: JobDraft) -> Iterator[Finding]:
-    for source in draft.inputs:
+    for source in draft.sources:
         kind, named = source.data.get("format"), [name for name in _SCHEMAS if source.data.get(name) is not None]
         fitting = [name for name, kinds in _SCHEMAS.items() if kind in kinds]
         if kind in (*_AVRO, *_PROTOBUF):
@@ -104,16 +103,16 @@ def _schemas(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _format_fields(draft: JobDraft) -> Iterator[Finding]:
-    for source in draft.inputs:
+    for source in draft.sources:
         if source.data.get("format") == "parquet" and "kafka" in source.data:
             yield (*source.at, "format"), "parquet is a format of files; name file: {path: ...} instead of kafka"
-    for source in draft.inputs:
+    for source in draft.sources:
         if source.data.get("csv") is not None and source.data.get("format") != "csv":
             yield (*source.at, "csv"), "csv says how CSV is written, and the format is another one; leave it out"
 
 
 def _watched(draft: JobDraft) -> Iterator[Finding]:
-    for source in draft.inputs:
+    for source in draft.sources:
         if dig(source.data, "file", "watch") is not True:
             continue
         if source.data.get("format") == "csv" and dig(source.data, "csv", "header") is not False:
@@ -125,7 +124,7 @@ def _watched(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _history(draft: JobDraft) -> Iterator[Finding]:
-    for source in draft.inputs:
+    for source in draft.sources:
         history, at = source.data.get("history"), (*source.at, "history")
         if history is None:
             continue
@@ -147,7 +146,7 @@ def _type_of(source: InputDraft, column: object) -> ColumnType | None:
 
 
 def _metadata(draft: JobDraft) -> Iterator[Finding]:
-    for source in draft.inputs:
+    for source in draft.sources:
         for i, column in enumerate(items(source.data, "schema")):
             origin, at = dig(column, "from"), (*source.at, "schema", i)
             if not isinstance(origin, str):
@@ -169,7 +168,7 @@ def _metadata(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _formats(draft: JobDraft) -> Iterator[Finding]:
-    for source in draft.inputs:
+    for source in draft.sources:
         for i, column in enumerate(items(source.data, "schema")):
             written, zone, at = dig(column, "format"), dig(column, "zone"), (*source.at, "schema", i)
             kind = _type_of(source, column)
@@ -188,16 +187,16 @@ def _formats(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _where(draft: JobDraft) -> Iterator[Finding]:
-    for source in draft.inputs:
+    for source in draft.sources:
         if source.data.get("where") is not None and source.data.get("table") is not None:
             facts = "a table's version that is left out would leave an older one valid"
             yield (*source.at, "where"), f"{facts} (rule A1); write the condition into the step's `where`"
 
 
 def _one_source(draft: JobDraft) -> Iterator[Finding]:
-    for source in draft.inputs:
+    for source in draft.sources:
         yield from exactly_one(source.data, source.at, ("kafka", "file"))
-    for source in draft.inputs:
+    for source in draft.sources:
         yield from exactly_one(dig(source.data, "kafka"), (*source.at, "kafka"), ("topic", "topics", "topicPattern"))
 
 
@@ -205,7 +204,7 @@ _SEVERAL_TOPICS = {"topics": "topics names several", "topicPattern": "topicPatte
 
 
 def _offsets_of_one_topic(draft: JobDraft) -> Iterator[Finding]:
-    for source in draft.inputs:
+    for source in draft.sources:
         kafka = dig(source.data, "kafka")
         for name in ("startFrom", "stopAt"):
             named = [facts for field, facts in _SEVERAL_TOPICS.items() if dig(kafka, field) is not None]
@@ -216,7 +215,7 @@ def _offsets_of_one_topic(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _distinct_topics(draft: JobDraft) -> Iterator[Finding]:
-    for source in draft.inputs:
+    for source in draft.sources:
         for i, name in repeats(items(source.data, "kafka", "topics")):
             facts = f"topic {name!r} is named twice, and each record counts once"
             yield (*source.at, "kafka", "topics", i), f"{facts} (rule U1); drop one"
@@ -226,15 +225,15 @@ def _a_group_each(draft: JobDraft) -> Iterator[Finding]:
     """Reject a consumer group shared by two inputs: its members divide the partitions among them, so each input would
     read only some partitions of its topic."""
     for name in ("group.id", "group.instance.id"):
-        values = [dig(source.data, "kafka", "properties", name) for source in draft.inputs]
+        values = [dig(source.data, "kafka", "properties", name) for source in draft.sources]
         for i, value in repeats(values):
-            at = (*draft.inputs[i].at, "kafka", "properties", name)
+            at = (*draft.sources[i].at, "kafka", "properties", name)
             facts = f"two inputs have {name} {value!r}; each input is a group of its own"
             yield at, f"{facts}: give each another name, or leave it out"
 
 
 def _table_key(draft: JobDraft) -> Iterator[Finding]:
-    for source in draft.inputs:
+    for source in draft.sources:
         at, names = (*source.at, "table", "key"), items(source.data, "table", "key")
         for i, name in repeats(names):
             yield (*at, i), f"the key names column {name!r} twice; drop one"
@@ -248,7 +247,7 @@ def _table_key(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _text_key(draft: JobDraft) -> Iterator[Finding]:
-    for source in draft.inputs:
+    for source in draft.sources:
         names = items(source.data, "table", "key")
         if dig(source.data, "table", "keyFormat") != "string" or not names:
             continue
@@ -261,7 +260,7 @@ def _text_key(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _deleted_by(draft: JobDraft) -> Iterator[Finding]:
-    for source in draft.inputs:
+    for source in draft.sources:
         kind, at = str(source.data.get("format")), (*source.at, "table", "deletedBy")
         if dig(source.data, "table", "deletedBy") is None:
             continue
@@ -272,7 +271,7 @@ def _deleted_by(draft: JobDraft) -> Iterator[Finding]:
 
 
 def _change_events(draft: JobDraft) -> Iterator[Finding]:
-    for source in draft.inputs:
+    for source in draft.sources:
         if source.data.get("debezium") is None:
             continue
         at, history = (*source.at, "debezium"), dig(source.data, "history", "format")
@@ -303,23 +302,3 @@ RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
     _change_events,
     _where,
 )
-
-
-def one_input_of(inputs: Sequence[InputDraft]) -> str | None:
-    """Write the inputs that differ in their topics alone as one, whose rows are the UNION ALL of theirs (rule U1);
-    None: there are none."""
-    alike: dict[str, list[InputDraft]] = {}
-    for source in inputs:
-        kafka = source.data.get("kafka")
-        if isinstance(kafka, Mapping) and source.name is not None:
-            rest = {name: value for name, value in kafka.items() if name not in {"topic", "topics"}}
-            key = {**source.data, "name": "", "kafka": rest}
-            alike.setdefault(json.dumps(key, sort_keys=True, default=str), []).append(source)
-    several = next((sources for sources in alike.values() if len(sources) > 1), None)
-    if several is None:
-        return None
-    named = [dig(source.data, "kafka", "topics") or [dig(source.data, "kafka", "topic")] for source in several]
-    topics = ", ".join(str(topic) for names in named for topic in names)
-    names = listed(source.name for source in several if source.name is not None)
-    facts = f"{names} differ in their topics alone, so one input has the rows of all"
-    return f"{facts}; take the others out of spec.inputs, and write kafka.topics: [{topics}] into {several[0].name}"

@@ -380,6 +380,11 @@ class Input(Model):
     event time on. A record without a value deletes the key."""
 
     @property
+    def parts(self) -> tuple[Input, ...]:
+        """The inputs that are read: this one, or the branches of a union."""
+        return (self,)
+
+    @property
     def source_name(self) -> str:
         """What is read, for messages."""
         if self.kafka is not None:

@@ -226,7 +226,7 @@ def _dead_letter_address(draft: JobDraft) -> Iterator[Finding]:
     target = dig(spec, "deadLetter", "kafka")
     if not isinstance(target, Mapping) or target.get("bootstrapServers") is not None:
         return
-    addresses = [dig(source.data, "kafka", "bootstrapServers") for source in draft.inputs]
+    addresses = [dig(source.data, "kafka", "bootstrapServers") for source in draft.sources]
     of_inputs = {address for address in addresses if isinstance(address, str)}
     named = any(dig(output, "kafka", "bootstrapServers") is not None for _, output in outputs(draft.data))
     if not named and len(of_inputs) != 1:

@@ -208,12 +208,17 @@ class Job(Model):
     @property
     @abstractmethod
     def inputs(self) -> tuple[Input, ...]:
-        """In the job's order."""
+        """In the job's order, with a union in the place of its branches."""
 
     @property
     def declared_inputs(self) -> tuple[Input, ...]:
         """The inputs that `spec` has, in its order: without those that `sql` reads again."""
         return self.inputs
+
+    @property
+    def read_inputs(self) -> tuple[Input, ...]:
+        """The inputs that are read: `inputs`, with the branches of a union in its place."""
+        return tuple(part for side in self.inputs for part in side.parts)
 
     @property
     def repeats(self) -> Mapping[str, str]:
@@ -428,7 +433,7 @@ class Job(Model):
         target = self.spec.dead_letter.kafka if self.spec.dead_letter else None
         if target is None:
             return None
-        clusters = (*(output.kafka for output in self.outputs), *(side.kafka for side in self.inputs))
+        clusters = (*(output.kafka for output in self.outputs), *(source.kafka for source in self.read_inputs))
         same_cluster = next(
             (at for at in clusters if at and target.bootstrap_servers in {None, at.bootstrap_servers}), None
         )

@@ -3,9 +3,9 @@ a SessionWindow. docs/sql.md lists what they accept.
 
 A text goes through these modules:
 
-1. `parse` makes sqlglot's tree of it, and `clauses` reads the streaming clauses that sqlglot does not know;
-   `window_functions` and `window_joins` rewrite windows of other systems, and `derived` merges WITH and sub-queries in
-   FROM (`select_tree` has what these do to a SELECT);
+1. `parse` makes sqlglot's tree of it, and `clauses` reads the streaming clauses that sqlglot does not know; `unions`
+   takes UNION ALL off; `window_functions` and `window_joins` rewrite windows of other systems, and `derived` merges
+   WITH and sub-queries in FROM (`select_tree` has what these do to a SELECT);
 2. `query` takes the tree apart into one `Query`, whatever the kind of job;
 3. `scope` resolves names; `conditions` places each condition at its join, and `matching` sorts those of one join into
    keys, a bound on time and the rest; `grouping` reads GROUP BY and aggregates, `group_rows` the select list and
@@ -16,6 +16,7 @@ Each step adds what it rejects to one `report`, so that all problems of a text a
 """
 
 from joinery_runtime.job.sql.joins import Translation, check_shape, fitting_stars, translate
+from joinery_runtime.job.sql.parse import unions_of
 from joinery_runtime.job.sql.places import placed
 from joinery_runtime.job.sql.ranking import SqlRanking
 from joinery_runtime.job.sql.report import UNION
@@ -35,4 +36,5 @@ __all__ = [
     "table_of",
     "translate",
     "translate_sessions",
+    "unions_of",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import sqlglot
 from sqlglot import exp
@@ -16,6 +17,7 @@ from joinery_runtime.job.sql.clauses import Clauses, Within, keyword, split_clau
 from joinery_runtime.job.sql.derived import Columns, EventTimes, merge_derived
 from joinery_runtime.job.sql.dialects import common_tokens, rewrite_dialects
 from joinery_runtime.job.sql.report import JOINS, UNION, Form, Report, TextPosition, token_position
+from joinery_runtime.job.sql.unions import UNITED, SqlUnion, take_unions
 from joinery_runtime.job.sql.window_functions import readable_tokens, rewrite_windows
 from joinery_runtime.job.sql.window_joins import rewrite_window_joins
 
@@ -46,6 +48,50 @@ def parse_select(
 ) -> Parsed | None:
     """Parse a SELECT, with its sub-queries in FROM merged; None if the text is not one, and the report says why.
     `columns` and `event_times` are those of the job's inputs, as far as they are known."""
+    written = _written_tree(sql, report, form)
+    if written is None:
+        return None
+    tree, clauses, withins = written
+    if isinstance(tree, exp.Select) and form.tests_existence:
+        take_unions(tree, columns or {}, report)
+    if isinstance(tree, exp.Select):
+        _attach(withins, tree, report)
+        windowed = clauses.window is not None
+        if not rewrite_dialects(tree, columns or {}, event_times or {}, report, form, windowed=windowed):
+            return None
+        window = rewrite_window_joins(tree, report)
+        if window is not None and clauses.window is not None:
+            report.add(clauses.window.at, "table functions say in which windows rows are joined; leave WINDOW out")
+        clauses.window = window or clauses.window
+        rewrite_windows(tree, report)
+        merge_derived(tree, columns or {}, event_times or {}, report, form)
+        return Parsed(tree, clauses)
+    if tree is not None:
+        facts = f"the SQL of a job is one SELECT, this is {tree.key.upper()}"
+        todo = UNION if isinstance(tree, exp.Union) else form.example
+        if isinstance(tree, exp.Except | exp.Intersect) and form.tests_existence:
+            todo = "write WHERE [NOT] EXISTS (SELECT 1 FROM <input> WHERE <equalities> AND <bound on time>)"
+        report.add(token_position(clauses.body[0]), f"{facts}; {todo}")
+    return None
+
+
+@lru_cache(maxsize=64)
+def unions_of(sql: str, columns: tuple[tuple[str, tuple[str, ...]], ...]) -> tuple[SqlUnion, ...]:
+    """The unions in the text of a StreamJoin. `columns` are those of the job's inputs.
+    What is wrong with the text is not reported here."""
+    if "UNION" not in sql.upper():
+        return ()
+    report = Report(sql)
+    try:
+        written = _written_tree(sql, report, JOINS)
+        tree = written[0] if written is not None else None
+        return tuple(take_unions(tree, dict(columns), report)) if isinstance(tree, exp.Select) else ()
+    except RecursionError:
+        return ()
+
+
+def _written_tree(sql: str, report: Report, form: Form) -> tuple[exp.Expr | None, Clauses, Sequence[Within]] | None:
+    """Parse the text; None if it is no query, and the report says why."""
     try:
         tokens = sqlglot.tokenize(sql)
     except TokenError as error:
@@ -65,25 +111,10 @@ def parse_select(
     tokens, withins = take_withins([*common_tokens(tokens)], report)
     clauses = split_clauses(tokens, report, form)
     tree = _tree(clauses.body, sql, report, form)
-    if isinstance(tree, exp.Select):
-        _attach(withins, tree, report)
-        windowed = clauses.window is not None
-        if not rewrite_dialects(tree, columns or {}, event_times or {}, report, form, windowed=windowed):
-            return None
-        window = rewrite_window_joins(tree, report)
-        if window is not None and clauses.window is not None:
-            report.add(clauses.window.at, "table functions say in which windows rows are joined; leave WINDOW out")
-        clauses.window = window or clauses.window
-        rewrite_windows(tree, report)
-        merge_derived(tree, columns or {}, event_times or {}, report, form)
-        return Parsed(tree, clauses)
-    if tree is not None:
-        facts = f"the SQL of a job is one SELECT, this is {tree.key.upper()}"
-        todo = UNION if isinstance(tree, exp.Union) else form.example
-        if isinstance(tree, exp.Except | exp.Intersect) and form.tests_existence:
-            todo = "write WHERE [NOT] EXISTS (SELECT 1 FROM <input> WHERE <equalities> AND <bound on time>)"
-        report.add(token_position(tokens[0]), f"{facts}; {todo}")
-    return None
+    if isinstance(tree, exp.Union) and form.tests_existence:
+        united = exp.TableAlias(this=exp.to_identifier(UNITED))
+        tree = exp.Select(expressions=[exp.Star()], from_=exp.From(this=exp.Subquery(this=tree, alias=united)))
+    return tree, clauses, withins
 
 
 def _attach(withins: Sequence[Within], select: exp.Select, report: Report) -> None:

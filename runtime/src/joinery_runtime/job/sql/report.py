@@ -33,10 +33,14 @@ class Report:
         return tuple(dict.fromkeys(message for _, message in sorted(self._problems, key=lambda problem: problem[0])))
 
     def add(self, at: TextPosition, message: str) -> None:
+        self._problems.append((at.start, f"{self.place_text(at)}: {message}"))
+
+    def place_text(self, at: TextPosition) -> str:
+        """Return the words for a position, which stand before a message."""
         before = self._sql[: at.start]
         line, column = before.count("\n") + 1, at.start - (before.rfind("\n") + 1) + 1
         shown = at.fragment if len(at.fragment) <= _LONGEST else at.fragment[: _LONGEST - 3] + "..."
-        self._problems.append((at.start, f"line {line}, column {column}, `{shown}`: {message}"))
+        return f"line {line}, column {column}, `{shown}`"
 
 
 def problems_of(sql: str, read: Callable[[str, Report], object]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from joinery_runtime.job.kinds.aggregate.session import SessionOfGroup
 from joinery_runtime.job.kinds.base import WindowKind
 from joinery_runtime.job.kinds.session.sessions import Aggregate, ComputedColumn
 from joinery_runtime.job.model.base import Bool, Length, Limits, Model, PositiveDuration, Text
-from joinery_runtime.job.model.cel import Rule, dead_letter_rules, exactly_one, positive
+from joinery_runtime.job.model.cel import Rule, dead_letter_rules, exactly_one, names_input, positive
 from joinery_runtime.job.model.changelog import SOURCES, lake_rules
 from joinery_runtime.job.model.expression_tree import replace_columns
 from joinery_runtime.job.model.references import parse_reference
@@ -185,8 +185,7 @@ AGGREGATE_RULES: tuple[Rule, ...] = (
         ".prefixes",
     ),
     Rule(
-        "!has(self.aggregate) || !has(self.aggregate.window.of) || "
-        "self.inputs.exists(i, i.name == self.aggregate.window.of)",
+        f"!has(self.aggregate) || !has(self.aggregate.window.of) || {names_input('self.aggregate.window.of')}",
         "names no input",
         ".aggregate.window.of",
     ),

@@ -143,7 +143,7 @@ def _take_apart(data: Mapping[str, Any]) -> GroupedDraft:
     source = input_draft(("spec", "input"), raw) if isinstance(raw, Mapping) else None
     if source is None:
         return GroupedDraft(data, (), ())
-    return GroupedDraft(data, (source,), (), columns=source.types, source=f"{source.name!r} has")
+    return GroupedDraft(data, (source,), (), (source,), columns=source.types, source=f"{source.name!r} has")
 
 
 # --- what a session is --------------------------------------------------------------------------------------------

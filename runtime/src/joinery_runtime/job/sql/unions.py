@@ -1,0 +1,142 @@
+"""Takes UNION ALL in FROM and WITH off a SELECT: each is a union of the job, which the SELECT then names."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlglot import exp
+
+from joinery_runtime.job.model.wording import counted, listed
+from joinery_runtime.job.sql.report import Report, node_position
+from joinery_runtime.job.sql.select_tree import REJECTED
+
+Columns = Mapping[str, Collection[str]]
+Item = dict[str, str]
+
+UNITED = "united"
+"""The name of the union if the text is nothing else."""
+_PARTS = {"expressions", "from_", "where"}
+
+
+@dataclass(frozen=True, slots=True)
+class SqlUnion:
+    """A UNION ALL as an entry of `spec.unions`, with the words for its place in the text and those of its SELECTs."""
+
+    entry: Mapping[str, Any]
+    place_text: str
+    branch_texts: tuple[str, ...]
+
+
+def take_unions(select: exp.Select, columns: Columns, report: Report) -> list[SqlUnion]:
+    """Put an input of the union's name in the place of each UNION ALL, and return the unions. `columns` are those of
+    the job's inputs, for stars."""
+    unions = list[SqlUnion]()
+    for named in [*select.find_all(exp.CTE)]:
+        if isinstance(named.this, exp.Union):
+            taken = [*_take(named, named.alias, columns, report)]
+            for table in select.find_all(exp.Table) if not taken else ():
+                if table.name == named.alias:
+                    table.meta[REJECTED] = True
+            unions += taken
+            clause = named.parent
+            named.pop()
+            if isinstance(clause, exp.With) and not clause.expressions:
+                clause.pop()
+    for query in [*select.find_all(exp.Subquery)]:
+        if isinstance(query.this, exp.Union) and isinstance(query.parent, exp.From | exp.Join):
+            alias = query.args.get("alias")
+            taken = [*_take(query, query.alias_or_name, columns, report)]
+            table = exp.Table(this=alias.this.copy() if alias is not None else exp.to_identifier(""))
+            if not taken:
+                table.meta[REJECTED] = True
+            query.replace(table)
+            unions += taken
+    return unions
+
+
+def _take(query: exp.Expr, name: str, columns: Columns, report: Report) -> Iterator[SqlUnion]:
+    """Yield the union of the query; nothing if it is reported."""
+    alias = query.args.get("alias")
+    if not name:
+        report.add(node_position(query), "the union has no name; write (SELECT ... UNION ALL SELECT ...) <name>")
+        return
+    if alias is not None and alias.args.get("columns"):
+        todo = "name the columns with AS in the first SELECT"
+        report.add(node_position(query), f"a list of columns behind the name is not read; {todo}")
+        return
+    selects = [*_selects(query.this)]
+    if any(node.args.get("distinct") for node in query.this.find_all(exp.Union)):
+        facts = "UNION drops equal rows, which may come at any time"
+        todo = "write UNION ALL, and for the first row of a key within a time deduplicate: {within: 1h} beside sql"
+        report.add(node_position(query), f"{facts}; {todo}")
+        return
+    branches = [_branch(node, columns, report) for node in selects]
+    complete = [branch for branch in branches if branch is not None]
+    if len(complete) < len(branches):
+        return
+    names = [item.get("as") or item.get("column", "") for item in complete[0].get("select", ())]
+    if "" in names:
+        facts = "an expression of the first SELECT has no name"
+        report.add(node_position(selects[0]), f"{facts}; write <expression> AS <name>")
+        return
+    for node, branch in zip(selects, complete, strict=True):
+        listed_items = branch.get("select")
+        if listed_items is None or not names:  # a star of an input that is not known
+            continue
+        if len(listed_items) != len(names):
+            facts = f"selects {counted(len(listed_items), 'column')}, and the first SELECT {len(names)}"
+            report.add(node_position(node), f"{facts}; columns of a union go by their places")
+            return
+        # By place: the first SELECT names the columns.
+        branch["select"] = [{**item, "as": named} for item, named in zip(listed_items, names, strict=True)]
+    texts = tuple(report.place_text(node_position(node)) for node in selects)
+    yield SqlUnion({"name": name, "branches": complete}, report.place_text(node_position(query)), texts)
+
+
+def _selects(node: exp.Expr) -> Iterator[exp.Expr]:
+    inner = node.unnest() if isinstance(node, exp.Subquery) and not node.alias else node
+    if isinstance(inner, exp.Union):
+        yield from _selects(inner.this)
+        yield from _selects(inner.expression)
+    else:
+        yield inner
+
+
+def _branch(select: exp.Expr, columns: Columns, report: Report) -> dict[str, Any] | None:
+    """Read a SELECT of the union as an entry of `branches`; None if it is reported."""
+    at = node_position(select)
+    shape = "write SELECT <columns> FROM <input> WHERE <condition>"
+    more = [name.strip("_").upper() for name, value in select.args.items() if value and name not in _PARTS]
+    start = select.args.get("from_")
+    if not isinstance(select, exp.Select) or more or start is None:
+        extra = f" with {listed(more)}" if isinstance(select, exp.Select) and more else ""
+        report.add(at, f"a SELECT of a union reads one input{extra and ', and this is one' + extra}; {shape}")
+        return None
+    table = start.this
+    extra_parts = [name for name, value in table.args.items() if value and name not in {"this", "alias"}]
+    computes = select.find(exp.AggFunc, exp.Window) is not None
+    if not isinstance(table, exp.Table) or extra_parts or computes or len([*select.find_all(exp.Query)]) > 1:
+        report.add(at, f"a SELECT of a union reads one input, row by row; {shape}")
+        return None
+    for column in select.find_all(exp.Column):
+        if column.table not in {"", table.alias_or_name, table.name}:
+            report.add(node_position(column), f"{column.table!r} is not an alias here; the SELECT reads {table.name!r}")
+            return None
+        column.set("table", None)
+    items = [item for node in select.expressions for item in _items(node, columns.get(table.name))]
+    selected = {"select": [item for item in items if item is not None]} if None not in items else {}
+    where = select.args.get("where")
+    return {"input": table.name, **selected, **({"where": where.this.sql(comments=False)} if where is not None else {})}
+
+
+def _items(node: exp.Expr, columns: Collection[str] | None) -> Iterator[Item | None]:
+    """Yield the entries of `select` for an item of the list; None for a star of columns that are not known."""
+    value, named = node.unalias().unnest(), node.alias if isinstance(node, exp.Alias) else ""
+    if value.is_star:
+        yield from ({"column": name} for name in columns) if columns is not None else (None,)
+    elif isinstance(value, exp.Column):
+        yield {"column": value.name, **({"as": named} if named else {})}
+    else:
+        yield {"expression": value.sql(comments=False), **({"as": named} if named else {})}

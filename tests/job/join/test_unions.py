@@ -1,0 +1,306 @@
+"""Unions of inputs: what a job may say, as fields and in SQL, its explanation, its definition and its signature."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from job.chains import DEAD, PAYMENTS, RATES, document, mistakes, stream
+from joinery_runtime.core.compile import compile_job, stored_columns
+from joinery_runtime.errors import JobError
+from joinery_runtime.job import Job, compare, definition, explain, parse_job, signature, under_definition
+from joinery_runtime.job.flowchart import flowchart
+from joinery_runtime.job.model.unions import UnionInput
+
+EU = stream("eu", "id", "total:double", "created:timestamp", eventTime="created", where="total < 100")
+US = stream("us", "order_id", "amount:double")
+COLUMNS = ["order_id", "amount", "ts", "region"]
+EU_BRANCH = {
+    "input": "eu",
+    "select": [
+        {"column": "id", "as": "order_id"},
+        {"column": "total", "as": "amount"},
+        {"column": "created", "as": "ts"},
+        {"expression": "'eu'", "as": "region"},
+    ],
+    "where": "total > 0",
+}
+US_BRANCH = {
+    "input": "us",
+    "select": [{"column": "order_id"}, {"column": "amount"}, {"column": "ts"}, {"expression": "'us'", "as": "region"}],
+}
+ORDERS = {"name": "orders", "branches": [EU_BRANCH, US_BRANCH]}
+STEP = {
+    "right": "payments",
+    "keys": {"orders.order_id": "payments.order_id"},
+    "interval": {"of": "orders", "lower": "0s", "upper": "1h"},
+}
+SQL = """
+WITH orders AS (
+  SELECT id AS order_id, total AS amount, created AS ts, 'eu' AS region FROM eu WHERE total > 0
+  UNION ALL SELECT u.order_id, u.amount, u.ts, 'us' FROM us u)
+"""
+
+FROM_US = "SELECT * FROM (SELECT * FROM us"
+US_AND = f"{FROM_US} UNION ALL"
+BOTH = "(SELECT * FROM us UNION ALL SELECT * FROM us2)"
+
+
+def job(*steps: Any, inputs: Any = (EU, US, PAYMENTS), **more: Any) -> Job:
+    written = document(*steps, inputs=list(inputs), **more)
+    return parse_job(json.dumps(written), "job.json")
+
+
+def united(**more: Any) -> Job:
+    return job(STEP, **{"unions": [ORDERS], **more})
+
+
+def branch(*columns: Any, **more: Any) -> dict[str, Any]:
+    return {"input": "us", "select": list(columns), **more}
+
+
+ALL = [{"column": "order_id"}, {"column": "amount"}, {"column": "ts"}]
+LIKE_US = {"input": "us", "select": ALL}
+
+
+def of(**us: Any) -> dict[str, Any]:
+    """A union whose second branch says this."""
+    return {"inputs": [EU, US, PAYMENTS], "unions": [{"name": "orders", "branches": [EU_BRANCH, {**US_BRANCH, **us}]}]}
+
+
+def test_a_union_stands_in_the_place_of_its_first_branch() -> None:
+    loaded = united()
+    assert [side.name for side in loaded.inputs] == ["orders", "payments"]
+    assert [source.name for source in loaded.read_inputs] == ["eu", "us", "payments"]
+    (side, _) = loaded.inputs
+    assert isinstance(side, UnionInput)
+    assert {name: str(kind) for name, kind in side.types.items()} == {
+        "order_id": "string",
+        "amount": "double",
+        "ts": "timestamp",
+        "region": "string",
+    }
+    assert side.event_time == "ts"
+
+
+def test_sql_and_fields_are_the_same_job() -> None:
+    text = f"""{SQL} SELECT o.order_id, o.region, p.method FROM orders o JOIN payments p
+        ON o.order_id = p.order_id AND p.ts BETWEEN o.ts AND o.ts + INTERVAL '1' HOUR"""
+    select = [{"column": "orders.order_id"}, {"column": "orders.region"}, {"column": "payments.method"}]
+    written = document(inputs=[EU, US, PAYMENTS], sql=text)
+    in_sql = parse_job(json.dumps({**written, "spec": {**written["spec"], "sql": text}}), "job.json")
+    fields = united(select=select)
+    assert compile_job(in_sql) == compile_job(fields)
+    assert isinstance(side := in_sql.inputs[0], UnionInput)
+    assert side.branches[1].columns[3] == (
+        "region",
+        "'us'",
+    )
+    assert definition(in_sql)["unions"][0]["branches"][0] == {
+        **definition(fields)["unions"][0]["branches"][0],
+        "select": [
+            {"column": "id", "as": "order_id"},
+            {"column": "total", "as": "amount"},
+            {"column": "created", "as": "ts"},
+            {"expression": "'eu'", "as": "region"},
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("more", "path", "words"),
+    [
+        (of(input="uss"), "unions[0].branches[1].input", "'uss' is not an input (did you mean 'us'?)"),
+        (of(input="eu", select=EU_BRANCH["select"]), "unions[0].branches[1].input", "'eu' is a branch already"),
+        (of(select=[*US_BRANCH["select"], {"column": "order_id"}]), "unions[0].branches[1].select[4]", "two columns"),
+        (of(select=ALL), "unions[0].branches[1]", "against those of 'eu', here region missing"),
+        (
+            of(select=[*US_BRANCH["select"], {"column": "order_id", "as": "more"}]),
+            "unions[0].branches[1]",
+            "here more more",
+        ),
+        (
+            of(select=[{"column": "us.order_id"}, *US_BRANCH["select"][1:]]),
+            "unions[0].branches[1].select[0].column",
+            "write 'order_id' without its name",
+        ),
+        (
+            of(select=[{"column": "order"}, *US_BRANCH["select"][1:]]),
+            "unions[0].branches[1].select[0].column",
+            "did you mean 'order_id'?",
+        ),
+        (
+            of(select=[{"expression": "CAST(order_id AS INT)", "as": "order_id"}, *US_BRANCH["select"][1:]]),
+            "unions[0].branches[1]",
+            "'order_id' is int32 here, and string in 'eu'; write CAST(... AS <type>) as order_id",
+        ),
+        (
+            of(select=[{"expression": "upper(idd)", "as": "order_id"}, *US_BRANCH["select"][1:]]),
+            "unions[0].branches[1].select[0].expression",
+            "'us' has no column 'idd'",
+        ),
+        (of(where="eu.total > 0"), "unions[0].branches[1].where", "the branch has the columns of 'us' alone"),
+        (of(where="amount >"), "unions[0].branches[1].where", "is not an SQL condition"),
+        (
+            {**of(), "inputs": [EU, {**US, "watermark": {"idleTimeout": "5m"}}, PAYMENTS]},
+            "unions[0].branches",
+            "watermark.idleTimeout is of the union as a whole, and its branches have 5m and none",
+        ),
+        (
+            {"inputs": [EU, {**US, "table": {"key": ["order_id"]}}, PAYMENTS], "unions": [ORDERS]},
+            "unions[0].branches[1].input",
+            "'us' is a table, whose rows replace each other",
+        ),
+        ({**of(), "unions": [{**ORDERS, "name": "payments"}]}, "unions[0].name", "called 'payments' too"),
+    ],
+)
+def test_what_a_union_must_not_say(more: Any, path: str, words: str) -> None:
+    step = {**STEP, "right": "payments"}
+    assert words in mistakes(step, **more).get(f"spec.{path}", ""), mistakes(step, **more)
+
+
+def test_a_branch_is_no_side() -> None:
+    steps = [{**STEP, "right": "us", "keys": {"orders.order_id": "us.order_id"}}]
+    assert (
+        "'us' is a branch of the union 'orders', whose rows are joined; name the union"
+        in mistakes(*steps, inputs=[EU, US, PAYMENTS], unions=[ORDERS])["spec.joins[0].right"]
+    )
+
+
+def test_a_type_that_only_the_core_knows() -> None:
+    select = [{"expression": "upper(order_id)", "as": "order_id"}, *US_BRANCH["select"][1:]]
+    assert mistakes(STEP, **of(select=select)) == {}
+    wrong = [{"expression": "length(order_id)", "as": "order_id"}, *US_BRANCH["select"][1:]]
+    written = document(STEP, **of(select=wrong))
+    assert "spec.unions[0].branches[1]: 'length(order_id)' gives" in (text := mistakes_of(written)), text
+    assert "column 'order_id' of the union is string" in text
+    assert "CAST(length(order_id) AS string)" in text
+    both = {
+        "name": "orders",
+        "branches": [
+            {**EU_BRANCH, "select": [{"expression": "upper(id)", "as": "order_id"}, *EU_BRANCH["select"][1:]]},
+            {**US_BRANCH, "select": select},
+        ],
+    }
+    assert (
+        "the type of 'order_id' does not show in any branch; write CAST(<expression> AS <type>)"
+        in mistakes(STEP, inputs=[EU, US, PAYMENTS], unions=[both])["spec.unions[0].branches[0]"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("sql", "words"),
+    [
+        (
+            f"{FROM_US} UNION SELECT * FROM us2) o",
+            "UNION drops equal rows, which may come at any time; write UNION ALL",
+        ),
+        (
+            "SELECT order_id FROM us UNION ALL SELECT order_id FROM us2",
+            "the branch lacks 'ts', the event time of 'us'; select it too",
+        ),
+        ("SELECT ts, order_id FROM us UNION ALL SELECT ts FROM us2", "selects 1 column, and the first SELECT 2"),
+        ("SELECT ts, 1 + 1 FROM us UNION ALL SELECT ts, 2 FROM us2", "an expression of the first SELECT has no name"),
+        (
+            "SELECT ts, amount FROM us UNION ALL SELECT ts, order_id FROM us2",
+            "line 1, column 44, `SELECT ts, order_id FROM us2`: 'amount' is string here, and double in 'us'",
+        ),
+        (f"{US_AND} SELECT * FROM nope) o", "'nope' is not an input"),
+        (f"{US_AND} SELECT ts, order_id, count(*) FROM us2 GROUP BY ts) o", "a SELECT of a union reads one input"),
+        (f"{US_AND} SELECT us2.* FROM us2 JOIN us ON us.ts = us2.ts) o", "with JOINS"),
+        (f"{US_AND} SELECT x.ts, x.order_id, y.amount FROM us2 x) o", "'y' is not an alias here"),
+        (
+            f"WITH o AS {BOTH} SELECT a.ts FROM o a JOIN o b ON a.order_id = b.order_id AND b.ts = a.ts",
+            "'o' is a union, which a job reads once",
+        ),
+        (f"{US_AND} SELECT * FROM us2) us", "another input or union is called 'us' too"),
+        (f"{US_AND} SELECT * FROM us2) o (a, b, c)", "name the columns with AS in the first SELECT"),
+    ],
+)
+def test_what_sql_must_not_say(sql: str, words: str) -> None:
+    inputs = [US, {**US, "name": "us2"}]
+    written = document(inputs=inputs)
+    text = mistakes_of({**written, "spec": {**without(written["spec"], "joins"), "sql": sql}})
+    assert words in text, text
+
+
+def without(spec: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {key: value for key, value in spec.items() if key not in names}
+
+
+def mistakes_of(written: dict[str, Any]) -> str:
+    with pytest.raises(JobError) as raised:
+        compile_job(parse_job(json.dumps(written), "job.json"))
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT order_id, amount, ts FROM us UNION ALL SELECT order_id, amount, ts FROM us2",
+        f"{US_AND} SELECT * FROM us2) o WHERE o.amount > 1",
+        "WITH o AS (SELECT * FROM us UNION ALL (SELECT * FROM us2 WHERE amount > 1)), "
+        "p AS (SELECT order_id FROM o) SELECT * FROM p",
+        f"SELECT order_id, COUNT(*) AS n FROM {BOTH} o GROUP BY order_id, TUMBLE(ts, INTERVAL '1' HOUR)",
+        f"SELECT o.* FROM {BOTH} o QUALIFY ROW_NUMBER() OVER "
+        "(PARTITION BY order_id, TUMBLE(ts, INTERVAL '1' HOUR) ORDER BY amount DESC) <= 3",
+    ],
+)
+def test_every_shape_of_union_in_sql_is_a_job(sql: str) -> None:
+    written = document(inputs=[US, {**US, "name": "us2"}])
+    loaded = parse_job(json.dumps({**written, "spec": {**without(written["spec"], "joins"), "sql": sql}}), "job.json")
+    assert len(compile_job(loaded).inputs) == 1
+
+
+def test_explain_and_the_picture_show_each_branch() -> None:
+    text = str(explain(united(**DEAD)))
+    assert "input orders: union of eu and us" in text
+    assert "branch eu: file eu.jsonl" in text
+    assert (
+        "only rows with total < 100 and total > 0; id as order_id, total as amount, created as ts, 'eu' as region"
+        in text
+    )
+    drawn = flowchart(united(**DEAD))
+    assert "branch_eu --> input_orders" in drawn
+    assert "input_orders --> step_1" in drawn
+
+
+def test_the_definition_gives_the_same_job() -> None:
+    loaded = united()
+    again = under_definition(loaded, definition(loaded))
+    assert compile_job(again) == compile_job(loaded)
+    assert definition(again) == definition(loaded)
+
+
+def test_a_job_without_unions_has_no_word_of_them() -> None:
+    plain = job(
+        {**STEP, "keys": {"us.order_id": "payments.order_id"}, "interval": {**STEP["interval"], "of": "us"}},
+        inputs=[US, PAYMENTS],
+    )
+    assert "union" not in json.dumps([definition(plain), signature(plain, stored_columns(compile_job(plain)))])
+
+
+def signed(loaded: Job) -> dict[str, Any]:
+    return signature(loaded, stored_columns(compile_job(loaded)))
+
+
+def test_branches_may_come_and_go_and_an_input_becomes_no_union() -> None:
+    third = {**US, "name": "asia"}
+    more = job(
+        STEP,
+        inputs=[EU, US, third, PAYMENTS],
+        unions=[{**ORDERS, "branches": [*ORDERS["branches"], {**US_BRANCH, "input": "asia"}]}],
+    )
+    assert not compare(signed(united()), signed(more)).refused
+    assert not compare(signed(more), signed(united())).refused
+    plain = {**US, "name": "orders", "schema": [*US["schema"], {"name": "region", "type": "string"}]}
+    before = job(STEP, inputs=[plain, PAYMENTS])
+    (reason,) = compare(signed(before), signed(united())).refused
+    assert reason.startswith("orders was one input, it is now a union: records that were read would come twice")
+
+
+def test_a_table_joins_a_union() -> None:
+    step = {"right": "rates", "keys": {"orders.region": "rates.currency"}, "asOf": {"historyRetention": "1h"}}
+    assert mistakes(step, inputs=[EU, US, RATES], unions=[ORDERS]) == {}
