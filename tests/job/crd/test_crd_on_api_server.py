@@ -491,16 +491,6 @@ RULED += [
     aggregated(window={"of": "nothing", "tumbling": {"size": "1h"}}),
     aggregated(window={"of": "orders"}),
     aggregated(window={"tumbling": {"size": "1h", "offset": "1h"}}),
-    *(
-        aggregated(window={kind: {**lengths, "timeZone": "Europe/Zurich"}})
-        for kind, lengths in (
-            ("tumbling", {"size": "5h"}),
-            ("hopping", {"size": "48h", "slide": "30m"}),
-            ("hopping", {"size": "36h", "slide": "12h"}),
-            ("cumulative", {"size": "36h", "step": "12h"}),
-            ("cumulative", {"size": "24h", "step": "30m"}),
-        )
-    ),
     aggregated(window={"session": {"gap": "30s", "maxDuration": "1h"}}, groupBy=[]),
     aggregated(lateData="dlq"),
     aggregated(window={"session": {"gap": "30s", "maxDuration": "1h"}}, lateData="reopen", having="n > 1"),

@@ -228,30 +228,19 @@ class OwnWindow(Model):
 
 _OFFSET = Rule(f"!has(self.offset) || {time('offset')} < {time('size')}", "must be less than size", ".offset")
 
-
-def _local_lengths(kind: type[AlignedWindow]) -> Iterator[Rule]:
-    for name in kind.lengths:
-        length = time(name)
-        hours = f"{length}.getHours()"
-        is_whole = f"{length} == duration(string({hours}) + 'h')"
-        rule = f"!has(self.timeZone) || ({is_whole} && (24 % {hours} == 0 || {hours} % 24 == 0))"
-        yield Rule(rule, _LOCAL_LENGTHS, f".{name}")
-
-
 AlignedWindow.cel = {
     **{(kind, "size"): positive() for kind in ALIGNED_WINDOWS},
     (HoppingOfGroup, "slide"): positive(),
     (CumulativeOfGroup, "step"): positive(),
-    TumblingOfGroup: (_OFFSET, *_local_lengths(TumblingOfGroup)),
+    TumblingOfGroup: (_OFFSET,),
     HoppingOfGroup: (
         _OFFSET,
-        *_local_lengths(HoppingOfGroup),
         Rule(
             f"{time('slide')} <= {time('size')}",
             "slide is longer than size, so rows between windows would be lost; write at most the size",
             ".slide",
         ),
     ),
-    CumulativeOfGroup: (_OFFSET, *_local_lengths(CumulativeOfGroup)),
+    CumulativeOfGroup: (_OFFSET,),
     OwnWindow: (exactly_one(*OwnWindow.fields),),
 }
