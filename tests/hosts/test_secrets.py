@@ -54,6 +54,19 @@ def test_settings_of_an_input_join_those_of_the_job(secrets: Path) -> None:
     assert found.spec.inputs[1] == job().spec.inputs[1]
 
 
+@pytest.mark.parametrize("setting", ["group.id", "group.instance.id"])
+def test_a_secret_does_not_make_two_inputs_one_consumer_group(secrets: Path, setting: str) -> None:
+    """Each would read only some of the partitions, and nothing would say so."""
+    (secrets / "kafka-client" / setting).write_text("hush-group\n")
+    assert with_secrets(job(INPUT_REF)).inputs[0].kafka is not None, "one input may have a name of its own"
+    with pytest.raises(JobError) as caught:
+        with_secrets(job(INPUT_REF, ("topic: payments\n", f"topic: payments\n        {REF}\n")))
+    (problem,) = caught.value.problems
+    assert problem.path == "spec.inputs"
+    assert problem.message.startswith(f"orders and payments have the same {setting}, by their secrets")
+    assert "hush" not in str(caught.value)
+
+
 @pytest.mark.parametrize("name", ["plugin.library.paths", "Plugin.Library.Paths"])
 def test_a_secret_has_no_setting_that_the_operator_forbids(
     secrets: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -9,7 +9,7 @@ which Kubernetes keeps beside the keys, are ignored.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -25,6 +25,7 @@ from joinery_runtime.job import (
 )
 from joinery_runtime.job.crd import FORBIDDEN_PROPERTIES
 from joinery_runtime.job.model.draft import path_text
+from joinery_runtime.job.model.input_rules import GROUP_SETTINGS
 from joinery_runtime.job.model.inputs import SchemaRegistry
 from joinery_runtime.job.model.outputs import DeltaOutput, IcebergOutput, Output
 
@@ -48,13 +49,33 @@ def with_secrets(job: Job) -> Job:
     """The job with its secrets' values in place of the references to them, as a process needs it to connect.
 
     Raises EnvironmentProblem, naming the paths that were tried, if a secret cannot be read, and JobError if a setting
-    is both in a job's `properties` and in its secret, or if the operator forbids it.
+    is both in a job's `properties` and in its secret, if the operator forbids it, or if it makes two inputs one
+    consumer group.
     """
     filling = _Filling()
     filled = with_clients(job, filling.client, _keep_database)
-    if filling.problems:
-        raise JobError(job.name, filling.problems)
+    problems = [*filling.problems, *_shared_groups(filled)]
+    if problems:
+        raise JobError(job.name, problems)
     return filled
+
+
+def _shared_groups(job: Job) -> Iterator[Problem]:
+    """Yield a problem for each setting that makes two inputs, or two aliases of one, members of one consumer group.
+    What stands in the job's `properties` is checked at load."""
+    for setting in GROUP_SETTINGS:
+        inputs_by_value: dict[str, list[str]] = {}
+        for side in job.read_inputs:
+            value = (side.kafka.properties or {}).get(setting) if side.kafka is not None else None
+            if value is not None:
+                inputs_by_value.setdefault(value, []).append(side.name)
+        for names in inputs_by_value.values():
+            if len(names) > 1:
+                yield Problem(
+                    "spec.inputs",
+                    f"{' and '.join(names)} have the same {setting}, by their secrets: each would read some of the "
+                    "partitions only. Leave it out of the secret, or give each input a secret of its own",
+                )
 
 
 def with_clients(job: Job, client: ClientChange, database: DatabaseChange) -> Job:

@@ -38,6 +38,9 @@ _SCHEMAS = {
 _TEXT_TYPES = ("boolean", "int32", "int64", "float", "double")
 _TEXT_KEY_TYPES = ("string", "int32", "int64")
 
+GROUP_SETTINGS = ("group.id", "group.instance.id")
+"""Kafka's settings that make two consumers one: the members of a group divide the partitions among them."""
+
 
 def _number_of_inputs(draft: JobDraft) -> Iterator[Finding]:
     count = len(draft.inputs)
@@ -224,7 +227,7 @@ def _distinct_topics(draft: JobDraft) -> Iterator[Finding]:
 def _a_group_each(draft: JobDraft) -> Iterator[Finding]:
     """Reject a consumer group shared by two inputs: its members divide the partitions among them, so each input would
     read only some partitions of its topic."""
-    for name in ("group.id", "group.instance.id"):
+    for name in GROUP_SETTINGS:
         values = [dig(source.data, "kafka", "properties", name) for source in draft.sources]
         for i, value in repeats(values):
             at = (*draft.sources[i].at, "kafka", "properties", name)
