@@ -10,7 +10,9 @@ from job.chains import ITEMS, ORDERS, PAYMENTS, as_of, document, load, said_of, 
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import explain
+from joinery_runtime.job.join.stream_join import StreamJoin
 from joinery_runtime.job.key_order import order_warnings
+from joinery_runtime.job.model.base import PLAIN_NUMBERS
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
 
 SESSION = {"gap": "30s", "maxDuration": "1h"}
@@ -361,3 +363,46 @@ def test_an_input_that_a_step_keys_by_a_computed_group_is_read() -> None:
     )  # fmt: skip
     assert job.output_columns[0].name == "amount * 1.5"
     assert compile_job(job).last.sides[0].intake.keys == ("amount * 1.5",)
+
+
+@pytest.mark.parametrize(
+    ("target", "field"),
+    [({"kafka": {"topic": "t", "bootstrapServers": "k:9092"}}, "key"), ({"postgres": {"table": "t"}}, "upsertKey")],
+)
+@pytest.mark.parametrize(
+    ("fields", "key", "changing"),
+    [
+        (HOURLY | {"lateData": "reopen"}, ["currency", "window_end"], []),
+        (HOURLY | {"lateData": "reopen"}, ["currency"], []),
+        (HOURLY, ["currency", "n"], []),
+        (HOURLY | {"emit": {"every": "5m"}}, ["currency", "n", "twice"], [1, 2]),
+        (PLAIN | {"lateData": "reopen"}, ["session_id"], []),
+        (PLAIN | {"lateData": "reopen"}, ["currency", "window_start"], []),
+        (PLAIN | {"lateData": "reopen"}, ["currency", "window_end"], [1]),
+    ],
+)
+def test_a_key_of_a_changelog_is_the_same_for_all_rows_of_a_window(
+    target: dict[str, Any], field: str, fields: dict[str, Any], key: list[str], changing: list[int]
+) -> None:
+    """Otherwise each result of a window would be a further row of the table (rule G9)."""
+    ((kind, settings),) = target.items()
+    session = ["session_id"] if "session" in fields["window"] else []
+    select = [{"column": name} for name in ("orders.currency", *WINDOW_COLUMNS, *session, "n")]
+    resource = document(
+        step(),
+        aggregate=fields,
+        select=[*select, {"expression": "n * 2", "as": "twice"}],
+        output={kind: settings | {field: key}},
+    )
+    said = said_of(resource)
+    assert [*said] == [f"spec.output.{kind}.{field}[{i}]" for i in changing]
+    for i, text in zip(changing, said.values(), strict=True):
+        assert text.startswith(f"{key[i]!r} may differ between an earlier and a later result of one window")
+        assert f"name some of currency, {'window_start' if session else 'window_start and window_end'}" in text
+
+
+def test_a_stored_job_with_a_changing_key_continues() -> None:
+    output = {"postgres": {"table": "t", "upsertKey": ["n"]}}
+    resource = document(step(), aggregate=HOURLY | {"lateData": "reopen"}, output=output)
+    assert said_of(resource) != {}
+    assert StreamJoin.model_validate(resource, by_alias=True, by_name=False, context=PLAIN_NUMBERS).retracted is None

@@ -26,7 +26,8 @@ def lines(*aggregates: dict[str, Any], **spec: Any) -> dict[str, str]:
     [
         (["user_id"], ["user_id"], None),
         (["user_id", "page"], ["user_id"], "page"),
-        (["user_id", "page"], ["session_id"], "user_id and page"),
+        (["user_id", "page"], ["window_start"], "user_id and page"),
+        (["user_id", "page"], ["session_id"], None),
     ],
 )
 def test_a_topic_whose_key_lacks_a_group_is_warned_about(

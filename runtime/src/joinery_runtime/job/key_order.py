@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from joinery_runtime.job.join.stream_join import StreamJoin
 from joinery_runtime.job.kinds.session.resource import SessionWindow
 from joinery_runtime.job.model.outputs import NamedOutput
-from joinery_runtime.job.model.references import Reference, parse_reference
+from joinery_runtime.job.model.references import SESSION_ID, Reference, parse_reference
 from joinery_runtime.job.model.resource import Job
 from joinery_runtime.job.model.wording import listed
 
@@ -76,6 +76,8 @@ def missing_shard_columns(job: Job, output: NamedOutput, key: Collection[str]) -
     groups = _groups(job)
     if groups is not None:
         written = [column.step_column for column in columns if column.step_column is not None]
+        if SESSION_ID in written:  # it is made of the group and the start (rule S6)
+            return ""
         in_groups = {*written, *(name.rpartition(".")[2] for name in written)}  # `topN` writes orders.id as id
         return listed(missing) if (missing := [group for group in groups if group not in in_groups]) else ""
     assert isinstance(job, StreamJoin), "other jobs have groups"

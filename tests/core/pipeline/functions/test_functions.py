@@ -217,3 +217,10 @@ def test_a_shift_by_63_bits_leaves_the_sign() -> None:
     assert number("SHIFTRIGHT(r.x, 63)", numbers) == [0, -1, 0, -1, None]
     assert number("SHIFTLEFT(r.x, 63)", numbers) == [-(2**63), -(2**63), -(2**63), 0, None]
     assert number("SHIFTRIGHT(r.x, 62)", numbers) == [0, -1, 1, -2, None]
+
+
+def test_a_panic_of_polars_fails_its_rows_and_not_the_task() -> None:
+    """A panic is a BaseException, which would end each attempt at the epoch."""
+    values, failed = ours("SPLIT_PART(a, '-', -9223372036854775807 - 1)", ["string"], [("a-b",), ("c",)])
+    assert values == [None, None]
+    assert failed == {0, 1}

@@ -179,6 +179,7 @@ class StreamJoin(Job):
     def unwise_settings(self) -> Iterator[Finding]:
         aggregation = self.aggregation
         if aggregation is None or not self.rankings:
+            yield from super().unwise_settings()
             return
         without_effect = {
             "lateData": aggregation.late_data == "reopen",
@@ -457,6 +458,10 @@ class StreamJoin(Job):
     @property
     def changelog_key(self) -> tuple[str, ...] | None:
         return self.aggregation.changelog_key if self.aggregation is not None else None
+
+    @property
+    def lasting_columns(self) -> Collection[str] | None:
+        return self.aggregation.lasting_columns if self.aggregation is not None else None
 
     @property
     def limits(self) -> Mapping[tuple[str, ...], Limits]:

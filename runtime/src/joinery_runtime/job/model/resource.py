@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -40,6 +40,7 @@ from joinery_runtime.job.model.owner import REPLACES_OWNER
 from joinery_runtime.job.model.pods import Autoscale, SparkSpec
 from joinery_runtime.job.model.references import POSTGRES_NAME_BYTES, Reference
 from joinery_runtime.job.model.types import ColumnType
+from joinery_runtime.job.model.wording import listed
 
 API_VERSION: Literal["joinery.dev/v1alpha1"] = "joinery.dev/v1alpha1"
 MOST_SHARDS = 4096
@@ -203,7 +204,21 @@ class Job(Model):
 
     def unwise_settings(self) -> Iterator[Finding]:
         """Yield settings that are rejected where a person writes a job, and that a stored job may have."""
-        yield from ()
+        lasting = self.lasting_columns
+        if lasting is None or self.retracted is not None:  # a retraction has the key of the row that it takes back
+            return
+        for place, output in zip(self.output_places, self.outputs, strict=True):
+            columns = {column.name: column.step_column for column in self.columns_of(output)}
+            usable = listed(name for name, column in columns.items() if column in lasting)
+            todo = f"name some of {usable}" if usable else "select groups and columns of the window for it"
+            for target, field, key in _output_keys(output):
+                for i, name in enumerate(key):
+                    if columns[name] not in lasting:
+                        yield (
+                            ("spec", *place, target, field, i),
+                            f"{name!r} may differ between an earlier and a later result of one window, so the later "
+                            f"row would not replace the earlier one (rule G9); {todo}, or drop {field}",
+                        )
 
     @property
     @abstractmethod
@@ -308,6 +323,12 @@ class Job(Model):
         return None
 
     @property
+    def lasting_columns(self) -> Collection[str] | None:
+        """The step columns that all rows of one window have in common, if newer rows replace earlier ones; None: rows
+        are only appended."""
+        return None
+
+    @property
     def co_partitioned(self) -> bool:
         """Whether a step reads topics that are partitioned by its key, without an exchange."""
         return False
@@ -381,11 +402,7 @@ class Job(Model):
     def _json_keys(self) -> Iterator[Finding]:
         """Keys of outputs that are JSON: Postgres takes texts for equal that the job takes for different."""
         for place, output in zip(self.output_places, self.outputs, strict=True):
-            kafka, postgres = output.kafka, output.postgres
-            named = [
-                ("kafka", "key", kafka.key if kafka else ()),
-                ("postgres", "upsertKey", postgres.upsert_key if postgres else ()),
-            ]
+            named = _output_keys(output)
             if any(key for *_, key in named):
                 types = {column.name: column.type for column in self.columns_of(output)}
                 for target, at, key in named:
@@ -446,3 +463,12 @@ class Job(Model):
             else {},
         }
         return target.model_copy(update=filled)
+
+
+def _output_keys(output: NamedOutput) -> list[tuple[str, str, tuple[str, ...]]]:
+    """The fields of an output that name keys, each as target, field and columns."""
+    kafka, postgres = output.kafka, output.postgres
+    return [
+        ("kafka", "key", kafka.key if kafka else ()),
+        ("postgres", "upsertKey", postgres.upsert_key if postgres else ()),
+    ]

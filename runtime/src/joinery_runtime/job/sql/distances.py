@@ -4,7 +4,7 @@ where `b.ts - a.ts < INTERVAL '60' MINUTE` is.
 * `TIMESTAMPADD(unit, n, time)`, also as DATEADD, is `time + INTERVAL`;
 * `TIMESTAMPDIFF(unit, start, stop)` counts whole units, towards zero: it is 0 up to one millisecond before a unit, in
   both directions;
-* `ABS(distance) <= limit` is a lower and an upper limit.
+* `ABS(distance) <= limit` is a lower and an upper limit, `ABS(distance) >= limit` one OR the other, which is no range.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class NoBoundError(ValueError):
 
 
 def comparisons_of_sums(comparison: exp.Expr) -> Iterator[exp.Expr]:
-    """Yield comparisons of sums of times that together say the same; one that calls none of the functions is its own.
+    """Yield comparisons of sums of times, or an OR of two, that together say the same; one that calls none of the
+    functions is its own.
     Raises NoBoundError and NotALengthError."""
     comparison = comparison.transform(_with_added_units)
     if isinstance(comparison, exp.Between) and _is_distance(comparison.this) and not comparison.args.get("symmetric"):
@@ -56,7 +57,8 @@ def _with_added_units(node: exp.Expr) -> exp.Expr:
         return node
     unit, count, time = _arguments(node)
     ms = _whole_number(count) * _unit_ms(unit)
-    return exp.paren(exp.Add(this=exp.paren(time), expression=_interval(ms)), copy=False)
+    inner = time.transform(_with_added_units)  # the caller's transform does not enter what replaces a node
+    return exp.paren(exp.Add(this=exp.paren(inner), expression=_interval(ms)), copy=False)
 
 
 def _is_distance(node: exp.Expr) -> bool:
@@ -65,13 +67,16 @@ def _is_distance(node: exp.Expr) -> bool:
 
 def _limits_of_distance(kind: type[exp.Expr], call: exp.Expr, limit: exp.Expr) -> Iterator[exp.Expr]:
     if function_name(call) == "ABS":
-        if kind not in {exp.LT, exp.LTE}:
-            facts = "times that are at least so far apart are no range"
-            raise NoBoundError(f"{facts}; write ABS(...) <= a constant")
+        if kind is exp.EQ:
+            raise NoBoundError("times that are exactly so far apart are no range; write ABS(...) <= a constant")
         (distance,) = _arguments(call)
         negative = exp.Neg(this=exp.paren(limit))
-        yield from comparisons_of_sums(kind(this=distance, expression=limit))
-        yield from comparisons_of_sums(MIRRORED[kind](this=distance.copy(), expression=negative))
+        (above,) = comparisons_of_sums(kind(this=distance, expression=limit))
+        (below,) = comparisons_of_sums(MIRRORED[kind](this=distance.copy(), expression=negative))
+        if kind in {exp.GT, exp.GTE}:
+            yield exp.Or(this=above, expression=below)
+        else:
+            yield from (above, below)
         return
     unit, start, stop = _arguments(call)
     unit_ms, number = _unit_ms(unit), _whole_number(limit)

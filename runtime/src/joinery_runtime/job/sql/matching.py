@@ -90,7 +90,11 @@ def _sort_condition(part: exp.Expr, link: Link, timed: bool, matching: Matching)
         part = _without_not(part)
         if isinstance(part, _COMPARISONS):
             for comparison in comparisons_of_sums(part):
-                matching.limits += _limits(comparison, link)
+                if isinstance(comparison, exp.Or):  # a distance that is at least so long: no range
+                    _limits(comparison.this, link)
+                    _limits(comparison.expression, link)
+                else:
+                    matching.limits += _limits(comparison, link)
                 matching.conditions.append(comparison)
             return
         if any(_compares_times(it, link) for branch in part.find_all(exp.Or) for it in branch.find_all(*_COMPARISONS)):
@@ -104,7 +108,8 @@ def _sort_condition(part: exp.Expr, link: Link, timed: bool, matching: Matching)
 
 
 def _limits(part: exp.Expr, link: Link) -> list[TimeBound]:
-    """Return the bounds that a condition implies. Raises NoBoundError and NotALengthError."""
+    """Return the bounds that a condition implies, and write its times as numbers if one of the two is. Raises
+    NoBoundError and NotALengthError."""
     right = link.right.table
     columns = _columns_in(part)
     earlier = [relation.table for relation in link.earlier if _event_time(relation.table) in columns]

@@ -255,7 +255,7 @@ def computed_by_polars(build: Callable[..., pl.Expr], *values: Value) -> pa.Arra
     ]
     try:
         result = pl.DataFrame(columns).select(build(*expressions)).to_series().to_arrow()
-    except pl.exceptions.PolarsError as error:
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise pa.ArrowInvalid(str(error).strip().splitlines()[0]) from error
     if pa.types.is_large_string(result.type) or pa.types.is_string_view(result.type):
         return result.cast(pa.string())

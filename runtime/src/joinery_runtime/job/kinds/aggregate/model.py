@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -22,7 +22,7 @@ from joinery_runtime.job.model.base import Bool, Length, Limits, Model, Positive
 from joinery_runtime.job.model.cel import Rule, dead_letter_rules, exactly_one, names_input, positive
 from joinery_runtime.job.model.changelog import SOURCES, lake_rules
 from joinery_runtime.job.model.expression_tree import replace_columns
-from joinery_runtime.job.model.references import parse_reference
+from joinery_runtime.job.model.references import WINDOW_START, parse_reference
 
 AGGREGATE = "aggregate"
 WINDOW_KINDS: tuple[type[WindowKind], ...] = (*ALIGNED_WINDOWS, SessionOfGroup)
@@ -168,6 +168,14 @@ class Aggregation(Model):
         appended."""
         changes = self.late_data == "reopen" or self.emit is not None
         return (*self.group_by, *self.form.identity) if changes else None
+
+    @property
+    def lasting_columns(self) -> Collection[str] | None:
+        """The columns that a row of a changelog has in common with the ones that it replaces; None: rows are only
+        appended. A session's id is made of its start (rule S6), while its end moves with each row."""
+        if self.changelog_key is None:
+            return None
+        return {*self.changelog_key, *({WINDOW_START} if self.form.renames else ())}
 
     @property
     def counted_from(self) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -113,6 +113,7 @@ class SessionWindow(Job):
         cap, gap = self.spec.max_duration, self.sessions.gap
         if cap <= gap:
             yield ("spec", "maxDuration"), too_short_a_cap(cap, gap)
+        yield from super().unwise_settings()
 
     @property
     def inputs(self) -> tuple[Input, ...]:
@@ -194,6 +195,10 @@ class SessionWindow(Job):
     @property
     def changelog_key(self) -> tuple[str, ...] | None:
         return self.aggregation.changelog_key
+
+    @property
+    def lasting_columns(self) -> Collection[str] | None:
+        return self.aggregation.lasting_columns
 
     @property
     def inputs_without_lateness(self) -> frozenset[str]:
