@@ -18,6 +18,7 @@ from job.chains import PAYMENTS, document
 from joinery_runtime.connectors.inputs import decoder_for, guarded, planner_for, reader_for
 from joinery_runtime.connectors.source import Bounds, Range, StoredOffsets, UnsharedSource
 from joinery_runtime.connectors.unions import UnionPlanner
+from joinery_runtime.engine.plan import TopicNumbers
 from joinery_runtime.engine.read_report import DeadLetters
 from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.job import parse_job
@@ -88,6 +89,16 @@ def test_a_branch_that_was_read_to_its_end_is_released() -> None:
     planner = UnionPlanner("orders", {"eu": Topic("eu", 10, final=True), "us": Topic("us", 20)})
     assert [bound.released for bound in planner.bounds(StoredOffsets({EU: 9}))] == [False, False]
     assert [bound.released for bound in planner.bounds(StoredOffsets({EU: 10}))] == [True, False]
+
+
+def test_topics_are_numbered_in_the_order_of_the_branches_and_keep_their_numbers() -> None:
+    """Rows of equal partition and offset are in the order of these numbers (U3, J2)."""
+    eu, us = Topic("eu", 10), Topic("us", 20)
+    first = TopicNumbers().of_new(UnionPlanner("orders", {"us": us, "eu": eu}).bounds(StoredOffsets()), (), {})
+    assert first == {"us:orders": 0, "eu:orders": 1}
+    stored = TopicNumbers().with_new(first)
+    edited = UnionPlanner("orders", {"asia": Topic("asia", 5), "eu": eu, "us": us}).bounds(StoredOffsets({EU: 4}))
+    assert stored.of_new(edited, ["eu:orders", "us:orders"], {}) == {"asia:orders": 2}
 
 
 # --- files of two formats ------------------------------------------------------------------------------------------

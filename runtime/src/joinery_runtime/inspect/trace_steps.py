@@ -222,6 +222,8 @@ class StepLog(UnsharedSource):
         self._keyed = any(part.keyed for part in side.parts)
         self._headers = tuple(dict.fromkeys(name for part in side.parts for name in part.headers))
         self._parts = frozenset(part.name for part in side.parts)
+        branches = side.parts if len(side.parts) > 1 else ()
+        self._branch_numbers = {part.name: number for number, part in enumerate(branches)}
         self._ended: set[str] = set()
         self.topics = topics_of(side)
         self.partitions: dict[PartitionRef, list[TraceRecord]] = {}
@@ -262,10 +264,12 @@ class StepLog(UnsharedSource):
         return PartitionRef(self.name, row.get(TOPIC, self.topics[0]), row.get(PARTITION, 0))
 
     def refs(self) -> list[PartitionRef]:
-        """The partitions: those of the rows so far, and the first one of each topic that has had none."""
+        """The partitions in the order of the branches (U3) and of the topics' names (J2): those of the rows so far, and
+        the first one of each topic that has had none."""
         begun = {ref.topic for ref in self.partitions}
         empty = [PartitionRef(self.name, topic, 0) for topic in self.topics if topic not in begun]
-        return sorted([*self.partitions, *empty])
+        numbers = self._branch_numbers
+        return sorted([*self.partitions, *empty], key=lambda ref: (numbers.get(branch_ref(ref).input, 0), ref))
 
     def bounds(self, stored: StoredOffsets) -> list[Bounds]:
         released = self.released()
