@@ -215,6 +215,20 @@ def test_a_type_that_only_the_core_knows() -> None:
             f"WITH o AS {BOTH} SELECT a.ts FROM o a JOIN o b ON a.order_id = b.order_id AND b.ts = a.ts",
             "'o' is a union, which a job reads once",
         ),
+        (
+            f"WITH o AS {BOTH} SELECT a.ts FROM o a WHERE NOT EXISTS "
+            "(SELECT 1 FROM o b WHERE a.order_id = b.order_id AND b.ts = a.ts)",
+            "'o' is a union, which a job reads once (rule U3)",
+        ),
+        (
+            f"SELECT a.ts FROM {BOTH} a JOIN us ON a.order_id = us.order_id AND us.ts = a.ts",
+            "`us`: 'us' is a branch of the union 'a', and each record counts once (rule U3); read 'a', or declare a",
+        ),
+        (
+            f"WITH o AS {BOTH}, u AS (SELECT * FROM us2) "
+            "SELECT o.ts FROM o JOIN u ON o.order_id = u.order_id AND u.ts = o.ts",
+            "`us2 AS u`: 'us2' is a branch of the union 'o', and each record counts once",
+        ),
         (f"{US_AND} SELECT * FROM us2) us", "another input or union is called 'us' too"),
         (f"{US_AND} SELECT * FROM us2) o (a, b, c)", "name the columns with AS in the first SELECT"),
     ],

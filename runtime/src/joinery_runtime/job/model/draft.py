@@ -161,7 +161,12 @@ def _union_draft(at: Loc, union: object, sources: Sequence[InputDraft]) -> Input
     columns = union_types(complete)
     first = next((source for source in sources if source.name == dig(union, "branches", 0, "input")), None)
     event_time = event_time_name(complete[0], first.data.get("eventTime")) if complete and first is not None else None
-    data = {"name": name, **({"eventTime": event_time} if event_time is not None else {})}
+    names = [dig(branch, "input") for branch in items(union, "branches")]
+    data = {
+        "name": name,
+        "branches": [source.name for source in sources if source.name in names],
+        **({"eventTime": event_time} if event_time is not None else {}),
+    }
     types = columns if columns and len(complete) == len(fields) and event_time is not None else None
     return InputDraft(at, data, name if isinstance(name, str) else None, types)
 

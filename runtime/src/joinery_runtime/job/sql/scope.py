@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sqlglot import exp
 
-from joinery_runtime.job.model.draft import InputDraft
+from joinery_runtime.job.model.draft import InputDraft, items
 from joinery_runtime.job.model.inputs import INPUT_NAME
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
 from joinery_runtime.job.model.wording import either, listed, suggestion
@@ -20,13 +20,14 @@ from joinery_runtime.job.sql.select_tree import OF_WINDOW, OUTER_NAME, REJECTED
 @dataclass(frozen=True, slots=True)
 class SqlInput:
     """An input of the job: its columns in order; `integer_time` says that event time is a number of milliseconds,
-    `table` that records are versions of rows."""
+    `table` that records are versions of rows. `branches` are the inputs that it unites, if it is a union."""
 
     name: str
     columns: tuple[str, ...]
     event_time: str
     integer_time: bool = False
     table: bool = False
+    branches: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,10 @@ class Scope:
                 self.relations[source.alias] = Relation(table, source)
 
     def _problem(self, source: Source, table: SqlInput | None, inputs_by_name: dict[str, SqlInput]) -> str:
+        union = next((table.name for table in inputs_by_name.values() if source.name in table.branches), None)
+        if table is None and union is not None:
+            facts = f"{source.name!r} is a branch of the union {union!r}, and each record counts once (rule U3)"
+            return f"{facts}; read {union!r}, or declare a second input that reads the same"
         if table is None:
             hint = suggestion(source.name, inputs_by_name)
             return f"{source.name!r} is not an input of the job{hint}; inputs are {listed(inputs_by_name)}"
@@ -198,5 +203,11 @@ def table_of(source: InputDraft) -> SqlInput | None:
     kind = source.types.get(time) if source.types is not None and isinstance(time, str) else None
     if source.name is None or source.types is None or not isinstance(time, str) or kind is None:
         return None
-    is_table = source.data.get("table") is not None
-    return SqlInput(source.name, tuple(source.types), time, integer_time=kind.name == "int64", table=is_table)
+    return SqlInput(
+        source.name,
+        tuple(source.types),
+        time,
+        integer_time=kind.name == "int64",
+        table=source.data.get("table") is not None,
+        branches=tuple(items(source.data, "branches")),
+    )
