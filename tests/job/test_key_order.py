@@ -122,6 +122,18 @@ def test_an_order_that_cannot_be(outputs: list[dict[str, Any]], path: str, words
     assert words in problem.message
 
 
+def test_a_condition_of_a_left_join_in_sql() -> None:
+    """Rows that fail it are emitted by any shard (rule J4), with the keys of others."""
+    sql = """sql: |
+    SELECT l.id, l.n FROM l LEFT JOIN r
+    ON l.id = r.id AND r.ts BETWEEN l.ts AND l.ts + INTERVAL '1' HOUR AND l.n > 5"""
+    plain, ordered = load(topic(0, ["id"]), joins=sql), load(topic(0, ["id"], keyOrder=True), joins=sql)
+    (words,) = order_warnings(plain)
+    assert "the last join emits rows of l also if l.n > 5 is not true, in any shard" in words
+    assert list(order_warnings(ordered)) == []
+    assert Outputs.of(ordered).routing == RowRouting(("id",), spreads_nulls=True)
+
+
 def test_an_epoch_ends_in_the_order_that_its_plan_was_made_for() -> None:
     """The definition that a plan is stored with has the field, so a pending epoch keeps the rule of its own."""
     before, after = (definition(load(topic(0, ["cust"], **more))) for more in ({}, {"keyOrder": True}))

@@ -416,14 +416,14 @@ class Worker:
         if not batches:
             yield work.plan.shards, summary
             return
-        step, received = self._pipeline.last, concat(batches)
-        del batches
+        step = self._pipeline.last
         output_limit = OutputLimit(self._row_limit(step, work.plan), step)
-        rows = ReplayableBatches(lambda: output_limit.within(sliced([received])))
+        # Never as one batch, in which a column of text has at most 2 GiB.
+        rows = ReplayableBatches(lambda: output_limit.within(sliced(batches)))
         attempt_id = AttemptId(work.generation, work.plan.epoch, shard, attempt)
         written = self._write_output(work, attempt_id, rows, output_limit)
         rows.result()
-        large = output_limit.dead_letters(work.plan, lambda: sliced([received]))
+        large = output_limit.dead_letters(work.plan, lambda: sliced(batches))
         if large is not None:
             yield work.plan.shards, large
         work.failpoint("output-written")

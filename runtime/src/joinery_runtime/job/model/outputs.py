@@ -38,7 +38,8 @@ class KafkaOutput(Model):
     have no key."""
     key_order: Bool = False
     """Whether rows go to the shard of their key before they are written, so that records of one key are in order within
-    an epoch. Needed only where `key` lacks a column of the last join's key, or a group of an aggregate."""
+    an epoch. Needed where `key` lacks a column of the last join's key or a group of an aggregate, and where an outer or
+    anti join emits rows that its own `where` rules out."""
     headers: dict[Text, Text] = Field(default_factory=dict, examples=[{"trace-id": "trace_id"}])
     """Output columns that are written as headers too, by the header's name: text and bytes as they are, other values as
     in JSON. A null writes no header."""
