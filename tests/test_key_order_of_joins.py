@@ -17,9 +17,13 @@ from joinery_runtime.connectors.kafka.ordered_rows import OrderedRows
 from joinery_runtime.connectors.outputs import Outputs
 from joinery_runtime.connectors.sink import Attempt, AttemptRows, Receipt
 from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.pipeline.sides import LEFT
 from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
+from joinery_runtime.engine.chunks import CHUNK_BYTES
+from joinery_runtime.engine.messages import EpochWork
+from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.tasks import LocalHost
-from joinery_runtime.engine.worker import Worker, WorkerParts
+from joinery_runtime.engine.worker import RowBlock, Worker, WorkerParts
 from joinery_runtime.inspect.trace import run_trace
 from joinery_runtime.inspect.trace_environment import LocalCapture, StepInputs, sort_rows
 from joinery_runtime.inspect.trace_steps import Step, StepLog
@@ -73,6 +77,9 @@ class Environment:
         self._store, self._cache = store, cache
 
     def host(self, job: Job, logs: Mapping[str, StepLog]) -> LocalHost:
+        return LocalHost(self.worker(job, logs))
+
+    def worker(self, job: Job, logs: Mapping[str, StepLog]) -> Worker:
         parts = WorkerParts(
             job.name,
             compile_job(job),
@@ -84,7 +91,7 @@ class Environment:
             ordered=True,
             routing=Outputs.of(job).routing,
         )
-        return LocalHost(Worker(parts))
+        return Worker(parts)
 
 
 def load(joins: Sequence[Mapping[str, Any]], key: Sequence[str], inputs: Sequence[str], *, key_order: bool) -> Job:
@@ -197,3 +204,30 @@ def has_null_in_join_key(keys: Mapping[str, str], row: Mapping[str, Any]) -> boo
     return any(
         row["lk"] in (None, "a") if text.startswith("NULLIF") else row[text.replace(".", "")] is None for text in sides
     )
+
+
+class TextAddresses(LocalCapture):
+    """A sink that notes where in memory the texts of `lk` are, one for each batch."""
+
+    def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
+        self.addresses = [batch.column("lk").buffers()[2].address for batch in rows.to_batches()]
+        return super().write(attempt, rows)
+
+
+def test_rows_of_a_shard_are_not_put_into_one_batch(tmp_path: Path) -> None:
+    """A column of text in one batch has at most 2 GiB, and the rows of a shard may have more."""
+    job = load([{"type": "left", "keys": K}], ["lg"], ["l", "r"], key_order=True)
+    environment = Environment(MemoryStore(), job, tmp_path)
+    environment.output = sink = TextAddresses()
+    fields = [*compile_job(job).output_schema(), *(pa.field(name, pa.int64()) for name in ORDER_COLUMNS)]
+    batches = [
+        pa.record_batch(
+            [pa.array([text if f.name == "lk" else None], f.type) for f in fields], schema=pa.schema(fields)
+        )
+        for text in ("x" * CHUNK_BYTES, "y" * CHUNK_BYTES)
+    ]
+    work = EpochWork(1, EpochPlan(epoch=1, shards=4, ranges=(), watermarks={}), ())
+    blocks = [RowBlock(1, LEFT, batch, read=False) for batch in batches]
+    ((_, summary),) = environment.worker(job, {}).step(work, 1, 0, blocks, "first")
+    assert summary.rows_out == len(batches)
+    assert sink.addresses == [batch.column("lk").buffers()[2].address for batch in batches]
