@@ -353,8 +353,26 @@ def test_an_active_job_that_is_deleted_beside_another_one_is_named() -> None:
     world.clusters[world.by_topic()["blue"]].delete()
     world.settle()
     assert (world.working(), world.condition("Degraded")) == (["green"], ("True", "JobMissing"))
+    assert world.condition("Ready") == ("False", "JobMissing")
+    assert "write its outputs (kafka blue) into the template again, or wait until readers switch" in world.message(
+        "Ready"
+    )
     world.settle(11 * MINUTE)
     assert (world.read(), world.condition("Degraded")[0]) == (["green"], "False")
+
+
+def test_an_active_job_that_is_deleted_while_the_template_is_invalid_is_named() -> None:
+    world = started()
+    (blue,) = world.jobs()
+    world.edit(output={"console": {}})
+    world.settle()
+    world.clusters[blue].delete()
+    world.settle()
+    assert (world.working(), world.condition("Ready")) == ([], ("False", "JobMissing"))
+    assert world.message("Ready").endswith("write its outputs (kafka blue) into the template again")
+    world.edit(**topic("blue"))
+    world.settle()
+    assert (world.working(), world.condition("Ready")[0]) == (["blue"], "True")
 
 
 def test_a_candidate_that_is_deleted_with_its_state_is_not_created_again() -> None:

@@ -35,9 +35,10 @@ def with_conditions(
     is_lost = state.candidate is None and state.active is not None and ctx.is_lost(state.active)
     stalled = valid.status == "False" or is_lost or "Failed" in {active.phase, candidate.phase}
     going = not stalled and (phase not in _SETTLED or up_to_date.status == "False")
+    missing = _missing_text(ctx, state, actions)
     not_ready = Aspect("Ready", "False", "Starting", f"job {state.active} starts")
-    if state.active is not None and ctx.is_lost(state.active):
-        not_ready = Aspect("Ready", "False", _JOB_MISSING, f"job {state.active} was deleted together with its state")
+    if missing is not None:
+        not_ready = Aspect("Ready", "False", _JOB_MISSING, missing)
     aspects = (
         _mirrored("Ready", active.conditions, not_ready),
         Aspect("Progressing", str(phase not in _SETTLED), phase, _progress_text(ctx, state)),
@@ -164,16 +165,8 @@ def _degraded_aspect(ctx: BlueGreenContext, state: BlueGreenState, actions: tupl
             faults.append(Fault(degraded.reason, sentence(f"job {name}", degraded.message)))
         elif status.phase == "Failed":
             faults.append(Fault("Failed", sentence(f"job {name} has failed", status.last_error or "")))
-    creates = any(isinstance(action, Create) for action in actions)
-    if state.active is not None and ctx.is_lost(state.active):
-        message = (
-            f"job {state.active} was deleted together with its state. It is not created again, because it would write "
-            "all rows again where readers read them: give every output of spec.template another place"
-        )
-        faults.append(Fault(_JOB_MISSING, message))
-    elif state.active is not None and state.active not in ctx.jobs and not creates:
-        message = f"job {state.active} was deleted, and the template asks for another one: apply its spec again"
-        faults.append(Fault(_JOB_MISSING, message))
+    if (missing := _missing_text(ctx, state, actions)) is not None:
+        faults.append(Fault(_JOB_MISSING, missing))
     for name, job in ctx.foreign_jobs.items():
         message = (
             f"{job['kind']} {name} claims by its owner reference to be a job of this resource, which has not created "
@@ -184,6 +177,27 @@ def _degraded_aspect(ctx: BlueGreenContext, state: BlueGreenState, actions: tupl
     if not faults:
         return Aspect("Degraded", "False", "AsExpected", "")
     return Aspect("Degraded", "True", faults[0].reason, "\n".join(fault.message for fault in faults))
+
+
+def _missing_text(ctx: BlueGreenContext, state: BlueGreenState, actions: Iterable[Action]) -> str | None:
+    """Why the active job does not run and is not created again, and what to do; None if it exists or is created."""
+    name = state.active
+    if name is None:
+        return None
+    if ctx.is_lost(name):
+        return (
+            f"job {name} was deleted together with its state. It is not created again, because it would write "
+            "all rows again where readers read them: give every output of spec.template another place"
+        )
+    created = [action.manifest["metadata"]["name"] for action in actions if isinstance(action, Create)]
+    if name in ctx.jobs or name in created:
+        return None
+    if isinstance(ctx.requested, RequestedJob) and ctx.requested.name == name:
+        return f"job {name} was deleted, and is not created again while another job has its name: delete that one"
+    todo = f"write its outputs ({_outputs_text(state.outputs)}) into the template again"
+    if state.candidate is not None:
+        todo += f", or wait until readers switch to job {state.candidate.name}"
+    return f"job {name} was deleted, and spec.template, which would create it again, does not ask for it: {todo}"
 
 
 def _up_to_date_aspect(
