@@ -189,3 +189,21 @@ def test_a_key_that_is_missing(job):
 def test_a_template_that_is_no_pod_says_where(job, text, problem):
     with pytest.raises(ManifestError, match=rf"ConfigMap extra, key pod\.yaml.*{problem}"):
         job.with_template(text).driver()
+
+
+def test_aliases_that_multiply_are_rejected_at_once(job):
+    levels = "".join(f"  x{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 10))
+    for text in (
+        f"kind: Pod\nspec:\n  x0: &a0 [{', '.join('1' * 10)}]\n{levels}",
+        "kind: Pod\nspec: &s {volumes: [*s]}\n",
+    ):
+        for template in (job.with_template(text), job.with_spark(driver={"podTemplate": {"inline": text}})):
+            with pytest.raises(ManifestError, match="it has more than 10,000 entries, each alias counted"):
+                template.driver()
+
+
+def test_a_template_may_have_aliases(job):
+    text = "kind: Pod\nspec: {nodeSelector: &labels {disk: ssd}}\nmetadata: {labels: *labels}\n"
+    driver = job.with_template(text).driver()
+    assert driver["spec"]["nodeSelector"] == {"disk": "ssd"}
+    assert driver["metadata"]["labels"]["disk"] == "ssd"

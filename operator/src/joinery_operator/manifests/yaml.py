@@ -10,11 +10,13 @@ from io import StringIO
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import SafeRepresenter
 
 _TEXT = "tag:yaml.org,2002:str"
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
+_MOST_ENTRIES = 10_000  # of a document: whoever walks through it meets each alias as often as it stands
 _WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 
@@ -46,11 +48,27 @@ def to_yaml(document: Mapping[str, Any]) -> str:
 
 
 def from_yaml(text: str) -> object:
-    """Parses to plain values, which belong to the caller. Raises ruamel's YAMLError."""
+    """Parses to plain values, which belong to the caller. Raises ruamel's YAMLError, also if aliases make a short text
+    too large."""
     return deepcopy(_parse(text))
 
 
 # Every reconcile of a job reads its ConfigMaps again, which hardly ever change: parsing took half of its time.
 @lru_cache(maxsize=500)
 def _parse(text: str) -> object:
-    return YAML(typ="safe", pure=True).load(text)
+    document: object = YAML(typ="safe", pure=True).load(text)
+    if _count_entries(document, {}) > _MOST_ENTRIES:
+        raise YAMLError(f"it has more than {_MOST_ENTRIES:,} entries, each alias counted as often as it stands")
+    return document
+
+
+def _count_entries(value: object, counted: dict[int, int]) -> int:
+    """Count a document's entries, those of an alias at each place where it stands. `counted` has the ones so far, by
+    the identity of their list or mapping; one within itself has too many."""
+    if not isinstance(value, Mapping | list):
+        return 1
+    if id(value) not in counted:
+        counted[id(value)] = _MOST_ENTRIES
+        below = value.values() if isinstance(value, Mapping) else value
+        counted[id(value)] = 1 + sum(_count_entries(entry, counted) for entry in below)
+    return counted[id(value)]
