@@ -210,6 +210,14 @@ REJECTED: list[tuple[str, str]] = [
     ),
     (grouped("o.currency, COUNT(*) AS n", "o.currency"), "nothing says which rows are of one session"),
     (grouped("o.currency, COUNT(*) AS n", "o.currency"), "or TUMBLE, HOP or CUMULATE"),
+    *(
+        (grouped("COUNT(*) AS n", day, end=""), "or, for windows of days, CAST(ts AS DATE)")
+        for day in (
+            "TO_DATE(o.ts)",
+            "DATE_FORMAT(o.ts, 'yyyy-MM-dd')",
+            "o.currency, YEAR(o.ts), MONTH(o.ts), DAY(o.ts)",
+        )
+    ),
     (
         grouped("COUNT(*) AS n", "TUMBLE(o.ts, INTERVAL '1' DAY, 'Europe/Atlantis')", end=""),
         "'Europe/Atlantis' is no time zone; write a name such as Europe/Berlin or UTC",
@@ -224,7 +232,8 @@ REJECTED: list[tuple[str, str]] = [
     ),
     (
         grouped("COUNT(*) AS n", "DATE_TRUNC('hour', o.ts, 'Europe/Zurich')", end=""),
-        "or DATE_TRUNC of the event time in a unit of one length, up to WEEK (of a zone's clocks HOUR, DAY and WEEK)",
+        "or DATE_TRUNC of the event time in a unit of one length, up to WEEK (of a zone's clocks DAY and WEEK, "
+        "and TUMBLE(ts, INTERVAL '1' HOUR, '<zone>') for hours",
     ),
     (
         grouped("o.currency, COUNT(*) AS n", "o.currency, TUMBLE(o.ts)", end=""),

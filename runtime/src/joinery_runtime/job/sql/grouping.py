@@ -171,6 +171,10 @@ def _problem(value: exp.Expr, table: SqlInput, scope: Scope) -> str:
 # --- windows ------------------------------------------------------------------------------------------------------
 
 
+_PARTS_OF_TIMES = {"TO_DATE", "DATE_FORMAT", "YEAR", "MONTH", "DAY"}
+"""Functions by which Spark and MySQL group rows by days, months and years."""
+
+
 def _read_window(nodes: Sequence[exp.Expr], query: Query, table: SqlInput, scope: Scope) -> GroupWindow | None:
     clause = None if query.joined else query.window  # WINDOW behind a JOIN says what the join matches
     for node in nodes[0 if clause is not None else 1 :]:
@@ -190,12 +194,23 @@ def _read_window(nodes: Sequence[exp.Expr], query: Query, table: SqlInput, scope
         todo = _GAP.format(time=table.event_time)
         other_windows = ", or TUMBLE, HOP or CUMULATE" if scope.qualified else ""
         other_windows += ", or window_start and window_end, for the windows of the joins" if scope.windowed else ""
-        if scope.qualified and any(function_name(node.unnest()) == "DATE_TRUNC" for node in query.groups):
+        names = {function_name(node.unnest()) for node in query.groups} if scope.qualified else set()
+        time = table.event_time
+        if names & _PARTS_OF_TIMES:
+            other_windows += (
+                f", or, for windows of days, CAST({time} AS DATE); months and years differ in length: group "
+            )
+            other_windows += "by days, and add these up where rows are read"
+        if "DATE_TRUNC" in names:
             other_windows += (
                 ", or DATE_TRUNC of the event time in a unit of one length, up to WEEK (of a zone's clocks "
             )
-            other_windows += "HOUR, DAY and WEEK); months differ in length: group by days, and add these up where rows "
-            other_windows += "are read"
+            other_windows += (
+                f"DAY and WEEK, and TUMBLE({time}, INTERVAL '1' HOUR, '<zone>') for hours, of which two may "
+            )
+            other_windows += (
+                "have one name); months differ in length: group by days, and add these up where rows are read"
+            )
         scope.report.add(query.group_at, f"nothing says which rows are of one session (rule S1); {todo}{other_windows}")
     return None
 
