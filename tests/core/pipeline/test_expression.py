@@ -262,6 +262,10 @@ def test_digits_of_another_script_are_no_time() -> None:
         ("JSON_VALUE(o.s, 'a')", "its path is like $.name"),
         ("JSON_VALUE(o.s, '$.a[*]')", "its path is like $.name"),
         ("YEAR(o.s)", "its time must be timestamp, found string"),
+        (
+            "DATE_FORMAT(o.i, 'yyyy')",
+            "its time must be timestamp, found int64; the time of a number of milliseconds is ",
+        ),
         ("DATE_TRUNC('fortnight', o.ts)", "its unit must be one of MILLISECOND, SECOND"),
         ("DATE_TRUNC('day', o.ts, 'Europe/Atlantis')", "'Europe/Atlantis' is no time zone"),
         ("DATE_FORMAT(o.ts, 'YYYY')", "its pattern has 'YYYY', known are yyyy"),

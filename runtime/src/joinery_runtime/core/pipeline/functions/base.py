@@ -187,7 +187,10 @@ def _converted(parameter: Parameter, value: Value) -> Value:
         target = kind or _NULL_TYPES.get(parameter.kind)
         return value if target is None else value.cast(target)
     if not takes(value.type):
-        raise pa.ArrowTypeError(f"its {parameter.name} must be {parameter.kind}, found {type_text(value.type)}")
+        facts = f"its {parameter.name} must be {parameter.kind}, found {type_text(value.type)}"
+        if parameter.kind == "timestamp" and pa.types.is_integer(value.type):  # as times of windows are
+            facts += "; the time of a number of milliseconds is TIMESTAMP_MILLIS(number)"
+        raise pa.ArrowTypeError(facts)
     if kind is None or value.type == kind:
         return value
     return value.cast(kind, safe=False)  # a large integer becomes the nearest double, a timestamp its day
