@@ -47,6 +47,11 @@ def test_every_rule_that_is_cited_has_its_anchor() -> None:
     assert {found for found in unknown if found[1] not in RULES} == set()
 
 
+def test_the_index_lists_each_rule() -> None:
+    rows = re.findall(r"^\| \[([A-Z])(\d+)(?: to \1|, \1)(\d+)\]\(#", PAGE, re.MULTILINE)
+    assert [f"{letter}{n}" for letter, first, last in rows for n in range(int(first), int(last) + 1)] == RULES
+
+
 def test_every_anchor_has_a_trace_and_every_trace_an_anchor() -> None:
     assert covered() == set(RULES) - WITHOUT_TRACES
 

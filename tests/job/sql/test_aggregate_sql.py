@@ -162,6 +162,7 @@ def test_one_input_needs_no_join() -> None:
         ("DATE_TRUNC('day', o.ts AT TIME ZONE 'UTC' AT TIME ZONE 'Europe/Zurich')", {"tumbling": DAY}),
         ("DATE_TRUNC('day', FROM_UTC_TIMESTAMP(o.ts, 'Europe/Zurich'))", {"tumbling": DAY}),
         ("CAST(o.ts AT TIME ZONE 'Europe/Zurich' AS DATE)", {"tumbling": DAY}),
+        ("(o.ts AT TIME ZONE 'Europe/Zurich')::date", {"tumbling": DAY}),
         ("DATE(o.ts AT TIME ZONE 'Europe/Zurich')", {"tumbling": DAY}),
         ("DATE_TRUNC('hour', o.ts AT TIME ZONE 'Europe/Zurich')", {"tumbling": {**DAY, "size": "1h"}}),
         ("TIMESTAMP_TRUNC(o.ts, DAY, 'Europe/Zurich')", {"tumbling": DAY}),
@@ -184,7 +185,12 @@ def test_a_truncated_local_time_is_selected_as_sql_has_it() -> None:
     """A date without a time of day, and midnight of days that begin later."""
     day, date = "DATE_TRUNC('day', ts AT TIME ZONE 'Europe/Zurich')", "CAST(ts AT TIME ZONE 'Europe/Zurich' AS DATE)"
     moment = "FROM_UTC_TIMESTAMP(TIMESTAMP_MILLIS(CAST(window_start AS BIGINT)), 'Europe/Zurich')"
-    for text, expression in ((day, f"DATE_TRUNC('day', {moment})"), (date, f"CAST({moment} AS DATE)")):
+    in_postgres, local_date = "(ts AT TIME ZONE 'Europe/Zurich')::date", f"CAST({moment} AS DATE)"
+    for text, expression in (
+        (day, f"DATE_TRUNC('day', {moment})"),
+        (date, local_date),
+        (in_postgres, local_date),
+    ):
         job = job_in_sql(f"SELECT {text} AS d, COUNT(*) AS n FROM orders GROUP BY 1", [ORDERS])
         aggregate = {"groupBy": [], "window": {"of": "orders", "tumbling": DAY}, "aggregates": FIELDS["aggregates"]}
         select = [{"expression": expression, "as": "d"}, {"column": "n"}]

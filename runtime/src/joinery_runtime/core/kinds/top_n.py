@@ -1,4 +1,4 @@
-"""Ranks the rows of one side: of each key and window, emits those that come first in an order (rules R1 to R6).
+"""Ranks the rows of one side: of each key and window, emits those that come first in an order (rules R1 to R8).
 
 A row is kept in the pane (`Windows.pane`) that holds its event time. A row that so many others of its key and pane
 precede as the job emits is never one of the first of a window, because each window holds a pane whole or not at all. So

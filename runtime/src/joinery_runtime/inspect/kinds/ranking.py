@@ -1,4 +1,4 @@
-"""What is said about steps that emit some of their rows: deduplication (rules D1 to D4) and top-N (rules R1 to R6)."""
+"""What is said about steps that emit some of their rows: deduplication (rules D1 to D5) and top-N (rules R1 to R8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said about aggregates of tumbling, hopping and cumulative windows (rules G1 to G8).
+"""What is said about aggregates of tumbling, hopping and cumulative windows (rules G1 to G12).
 
 The state holds a group's panes: the longest spans of time that each window holds whole or not at all.
 """

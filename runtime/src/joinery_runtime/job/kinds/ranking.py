@@ -1,6 +1,6 @@
 """Steps that emit some of the rows which the joins make, or an only input has: `spec.deduplicate`, of each key the
-first or the last row of a span of time (rules D1 to D4), and `spec.topN`, of each key and window the rows that come
-first in an order (rules R1 to R5). Beside `spec.aggregate`, `topN` ranks the rows of the aggregate (rule R6)."""
+first or the last row of a span of time (rules D1 to D5), and `spec.topN`, of each key and window the rows that come
+first in an order (rules R1 to R8). Beside `spec.aggregate`, `topN` ranks the rows of the aggregate (rule R6)."""
 
 from __future__ import annotations
 

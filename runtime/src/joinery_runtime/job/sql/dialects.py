@@ -241,7 +241,7 @@ def _window_of_unit(unit: exp.Expr, value: exp.Expr, named_zone: Sequence[exp.Ex
 def _time_and_zone(value: exp.Expr) -> tuple[exp.Column | None, list[exp.Expr]]:
     """Return the column of a time, and the zone, if any, by whose clocks `AT TIME ZONE` or FROM_UTC_TIMESTAMP shows it;
     None for another expression."""
-    zone: list[exp.Expr] = []
+    value, zone = value.unnest(), list[exp.Expr]()
     if isinstance(value, exp.AtTimeZone):
         value, zone = value.this.unnest(), [value.args["zone"]]
         if isinstance(value, exp.AtTimeZone) and value.args["zone"].name.upper() == "UTC":
