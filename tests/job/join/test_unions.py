@@ -288,6 +288,36 @@ def test_the_definition_gives_the_same_job() -> None:
     assert definition(again) == definition(loaded)
 
 
+def of_kafka(branch: dict[str, Any], **kafka: Any) -> dict[str, Any]:
+    topic = {"topic": branch["name"], "bootstrapServers": "old:9092", **kafka}
+    return {**without(branch, "file"), "kafka": topic}
+
+
+@pytest.mark.parametrize("in_sql", [False, True], ids=["fields", "sql"])
+def test_a_plan_is_replayed_with_the_newest_settings_of_each_branch(*, in_sql: bool) -> None:
+    def with_branches(**kafka: Any) -> Job:
+        secrets = ({**kafka, "propertiesSecretRef": {"name": f"{name}-secret"}} for name in ("eu", "us"))
+        inputs = [*(of_kafka(source, **named) for source, named in zip((EU, US), secrets, strict=True)), PAYMENTS]
+        if not in_sql:
+            return job(STEP, inputs=inputs, unions=[ORDERS])
+        written = document(inputs=inputs[:2])
+        sql = f"{SQL} SELECT order_id, region FROM orders"
+        return parse_job(json.dumps({**written, "spec": {**without(written["spec"], "joins"), "sql": sql}}), "job.json")
+
+    before = with_branches()
+    now = with_branches(bootstrapServers="new:9092", onDataLoss="continue")
+    replayed = under_definition(now, definition(before))
+    assert definition(replayed)["unions"] == definition(before)["unions"]
+    branches = replayed.read_inputs[:2]
+    assert [source.name for source in branches] == ["eu", "us"]
+    for source in branches:
+        assert source.kafka is not None
+        assert source.kafka.bootstrap_servers == "new:9092"
+        assert source.kafka.on_data_loss == "continue"
+        assert source.kafka.properties_secret_ref is not None
+        assert source.kafka.properties_secret_ref.name == f"{source.name}-secret"
+
+
 def test_a_job_without_unions_has_no_word_of_them() -> None:
     plain = job(
         {**STEP, "keys": {"us.order_id": "payments.order_id"}, "interval": {**STEP["interval"], "of": "us"}},

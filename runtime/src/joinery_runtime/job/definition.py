@@ -201,7 +201,7 @@ def _stored_names(job: str, stored: Mapping[str, Any]) -> StoredNames:
 def _join(job: StreamJoin, spec: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
     """The stored inputs with their present settings, and the stored steps with their present limits: raising a limit
     that stops a plan must let the plan end."""
-    now = {side.name: side.model_dump(mode="json", by_alias=True, exclude_unset=True) for side in job.inputs}
+    now = {side.name: side.model_dump(mode="json", by_alias=True, exclude_unset=True) for side in job.read_inputs}
     inputs = [_with_settings(side, now.get(side["name"])) for side in stored["inputs"]]
     limits = {
         step.right: step.model_dump(mode="json", by_alias=True, include={"limits"}, exclude_defaults=True)
