@@ -16,6 +16,13 @@ def backlog(partition: str, records: int, highest: int | None, density: float | 
     return Backlog(partition, records, highest, density, size)
 
 
+def test_partitions_of_unknown_density_give_no_more_than_the_budget_of_a_process() -> None:
+    several = Budget(100_000, 64 << 20, bytes_per_process=True).for_processes(10)
+    few_large = [backlog("a", 5_000, None, None, 1 << 20)]
+    assert allocate(few_large, several) == {"a": 64}, "fewer records than a probe"
+    assert allocate([*few_large, backlog("b", 10**6, 0, 1.0, 100)], several)["a"] == 64
+
+
 def test_no_partition_gives_more_than_the_budget_of_a_process() -> None:
     """Its rows may be of one key. The others stay aligned with it."""
     several = Budget(100_000, PLENTY, records_per_process=True).for_processes(4)

@@ -74,6 +74,13 @@ def test_ranges_share_twice_the_bytes_of_an_epoch() -> None:
     assert allowed_bytes(ranges, learnt, Budget(1, 1_000), count) == {A: 1_000, B: 1_000}
 
 
+def test_a_range_yields_at_most_twice_the_budget_of_a_process() -> None:
+    several = Budget(1, 1_000, bytes_per_process=True).for_processes(4)
+    assert allowed_bytes([Range(A, 0, 900)], RecordSizes(), several, count) == {A: 2_000}
+    ranges = [Range(A, 0, 900), Range(B, 50, 150)]
+    assert allowed_bytes(ranges, RecordSizes(), several, count) == {A: 2_000, B: 2_000}
+
+
 def test_only_limits_that_a_job_does_not_name_grow_with_processes() -> None:
     budget = Budget(100, 1_000, records_per_process=True)
     assert (budget.for_processes(2.5).records, budget.for_processes(2.5).bytes) == (250, 1_000)

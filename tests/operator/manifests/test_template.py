@@ -196,10 +196,17 @@ def test_aliases_that_multiply_are_rejected_at_once(job):
     for text in (
         f"kind: Pod\nspec:\n  x0: &a0 [{', '.join('1' * 10)}]\n{levels}",
         "kind: Pod\nspec: &s {volumes: [*s]}\n",
+        f"kind: Pod\nspec:\n  x0: &a0 {{k: v}}\n{levels.replace('[*', '{<<: [*').replace(']', ']}')}",
     ):
         for template in (job.with_template(text), job.with_spark(driver={"podTemplate": {"inline": text}})):
-            with pytest.raises(ManifestError, match="it has more than 10,000 entries, each alias counted"):
+            with pytest.raises(ManifestError, match="it has more than 20,000 entries, each alias counted"):
                 template.driver()
+
+
+@pytest.mark.parametrize("text", ["? [[a]]\n: b\n", "? [{a: b}]\n: c\n", "a: !!bool x\n", "a: !!int ''\n", "[" * 5000])
+def test_whatever_a_parser_raises_is_told_as_a_template_that_cannot_be_read(job, text):
+    with pytest.raises(ManifestError, match="is not readable YAML"):
+        job.with_template(text).driver()
 
 
 def test_a_template_may_have_aliases(job):

@@ -11,12 +11,12 @@ from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
-from ruamel.yaml.nodes import ScalarNode
+from ruamel.yaml.nodes import CollectionNode, MappingNode, Node, ScalarNode
 from ruamel.yaml.representer import SafeRepresenter
 
 _TEXT = "tag:yaml.org,2002:str"
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
-_MOST_ENTRIES = 10_000  # of a document: whoever walks through it meets each alias as often as it stands
+_MOST_NODES = 20_000  # of a document: whoever walks through it meets each alias as often as it stands
 _WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 
@@ -48,7 +48,7 @@ def to_yaml(document: Mapping[str, Any]) -> str:
 
 
 def from_yaml(text: str) -> object:
-    """Parses to plain values, which belong to the caller. Raises ruamel's YAMLError, also if aliases make a short text
+    """Parse to plain values, which belong to the caller. Raises ruamel's YAMLError, also if aliases make a short text
     too large."""
     return deepcopy(_parse(text))
 
@@ -56,19 +56,25 @@ def from_yaml(text: str) -> object:
 # Every reconcile of a job reads its ConfigMaps again, which hardly ever change: parsing took half of its time.
 @lru_cache(maxsize=500)
 def _parse(text: str) -> object:
-    document: object = YAML(typ="safe", pure=True).load(text)
-    if _count_entries(document, {}) > _MOST_ENTRIES:
-        raise YAMLError(f"it has more than {_MOST_ENTRIES:,} entries, each alias counted as often as it stands")
+    try:
+        # Before anything is made of the nodes: a merge key copies what its aliases stand for while it is loaded.
+        if _count_nodes(YAML(typ="safe", pure=True).compose(text), {}) > _MOST_NODES:
+            raise YAMLError(f"it has more than {_MOST_NODES:,} entries, each alias counted as often as it stands")
+        document: object = YAML(typ="safe", pure=True).load(text)
+    except YAMLError:
+        raise
+    except Exception as error:  # of a key that is a list, `!!int ''`, or nesting without end
+        raise YAMLError(f"{type(error).__name__}: {error}") from error
     return document
 
 
-def _count_entries(value: object, counted: dict[int, int]) -> int:
-    """Count a document's entries, those of an alias at each place where it stands. `counted` has the ones so far, by
+def _count_nodes(node: Node | None, counted: dict[int, int]) -> int:
+    """Count the nodes of a document, those of an alias at each place where it stands. `counted` has the ones so far, by
     the identity of their list or mapping; one within itself has too many."""
-    if not isinstance(value, Mapping | list):
+    if not isinstance(node, CollectionNode):
         return 1
-    if id(value) not in counted:
-        counted[id(value)] = _MOST_ENTRIES
-        below = value.values() if isinstance(value, Mapping) else value
-        counted[id(value)] = 1 + sum(_count_entries(entry, counted) for entry in below)
-    return counted[id(value)]
+    if id(node) not in counted:
+        counted[id(node)] = _MOST_NODES
+        below = (part for pair in node.value for part in pair) if isinstance(node, MappingNode) else node.value
+        counted[id(node)] = 1 + sum(_count_nodes(part, counted) for part in below)
+    return counted[id(node)]

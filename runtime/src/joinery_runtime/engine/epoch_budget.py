@@ -58,9 +58,14 @@ class Budget:
             of_process=self if processes > 1 else None,
         )
 
+    @property
+    def largest_part(self) -> Budget:
+        """The most that an epoch may read of one partition."""
+        return self.of_process or self
+
     def allows(self, records: np.ndarray, sizes: np.ndarray) -> bool:
         """Whether an epoch may read as many records of each partition; `sizes` are their bytes."""
-        most = self.of_process or self
+        most = self.largest_part
         return bool(
             (records.sum() <= self.records and sizes.sum() <= self.bytes)
             and (records.max() <= most.records and sizes.max() <= most.bytes)
@@ -134,13 +139,15 @@ def allocate(backlogs: Sequence[Backlog[P]], budget: Budget) -> dict[P, int]:
     partition whose records cannot be read stays unknown for ever and must not hold up the others.
     """
     waiting = [b for b in backlogs if b.records > 0]
-    total = sum(b.records for b in waiting)
-    if total <= min(budget.records, PROBE_RECORDS) and sum(b.records * b.record_bytes for b in waiting) <= budget.bytes:
+    records_waiting = np.array([b.records for b in waiting])
+    sizes_waiting = np.array([b.records * b.record_bytes for b in waiting])
+    if not waiting or (records_waiting.sum() <= PROBE_RECORDS and budget.allows(records_waiting, sizes_waiting)):
         return {b.partition: b.records for b in waiting}
     measured = [b for b in waiting if b.highest is not None and b.density is not None]
     unmeasured = [b for b in waiting if b.highest is None or b.density is None]
     shares = max(1, len(unmeasured)) * (4 if measured else 1)
-    records, size = min(PROBE_RECORDS * (4 if measured else 1), budget.records) // shares, budget.bytes / shares
+    records = min(PROBE_RECORDS * (4 if measured else 1), budget.records) // shares
+    size = min(budget.bytes / shares, budget.largest_part.bytes)
     probe = {b.partition: min(b.records, max(1, min(records, int(size / b.record_bytes)))) for b in unmeasured}
     probed = sum(probe[b.partition] * b.record_bytes for b in unmeasured)
     rest = replace(
@@ -227,12 +234,16 @@ class RecordSizes:
 
 def allowed_bytes(ranges: Sequence[Range], sizes: RecordSizes, budget: Budget, count: Count) -> dict[PartitionRef, int]:
     """How many bytes reading each range may yield: twice the budget in total, half of it shared out by the estimated
-    sizes of the ranges, half of it evenly. A single record is never too large."""
+    sizes of the ranges, half of it evenly, and at most twice what a partition may give. A single record is never too
+    large."""
     expected = {r.partition: _expected_size(r, sizes, count) for r in ranges if r.start < r.end_exclusive}
     if sum(records for records, _ in expected.values()) <= 1:
         return {}
     total = sum(size for _, size in expected.values())
-    return {ref: int(budget.bytes * (size / total + 1 / len(expected))) for ref, (_, size) in expected.items()}
+    most = 2 * budget.largest_part.bytes
+    return {
+        ref: min(most, int(budget.bytes * (size / total + 1 / len(expected)))) for ref, (_, size) in expected.items()
+    }
 
 
 def _expected_size(planned: Range, sizes: RecordSizes, count: Count) -> tuple[int, float]:

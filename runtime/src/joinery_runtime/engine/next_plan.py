@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from joinery_runtime.connectors.source import Bounds, Range
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputTime, all_idle
 from joinery_runtime.engine.epoch_budget import UNKNOWN_BYTES, Backlog, Budget, EventTimeRates, RecordSizes, allocate
@@ -96,8 +98,7 @@ def read_shares(
         for bound in assigned
         if bound.partition.input not in waiting
     ]
-    budget_of_process = settings.budget.of_process or settings.budget
-    if not waiting and not paused and _is_one_epoch(snapshot.bounds, sizes, budget_of_process):
+    if not waiting and not paused and _is_one_epoch(snapshot.bounds, sizes, settings.budget.largest_part):
         share = {backlog.partition: backlog.records for backlog in backlogs}
     else:
         share = _allocate_records(backlogs, settings)
@@ -114,11 +115,13 @@ def _allocate_records(backlogs: Sequence[Backlog[PartitionRef]], settings: PlanS
     wait for them, and the other half is for the streams, however fast a table grows."""
     budget = settings.budget
     tables = [backlog for backlog in backlogs if backlog.partition.input in settings.tables]
-    records, size = sum(table.records for table in tables), sum(table.records * table.record_bytes for table in tables)
-    if not records or 2 * records > budget.records or 2 * size > budget.bytes:
+    counts = np.array([table.records for table in tables], dtype=np.int64)
+    sizes = np.array([table.records * table.record_bytes for table in tables])
+    half = replace(budget, records=budget.records // 2, bytes=budget.bytes // 2)
+    if not counts.any() or not half.allows(counts, sizes):
         return allocate(backlogs, budget)
     streams = [backlog for backlog in backlogs if backlog.partition.input not in settings.tables]
-    rest = replace(budget, records=budget.records - records, bytes=int(budget.bytes - size))
+    rest = replace(budget, records=budget.records - int(counts.sum()), bytes=int(budget.bytes - sizes.sum()))
     return {table.partition: table.records for table in tables} | allocate(streams, rest)
 
 
