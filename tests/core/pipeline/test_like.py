@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from budget import examples
+from joinery_runtime.core.pipeline.expression import parse_expression
 from joinery_runtime.core.pipeline.like import match_like
 
 characters = st.text("aAb%_!\\.(\n\u00e9", max_size=5)
@@ -65,3 +66,13 @@ def test_null_matches_nothing() -> None:
     assert match_like(texts, nulls, "\\", any_case=False).to_pylist() == [True, None, None]
     assert match_like(texts, pa.scalar(None, pa.string()), "\\", any_case=False).as_py() is None
     assert match_like(pa.scalar("a"), nulls, "\\", any_case=False).to_pylist() == [True, True, None]
+
+
+@pytest.mark.parametrize(("like", "pattern"), [("LIKE", "_" * 50_000), ("ILIKE", "k" * 200_000)])
+def test_a_pattern_that_is_too_long_fails_its_row_alone(like: str, pattern: str) -> None:
+    """The data of a producer decide it, so it must not end the job."""
+    columns = {"x": pa.array(["ab", "b"]), "p": pa.array([pattern, "%"])}
+    result = parse_expression(f"x {like} p", "i").evaluate(lambda ref: columns[ref.column], 2)
+    assert result.values.to_pylist() == [None, True]
+    assert list(result.failed) == [0]
+    assert "size limit" in result.failed[0]

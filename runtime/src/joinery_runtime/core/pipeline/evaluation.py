@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -292,7 +293,8 @@ def _between(node: exp.Expr, rows: EvaluatedRows) -> Value:
 def _like(node: exp.Expr, rows: EvaluatedRows, escape: str = "\\") -> Value:
     value, pattern = _value(node.this, rows), _value(node.expression, rows)
     searched = value if pa.types.is_binary(value.type) else text(value)
-    matched = match_like(searched, text(pattern), escape, any_case=isinstance(node, exp.ILike))
+    match = partial(match_like, escape=escape, any_case=isinstance(node, exp.ILike))
+    matched = _apply(rows, match, searched, text(pattern))
     return pc.invert(matched) if node.args.get("negate") else matched
 
 

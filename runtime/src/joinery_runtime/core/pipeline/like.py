@@ -20,7 +20,7 @@ _REGULAR = {"%": ".*", "_": "."}
 
 def match_like(texts: Value, patterns: Value, escape: str, *, any_case: bool) -> Value:
     """Match the texts against patterns. One pattern for all rows is matched by Arrow, which needs no regular expression
-    for those such as `a%`; `texts` may be binary then."""
+    for those such as `a%`; `texts` may be binary then. Raises ArrowInvalid for a pattern that is too long."""
     if isinstance(patterns, pa.Scalar):
         if not patterns.is_valid:
             return pa.scalar(None, pa.bool_())
@@ -34,7 +34,10 @@ def match_like(texts: Value, patterns: Value, escape: str, *, any_case: bool) ->
     by_row = pa.array(expressions, pa.string()).take(distinct.indices)
     searched = pa.repeat(text(texts), len(patterns)) if isinstance(texts, pa.Scalar) else text(texts)
     table = pl.DataFrame({"text": searched, "pattern": by_row})
-    return table.select(pl.col("text").str.contains(pl.col("pattern"))).to_series().to_arrow()
+    try:
+        return table.select(pl.col("text").str.contains(pl.col("pattern"))).to_series().to_arrow()
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:  # a pattern of 50,000 characters
+        raise pa.ArrowInvalid(str(error).strip().splitlines()[0]) from error
 
 
 def _expression(pattern: str, escape: str, *, any_case: bool) -> str:
