@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +14,15 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import ConfigResource
 
+from connectors.rows import attempt
 from joinery_runtime.connectors.kafka.target import KafkaTarget, RecordLimit
 from joinery_runtime.connectors.outputs import Outputs
+from joinery_runtime.connectors.sink import Attempt, AttemptRows, Receipt
+from joinery_runtime.engine.chunks import ReplayableBatches
+from joinery_runtime.engine.output_limit import OutputLimit
+from joinery_runtime.errors import RecordTooLarge, WrittenWithOtherLimit
 from joinery_runtime.job import parse_job
+from joinery_runtime.job.model.outputs import ONLY_OUTPUT
 
 ROWS = pa.record_batch({"id": ["a", "b", "c"], "text": ["x", "é" * 600, '"' * 600]})
 
@@ -92,3 +99,52 @@ def test_other_outputs_take_any_row(output: str) -> None:
     text = (Path(__file__).parents[2] / "examples" / "first.yaml").read_text().replace("console: {}", output)
     job = parse_job(text.replace("stateStore: {memory: {}}", "shards: 1"), "job.yaml")
     assert Outputs.of(job).row_limit() is None
+
+
+class Brokers:
+    """Writes the rows of a shard and epoch in one transaction, as `connectors.kafka.transactions` does. The brokers
+    reject rows over `takes`; another attempt has written the rows with the limit `marker`, if that is a tuple."""
+
+    def __init__(self, takes: int, marker: tuple[int | None] | None = None) -> None:
+        self._takes, self._marker, self.writes = takes, marker, 0
+
+    def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
+        self.writes += 1
+        assert self.writes < 10, "writes for ever"
+        sizes = [size for batch in rows.to_batches() for size in excess(batch, 0) or []]
+        assert attempt.row_limits is not None
+        limit = attempt.row_limits.get(ONLY_OUTPUT)
+        if self._marker is not None and self._marker != (limit,):
+            raise WrittenWithOtherLimit("written", row_limit=self._marker[0])
+        if self._marker is None and max(sizes, default=0) > self._takes:
+            raise RecordTooLarge("rejected", row_limit=self._takes)
+        return {"rows": sum(batch.num_rows for batch in rows.to_batches())}
+
+
+@pytest.mark.parametrize(
+    ("marker", "known", "written", "writes"),
+    [
+        (None, None, 1, 2),
+        (None, 50_000, 1, 2),
+        ((1_219,), None, 1, 2),
+        ((1_219,), 10, 1, 2),
+        ((5_000,), 10, 3, 2),
+        ((None,), 10, 3, 2),
+        ((None,), None, 3, 1),
+    ],
+)
+def test_a_limit_is_that_of_the_attempt_whose_rows_are_in_the_topic(
+    marker: tuple[int | None] | None, known: int | None, written: int, writes: int
+) -> None:
+    """The brokers take 1,219 bytes now, which may be less or more than they took for the attempt before."""
+    step: Any = None  # only dead letters need it
+    planned = RecordLimit(KafkaTarget("out", "here:1"), ONLY_OUTPUT)
+    limit = OutputLimit(planned, step, {} if known is None else {ONLY_OUTPUT: known})
+
+    def passed() -> Generator[pa.RecordBatch, None, None]:
+        yield ROWS
+
+    rows = ReplayableBatches(lambda: limit.within(passed()))
+    brokers = Brokers(1_219, marker)
+    assert limit.write(brokers, attempt(), rows) == {"rows": written}
+    assert brokers.writes == writes

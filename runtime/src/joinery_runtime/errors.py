@@ -25,7 +25,9 @@ code of the command line.
     |   +-- DuplicateJobName    a job of the same name, with another store, uses the same Kafka
     |   +-- CommittedSince      no rollback to a savepoint: the state is at another epoch by now
     +-- SinkError           an output cannot be written
-    |   +-- RecordTooLarge  a record is larger than its topic takes
+    |   +-- RowLimitError   a row limit is not that of the topic
+    |   |   +-- RecordTooLarge          a record is larger than its topic takes
+    |   |   +-- WrittenWithOtherLimit   another attempt wrote the rows, and found another limit for large ones
     |   +-- Superseded      another attempt of the same task took over; this one wrote nothing
     |   +-- OutputUnavailable   (U) an output does not answer, or has no room
     +-- Unavailable         (U) an outside system does not answer: nothing is lost, and the job waits for it
@@ -194,10 +196,9 @@ class SinkError(JoineryError):
     pass
 
 
-class RecordTooLarge(SinkError):
-    """A row is larger than its topic takes. `row_limit` is the most that the topic takes, as far as its brokers show by
-    their answers to rows of this shard and epoch (None: they do not show it), and `output` the output's name ("": the
-    only one)."""
+class RowLimitError(SinkError):
+    """The writer and its caller disagree about how large a row may be. `row_limit` is in bytes, and `output` is the
+    output's name ("": the only one)."""
 
     def __init__(
         self, summary: str, *, facts: str = "", todo: str = "", row_limit: int | None = None, output: str = ""
@@ -208,6 +209,16 @@ class RecordTooLarge(SinkError):
     def __reduce__(self) -> tuple[object, ...]:
         build = partial(type(self), facts=self.facts, todo=self.todo, row_limit=self.row_limit, output=self.output)
         return (build, (self.summary,))
+
+
+class RecordTooLarge(RowLimitError):
+    """A row is larger than its topic takes. `row_limit` is the most that the topic takes, as far as its brokers show by
+    their answers to rows of this shard and epoch (None: they do not show it)."""
+
+
+class WrittenWithOtherLimit(RowLimitError):
+    """The rows of this shard and epoch are in the topic. The attempt that wrote them left out rows over `row_limit`
+    (None: only those that the job and the plan exclude), which is not the limit of this attempt."""
 
 
 class Superseded(SinkError):

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -30,12 +30,27 @@ from joinery_runtime.connectors.kafka.errors import LastError
 from joinery_runtime.connectors.kafka.markers import EpochMarker, EpochMarkerReader
 from joinery_runtime.connectors.kafka.producers import OwningProducer, Producers
 from joinery_runtime.connectors.kafka.records import Records, Texts
-from joinery_runtime.connectors.kafka.target import ANSWER_SECONDS, KafkaTarget
-from joinery_runtime.connectors.kafka.transactions import KafkaTransactionsSink, PartNames, PartWrite, take_over
+from joinery_runtime.connectors.kafka.target import ANSWER_SECONDS, KafkaTarget, RecordLimit
+from joinery_runtime.connectors.kafka.transactions import (
+    KafkaTransactionsSink,
+    KafkaTransactionsWriter,
+    PartNames,
+    PartWrite,
+    take_over,
+)
 from joinery_runtime.connectors.sink import Attempt, Receipt
 from joinery_runtime.connectors.store_identity import StoreIdentity
 from joinery_runtime.engine.messages import TRANSACTION_POINTS
-from joinery_runtime.errors import Fenced, OutputUnavailable, SinkError, Superseded
+from joinery_runtime.engine.output_limit import OutputLimit
+from joinery_runtime.errors import (
+    Fenced,
+    OutputUnavailable,
+    RecordTooLarge,
+    SinkError,
+    Superseded,
+    WrittenWithOtherLimit,
+)
+from joinery_runtime.job.model.outputs import ONLY_OUTPUT
 
 pytestmark = pytest.mark.services
 _names = (f"exact-{number}" for number in count())
@@ -304,6 +319,36 @@ def test_a_kept_producer_whose_id_was_taken_over(output) -> None:
     output.take_over(pending=1, pending_shards=1)
     assert output.write(output.attempt(2, generation=2), rows(2), here) == {"attempt": "2-2-0-a", "rows": 1}
     assert output.visible() == [1, 2]
+
+
+# --- row limits that brokers have shown -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("first", "second"), [(200, 100), (100, 200), (None, 100), (100, None)])
+def test_the_row_limit_of_the_attempt_that_wrote_the_rows_wins(output, first: int | None, second: int | None) -> None:
+    """The topic's own limit was raised or lowered between the two attempts."""
+
+    def row_limits(limit: int | None) -> dict[str, int]:
+        return {} if limit is None else {ONLY_OUTPUT: limit}
+
+    writer = KafkaTransactionsWriter(output.target, output.names)
+    writer.write(replace(output.attempt(), row_limits=row_limits(first)), rows(1, 2))
+    with pytest.raises(WrittenWithOtherLimit) as caught:
+        writer.write(replace(output.attempt(name="b"), row_limits=row_limits(second)), rows(1))
+    assert caught.value.row_limit == first
+
+    step: Any = None  # only dead letters need it
+    limit = OutputLimit(RecordLimit(output.target, ONLY_OUTPUT), step, row_limits(second))
+    receipt = limit.write(writer, output.attempt(name="c"), rows(1, 2))
+    assert receipt == {"attempt": "1-1-0-c", "rows": 2, "repeated": True}
+    assert limit.by_answers == row_limits(first)
+    assert output.visible() == [1, 2]
+
+
+def test_rows_that_were_left_out_need_dead_letters(output) -> None:
+    output.write(replace(output.attempt(), row_limits={ONLY_OUTPUT: 100}), rows(1))
+    with pytest.raises(RecordTooLarge, match=r"more than 100 bytes\. Name spec\.deadLetter again"):
+        output.write(output.attempt(name="b"), rows(1))
 
 
 # --- crashes --------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from joinery_runtime.connectors.sink import (
 )
 from joinery_runtime.connectors.store_identity import StoreIdentity
 from joinery_runtime.core.compile.jobs import RowSelection
-from joinery_runtime.errors import RecordTooLarge, Unavailable
+from joinery_runtime.errors import RowLimitError, Unavailable
 
 _SPOOL_BYTES = 16 << 20  # of an output's rows in memory; more are in a temporary file
 
@@ -94,7 +94,7 @@ class SeveralWriters:
                 if not spool.is_empty:
                     try:
                         receipts[name] = self.writers[name].write(attempt, spool)
-                    except RecordTooLarge as error:
+                    except RowLimitError as error:
                         error.output = name
                         raise
             return receipts

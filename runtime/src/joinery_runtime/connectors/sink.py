@@ -139,7 +139,8 @@ class SinkWriter(Protocol):
     def write(self, attempt: Attempt, rows: AttemptRows) -> Receipt:
         """Stages or sends all rows of the attempt and returns when they are safe. Raises SinkError, or Superseded if
         another attempt at the same shard took over: the task then has to be retried. Raises RecordTooLarge with a
-        `row_limit` if the rows over it have to be left out."""
+        `row_limit` if the rows over it have to be left out, and WrittenWithOtherLimit if the rows of another attempt
+        are safe, and are not those of this one."""
         ...
 
 

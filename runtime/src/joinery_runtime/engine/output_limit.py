@@ -10,7 +10,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from joinery_runtime.connectors.dead_letters import dead_letter_rows
-from joinery_runtime.connectors.sink import RowLimit
+from joinery_runtime.connectors.sink import Attempt, AttemptRows, Receipt, RowLimit, SinkWriter
 from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
 from joinery_runtime.core.table.columns import split_partition
@@ -18,31 +18,52 @@ from joinery_runtime.core.table.segment import concat, encode
 from joinery_runtime.engine.messages import ShardSummary
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.read_report import LateRecords
+from joinery_runtime.errors import RecordTooLarge, WrittenWithOtherLimit
 from joinery_runtime.formats.json.encode import rows_to_json
+from joinery_runtime.job.model.outputs import ONLY_OUTPUT
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class OutputLimit:
-    """Keeps the rows of a shard's step within the limit of the output. Without a `limit`, they may have any size.
-    `by_answers` has, by output, limits that only the brokers' answers have shown."""
+    """Keeps the rows of a shard's step within the limit of the output. `planned` is the limit by the job and the plan;
+    without it, rows may have any size. `by_answers` has, by output, limits that only the brokers' answers have shown,
+    to this attempt or to the one that wrote the rows."""
 
-    limit: RowLimit | None
+    planned: RowLimit | None
     step: StepSpec
     by_answers: dict[str, int] = field(default_factory=dict)
     _large: list[tuple[pa.RecordBatch, list[int]]] = field(default_factory=list)  # with the rows' sizes
 
-    def lower(self, output: str, size: int) -> None:
-        """Note that the output takes rows of this size at most. The next pass over the rows leaves out larger ones."""
-        assert self.limit is not None, "without dead letters, nobody asks for a limit"
-        self.by_answers[output] = min(size, self.by_answers.get(output, size))
-        self.limit = self.limit.rejected_above(self.by_answers)
+    @property
+    def limit(self) -> RowLimit | None:
+        return self.planned and self.planned.rejected_above(self.by_answers)
+
+    def write(self, writer: SinkWriter, attempt: Attempt, rows: AttemptRows) -> Receipt:
+        """Write the rows, which `within` passes on. If the brokers reject rows as too large, or another attempt has
+        written the rows with another limit, change the limit and write again."""
+        while True:
+            if self.planned is not None:
+                attempt = replace(attempt, row_limits=dict(self.by_answers))
+            try:
+                return writer.write(attempt, rows)
+            except RecordTooLarge as error:
+                if error.row_limit is None or self.planned is None:
+                    raise
+                output = error.output or ONLY_OUTPUT
+                self.by_answers[output] = min(error.row_limit, self.by_answers.get(output, error.row_limit))
+            except WrittenWithOtherLimit as error:
+                # The topic has these rows for good, also if its own limit has been raised or lowered since.
+                self.by_answers.pop(error.output or ONLY_OUTPUT, None)
+                if error.row_limit is not None:
+                    self.by_answers[error.output or ONLY_OUTPUT] = error.row_limit
 
     def within(self, batches: Generator[pa.RecordBatch, None, T]) -> Generator[pa.RecordBatch, None, T]:
         """Passes on the rows that fit, and notes the others. May be called for each pass over the same rows."""
         self._large.clear()
-        if self.limit is None:
+        limit = self.limit
+        if limit is None:
             return (yield from batches)
         while True:
             try:
@@ -50,7 +71,7 @@ class OutputLimit:
             except StopIteration as end:
                 result: T = end.value
                 return result
-            sizes = self.limit.excess(_visible_columns(batch))
+            sizes = limit.excess(_visible_columns(batch))
             if sizes is None:
                 yield batch
                 continue
@@ -63,7 +84,8 @@ class OutputLimit:
     ) -> LateRecords | None:
         """The dead letters of the rows that did not fit, each with the record that arrived last for it. `make_ordered`
         makes the same rows once more, with ORDER_COLUMNS."""
-        if self.limit is None or not self._large:
+        limit = self.limit
+        if limit is None or not self._large:
             return None
         if ORDER_COLUMNS[0] not in self._large[0][0].schema.names:
             deque(self.within(make_ordered()), maxlen=0)
@@ -78,7 +100,7 @@ class OutputLimit:
                     topic=topics.get((name, numbered), ""),
                     partition=split_partition(numbered)[1],
                     offsets=[origin["$order_offset"]],
-                    reasons=[f"failed: the row has {size:,} bytes, and {self.limit.words}"],
+                    reasons=[f"failed: the row has {size:,} bytes, and {limit.words}"],
                     values=pa.array([text], pa.binary()),
                 )
                 letters.append(row)

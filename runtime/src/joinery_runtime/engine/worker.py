@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from joinery_runtime.connectors.decoder_trial import carefully
 from joinery_runtime.connectors.parquet_trial import read_carefully
-from joinery_runtime.connectors.sink import Attempt, AttemptId, AttemptRows, Receipt, RowLimit, RowRouting, SinkWriter
+from joinery_runtime.connectors.sink import Attempt, AttemptId, RowLimit, RowRouting, SinkWriter
 from joinery_runtime.connectors.source import Range, SourceReader
 from joinery_runtime.core.pipeline.lateness import FutureCheck, LateRows, Timestamps
 from joinery_runtime.core.pipeline.prepare import DecodedRecords, RecordChecks, cut_by_shard, prepare, prepare_joined
@@ -53,10 +53,9 @@ from joinery_runtime.engine.read_report import (
     read_summary,
 )
 from joinery_runtime.engine.step_task import SideBatches, StepOutcome, StepTask
-from joinery_runtime.errors import PlanTooLarge, RecordTooLarge
+from joinery_runtime.errors import PlanTooLarge
 from joinery_runtime.formats.batch import RawBatch
 from joinery_runtime.formats.records import BadRecord, Decoder, LeftOut
-from joinery_runtime.job.model.outputs import ONLY_OUTPUT
 from joinery_runtime.state.store import OwnershipToken, TaskStore
 
 STAGED_BYTES = 16 << 20
@@ -284,7 +283,7 @@ class Worker:
         if hands_on:
             handed = yield from self._hand_on(number + 1, rows, shard, work)
         elif rows.any():
-            written = self._write_output(work, attempt_id, rows, output_limit)
+            written = output_limit.write(self._parts.output, self._attempt_of(work, attempt_id), rows)
         ended = rows.result()
         self._note_put_off((number, shard), ended)
         hottest = self._count_hot_keys(work, step, shard, task)
@@ -421,7 +420,7 @@ class Worker:
         # Never as one batch, in which a column of text has at most 2 GiB.
         rows = ReplayableBatches(lambda: output_limit.within(sliced(batches)))
         attempt_id = AttemptId(work.generation, work.plan.epoch, shard, attempt)
-        written = self._write_output(work, attempt_id, rows, output_limit)
+        written = output_limit.write(self._parts.output, self._attempt_of(work, attempt_id), rows)
         rows.result()
         large = output_limit.dead_letters(work.plan, lambda: sliced(batches))
         if large is not None:
@@ -429,22 +428,6 @@ class Worker:
         work.failpoint("output-written")
         summary = replace(summary, rows_out=rows.count, receipt=written)
         yield work.plan.shards, with_dead_letters(summary, step, None, large)
-
-    def _write_output(
-        self, work: EpochWork, attempt_id: AttemptId, rows: AttemptRows, output_limit: OutputLimit
-    ) -> Receipt:
-        """Writes the rows. Rows for which the brokers turn out to be too strict are left out, for the dead letters, and
-        the others are written again."""
-        attempt = self._attempt_of(work, attempt_id)
-        while True:
-            if output_limit.limit is not None:
-                attempt = replace(attempt, row_limits=dict(output_limit.by_answers))
-            try:
-                return self._parts.output.write(attempt, rows)
-            except RecordTooLarge as error:
-                if error.row_limit is None or output_limit.limit is None:
-                    raise
-                output_limit.lower(error.output or ONLY_OUTPUT, error.row_limit)
 
     def _stage_runs(
         self, attempt: AttemptId, runs: Iterable[tuple[str, Run]], co_partitions: int

@@ -31,7 +31,15 @@ from joinery_runtime.connectors.kafka.records import Records
 from joinery_runtime.connectors.kafka.target import BrokerCheck, KafkaTarget, write_in_fitting_batches
 from joinery_runtime.connectors.sink import Attempt, AttemptRows, Receipt, RecoveryContext, short_incarnation
 from joinery_runtime.connectors.store_identity import StoreIdentity
-from joinery_runtime.errors import Fenced, OutputUnavailable, RecordTooLarge, SinkError, Superseded, Unavailable
+from joinery_runtime.errors import (
+    Fenced,
+    OutputUnavailable,
+    RecordTooLarge,
+    SinkError,
+    Superseded,
+    Unavailable,
+    WrittenWithOtherLimit,
+)
 from joinery_runtime.job.model.outputs import ONLY_OUTPUT
 
 _SIBLING_SECONDS = 1.0  # how long the first attempt may take before it is considered dead
@@ -187,8 +195,9 @@ class PartWrite:
         raise self._superseded_error("attempts keep taking it from one another")
 
     def _is_written(self, marker: EpochMarker | None) -> bool:
-        """Whether this epoch's rows are in the topic. Raises Fenced if a later epoch's are, and RecordTooLarge if they
-        are there without rows that this attempt would write."""
+        """Whether this epoch's rows are in the topic. Raises Fenced if a later epoch's are, and WrittenWithOtherLimit
+        if this epoch's rows are there with another row limit than this attempt's. Raises RecordTooLarge instead if rows
+        were left out and the job no longer has dead letters for them."""
         if marker is None or marker.incarnation != self.attempt.incarnation:
             return False
         if marker.epoch > self.attempt.id.epoch:
@@ -200,14 +209,22 @@ class PartWrite:
             )
         if marker.epoch != self.attempt.id.epoch:
             return False
-        if marker.row_limit != self._row_limit and marker.row_limit is not None:
+        if marker.row_limit == self._row_limit:
+            return True
+        if self.attempt.row_limits is None:
             raise RecordTooLarge(
                 f"{self.target.TITLE} {self.target.topic}: rows of epoch {marker.epoch} were left out of {self.name}",
-                facts=f"the brokers reject rows of more than {marker.row_limit:,} bytes",
+                facts=f"the brokers rejected rows of more than {marker.row_limit:,} bytes",
                 todo="Name spec.deadLetter again: these rows belong there",
                 row_limit=marker.row_limit,
             )
-        return True
+        raise WrittenWithOtherLimit(
+            f"{self.target.TITLE} {self.target.topic}: another attempt wrote epoch {marker.epoch} of {self.name}",
+            facts=f"its limit for rows was {marker.row_limit}, the limit of this attempt is {self._row_limit} "
+            "(bytes; None: the brokers rejected no row)",
+            todo="The task is tried again",
+            row_limit=marker.row_limit,
+        )
 
     @property
     def _row_limit(self) -> int | None:
