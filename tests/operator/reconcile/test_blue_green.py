@@ -13,6 +13,7 @@ import pytest
 from joinery_operator.decision import ObservedBlueGreen
 from joinery_operator.names import CHILD_JOB_ANNOTATION, PAUSE_ANNOTATION
 from joinery_operator.reconcile import reconcile
+from joinery_operator.reconcile.blue_green_jobs import RequestedJob, requested_job, shared_places
 from joinery_operator.reconcile.context import FINALIZER
 from joinery_runtime.job.crd import KINDS, BlueGreenState
 from simulated_cluster.blue_green_world import BlueGreenWorld, blue_green, topic
@@ -296,6 +297,50 @@ def test_a_named_consumer_group_is_rejected() -> None:
     world.settle()
     assert "spec.template.spec.inputs[1].kafka.properties: names group.id" in world.message("Valid")
     assert not world.jobs()
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_a_named_consumer_group_is_rejected_beside_and_in_a_union(index: int) -> None:
+    """The jobs of one group would divide the partitions of that branch."""
+    resource = blue_green()
+    spec = resource["spec"]["template"]["spec"]
+    branches = [{**deepcopy(spec["inputs"][0]), "name": name} for name in ("eu", "us")]
+    spec["inputs"] = [*branches, spec["inputs"][1]]
+    spec["unions"] = [{"name": "l", "branches": [{"input": "eu"}, {"input": "us"}]}]
+    world = BlueGreenWorld(deepcopy(resource))
+    world.settle()
+    assert world.condition("Valid") != ("False", "Invalid")
+    assert world.jobs()
+    spec["inputs"][index]["kafka"]["properties"] = {"group.id": "readers"}
+    world = BlueGreenWorld(resource)
+    world.settle()
+    assert f"spec.template.spec.inputs[{index}].kafka.properties: names group.id" in world.message("Valid")
+    assert not world.jobs()
+
+
+FILES = [{"file": {"path": path}} for path in ("/out/a", "/out/a/", "/out//./a", "/out/b/../a")]
+DELTA = [{"delta": {"path": path}} for path in ("s3://lake/a", "s3://lake/a/")]
+TABLES = [{"postgres": {"table": table}} for table in ("t", "public.t")]
+
+
+@pytest.mark.parametrize("spellings", [FILES, DELTA, TABLES], ids=["files", "delta", "tables"])
+def test_another_spelling_of_a_place_is_no_other_place(spellings: Any) -> None:
+    """A second job for it would write into the active job's output, beside that job."""
+
+    def requested(output: Any) -> RequestedJob:
+        resource = blue_green()
+        resource["spec"]["template"]["spec"]["output"] = output
+        job = requested_job(resource)
+        assert isinstance(job, RequestedJob), job
+        return job
+
+    first, *others = map(requested, spellings)
+    (kind,) = spellings[0]
+    other_place = requested({kind: {"table": "u"} if kind == "postgres" else {"path": "/out/b"}})
+    assert not shared_places(first.outputs, other_place.outputs)
+    for other in others:
+        assert other.name == first.name != other_place.name
+        assert shared_places(first.outputs, other.outputs)
 
 
 def test_a_template_that_moves_only_some_outputs_is_rejected() -> None:

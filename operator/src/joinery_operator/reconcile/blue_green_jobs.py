@@ -22,12 +22,13 @@ from joinery_operator.names import (
     owner_reference,
 )
 from joinery_operator.reconcile.context import PauseScope, pause_scope, read_status
-from joinery_operator.reconcile.places import written_outputs
+from joinery_operator.reconcile.places import place_of, written_outputs
 from joinery_operator.settings import LabelSelector
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import Job, expression_problems, load_stored
 from joinery_runtime.job.crd import BlueGreenSpec, BlueGreenState, CandidateJob, OutputStatus, Status
 from joinery_runtime.job.model.base import PLAIN_NUMBERS
+from joinery_runtime.job.model.draft import path_text
 from joinery_runtime.job.model.resource import API_VERSION
 
 RETAIN_STATE, DELETE_STATE = "retainState", "deleteState"
@@ -309,18 +310,18 @@ def _template_problems(job: Job, spec: Mapping[str, Any], outputs: tuple[OutputS
             "spec.template.spec.output: a console has no place that another job could differ from; name a topic, a "
             "table or a folder"
         )
-    for index, source in enumerate(job.inputs):
+    for source, place in zip(job.declared_inputs, job.input_places, strict=True):
         named = [name for name in _GROUPS if source.kafka is not None and name in source.kafka.properties]
         if named:
-            path = "input" if "input" in spec else f"inputs[{index}]"
+            path = path_text(("spec", "template", "spec", *place, "kafka", "properties"))
             yield (
-                f"spec.template.spec.{path}.kafka.properties: names {' and '.join(named)}, and two jobs in one group "
+                f"{path}: names {' and '.join(named)}, and two jobs in one group "
                 "would divide the partitions; leave it out, then each job has a group of its own"
             )
 
 
 def _places(outputs: Iterable[OutputStatus]) -> set[tuple[str, str]]:
-    return {(output.kind, output.target) for output in outputs if output.target is not None}
+    return {(output.kind, place_of(output.kind, output.target)) for output in outputs if output.target is not None}
 
 
 def _as_text(kind: str, spec: Mapping[str, Any], resource: Manifest) -> str:

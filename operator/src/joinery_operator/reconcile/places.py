@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterator, Mapping
 from urllib.parse import parse_qsl
@@ -78,6 +79,19 @@ def _output_status(output: NamedOutput) -> OutputStatus:
     elif folder is not None:
         target = folder.path
     return OutputStatus(name=output.name, kind=kind, target=None if target is None else cut(target, _LONGEST))
+
+
+def place_of(kind: str, target: str) -> str:
+    """Return the same text for each spelling of a place: `/out/a/`, `/out/./a` and `file:///out/a` are one folder, `t`
+    and `public.t` one table. Of another schema on a role's search_path, and of links between folders, the resource says
+    nothing."""
+    if kind == "postgres":
+        return target.removeprefix("public.")
+    if kind not in ("file", "delta"):
+        return target
+    scheme, separator, path = target.rpartition("://")
+    path = posixpath.normpath(re.sub("/+", "/", path))
+    return path if scheme in ("", "file") else f"{scheme}{separator}{path}"
 
 
 def names_new_system(new: Job, old: Job, system: str) -> bool:
