@@ -230,6 +230,45 @@ def test_a_type_that_only_the_core_knows() -> None:
             "`us2 AS u`: 'us2' is a branch of the union 'o', and each record counts once",
         ),
         (f"{US_AND} SELECT * FROM us2) us", "another input or union is called 'us' too"),
+        ("SELECT * FROM us UNION ALL SELECT * FROM us2 LIMIT 5", "line 1, column 52, `LIMIT 5`: a union has every row"),
+        (f"{US_AND} SELECT * FROM us2 LIMIT 5) o", "column 67, `LIMIT 5`: a union has every row"),
+        (f"{US_AND} SELECT * FROM us2 ORDER BY ts) o", "`ORDER BY ts`: a union has every row"),
+        (f"{US_AND} SELECT * FROM us2 OFFSET 2) o", "`OFFSET 2`: a union has every row"),
+        (f"{US_AND} SELECT * FROM us2 FETCH FIRST 5 ROWS ONLY) o", "`FETCH FIRST 5 ROWS ONLY`: a union has every row"),
+        (f"{US_AND} ((SELECT * FROM us2) LIMIT 3)) o", "`LIMIT 3`: a union has every row"),
+        (f"WITH o AS {BOTH[:-1]} LIMIT 5) SELECT * FROM o", "`LIMIT 5`: a union has every row"),
+        (f"SELECT * FROM {BOTH} o TABLESAMPLE (10 PERCENT)", "`TABLESAMPLE (10 PERCENT)`: a union has every row"),
+        (f"SELECT * FROM {BOTH} o PIVOT (SUM(amount) FOR order_id IN ('a'))", "a union has every row"),
+        (
+            f"{US_AND} BY NAME SELECT ts, amount, order_id FROM us2) o",
+            "`SELECT ts, amount, order_id FROM us2`: columns of a union go by their places, not by their names; write",
+        ),
+        (f"{FROM_US} LEFT UNION ALL SELECT * FROM us2) o", "columns of a union go by their places"),
+        (
+            "WITH a AS (SELECT * FROM us WHERE amount > 1) SELECT * FROM a UNION ALL SELECT * FROM us2",
+            "`WITH a AS (SELECT * FROM us WHERE amount > 1)`: a SELECT of a union reads an input, not a query of WITH",
+        ),
+        *(
+            (
+                f"SELECT * FROM (SELECT {star} FROM us UNION ALL SELECT {star} FROM us2) o",
+                f"column 23, `{star}`: a star with more is not supported; write the columns one by one",
+            )
+            for star in (
+                "* EXCEPT (amount)",
+                "* REPLACE (amount + 1 AS amount)",
+                "* RENAME (amount AS sum)",
+                "* ILIKE 'a'",
+            )
+        ),
+        (
+            "SELECT * FROM (SELECT us.* EXCLUDE (amount) FROM us UNION ALL SELECT * FROM us2) o",
+            "`us.* EXCEPT (amount)`",
+        ),
+        ("SELECT * FROM (SELECT * AS a FROM us UNION ALL SELECT * FROM us2) o", "`*`: a star with more"),
+        (
+            "SELECT amount, order_id, ts FROM us AS u (amount, order_id, ts) UNION ALL SELECT * FROM us2",
+            "a SELECT of a union reads one input, row by row",
+        ),
         (f"{US_AND} SELECT * FROM us2) o (a, b, c)", "name the columns with AS in the first SELECT"),
     ],
 )
@@ -266,6 +305,13 @@ def test_every_shape_of_union_in_sql_is_a_job(sql: str) -> None:
     written = document(inputs=[US, {**US, "name": "us2"}])
     loaded = parse_job(json.dumps({**written, "spec": {**without(written["spec"], "joins"), "sql": sql}}), "job.json")
     assert len(compile_job(loaded).inputs) == 1
+
+
+def test_a_text_that_is_a_union_may_read_an_input_of_any_name() -> None:
+    written = document(inputs=[{**US, "name": "united"}, {**US, "name": "united_"}])
+    sql = "SELECT * FROM united UNION ALL SELECT * FROM united_"
+    loaded = parse_job(json.dumps({**written, "spec": {**without(written["spec"], "joins"), "sql": sql}}), "job.json")
+    assert [side.name for side in compile_job(loaded).inputs] == ["united__"]
 
 
 def test_explain_and_the_picture_show_each_branch() -> None:

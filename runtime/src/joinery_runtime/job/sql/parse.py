@@ -112,7 +112,10 @@ def _written_tree(sql: str, report: Report, form: Form) -> tuple[exp.Expr | None
     clauses = split_clauses(tokens, report, form)
     tree = _tree(clauses.body, sql, report, form)
     if isinstance(tree, exp.Union) and form.tests_existence:
-        united = exp.TableAlias(this=exp.to_identifier(UNITED))
+        inputs, name = {table.name for table in tree.find_all(exp.Table)}, UNITED
+        while name in inputs:
+            name += "_"
+        united = exp.TableAlias(this=exp.to_identifier(name))
         tree = exp.Select(expressions=[exp.Star()], from_=exp.From(this=exp.Subquery(this=tree, alias=united)))
     return tree, clauses, withins
 

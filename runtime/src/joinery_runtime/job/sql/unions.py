@@ -16,8 +16,16 @@ Columns = Mapping[str, Collection[str]]
 Item = dict[str, str]
 
 UNITED = "united"
-"""The name of the union if the text is nothing else."""
+"""The name of the union if the text is nothing else; followed by `_` if an input of the text has that name."""
 _PARTS = {"expressions", "from_", "where"}
+_READ: Mapping[type[exp.Expr], Collection[str]] = {
+    exp.Union: {"this", "expression", "distinct"},
+    exp.Subquery: {"this", "alias"},
+    exp.Star: (),
+}
+"""What is read of the nodes around the SELECTs, and of a star, by sqlglot's names."""
+_BY_NAME = {"by_name", "side", "kind", "on"}
+_IN_WITH = "a SELECT of a union reads an input, not a query of WITH; write the columns and WHERE of that query instead"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +74,11 @@ def _take(query: exp.Expr, name: str, columns: Columns, report: Report) -> Itera
         todo = "name the columns with AS in the first SELECT"
         report.add(node_position(query), f"a list of columns behind the name is not read; {todo}")
         return
+    unread = [*_unread(query)]
+    for node, problem in unread:
+        report.add(node_position(node), problem)
+    if unread:
+        return
     selects = [*_selects(query.this)]
     if any(node.args.get("distinct") for node in query.this.find_all(exp.Union)):
         facts = "UNION drops equal rows, which may come at any time"
@@ -95,6 +108,24 @@ def _take(query: exp.Expr, name: str, columns: Columns, report: Report) -> Itera
     yield SqlUnion({"name": name, "branches": complete}, report.place_text(node_position(query)), texts)
 
 
+def _unread(query: exp.Expr) -> Iterator[tuple[exp.Expr, str]]:
+    """Yield the place and the problem of each part of the unions, of the brackets around these and of stars that is not
+    among `_READ`."""
+    for node in query.find_all(*_READ):
+        extra = {name: value for name, value in node.args.items() if value and name not in _READ[type(node)]}
+        if isinstance(node, exp.Star):
+            item = node.parent if isinstance(node.parent, exp.Column) else node
+            if extra or isinstance(item.parent, exp.Alias):
+                yield item, "a star with more is not supported; write the columns one by one"
+            continue
+        if not extra.keys().isdisjoint(_BY_NAME):
+            todo = "write UNION ALL, and the columns of this SELECT in the order of the first one"
+            yield node.expression, f"columns of a union go by their places, not by their names; {todo}"
+        for name in extra.keys() - _BY_NAME:
+            for part in extra[name] if isinstance(extra[name], list) else [extra[name]]:
+                yield part, _IN_WITH if name == "with_" else "a union has every row of its SELECTs; leave this out"
+
+
 def _selects(node: exp.Expr) -> Iterator[exp.Expr]:
     inner = node.unnest() if isinstance(node, exp.Subquery) and not node.alias else node
     if isinstance(inner, exp.Union):
@@ -116,8 +147,10 @@ def _branch(select: exp.Expr, columns: Columns, report: Report) -> dict[str, Any
         return None
     table = start.this
     extra_parts = [name for name, value in table.args.items() if value and name not in {"this", "alias"}]
+    alias = table.args.get("alias")
+    renames = alias is not None and alias.args.get("columns")
     computes = select.find(exp.AggFunc, exp.Window) is not None
-    if not isinstance(table, exp.Table) or extra_parts or computes or len([*select.find_all(exp.Query)]) > 1:
+    if not isinstance(table, exp.Table) or extra_parts or renames or computes or len([*select.find_all(exp.Query)]) > 1:
         report.add(at, f"a SELECT of a union reads one input, row by row; {shape}")
         return None
     for column in select.find_all(exp.Column):
