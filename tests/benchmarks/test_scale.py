@@ -106,9 +106,9 @@ def test_a_line_of_the_series_has_its_shards_small_epochs_and_executors(tmp_path
     peer = peer_of("cluster-2x1-shards-64", tmp_path)
     job = yaml.safe_load((tmp_path / "job.yaml").read_text())
     assert job["spec"]["shards"] == 64
-    assert job["spec"]["trigger"] == {"maxRecordsPerEpoch": 6_000_000 // 40}
+    assert job["spec"]["trigger"] == {"maxRecordsPerEpoch": 2 * 6_000_000 // 40}
     assert list(peer.command[-2:]) == ["--master", "local-cluster[2,1,2048]"]
-    assert peer.settings == "2 executors with 1 core each; 64 shards, epochs of 150,000 records"
+    assert peer.settings == "2 executors with 1 core each; 64 shards, epochs of 300,000 records"
 
 
 @pytest.mark.parametrize("section", [joins.PEERS, sessions.PEERS])

@@ -28,6 +28,7 @@ from joinery_runtime.core.pipeline.watermark import InputClock
 from joinery_runtime.engine.epoch_budget import Budget
 from joinery_runtime.engine.idleness import IdleClock
 from joinery_runtime.engine.job_state import JobState
+from joinery_runtime.engine.messages import EpochOutcome, ReadSummary
 from joinery_runtime.engine.next_plan import PlanSettings
 from joinery_runtime.engine.plan import EpochPlan, InputState, partition_id
 from joinery_runtime.engine.planner import Planner
@@ -141,7 +142,7 @@ class Job:
             reads.append(read)
             if read.highest is not None:
                 highest[partition_id(planned.partition)] = read.highest
-        self.planner.learn(reads, {"in": self.state})
+        self.planner.learn(plan, EpochOutcome(ReadSummary(tuple(reads)), {}), {"in": self.state})
         self.state = self.state.after(plan, "in", highest, self.clocks["in"])
         self.number += 1
         return found

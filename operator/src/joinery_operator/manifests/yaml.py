@@ -16,7 +16,8 @@ from ruamel.yaml.representer import SafeRepresenter
 
 _TEXT = "tag:yaml.org,2002:str"
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
-_MOST_NODES = 20_000  # of a document: whoever walks through it meets each alias as often as it stands
+_MOST_SIZE = 5_000_000  # of a document, see `_size`: whoever walks through it meets each alias as often as it stands
+_NODE = 50  # the size of a node beside its characters
 _WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 
@@ -58,8 +59,8 @@ def from_yaml(text: str) -> object:
 def _parse(text: str) -> object:
     try:
         # Before anything is made of the nodes: a merge key copies what its aliases stand for while it is loaded.
-        if _count_nodes(YAML(typ="safe", pure=True).compose(text), {}) > _MOST_NODES:
-            raise YAMLError(f"it has more than {_MOST_NODES:,} entries, each alias counted as often as it stands")
+        if _size(YAML(typ="safe", pure=True).compose(text), {}) > _MOST_SIZE:
+            raise YAMLError("it is too large, each alias counted as often as it stands")
         document: object = YAML(typ="safe", pure=True).load(text)
     except YAMLError:
         raise
@@ -68,13 +69,15 @@ def _parse(text: str) -> object:
     return document
 
 
-def _count_nodes(node: Node | None, counted: dict[int, int]) -> int:
-    """Count the nodes of a document, those of an alias at each place where it stands. `counted` has the ones so far, by
-    the identity of their list or mapping; one within itself has too many."""
+def _size(node: Node | None, sizes: dict[int, int]) -> int:
+    """Return the size of a node in characters, and _NODE for each node, with an alias at each place where it stands.
+    `sizes` has those of the lists and mappings so far, by identity; one within itself is too large."""
+    if isinstance(node, ScalarNode):
+        return _NODE + len(node.value)
     if not isinstance(node, CollectionNode):
-        return 1
-    if id(node) not in counted:
-        counted[id(node)] = _MOST_NODES
+        return _NODE
+    if id(node) not in sizes:
+        sizes[id(node)] = _MOST_SIZE
         below = (part for pair in node.value for part in pair) if isinstance(node, MappingNode) else node.value
-        counted[id(node)] = 1 + sum(_count_nodes(part, counted) for part in below)
-    return counted[id(node)]
+        sizes[id(node)] = _NODE + sum(_size(part, sizes) for part in below)
+    return sizes[id(node)]
