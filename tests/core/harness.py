@@ -182,6 +182,7 @@ class PeersHost:
     apart: int = 0
     attempts: int = 0
     cores: int | None = None
+    processes: int = 1
 
     def run(self, work: EpochWork) -> EpochOutcome:
         shards, self.attempts = work.plan.shards, self.attempts + 1
