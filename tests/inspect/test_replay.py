@@ -16,7 +16,7 @@ from joinery_runtime.inspect.evidence import check_records, wrong_counts
 from joinery_runtime.inspect.replay import Replay, replayable
 from joinery_runtime.inspect.trace import run_trace
 from joinery_runtime.inspect.trace_environment import StepInputs, sorted_json_rows
-from joinery_runtime.inspect.trace_steps import StepLog, rows_by_input
+from joinery_runtime.inspect.trace_steps import StepLog, rows_by_input, united_step
 from joinery_runtime.job import Job, parse_job
 from joinery_runtime.state.memory import MemoryStore
 from joinery_runtime.state.store import EpochRecord
@@ -37,7 +37,7 @@ def played(trace: Trace, store: MemoryStore | None = None) -> tuple[Job, MemoryS
     out = [json.dumps(row) for line in run_trace(job, steps, store, 3) for row in line["output"]]
     logs = {side.name: StepLog(side) for side in job.inputs}
     for step in steps:
-        for name, rows in rows_by_input(step).items():
+        for name, rows in rows_by_input(united_step(step, job.inputs)).items():
             logs[name].append(rows)
     return job, store, logs, out
 
