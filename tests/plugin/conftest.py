@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import stat
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from joinery_operator.plugin import rollout
 from joinery_operator.plugin.app import main
 from joinery_runtime.job.crd import KINDS
 
@@ -105,3 +108,9 @@ def plugin(capfd: pytest.CaptureFixture[str]) -> Run:
         return Ended(ended.value.code, out, err)
 
     return run
+
+
+def sleep_by(monkeypatch: pytest.MonkeyPatch, sleep: Callable[[float], None]) -> None:
+    """Have `rollout status` sleep by this function. Other threads of the process keep the real one: they would run the
+    function beside the test."""
+    monkeypatch.setattr(rollout, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))

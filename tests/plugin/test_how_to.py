@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from docs.blocks import blocks_of
-from joinery_operator.plugin import rollout
 from joinery_operator.reconcile.reasons import sentence
-from plugin.conftest import FakeKubectl, Manifest, Run
+from plugin.conftest import FakeKubectl, Manifest, Run, sleep_by
 from plugin.test_plugin import _attempt, _job
 from plugin.test_rollout import stored
 from simulated_cluster.blue_green_world import BlueGreenWorld, blue_green, topic
@@ -57,7 +56,7 @@ def test_the_stages_of_a_rollout(kubectl: FakeKubectl, plugin: Run, monkeypatch:
         kubectl._write([])
         kubectl.knows(_job(conditions=[next(waiting)]))
 
-    monkeypatch.setattr(rollout.time, "sleep", show_next)
+    sleep_by(monkeypatch, show_next)
     show_next()
     ended = plugin("rollout", "status", NAME, "-n", "jobs", "--timeout", "30m")
     assert ended.out == printed_on("roll-out.md", f"rollout status {NAME}")
@@ -95,7 +94,7 @@ def test_an_edit_beside_the_job(kubectl: FakeKubectl, plugin: Run, monkeypatch: 
         world.settle(600)
         show()
 
-    monkeypatch.setattr(rollout.time, "sleep", wait)
+    sleep_by(monkeypatch, wait)
     show()
     ended = plugin("rollout", "status", "paid", "-n", "jobs")
     assert (ended.code, ended.out) == (4, printed_on("roll-out.md", "rollout status paid"))

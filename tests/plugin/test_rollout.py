@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from joinery_operator.plugin import rollout
-from plugin.conftest import FakeKubectl, Manifest, Run
+from plugin.conftest import FakeKubectl, Manifest, Run, sleep_by
 from plugin.test_plugin import REFERENCE, _job
 
 NAME = "orders-payments"
@@ -88,7 +87,7 @@ def test_status_waits_and_says_each_step_once(
         kubectl._write([])
         kubectl.knows(job(condition("UpToDate", str(reason == "RolledOut"), reason)))
 
-    monkeypatch.setattr(rollout.time, "sleep", show_next)
+    sleep_by(monkeypatch, show_next)
     show_next()
     ended = plugin("rollout", "status", NAME)
     assert (ended.code, shown) == (0, steps)
