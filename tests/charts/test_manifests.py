@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from charts.rendering import CHART, NAMESPACE, ROOT, Chart, HelmFailed, Manifest, Rendered
-from joinery_operator.kube.process import PERMISSIONS, page_permissions
+from joinery_operator.kube.process import BLUE_GREEN_PERMISSIONS, PERMISSIONS, page_permissions
 from joinery_operator.kube.resources import HTTP_ROUTE, INGRESS, JOBS, OWNERS, ApiResource
 from joinery_operator.names import labels as driver_labels
 from joinery_operator.settings import read_settings
@@ -135,14 +135,18 @@ def test_what_is_bound_exists(rendered: Rendered) -> None:
 
 
 def _rules(role: Manifest) -> dict[str, set[str]]:
-    return {resource: set(rule["verbs"]) for rule in role["rules"] for resource in rule["resources"]}
+    verbs: dict[str, set[str]] = {}
+    for rule in role["rules"]:
+        for resource in rule["resources"]:
+            verbs.setdefault(resource, set()).update(rule["verbs"])
+    return verbs
 
 
 def _operator_rules(*page_kinds: ApiResource) -> dict[str, set[str]]:
     """What the operator checks at its start that it may, and what only some clusters check."""
     of_pages = [right for kind in page_kinds for right in page_permissions(kind)]
     found = {f"{owner.plural}/finalizers": {"update"} for owner in OWNERS}
-    for right in (*PERMISSIONS, *of_pages):
+    for right in (*PERMISSIONS, *BLUE_GREEN_PERMISSIONS, *of_pages):
         name = f"{right.resource.plural}/{right.subresource}" if right.subresource else right.resource.plural
         found.setdefault(name, set()).add(right.verb)
     return found
