@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +118,10 @@ class Written:
         return epoch
 
     def publish(self, last: int | None = None) -> None:
-        output, dead = Outputs.of(self.job).sink(self.database), Outputs.of(self.job).dead_letter_sink()
+        outputs, dead = Outputs.of(self.job), Outputs.of(self.job).dead_letter_sink()
+        # A replay's rows have no columns by which a shard would sort them.
+        targets = tuple(replace(target, orders_keys=False) for target in outputs.targets)
+        output = replace(outputs, targets=targets).sink(self.database)
         self._publish(output, self.rows, last)
         if dead is not None:
             self._publish(dead, self.dead, last)
