@@ -17,12 +17,11 @@ from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from joinery_runtime.connectors.files.source import ListedFiles
 from joinery_runtime.connectors.source import Bounds, Range, SourcePlanner, SourceReader, StoredOffsets
 from joinery_runtime.connectors.store_identity import StoreIdentity
-from joinery_runtime.core.pipeline.operators import EVENT_TIME_MAX, EVENT_TIME_MIN
+from joinery_runtime.core.pipeline.operators import event_times
 from joinery_runtime.errors import SourceError, Unavailable
 from joinery_runtime.formats.batch import PartitionRef, RawBatch
 from joinery_runtime.formats.records import Decoded, Decoder
@@ -168,9 +167,7 @@ class HistoryDecoder:
         if part and decoded.left_out is not None:
             capped = np.minimum(decoded.left_out.times, self._until - 1)
             decoded = replace(decoded, left_out=replace(decoded.left_out, times=capped))
-        times = pc.fill_null(decoded.rows[self._event_time].cast(pa.int64()), EVENT_TIME_MIN - 1).to_numpy()
-        # Rows of invalid times become dead letters.
-        valid = (times >= EVENT_TIME_MIN) & (times <= EVENT_TIME_MAX)
+        times, valid = event_times(decoded.rows[self._event_time])  # rows of invalid times become dead letters
         skipped = valid & ((times >= self._until) if part else (times < self._until))
         count = int(np.count_nonzero(skipped))
         if not count:

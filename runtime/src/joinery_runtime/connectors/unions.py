@@ -11,12 +11,11 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from joinery_runtime.connectors.source import Bounds, Range, SourcePlanner, SourceReader, StoredOffsets
 from joinery_runtime.connectors.store_identity import StoreIdentity
 from joinery_runtime.core.compile.unions import BranchRows, compile_branch
-from joinery_runtime.core.pipeline.operators import EVENT_TIME_MAX, EVENT_TIME_MIN
+from joinery_runtime.core.pipeline.operators import event_times
 from joinery_runtime.core.pipeline.watermark import BRANCH_END
 from joinery_runtime.errors import Unavailable
 from joinery_runtime.formats.batch import PartitionRef, RawBatch
@@ -30,6 +29,11 @@ FILTERED = "filtered"
 def branch_topic(branch: str, topic: str) -> str:
     """The name in the union of a branch's topic or file."""
     return f"{branch}{BRANCH_END}{topic}"
+
+
+def union_ref(union: str, own: PartitionRef) -> PartitionRef:
+    """The partition of a branch as the union knows it."""
+    return PartitionRef(union, branch_topic(own.input, own.topic), own.partition)
 
 
 def branch_ref(ref: PartitionRef) -> PartitionRef:
@@ -54,7 +58,9 @@ class UnionPlanner:
             )
             of_branch = planner.bounds(own)
             ended = bool(of_branch) and all(bound.final and bound.start >= bound.end_exclusive for bound in of_branch)
-            bounds += [replace(bound, partition=self._ref(bound.partition), released=ended) for bound in of_branch]
+            bounds += [
+                replace(bound, partition=union_ref(self._name, bound.partition), released=ended) for bound in of_branch
+            ]
         return bounds
 
     def cut(self, bounds: Bounds, max_records: int) -> Range:
@@ -72,7 +78,7 @@ class UnionPlanner:
             planner.find_replaced_partitions(self._refs_of(name, partitions), self._ids_of_branch(name, topic_ids))
             for name, planner in self._branches.items()
         ]
-        return {self._ref(ref) for refs in replaced for ref in refs}
+        return {union_ref(self._name, ref) for refs in replaced for ref in refs}
 
     def pin(self, partitions: Collection[PartitionRef]) -> bool:
         return all(planner.pin(self._refs_of(name, partitions)) for name, planner in self._branches.items())
@@ -102,9 +108,6 @@ class UnionPlanner:
 
     def _planner_of(self, ref: PartitionRef) -> SourcePlanner:
         return self._branches[branch_ref(ref).input]
-
-    def _ref(self, own: PartitionRef) -> PartitionRef:
-        return PartitionRef(self._name, branch_topic(own.input, own.topic), own.partition)
 
     def _refs_of(self, name: str, partitions: Iterable[PartitionRef]) -> list[PartitionRef]:
         return [own for own in map(branch_ref, partitions) if own.input == name]
@@ -150,9 +153,7 @@ class UnionReader:
 
 def united_batch(union: str, raw: RawBatch) -> RawBatch:
     """The batch of a branch as one of the union."""
-    own = raw.partition
-    ref = PartitionRef(union, branch_topic(own.input, own.topic), own.partition)
-    return replace(raw, partition=ref, origin=own)
+    return replace(raw, partition=union_ref(union, raw.partition), origin=raw.partition)
 
 
 class UnionDecoder:
@@ -181,10 +182,8 @@ def _united(branch: BranchRows, decoded: Decoded) -> Decoded:
     rows, index, left_out, dropped = decoded.rows, decoded.index, decoded.left_out, dict(decoded.dropped)
     bad: dict[int, str] = {}
     if branch.condition is not None and rows.num_rows:
-        times = pc.fill_null(rows[branch.event_time].cast(pa.int64()), EVENT_TIME_MIN - 1).to_numpy()
-        # Rows of invalid times become dead letters.
-        valid = (times >= EVENT_TIME_MIN) & (times <= EVENT_TIME_MAX)
-        evaluated = branch.mask(rows)
+        times, valid = event_times(rows[branch.event_time])  # rows of invalid times become dead letters
+        evaluated = branch.condition.mask(lambda ref: rows[ref.column].combine_chunks(), rows.num_rows)
         passes = evaluated.values.to_numpy(zero_copy_only=False) | ~valid
         fine = _record_failures(evaluated.failed, index, bad)
         filtered = fine & ~passes

@@ -9,7 +9,6 @@ import pyarrow as pa
 
 from joinery_runtime.core.compile.aggregates import SQL_PATH
 from joinery_runtime.core.pipeline.expression import (
-    Evaluated,
     Expression,
     check_predicate,
     column_type,
@@ -28,17 +27,10 @@ class BranchRows:
     """`condition` says which rows of the input count (None: all of them), `columns` computes those of `schema`, the
     union's, from the input's. `event_time` is the input's column."""
 
-    name: str
     event_time: str
     condition: Expression | None
     columns: tuple[Expression, ...]
     schema: pa.Schema
-
-    def mask(self, rows: pa.Table) -> Evaluated:
-        """Evaluate the condition for rows of the input: TRUE where they count."""
-        if self.condition is None:
-            return Evaluated(pa.repeat(pa.scalar(True), rows.num_rows), {})
-        return self.condition.mask(lambda ref: rows[ref.column].combine_chunks(), rows.num_rows)
 
     def compute(self, rows: pa.Table) -> tuple[pa.Table, Mapping[int, str]]:
         """Make rows of the union from rows of the input. Also return, by row, why an expression failed on it."""
@@ -61,7 +53,7 @@ def compile_branch(branch: UnitedInput, union: UnionInput) -> BranchRows:
     columns = [
         _column(text, source.name, schemas, field) for field, (_, text) in zip(schema, branch.columns, strict=True)
     ]
-    return BranchRows(source.name, source.event_time, conjunction(conditions), tuple(columns), schema)
+    return BranchRows(source.event_time, conjunction(conditions), tuple(columns), schema)
 
 
 def _column(text: str, name: str, schemas: dict[str, pa.Schema], field: pa.Field) -> Expression:

@@ -27,6 +27,13 @@ _WIDEST = 76  # decimal256
 _DIGITS = {pa.int32(): 10, pa.int64(): 19}
 
 
+def event_times(column: pa.Array | pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
+    """Return event times (int64[n], ms) from a column of int64 or timestamps, and which of them are usable (bool[n]):
+    neither NULL nor outside the years that can be represented."""
+    times = pc.fill_null(column.cast(pa.int64()), EVENT_TIME_MIN - 1).to_numpy(zero_copy_only=False)
+    return times, np.asarray((times >= EVENT_TIME_MIN) & (times <= EVENT_TIME_MAX))
+
+
 # --- types that meet --------------------------------------------------------------------------------------------------
 
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from joinery_runtime.core.pipeline.expression import Evaluated, Expression
 from joinery_runtime.core.pipeline.lateness import FutureCheck, LateRows, Timestamps, behind_highest
-from joinery_runtime.core.pipeline.operators import EVENT_TIME_MAX, EVENT_TIME_MIN
+from joinery_runtime.core.pipeline.operators import event_times
 from joinery_runtime.core.pipeline.sides import ComputedColumns, Intake, Placement
 from joinery_runtime.core.table.columns import HASH, partitions_of
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash, partition_hash, shard_starts, spread_hash
@@ -111,7 +111,7 @@ def prepare(
     hashes (uint64[n])."""
     rows, offsets = records.rows, records.offsets
     times = rows.column(intake.event_time).cast(pa.int64())
-    values, usable = _event_times(times)
+    values, usable = event_times(times)
     ahead: dict[int, str] = {}
     if checks.future is not None:
         ahead = _reasons_too_far_ahead(checks.future, intake.event_time, values, usable, records.timestamps)
@@ -143,7 +143,7 @@ def too_far_ahead(
     intake: Intake, rows: pa.RecordBatch, future: FutureCheck, timestamps: Timestamps | None
 ) -> dict[int, str]:
     """Returns, by position, why rows are too far ahead. Agrees with `prepare`."""
-    values, usable = _event_times(rows.column(intake.event_time).cast(pa.int64()))
+    values, usable = event_times(rows.column(intake.event_time))
     return _reasons_too_far_ahead(future, intake.event_time, values, usable, timestamps)
 
 
@@ -151,16 +151,10 @@ def usable_times(
     intake: Intake, rows: pa.RecordBatch, future: FutureCheck | None, timestamps: Timestamps | None
 ) -> np.ndarray:
     """The event times (int64 ms) of rows that move a watermark, in order of arrival."""
-    values, usable = _event_times(rows.column(intake.event_time).cast(pa.int64()))
+    values, usable = event_times(rows.column(intake.event_time))
     if future is not None:
         usable[list(_reasons_too_far_ahead(future, intake.event_time, values, usable, timestamps))] = False
     return np.asarray(values[usable])
-
-
-def _event_times(times: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the event times (int64[n]) and which of them are usable (bool[n])."""
-    values = pc.fill_null(times, EVENT_TIME_MIN - 1).to_numpy(zero_copy_only=False)
-    return values, np.asarray((values >= EVENT_TIME_MIN) & (values <= EVENT_TIME_MAX))
 
 
 def _reasons_too_far_ahead(

@@ -28,7 +28,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.pipeline.operators import EVENT_TIME_MAX, EVENT_TIME_MIN
+from joinery_runtime.core.pipeline.operators import event_times
 from joinery_runtime.core.table.columns import UNAVAILABLE
 from joinery_runtime.formats.batch import RawBatch
 from joinery_runtime.formats.connect_types import (
@@ -466,7 +466,6 @@ class WantedOps:
 
     def _valid_times(self, parts: Sequence[Decoded]) -> LeftOut:
         """The valid event times of these events."""
-        columns = [events.rows[self._event_time].cast(pa.int64()) for events in parts]
-        times = np.concatenate([pc.fill_null(column, EVENT_TIME_MIN - 1).to_numpy() for column in columns])
-        valid = (times >= EVENT_TIME_MIN) & (times <= EVENT_TIME_MAX)
+        read = [event_times(events.rows[self._event_time]) for events in parts]
+        times, valid = np.concatenate([times for times, _ in read]), np.concatenate([valid for _, valid in read])
         return LeftOut(times[valid], np.concatenate([events.index for events in parts])[valid])
