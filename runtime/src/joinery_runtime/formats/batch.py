@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -84,41 +85,29 @@ class RawBatch:
 
     def part(self, start: int, stop: int | None = None) -> RawBatch:
         """The records from position `start` up to `stop`, as in a slice."""
-        cut = slice(start, stop)
-        keys = None if self.keys is None else self.keys[cut]
-        of_all = self.timestamps
-        timestamps = None if of_all is None else lambda at: of_all(at + start)
-        headers = {name: header[cut] for name, header in self.headers.items()}
-        offsets, values = self.offsets[cut], self.values[cut]
-        columns = None if self.columns is None else self.columns.slice(start, len(offsets))
-        return replace(
-            self,
-            offsets=offsets,
-            values=values,
-            keys=keys,
-            timestamps=timestamps,
-            lost=0,
-            headers=headers,
-            columns=columns,
+        first, last, _ = slice(start, stop).indices(len(self.offsets))
+        return self._select(
+            self.offsets[start:stop], lambda column: column.slice(first, max(0, last - first)), lambda at: at + start
         )
 
     def take(self, positions: np.ndarray) -> RawBatch:
         """The records at these positions (int64[n], ascending) of the batch."""
         chosen = pa.array(positions)
-        keys = None if self.keys is None else self.keys.take(chosen)
-        of_all = self.timestamps
-        timestamps = None if of_all is None else lambda at: of_all(positions[at])
-        headers = {name: header.take(chosen) for name, header in self.headers.items()}
-        values = self.values.take(chosen)
-        columns = None if self.columns is None else self.columns.take(chosen)
-        offsets = self.offsets[positions]
+        return self._select(self.offsets[positions], lambda column: column.take(chosen), lambda at: positions[at])
+
+    def _select(
+        self, offsets: np.ndarray, select: Callable[[Any], Any], position: Callable[[np.ndarray], np.ndarray]
+    ) -> RawBatch:
+        """Return some records: `select` selects those of a column, and `position` gives their positions here by those
+        in the result."""
+        read = self.timestamps
         return replace(
             self,
             offsets=offsets,
-            values=values,
-            keys=keys,
-            timestamps=timestamps,
+            values=select(self.values),
+            keys=None if self.keys is None else select(self.keys),
+            timestamps=None if read is None else lambda at: read(position(at)),
             lost=0,
-            headers=headers,
-            columns=columns,
+            headers={name: select(header) for name, header in self.headers.items()},
+            columns=None if self.columns is None else select(self.columns),
         )
