@@ -101,6 +101,10 @@ class JobDraft:
     def by_name(self) -> dict[str, InputDraft]:
         return {source.name: source for source in self.inputs if source.name is not None}
 
+    def declared(self, name: object) -> InputDraft | None:
+        """The declared input of that name; the first one, while a mistake gives it to several."""
+        return next((source for source in self.sources if source.name == name), None)
+
     @property
     def all_named(self) -> bool:
         """Whether there are as many inputs as a job needs, each with a unique name, as rules on outputs need."""

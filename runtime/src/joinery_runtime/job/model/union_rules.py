@@ -36,8 +36,7 @@ def _branches(draft: JobDraft) -> Iterator[tuple[Loc, object, InputDraft | None]
     """Each branch of each union with its place, and its input if there is one of that name."""
     for at, union in _unions(draft):
         for number, branch in enumerate(items(union, "branches")):
-            name = dig(branch, "input")
-            yield (*at, "branches", number), branch, next((s for s in draft.sources if s.name == name), None)
+            yield (*at, "branches", number), branch, draft.declared(dig(branch, "input"))
 
 
 def _names(draft: JobDraft) -> Iterator[Finding]:
@@ -134,7 +133,8 @@ def _alike(draft: JobDraft) -> Iterator[Finding]:
         types, first = union_types(complete), str(names[0])
         time = _event_time(complete[0], first, draft)
         if time is None:
-            written = next((s.data.get("eventTime") for s in draft.sources if s.name == first), None)
+            source = draft.declared(first)
+            written = None if source is None else source.data.get("eventTime")
             facts = f"the branch lacks {written!r}, the event time of {first!r}"
             yield (*at, "branches", 0), f"{facts}; select it too, in each branch under one name"
         for name, kind in types.items():
@@ -165,7 +165,7 @@ def _differences(at: Loc, branch: Sequence[BranchField], types: Types, first: st
 
 
 def _event_time(fields: Sequence[BranchField], name: str, draft: JobDraft) -> str | None:
-    source = next((source for source in draft.sources if source.name == name), None)
+    source = draft.declared(name)
     return None if source is None else event_time_name(fields, source.data.get("eventTime"))
 
 
