@@ -104,11 +104,13 @@ class RowSpread:
 
     def filled_processes(self, processes: int) -> float:
         """Return how many of the processes the next epoch's rows fill, from 1 to `processes`."""
+        if processes == 1 or 2 * self._newest <= 1 or not self._epochs:
+            return 1.0
         filled = [
             rows_read / (max((_fullest(rows, processes) for rows in by_step), default=0) or 1)
             for rows_read, by_step in self._epochs
         ]
-        return min(processes, *(max(1.0, number) for number in (*filled, 2 * self._newest))) if filled else 1.0
+        return min(processes, *(max(1.0, number) for number in (*filled, 2 * self._newest)))
 
 
 def _fullest(rows: Sequence[int], processes: int) -> int:
