@@ -57,11 +57,13 @@ def from_yaml(text: str) -> object:
 # Every reconcile of a job reads its ConfigMaps again, which hardly ever change: parsing took half of its time.
 @lru_cache(maxsize=500)
 def _parse(text: str) -> object:
+    yaml = YAML(typ="safe", pure=True)
     try:
-        # Before anything is made of the nodes: a merge key copies what its aliases stand for while it is loaded.
-        if _size(YAML(typ="safe", pure=True).compose(text), {}) > _MOST_SIZE:
+        node = yaml.compose(text)
+        # Before anything is made of the nodes: a merge key copies what its aliases stand for.
+        if _size(node, {}) > _MOST_SIZE:
             raise YAMLError("it is too large, each alias counted as often as it stands")
-        document: object = YAML(typ="safe", pure=True).load(text)
+        document: object = None if node is None else yaml.constructor.construct_document(node)
     except YAMLError:
         raise
     except Exception as error:  # of a key that is a list, `!!int ''`, or nesting without end

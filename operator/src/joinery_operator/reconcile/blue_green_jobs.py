@@ -28,12 +28,12 @@ from joinery_runtime.errors import JobError
 from joinery_runtime.job import Job, expression_problems, load_stored
 from joinery_runtime.job.crd import BlueGreenSpec, BlueGreenState, CandidateJob, OutputStatus, Status
 from joinery_runtime.job.model.base import PLAIN_NUMBERS
-from joinery_runtime.job.model.draft import path_text
+from joinery_runtime.job.model.draft import dig, path_text
+from joinery_runtime.job.model.input_rules import GROUP_SETTINGS
 from joinery_runtime.job.model.resource import API_VERSION
 
 RETAIN_STATE, DELETE_STATE = "retainState", "deleteState"
 Role = Literal["active", "candidate", "old", "retired"]
-_GROUPS = ("group.id", "group.instance.id")
 _PAUSES = {"rollouts": "rollouts", "everything": "all"}
 _REMEMBERED = 1_000
 _TOO_DEEP = ""
@@ -178,8 +178,8 @@ def desired_spec(spec: Mapping[str, Any], job: Manifest | None, *, suspended: bo
     """The spec of a job's resource. Its number of executors is its own if `spec` names none: an autoscaler may set
     it."""
     desired = {**spec, "suspend": suspended, "cleanup": cleanup}
-    instances = _value_at(job or {}, "spec", "spark", "executor", "instances")
-    if instances is not None and _value_at(spec, "spark", "executor", "instances") is None:
+    instances = dig(job, "spec", "spark", "executor", "instances")
+    if instances is not None and dig(spec, "spark", "executor", "instances") is None:
         spark = dict(desired.get("spark") or {})
         desired["spark"] = {**spark, "executor": {**(spark.get("executor") or {}), "instances": instances}}
     return desired
@@ -311,7 +311,7 @@ def _template_problems(job: Job, spec: Mapping[str, Any], outputs: tuple[OutputS
             "table or a folder"
         )
     for source, place in zip(job.declared_inputs, job.input_places, strict=True):
-        named = [name for name in _GROUPS if source.kafka is not None and name in source.kafka.properties]
+        named = [name for name in GROUP_SETTINGS if source.kafka is not None and name in source.kafka.properties]
         if named:
             path = path_text(("spec", "template", "spec", *place, "kafka", "properties"))
             yield (
@@ -364,12 +364,6 @@ def _merge_patch(actual: Mapping[str, Any], desired: Mapping[str, Any]) -> dict[
         elif old != value:
             patch[name] = value
     return patch
-
-
-def _value_at(document: object, *path: str) -> object:
-    for step in path:
-        document = document.get(step) if isinstance(document, Mapping) else None
-    return document
 
 
 def conflict(job: RequestedJob, state: BlueGreenState) -> str | None:
