@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -171,10 +172,10 @@ def fetch(port: int, path: str) -> str:
 
 def test_missing_rights_are_named(log_in, with_crds, cluster, shop, start):
     """The chart's role is just enough; without one of its verbs the operator says which."""
-    with_crds.kubectl(
-        "patch", "role", "joinery-operator", "-n", shop, "--type=json",
-        "-p", '[{"op": "replace", "path": "/rules/3/verbs", "value": ["get", "list", "watch", "create", "patch"]}]',
-    )  # fmt: skip
+    role = with_crds.kubectl.get("role", "joinery-operator", shop)
+    (of_pods,) = (number for number, rule in enumerate(role["rules"]) if "pods" in rule["resources"])
+    patch = [{"op": "replace", "path": f"/rules/{of_pods}/verbs", "value": ["get", "list", "watch", "create", "patch"]}]
+    with_crds.kubectl("patch", "role", "joinery-operator", "-n", shop, "--type=json", "-p", json.dumps(patch))
     with start(**SMALL_RECONCILE) as operator:
         assert operator.process.wait(240) == 1
         expected = "; ".join(f"delete {plural} in namespace {shop}" for plural in ("pods", "configmaps", "services"))
