@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from joinery_devkit.house import BUDGETS, ROOT, SOURCES, bound_names, main, measure, prose_files, retired_words
+from joinery_devkit.house import (
+    BUDGETS,
+    ROOT,
+    SOURCES,
+    bound_names,
+    helpers_used_once,
+    main,
+    measure,
+    prose_files,
+    retired_words,
+)
 
 
 @pytest.fixture
@@ -70,6 +80,35 @@ def test_the_figures_of_a_source(source: Path) -> None:
 def test_a_private_helper_is_counted_in_its_own_file(source: Path) -> None:
     for name in ("one.py", "two.py"):
         (source / name).write_text("def read():\n    return _first()\n\n\ndef _first():\n    return 1\n")
+    assert measure(source).used_once == 50.0
+
+
+@pytest.mark.parametrize(
+    ("code", "helpers"),
+    [
+        ("def _first(): ...\n_first()", ["_first"]),
+        ("def _first(): ...\nread(_first)", ["_first"]),
+        ("class A:\n    async def _first(self): ...\n    def read(self): self._first()", ["_first"]),
+        ("def _first(): ...\n_first()\n_first()", []),
+        ("def _first(): ...", []),
+        ("def first(): ...\nfirst()", []),
+        ("class A:\n    def __init__(self): ...\n    def read(self): super().__init__()", []),
+    ],
+)
+def test_a_private_function_used_once_is_a_helper(source: Path, code: str, helpers: list[str]) -> None:
+    assert [helper.name for helper in helpers_used_once(write(source, code))] == helpers
+
+
+def test_the_helpers_used_once_are_listed(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(source, "\ndef _first(): ...\n_first()\n")
+    assert main(["--once", str(source)]) == 0
+    assert capsys.readouterr().out == f"{file}:2 _first\n"
+
+
+def test_functions_that_python_calls_are_no_part_of_the_percentage(source: Path) -> None:
+    write(
+        source, "class A:\n    def __init__(self): self._first()\n    def _first(self): ...\n    def read(self): ...\n"
+    )
     assert measure(source).used_once == 50.0
 
 
