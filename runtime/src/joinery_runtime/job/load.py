@@ -60,21 +60,18 @@ def load_own_job(path: Path) -> Job:
 
 
 def _parse_file(path: Path, *, plain_numbers: bool = False, as_stored: bool = False) -> Job:
-    base = path.absolute().parent
-    return parse_job(
-        _text_of(path), str(path), base=base, environment=os.environ, plain_numbers=plain_numbers, as_stored=as_stored
-    )
-
-
-def _text_of(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         message = f"cannot be read: {error.strerror or error}; check the path"
         raise JobError(str(path), [Problem("(file)", message)]) from error
     except UnicodeDecodeError as error:
         message = f"is not UTF-8 text (byte {error.start}); save it as UTF-8"
         raise JobError(str(path), [Problem("(file)", message)]) from error
+    base = path.absolute().parent
+    return parse_job(
+        text, str(path), base=base, environment=os.environ, plain_numbers=plain_numbers, as_stored=as_stored
+    )
 
 
 def job_from(data: Mapping[str, Any], *, plain_numbers: bool = False) -> Job:

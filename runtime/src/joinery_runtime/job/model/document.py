@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,13 +40,28 @@ class Document:
 def read_documents(text: str, source: str, environment: Mapping[str, str] | None = None) -> list[Document]:
     """All documents that are not empty. Raises JobError with line and column if the text is not YAML. With an
     `environment`, values may refer to its variables: `${NAME}`, or `${NAME:-default}`; `$${` stands for `${`."""
-    text = _without_json_tabs(text)
+    if "\t" in text:
+        # YAML does not allow tabs as indentation, but JSON does. JSON's strings cannot hold a bare tab.
+        with suppress(ValueError):
+            json.loads(text)
+            text = text.replace("\t", " ")
     yaml = YAML(typ="safe", pure=True)
     try:
         nodes = [node for node in yaml.compose_all(text) if node is not None]
         return [_Reader(yaml, environment).document(node) for node in nodes]
     except MarkedYAMLError as error:
-        raise JobError(source, [_broken(error, text)]) from error
+        mark = error.problem_mark or error.context_mark
+        while_doing = f" {error.context}" if error.context else ""
+        todo = "fix the text here or just above"
+        if mark is not None and text.splitlines()[mark.line : mark.line + 1]:
+            line = text.splitlines()[mark.line]
+            if line[max(0, mark.column - 1) :].startswith("${"):  # a mapping begins there, to YAML
+                todo = 'inside {...} or [...], quote a value that has a variable: "${NAME}"'
+        message = f"this is not readable YAML: {error.problem or 'broken'}{while_doing}; {todo}"
+        problem = Problem("(file)", message)
+        if mark is not None:
+            problem = Problem("(file)", f"column {mark.column + 1}: {message}", mark.line + 1)
+        raise JobError(source, [problem]) from error
     except RecursionError as error:
         problem = Problem("(file)", "this is not readable YAML: it is nested too deep, or an alias refers to itself")
         raise JobError(source, [problem]) from error
@@ -75,32 +91,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_number(name: str) -> None:
     raise ValueError(f"{name} is text in YAML")
-
-
-def _without_json_tabs(text: str) -> str:
-    """The text with spaces in place of tabs if it is JSON: YAML does not allow tabs as indentation. JSON's strings
-    cannot hold a bare tab."""
-    if "\t" not in text:
-        return text
-    try:
-        json.loads(text)
-    except ValueError:
-        return text
-    return text.replace("\t", " ")
-
-
-def _broken(error: MarkedYAMLError, text: str) -> Problem:
-    mark = error.problem_mark or error.context_mark
-    while_doing = f" {error.context}" if error.context else ""
-    todo = "fix the text here or just above"
-    if mark is not None and text.splitlines()[mark.line : mark.line + 1]:
-        line = text.splitlines()[mark.line]
-        if line[max(0, mark.column - 1) :].startswith("${"):  # a mapping begins there, to YAML
-            todo = 'inside {...} or [...], quote a value that has a variable: "${NAME}"'
-    message = f"this is not readable YAML: {error.problem or 'broken'}{while_doing}; {todo}"
-    if mark is None:
-        return Problem("(file)", message)
-    return Problem("(file)", f"column {mark.column + 1}: {message}", mark.line + 1)
 
 
 class _Reader:

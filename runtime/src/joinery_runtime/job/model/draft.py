@@ -114,13 +114,10 @@ class JobDraft:
 def path_text(at: Loc) -> str:
     """A path as text: `spec.inputs[0].schema[2].type`; a key that is not a plain word is quoted:
     `keys["orders.id"]`."""
-    return "".join(map(_step_text, at)).removeprefix(".") or "(file)"
-
-
-def _step_text(step: str | int) -> str:
-    if isinstance(step, int):
-        return f"[{step}]"
-    return f".{step}" if _PLAIN.fullmatch(step) else f'["{step}"]'
+    steps = (
+        f"[{step}]" if isinstance(step, int) else f".{step}" if _PLAIN.fullmatch(step) else f'["{step}"]' for step in at
+    )
+    return "".join(steps).removeprefix(".") or "(file)"
 
 
 def dig(data: object, *steps: str | int) -> Any:
@@ -143,19 +140,15 @@ def items(data: object, *steps: str | int) -> Sequence[Any]:
 
 def read_draft(data: Mapping[str, Any]) -> JobDraft:
     sources = tuple(input_draft(("spec", "inputs", i), raw) for i, raw in enumerate(items(data, "spec", "inputs")))
-    inputs = _united(sources, items(data, "spec", "unions"))
-    return JobDraft(data, inputs, tuple(_step_parts(inputs, items(data, "spec", "joins"))), sources)
-
-
-def _united(sources: tuple[InputDraft, ...], unions: Sequence[object]) -> tuple[InputDraft, ...]:
-    """The inputs with each union in the place of the first of its branches."""
     union_of: dict[str, InputDraft] = {}
-    for number, union in enumerate(unions):
+    for number, union in enumerate(items(data, "spec", "unions")):
         side = _union_draft(("spec", "unions", number), union, sources)
         names = [dig(branch, "input") for branch in items(union, "branches")]
         union_of |= {name: side for name in names if isinstance(name, str)}
+    # Each union takes the place of the first of its branches.
     in_place = [union_of.get(source.name or "", source) for source in sources]
-    return tuple({side.at: side for side in in_place}.values())
+    inputs = tuple({side.at: side for side in in_place}.values())
+    return JobDraft(data, inputs, tuple(_step_parts(inputs, items(data, "spec", "joins"))), sources)
 
 
 def _union_draft(at: Loc, union: object, sources: Sequence[InputDraft]) -> InputDraft:
@@ -225,15 +218,12 @@ def reference(text: object) -> Reference | None:
 
 def input_draft(at: Loc, raw: object) -> InputDraft:
     data = raw if isinstance(raw, Mapping) else {}
-    name = data.get("name")
-    return InputDraft(at, data, name if isinstance(name, str) else None, _types(items(data, "schema")))
-
-
-def _types(columns: Sequence[object]) -> Mapping[str, ColumnType | None] | None:
+    name, columns = data.get("name"), items(data, "schema")
     names = [dig(column, "name") for column in columns]
-    if not names or not all(isinstance(name, str) for name in names):
-        return None
-    return {name: _type(dig(column, "type")) for name, column in zip(names, columns, strict=True)}
+    types = None
+    if names and all(isinstance(column_name, str) for column_name in names):
+        types = {column_name: _type(dig(column, "type")) for column_name, column in zip(names, columns, strict=True)}
+    return InputDraft(at, data, name if isinstance(name, str) else None, types)
 
 
 def _type(raw: object) -> ColumnType | None:

@@ -92,22 +92,21 @@ def _parse_text(text: str) -> int:
     parts = _PART.findall(match[2])
     if not parts[-1][1]:
         raise ValueError(without_unit(text))
-    total = sum((_part_ms(number, unit, text) for number, unit in parts), Fraction(0))
+    total = Fraction(0)
+    for number, unit in parts:
+        if unit in _MS_PER_UNIT:
+            total += Fraction(number) * _MS_PER_UNIT[unit]
+        elif not unit:
+            raise ValueError(f"{text!r} has no unit after {number}; {_HINT}")
+        elif unit in {"d", "w"}:
+            hours = float(Fraction(number) * (24 if unit == "d" else 168))
+            written = f"{hours:.0f}" if hours.is_integer() else f"{hours:f}".rstrip("0")
+            raise ValueError(f"{text!r} has the unit {unit!r}, which Go durations lack; write hours: {written}h")
+        elif unit.lower().rstrip("s") in {"mo", "mon", "month", "q", "quarter", "y", "year"}:
+            facts = f"{text!r} has the unit {unit!r}, which differs in length"
+            raise ValueError(f"{facts}; write hours, as 24h for a day, and add up days where rows are read")
+        else:
+            raise ValueError(f"{text!r} has the unknown unit {unit!r}; units are h, m, s, ms, us and ns")
     if total.denominator != 1:
         raise ValueError(f"{text!r} is not a whole number of milliseconds, the smallest step of event time")
     return -int(total) if match[1] == "-" else int(total)
-
-
-def _part_ms(number: str, unit: str, text: str) -> Fraction:
-    if unit in _MS_PER_UNIT:
-        return Fraction(number) * _MS_PER_UNIT[unit]
-    if not unit:
-        raise ValueError(f"{text!r} has no unit after {number}; {_HINT}")
-    if unit in {"d", "w"}:
-        hours = float(Fraction(number) * (24 if unit == "d" else 168))
-        written = f"{hours:.0f}" if hours.is_integer() else f"{hours:f}".rstrip("0")
-        raise ValueError(f"{text!r} has the unit {unit!r}, which Go durations lack; write hours: {written}h")
-    if unit.lower().rstrip("s") in {"mo", "mon", "month", "q", "quarter", "y", "year"}:
-        facts = f"{text!r} has the unit {unit!r}, which differs in length"
-        raise ValueError(f"{facts}; write hours, as 24h for a day, and add up days where rows are read")
-    raise ValueError(f"{text!r} has the unknown unit {unit!r}; units are h, m, s, ms, us and ns")

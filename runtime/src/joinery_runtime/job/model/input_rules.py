@@ -42,18 +42,13 @@ GROUP_SETTINGS = ("group.id", "group.instance.id")
 """Kafka's settings that make two consumers one: the members of a group divide the partitions among them."""
 
 
-def _number_of_inputs(draft: JobDraft) -> Iterator[Finding]:
-    count = len(draft.inputs)
+def _number_and_names(draft: JobDraft) -> Iterator[Finding]:
     spec = dig(draft.data, "spec")
-    if not isinstance(dig(spec, "inputs"), list | tuple):
-        return
-    if count == 0:
+    written = isinstance(dig(spec, "inputs"), list | tuple)
+    if written and not draft.inputs:
         yield ("spec", "inputs"), "there is no input; write at least one"
-    elif count == 1 and dig(spec, "joins"):
+    elif written and len(draft.inputs) == 1 and dig(spec, "joins"):
         yield ("spec", "inputs"), "a join needs two inputs: there are 1, write at least two"
-
-
-def _distinct_names(draft: JobDraft) -> Iterator[Finding]:
     for i, name in repeats([source.name for source in draft.sources]):
         yield ("spec", "inputs", i, "name"), f"two inputs are named {name!r}; give each its own name"
     for source in draft.sources:
@@ -75,12 +70,26 @@ def _event_time(draft: JobDraft) -> Iterator[Finding]:
             yield at, f"column {name!r} is {kind}; event time must be timestamp, or int64 milliseconds since 1970"
 
 
-def _nested(draft: JobDraft) -> Iterator[Finding]:
+def _flat_formats(draft: JobDraft) -> Iterator[Finding]:
     for source in draft.sources:
         kind = source.data.get("format")
         for i, column in enumerate(items(source.data, "schema")):
             if dig(column, "path") is not None and dig(column, "from") is None and kind in _FLAT_FORMATS:
                 yield (*source.at, "schema", i, "path"), f"records of format {kind} are flat; leave the path out"
+        if kind == "parquet" and "kafka" in source.data:
+            yield (*source.at, "format"), "parquet is a format of files; name file: {path: ...} instead of kafka"
+        if kind != "csv" and source.data.get("csv") is not None:
+            yield (*source.at, "csv"), "csv says how CSV is written, and the format is another one; leave it out"
+        if (
+            kind == "csv"
+            and dig(source.data, "csv", "header") is not False
+            and dig(source.data, "file", "watch") is True
+        ):
+            todo = "write csv: {header: false}, with the schema in the order of the fields, or another format"
+            yield (
+                (*source.at, "file", "watch"),
+                f"CSV with a header is not read from a directory that is watched; {todo}",
+            )
 
 
 def _schemas(draft: JobDraft) -> Iterator[Finding]:
@@ -103,27 +112,6 @@ def _schemas(draft: JobDraft) -> Iterator[Finding]:
         if source.data.get("protobufMessage") is not None and "protobufSchema" not in named:
             todo = "leave it out: records name it" if "schemaRegistry" in named else "leave it out"
             yield (*source.at, "protobufMessage"), f"protobufMessage is a message of protobufSchema; {todo}"
-
-
-def _format_fields(draft: JobDraft) -> Iterator[Finding]:
-    for source in draft.sources:
-        if source.data.get("format") == "parquet" and "kafka" in source.data:
-            yield (*source.at, "format"), "parquet is a format of files; name file: {path: ...} instead of kafka"
-    for source in draft.sources:
-        if source.data.get("csv") is not None and source.data.get("format") != "csv":
-            yield (*source.at, "csv"), "csv says how CSV is written, and the format is another one; leave it out"
-
-
-def _watched(draft: JobDraft) -> Iterator[Finding]:
-    for source in draft.sources:
-        if dig(source.data, "file", "watch") is not True:
-            continue
-        if source.data.get("format") == "csv" and dig(source.data, "csv", "header") is not False:
-            todo = "write csv: {header: false}, with the schema in the order of the fields, or another format"
-            yield (
-                (*source.at, "file", "watch"),
-                f"CSV with a header is not read from a directory that is watched; {todo}",
-            )
 
 
 def _history(draft: JobDraft) -> Iterator[Finding]:
@@ -189,53 +177,52 @@ def _formats(draft: JobDraft) -> Iterator[Finding]:
                 yield (*at, "format"), "the pattern has no offset (%z); write zone: UTC, or the zone of the times"
 
 
-def _where(draft: JobDraft) -> Iterator[Finding]:
+_SEVERAL_TOPICS = {"topics": "topics names several", "topicPattern": "topicPattern may match many"}
+
+
+def _sources(draft: JobDraft) -> Iterator[Finding]:
+    for source in draft.sources:
+        kafka, at = source.data.get("kafka"), (*source.at, "kafka")
+        yield from exactly_one(source.data, source.at, ("kafka", "file"))
+        yield from exactly_one(kafka, at, ("topic", "topics", "topicPattern"))
+        several = [facts for field, facts in _SEVERAL_TOPICS.items() if dig(kafka, field) is not None]
+        for name in ("startFrom", "stopAt"):
+            if several and dig(kafka, name, "offsets") is not None:
+                facts = f"offsets belong to one topic, {several[0]}"
+                yield (*at, name), f"{facts}; write a word or {{timestamp: ...}} here, or name one topic"
+        for i, name in repeats(items(kafka, "topics")):
+            facts = f"topic {name!r} is named twice, and each record counts once"
+            yield (*at, "topics", i), f"{facts} (rule U1); drop one"
+    # The members of a group divide the partitions, so each of two inputs would read only some of its topic's.
+    for name in GROUP_SETTINGS:
+        values = [dig(source.data, "kafka", "properties", name) for source in draft.sources]
+        for i, value in repeats(values):
+            facts = f"two inputs have {name} {value!r}; each input is a group of its own"
+            place = (*draft.sources[i].at, "kafka", "properties", name)
+            yield place, f"{facts}: give each another name, or leave it out"
+
+
+def _tables(draft: JobDraft) -> Iterator[Finding]:
     for source in draft.sources:
         if source.data.get("where") is not None and source.data.get("table") is not None:
             facts = "a table's version that is left out would leave an older one valid"
             yield (*source.at, "where"), f"{facts} (rule A1); write the condition into the step's `where`"
+        kind, deletes = str(source.data.get("format")), dig(source.data, "table", "deletedBy") is not None
+        if deletes and kind.startswith("debezium"):
+            todo = "leave deletedBy out"
+            yield (
+                (*source.at, "table", "deletedBy"),
+                f"change events of Debezium say themselves what they delete; {todo}",
+            )
+        elif deletes and kind in _FLAT_FORMATS:
+            todo = "leave deletedBy out"
+            yield (
+                (*source.at, "table", "deletedBy"),
+                f"records of format csv have no field that marks deletions; {todo}",
+            )
 
 
-def _one_source(draft: JobDraft) -> Iterator[Finding]:
-    for source in draft.sources:
-        yield from exactly_one(source.data, source.at, ("kafka", "file"))
-    for source in draft.sources:
-        yield from exactly_one(dig(source.data, "kafka"), (*source.at, "kafka"), ("topic", "topics", "topicPattern"))
-
-
-_SEVERAL_TOPICS = {"topics": "topics names several", "topicPattern": "topicPattern may match many"}
-
-
-def _offsets_of_one_topic(draft: JobDraft) -> Iterator[Finding]:
-    for source in draft.sources:
-        kafka = dig(source.data, "kafka")
-        for name in ("startFrom", "stopAt"):
-            named = [facts for field, facts in _SEVERAL_TOPICS.items() if dig(kafka, field) is not None]
-            if named and dig(kafka, name, "offsets") is not None:
-                facts = f"offsets belong to one topic, {named[0]}"
-                todo = "write a word or {timestamp: ...} here, or name one topic"
-                yield (*source.at, "kafka", name), f"{facts}; {todo}"
-
-
-def _distinct_topics(draft: JobDraft) -> Iterator[Finding]:
-    for source in draft.sources:
-        for i, name in repeats(items(source.data, "kafka", "topics")):
-            facts = f"topic {name!r} is named twice, and each record counts once"
-            yield (*source.at, "kafka", "topics", i), f"{facts} (rule U1); drop one"
-
-
-def _a_group_each(draft: JobDraft) -> Iterator[Finding]:
-    """Reject a consumer group shared by two inputs: its members divide the partitions among them, so each input would
-    read only some partitions of its topic."""
-    for name in GROUP_SETTINGS:
-        values = [dig(source.data, "kafka", "properties", name) for source in draft.sources]
-        for i, value in repeats(values):
-            at = (*draft.sources[i].at, "kafka", "properties", name)
-            facts = f"two inputs have {name} {value!r}; each input is a group of its own"
-            yield at, f"{facts}: give each another name, or leave it out"
-
-
-def _table_key(draft: JobDraft) -> Iterator[Finding]:
+def _table_keys(draft: JobDraft) -> Iterator[Finding]:
     for source in draft.sources:
         at, names = (*source.at, "table", "key"), items(source.data, "table", "key")
         for i, name in repeats(names):
@@ -247,30 +234,15 @@ def _table_key(draft: JobDraft) -> Iterator[Finding]:
                 yield (*at, i), text
             elif isinstance(name, str) and name == source.data.get("eventTime"):
                 yield (*at, i), f"{name!r} is the event time, which tells versions of one key apart; drop it"
-
-
-def _text_key(draft: JobDraft) -> Iterator[Finding]:
-    for source in draft.sources:
-        names = items(source.data, "table", "key")
-        if dig(source.data, "table", "keyFormat") != "string" or not names:
-            continue
-        at = (*source.at, "table", "keyFormat")
-        kind = (source.types or {}).get(names[0]) if isinstance(names[0], str) else None
-        if len(names) > 1:
-            yield at, f"string keys hold one column, the key has {len(names)}; write json"
-        elif kind is not None and kind.name not in _TEXT_KEY_TYPES:
-            yield at, f"column {names[0]!r} is {kind}; a string key holds {listed(_TEXT_KEY_TYPES)}; write json"
-
-
-def _deleted_by(draft: JobDraft) -> Iterator[Finding]:
-    for source in draft.sources:
-        kind, at = str(source.data.get("format")), (*source.at, "table", "deletedBy")
-        if dig(source.data, "table", "deletedBy") is None:
-            continue
-        if kind.startswith("debezium"):
-            yield at, "change events of Debezium say themselves what they delete; leave deletedBy out"
-        elif kind in _FLAT_FORMATS:
-            yield at, "records of format csv have no field that marks deletions; leave deletedBy out"
+        if dig(source.data, "table", "keyFormat") == "string" and names:
+            kind = (source.types or {}).get(names[0]) if isinstance(names[0], str) else None
+            problem = None
+            if len(names) > 1:
+                problem = f"string keys hold one column, the key has {len(names)}"
+            elif kind is not None and kind.name not in _TEXT_KEY_TYPES:
+                problem = f"column {names[0]!r} is {kind}; a string key holds {listed(_TEXT_KEY_TYPES)}"
+            if problem is not None:
+                yield (*source.at, "table", "keyFormat"), f"{problem}; write json"
 
 
 def _change_events(draft: JobDraft) -> Iterator[Finding]:
@@ -285,23 +257,15 @@ def _change_events(draft: JobDraft) -> Iterator[Finding]:
 
 
 RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
-    _number_of_inputs,
-    _distinct_names,
+    _number_and_names,
     _event_time,
-    _nested,
     _schemas,
-    _format_fields,
-    _watched,
+    _flat_formats,
     _history,
     _metadata,
     _formats,
-    _one_source,
-    _offsets_of_one_topic,
-    _distinct_topics,
-    _a_group_each,
-    _table_key,
-    _text_key,
-    _deleted_by,
+    _sources,
+    _tables,
+    _table_keys,
     _change_events,
-    _where,
 )

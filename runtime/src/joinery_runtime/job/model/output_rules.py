@@ -101,22 +101,18 @@ def _one_target(draft: JobDraft) -> Iterator[Finding]:
 
 def _formats(draft: JobDraft) -> Iterator[Finding]:
     for at, output in outputs(draft.data):
-        yield from (((*at, field), message) for field, message in _wrong_formats(output))
-
-
-def _wrong_formats(output: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    if dig(output, "format") == "parquet" and dig(output, "file") is None:
-        yield "format", "parquet is a format of files; leave it out, or name file: {path: ...}"
-    named, registry = dig(output, "format"), dig(output, "schemaRegistry") is not None
-    if named in _REGISTERED and dig(output, "kafka") is None:
-        yield "format", f"{named} is a format of Kafka; leave it out, or name kafka: {{topic: ...}}"
-    elif named in _REGISTERED and not registry:
-        yield "format", f"{named} needs schemaRegistry: {{url: ...}} beside it, where its schema will be"
-    elif registry and named not in _REGISTERED:
-        yield "schemaRegistry", "schemaRegistry belongs to format avro and protobuf; leave it out"
-    typed = [name for name in ("postgres", *LAKES) if dig(output, name)]
-    if dig(output, "timestamps") == "rfc3339" and (named in ("parquet", *_REGISTERED) or typed):
-        yield "timestamps", "is of JSON; Parquet, Avro, Protobuf and tables have a type for timestamps"
+        named, registry = output.get("format"), output.get("schemaRegistry") is not None
+        if named == "parquet" and output.get("file") is None:
+            yield (*at, "format"), "parquet is a format of files; leave it out, or name file: {path: ...}"
+        if named in _REGISTERED and output.get("kafka") is None:
+            yield (*at, "format"), f"{named} is a format of Kafka; leave it out, or name kafka: {{topic: ...}}"
+        elif named in _REGISTERED and not registry:
+            yield (*at, "format"), f"{named} needs schemaRegistry: {{url: ...}} beside it, where its schema will be"
+        elif registry and named not in _REGISTERED:
+            yield (*at, "schemaRegistry"), "schemaRegistry belongs to format avro and protobuf; leave it out"
+        typed = [name for name in ("postgres", *LAKES) if output.get(name)]
+        if output.get("timestamps") == "rfc3339" and (named in ("parquet", *_REGISTERED) or typed):
+            yield (*at, "timestamps"), "is of JSON; Parquet, Avro, Protobuf and tables have a type for timestamps"
 
 
 def _several(draft: JobDraft) -> Iterator[Finding]:
@@ -193,32 +189,26 @@ def _rolled_apart(draft: JobDraft) -> Iterator[Finding]:
                     return
 
 
-def _lakes(draft: JobDraft) -> Iterator[Finding]:
-    spec = dig(draft.data, "spec")
+def _tables(draft: JobDraft) -> Iterator[Finding]:
+    in_memory = dig(draft.data, "spec", "stateStore", "memory") is not None
     for at, output in outputs(draft.data):
+        postgres = output.get("postgres")
+        if isinstance(postgres, Mapping) and in_memory:
+            reason = "the table would know more than the state"
+            yield (
+                (*at, "postgres"),
+                f"a Postgres output cannot be exactly once with the memory store: {reason}; name a Postgres stateStore",
+            )
+        if isinstance(postgres, Mapping) and all(postgres.get(name) is not None for name in ("dsn", "dsnSecretRef")):
+            yield (*at, "postgres", "dsn"), "dsn and dsnSecretRef are both named; keep one"
         for name in LAKES:
             if output.get(name) is None:
                 continue
-            if dig(spec, "stateStore", "memory") is not None:
+            if in_memory:
                 reason = "a job that has lost its state would append all rows again"
                 yield (*at, name), f"cannot be exactly once with the memory store: {reason}; drop `memory`"
             for aggregation in (("spec",), ("spec", "aggregate")):
                 yield from into_lake(draft.data, aggregation, name)
-
-
-def _postgres(draft: JobDraft) -> Iterator[Finding]:
-    for output_at, output in outputs(draft.data):
-        postgres, at = dig(output, "postgres"), (*output_at, "postgres")
-        if not isinstance(postgres, Mapping):
-            continue
-        if dig(draft.data, "spec", "stateStore", "memory") is not None:
-            reason = "the table would know more than the state"
-            yield (
-                at,
-                f"a Postgres output cannot be exactly once with the memory store: {reason}; name a Postgres stateStore",
-            )
-        if all(postgres.get(name) is not None for name in ("dsn", "dsnSecretRef")):
-            yield (*at, "dsn"), "dsn and dsnSecretRef are both named; keep one"
 
 
 def _dead_letter_address(draft: JobDraft) -> Iterator[Finding]:
@@ -234,7 +224,14 @@ def _dead_letter_address(draft: JobDraft) -> Iterator[Finding]:
         yield ("spec", "deadLetter", "kafka"), f"it is not clear which Kafka is meant: {facts}; write bootstrapServers"
 
 
-def _pod_templates(draft: JobDraft) -> Iterator[Finding]:
+def _pods(draft: JobDraft) -> Iterator[Finding]:
+    autoscale, executor = dig(draft.data, "spec", "autoscale"), dig(draft.data, "spec", "spark", "executor")
+    least, most = dig(autoscale, "minInstances"), dig(autoscale, "maxInstances")
+    if isinstance(least, int) and isinstance(most, int) and most < least:
+        yield ("spec", "autoscale", "maxInstances"), f"is {most}, less than the {least} of `minInstances`"
+    if most is not None and dig(executor, "maxInstances") is not None:
+        facts = "it and spark.executor.maxInstances (Spark's own allocation) both decide on executors"
+        yield ("spec", "autoscale"), f"{facts}; keep one"
     for part in ("driver", "executor"):
         at = ("spec", "spark", part, "podTemplate")
         template = dig(draft.data, *at)
@@ -244,24 +241,13 @@ def _pod_templates(draft: JobDraft) -> Iterator[Finding]:
             yield (*at, "key"), "is a key of a ConfigMap, and the pod stands in `inline`; leave it out"
 
 
-def _autoscale(draft: JobDraft) -> Iterator[Finding]:
-    spec, at = dig(draft.data, "spec"), ("spec", "autoscale")
-    least, most = dig(spec, *at[1:], "minInstances"), dig(spec, *at[1:], "maxInstances")
-    if isinstance(least, int) and isinstance(most, int) and most < least:
-        yield (*at, "maxInstances"), f"is {most}, less than the {least} of `minInstances`"
-    if most is not None and dig(spec, "spark", "executor", "maxInstances") is not None:
-        yield at, "it and spark.executor.maxInstances (Spark's own allocation) both decide on executors; keep one"
-
-
 RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
     _one_target,
     _formats,
     _several,
     _key_order,
     _rolled_apart,
-    _postgres,
-    _lakes,
+    _tables,
     _dead_letter_address,
-    _autoscale,
-    _pod_templates,
+    _pods,
 )

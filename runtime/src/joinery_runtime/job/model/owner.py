@@ -63,28 +63,25 @@ class OwnerCandidate(_Stored):
 def check_candidate(job: str, recorded: RecordedOwner | None, candidate: OwnerCandidate) -> None:
     """Raise StateTaken unless the candidate may have the state: it has no owner, is its own, or that of an earlier
     resource of its name; or the candidate names the owner that it replaces."""
-    if recorded is None or recorded.owner == candidate.owner or candidate.replaces == recorded.id:
+    own = candidate.owner
+    if recorded is None or recorded.owner == own or candidate.replaces == recorded.id:
         return
     # A cluster has one resource of a kind and a name at a time, so one with another uid was deleted.
-    if not candidate.owner.cluster or _name(recorded.owner) != _name(candidate.owner):
-        raise _taken_error(job, recorded, candidate)
-
-
-def _name(owner: StateOwner) -> tuple[str, ...]:
-    return owner.cluster, owner.kind, owner.namespace, owner.name
-
-
-def _taken_error(job: str, recorded: RecordedOwner, candidate: OwnerCandidate) -> StateTaken:
-    own = candidate.owner
+    if own.cluster and _name(recorded.owner) == _name(own):
+        return
     named = f"; {REPLACES_OWNER} names {candidate.replaces}" if candidate.replaces else ""
     annotate = (
         f"kubectl annotate {own.kind.lower()} {own.name} -n {own.namespace} --overwrite {REPLACES_OWNER}={recorded.id}"
         if own.cluster
         else f"write {REPLACES_OWNER}: {recorded.id} into metadata.annotations of the file"
     )
-    return StateTaken(
+    raise StateTaken(
         f"The state of job {job} belongs to {recorded.owner}, since generation {recorded.since}",
         facts=f"this is {own}{named}",
         todo="Give this job another name, or another schema in stateStore.postgres. To take the state from that owner, "
         f"stop its job, then {annotate}",
     )
+
+
+def _name(owner: StateOwner) -> tuple[str, ...]:
+    return owner.cluster, owner.kind, owner.namespace, owner.name

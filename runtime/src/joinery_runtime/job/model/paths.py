@@ -24,17 +24,16 @@ def parse_path(text: str) -> Path:
         if match is None or (match["index"] is None and bool(match["dot"]) != bool(steps)):
             raise ValueError(f"{text!r} is not a path (see character {at + 1}): {_FORM}")
         if match["index"] is None:
-            steps.append(match["plain"] if match["quoted"] is None else _unquoted(match["quoted"]))
+            name = match["plain"]
+            if (quoted := match["quoted"]) is not None:
+                try:
+                    name = str(json.loads(f'"{quoted}"'))
+                except ValueError as error:
+                    raise ValueError(f'"{quoted}" is not a name in quotes as JSON has it') from error
+            steps.append(name)
         elif steps:
             steps.append(int(match["index"]))
         else:
             raise ValueError(f"{text!r} begins with a position, and a record is an object: {_FORM}")
         at = match.end()
     return tuple(steps)
-
-
-def _unquoted(text: str) -> str:
-    try:
-        return str(json.loads(f'"{text}"'))
-    except ValueError as error:
-        raise ValueError(f'"{text}" is not a name in quotes as JSON has it') from error

@@ -37,18 +37,18 @@ def findings(errors: Sequence[ErrorDetails], model: type[Job]) -> Iterator[Findi
         elif error["type"] == "too_short" and error["loc"] in below:
             continue
         else:
-            yield _location(error), _message(error, model)
+            say = _SAY.get(error["type"])
+            if error["type"] == "extra_forbidden":
+                message = _unknown(error, model)
+            elif say is not None:
+                message = say(error)
+            else:
+                message = error["msg"][:1].lower() + error["msg"][1:]
+            yield _location(error), message
 
 
 def _location(error: ErrorDetails) -> Loc:
     return tuple(step for step in error["loc"] if not (isinstance(step, str) and step[:1] in {"<", "["}))
-
-
-def _message(error: ErrorDetails, model: type[Job]) -> str:
-    if error["type"] == "extra_forbidden":
-        return _unknown(error, model)
-    say = _SAY.get(error["type"])
-    return say(error) if say is not None else error["msg"][:1].lower() + error["msg"][1:]
 
 
 def _unknown(error: ErrorDetails, model: type[Job]) -> str:
@@ -127,20 +127,16 @@ def _fields(at: Loc, model: type[Job]) -> list[str]:
     """YAML names of the fields that the model at this place has."""
     kind: Any = model
     for step in at:
-        kind = _inner(kind, step)
+        if isinstance(step, int):  # `_models` has taken lists off already
+            continue
+        options = _models(kind) if isinstance(kind, tuple) else [kind]
+        if step.startswith("<"):  # the branch of a union
+            kind = next(option for option in options if step.strip("<>") in option.model_fields)
+            continue
+        field = next(info for name, info in options[0].model_fields.items() if step in {name, info.alias})
+        models = _models(field.annotation)
+        kind = models[0] if len(models) == 1 else tuple(models)
     return [info.alias or name for name, info in kind.model_fields.items()]
-
-
-def _inner(kind: Any, step: str | int) -> Any:
-    """The model one step further down. Positions and union branches (`<...>`) are taken off by `_models`."""
-    if isinstance(step, int):
-        return kind
-    options = _models(kind) if isinstance(kind, tuple) else [kind]
-    if step.startswith("<"):
-        return next(model for model in options if step.strip("<>") in model.model_fields)
-    field = next(info for name, info in options[0].model_fields.items() if step in {name, info.alias})
-    models = _models(field.annotation)
-    return models[0] if len(models) == 1 else tuple(models)
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:

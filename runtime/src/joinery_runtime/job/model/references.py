@@ -95,18 +95,15 @@ def computed_key(tree: exp.Expr) -> ComputedKey:
     """The key that an expression over one input's columns computes. How the expression is written decides nothing."""
     written = tree.copy()
     for identifier in written.find_all(exp.Identifier):
-        identifier.set("quoted", not _is_plain(identifier.name))
+        # A name needs no quotes if it is a word, and none of SQL's.
+        plain = re.fullmatch(NAME, identifier.name) and tokenize(identifier.name)[0].token_type is TokenType.VAR
+        identifier.set("quoted", not plain)
     (name,) = inputs_of(written)
     text = written.sql(comments=False)
     columns = sorted({column.name for column in written.find_all(exp.Column)})
     for column in written.find_all(exp.Column):
         column.set("table", None)
     return ComputedKey(name, written.sql(comments=False), text, tuple(columns))
-
-
-def _is_plain(name: str) -> bool:
-    """Whether a name needs no quotes: it is a word, and none of SQL's."""
-    return re.fullmatch(NAME, name) is not None and tokenize(name)[0].token_type is TokenType.VAR
 
 
 def key_pairs(keys: Mapping[str, str], columns: Columns) -> tuple[KeyPair, ...]:

@@ -123,7 +123,8 @@ def parse_pattern(text: str, *, complete: bool = True) -> TimePattern:
     """Translate a pattern. Raises ValueError if it is not one or, with `complete`, if its times would not be certain.
     Earlier releases took patterns without a day, which plans of theirs may still have to read; so without `complete`
     only what cannot be translated is an error."""
-    forms = [_form(token, text) for token in _TOKEN.finditer(_expanded(text))]
+    expanded = re.sub(r"%(.)", lambda directive: _LONGER.get(directive[1], directive[0]), text, flags=re.DOTALL)
+    forms = [_form(token, text) for token in _TOKEN.finditer(expanded)]
     parts = [form.part for form in forms if form.part is not None]
     twice = {part for part in parts if parts.count(part) > 1}
     if twice:
@@ -142,10 +143,6 @@ def parse_pattern(text: str, *, complete: bool = True) -> TimePattern:
                 "write something between the parts"
             )
     return pattern
-
-
-def _expanded(text: str) -> str:
-    return re.sub(r"%(.)", lambda directive: _LONGER.get(directive[1], directive[0]), text, flags=re.DOTALL)
 
 
 def _form(token: re.Match[str], text: str) -> _Form:

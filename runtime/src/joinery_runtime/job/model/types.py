@@ -25,7 +25,15 @@ class ColumnType:
 
     def __post_init__(self) -> None:
         if self.name not in (*SIMPLE_TYPES, "decimal"):
-            raise ValueError(f"{self.name!r} is not a column type{_hint(self.name)}; {_ALLOWED}")
+            hint = suggestion(self.name, [*SIMPLE_TYPES, "decimal"])
+            if re.fullmatch(r"decimal\(\s*\d+\s*", self.name):
+                hint = ' (inside of {...} it needs quotes: type: "decimal(12,2)")'
+            elif self.name.lower().startswith(_NESTED):
+                hint = (
+                    " (a json column takes an object or an array, a string column its text; path leads to a value "
+                    "inside)"
+                )
+            raise ValueError(f"{self.name!r} is not a column type{hint}; {_ALLOWED}")
         if self.name != "decimal":
             if self.precision is not None or self.scale is not None:
                 raise ValueError(f"{self.name} takes no precision or scale")
@@ -41,14 +49,6 @@ class ColumnType:
     def key_type(self) -> str:
         """The type that must be the same on both sides of a key: int32 and int64 count as one (rules V1 and V2)."""
         return "int64" if self.name == "int32" else str(self)
-
-
-def _hint(name: str) -> str:
-    if re.fullmatch(r"decimal\(\s*\d+\s*", name):
-        return ' (inside of {...} it needs quotes: type: "decimal(12,2)")'
-    if name.lower().startswith(_NESTED):
-        return " (a json column takes an object or an array, a string column its text; path leads to a value inside)"
-    return suggestion(name, [*SIMPLE_TYPES, "decimal"])
 
 
 def parse_type(text: str) -> ColumnType:

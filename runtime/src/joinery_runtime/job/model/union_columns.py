@@ -95,12 +95,9 @@ def _type_of(text: str, types: tuple[tuple[str, ColumnType | None], ...]) -> Col
         case exp.Boolean():
             return ColumnType("boolean")
         case exp.Cast():
-            return _cast_type(node.args["to"])
+            target = node.args["to"]
         case _:
             return None
-
-
-def _cast_type(target: exp.DataType) -> ColumnType | None:
     if target.this == exp.DataType.Type.DECIMAL and len(target.expressions) == 2:
         try:
             return ColumnType("decimal", *(int(part.name) for part in target.expressions))

@@ -69,18 +69,24 @@ def _inputs(draft: JobDraft) -> Iterator[Finding]:
         seen.add(name)
 
 
-def _named_in_steps(draft: JobDraft) -> Iterator[Finding]:
+def _steps(draft: JobDraft) -> Iterator[Finding]:
     union_of = {
         dig(branch, "input"): union.get("name")
         for _, union in _unions(draft)
         for branch in items(union, "branches")
         if isinstance(dig(branch, "input"), str)
     }
-    for number, step in enumerate(items(draft.data, "spec", "joins")):
-        name = dig(step, "right")
+    for number, written in enumerate(items(draft.data, "spec", "joins")):
+        name = dig(written, "right")
         if isinstance(name, str) and name in union_of:
             facts = f"{name!r} is a branch of the union {union_of[name]!r}, whose rows are joined"
             yield ("spec", "joins", number, "right"), f"{facts}; name the union"
+    unions = {union.get("name") for _, union in _unions(draft)}
+    for step in draft.steps:
+        sides = [*step.left_names, step.right.name if step.right is not None else None]
+        if step.data.get("coPartitioned") is True and any(name in unions for name in sides):
+            facts = "the branches of a union have partitions of their own, which are not those of its key"
+            yield (*step.at, "coPartitioned"), f"{facts}; leave it out"
 
 
 def _columns(draft: JobDraft) -> Iterator[Finding]:
@@ -181,21 +187,11 @@ def _watermarks(draft: JobDraft) -> Iterator[Finding]:
                 yield (*at, "branches"), f"{facts.replace('None', 'none')}; write the same into each of these inputs"
 
 
-def _co_partitioned(draft: JobDraft) -> Iterator[Finding]:
-    unions = {union.get("name") for _, union in _unions(draft)}
-    for step in draft.steps:
-        sides = [*step.left_names, step.right.name if step.right is not None else None]
-        if step.data.get("coPartitioned") is True and any(name in unions for name in sides):
-            facts = "the branches of a union have partitions of their own, which are not those of its key"
-            yield (*step.at, "coPartitioned"), f"{facts}; leave it out"
-
-
 RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
     _names,
     _inputs,
-    _named_in_steps,
+    _steps,
     _columns,
     _alike,
     _watermarks,
-    _co_partitioned,
 )
