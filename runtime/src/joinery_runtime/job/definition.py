@@ -49,17 +49,13 @@ def definition(job: Job) -> dict[str, Any]:
     for function in document.get("functions", ()):
         if function["name"] in job.function_sources:
             function["source"] = job.function_sources[function["name"]]
-    return {**_without_names(document), **_names(job)}
-
-
-def _names(job: Job) -> dict[str, Any]:
-    """How columns are named, as a definition says it; empty if the job names them, or has them as earlier releases
-    had."""
-    if not isinstance(job, StreamJoin) or not job.has_default_names:
-        return {}
-    prefixes = next(name for name, naming in _NAMINGS.items() if naming == job.naming)
-    names = job.kept_names
-    return {**({"prefixes": prefixes} if prefixes is not None else {}), **({"names": names} if names else {})}
+    document = _without_names(document)
+    # How columns are named; nothing if the job names them, or has them as earlier releases had.
+    if isinstance(job, StreamJoin) and job.has_default_names:
+        prefixes = next(name for name, naming in _NAMINGS.items() if naming == job.naming)
+        names = job.kept_names
+        document |= {**({"prefixes": prefixes} if prefixes is not None else {}), **({"names": names} if names else {})}
+    return document
 
 
 def _without_names(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,7 +127,9 @@ def under_definition(job: _ANY_JOB, stored: Mapping[str, Any]) -> _ANY_JOB:
         case StreamJoin():
             with_settings = _join(job, spec, stored)
         case SessionWindow():
-            with_settings = _sessions(job, spec, stored)
+            now = spec["input"] if spec["input"]["name"] == stored["input"]["name"] else None
+            source = _with_settings(stored["input"], now)
+            with_settings = {"input": source, **_with_limits(stored, job.aggregation, spec)}
         case _:
             raise TypeError(f"no definition of {job.kind}")
     document["spec"] = {**remaining, **_dead_letter(spec), **_without_names(stored), **targets, **with_settings}
@@ -221,12 +219,6 @@ def _join(job: StreamJoin, spec: Mapping[str, Any], stored: Mapping[str, Any]) -
         fields = dig(spec, "aggregate", "then")
         aggregate["then"] = {**aggregate["then"], **_with_limits(aggregate["then"], following, fields)}
     return {"inputs": inputs, "joins": joins, "aggregate": aggregate, **rankings}
-
-
-def _sessions(job: SessionWindow, spec: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Like `_join`, for sessions."""
-    now = spec["input"] if spec["input"]["name"] == stored["input"]["name"] else None
-    return {"input": _with_settings(stored["input"], now), **_with_limits(stored, job.aggregation, spec)}
 
 
 def _with_limits(stored: Mapping[str, Any], now: Aggregation | None, fields: Any) -> dict[str, Any]:

@@ -13,12 +13,12 @@ from joinery_runtime.job.key_order import order_warnings, routing_columns
 from joinery_runtime.job.kinds.session.explain import aggregate_warnings, session_plan
 from joinery_runtime.job.kinds.session.resource import SessionWindow
 from joinery_runtime.job.model.duration import format_duration, format_time
-from joinery_runtime.job.model.inputs import AtTimestamp, Debezium, FileInput, Input, KafkaInput
+from joinery_runtime.job.model.inputs import AtTimestamp, Debezium, Input, KafkaInput
 from joinery_runtime.job.model.outputs import DeadLetter, FileOutput, NamedOutput, Output
 from joinery_runtime.job.model.plan import RATE, SidePlan, StepPlan
 from joinery_runtime.job.model.quantity import format_bytes
 from joinery_runtime.job.model.resource import Job
-from joinery_runtime.job.model.unions import UnionInput, UnitedInput
+from joinery_runtime.job.model.unions import UnionInput
 from joinery_runtime.job.model.wording import counted, listed
 
 # Seed 003: ten million keys of about 200 bytes, "~2 GB resident", is where a warning is due.
@@ -133,7 +133,13 @@ class Explanation:
 def explain(job: Job, stored: Mapping[str, Sequence[str]] | None = None) -> Explanation:
     """The plan of a valid job. `stored` names, per part of the state, the columns that segments keep. Without it,
     counts every column of a join with an SQL expression, and otherwise the keys and the selected columns."""
-    steps = _steps(job, stored)
+    match job:
+        case StreamJoin():
+            steps = step_plans(job, stored if stored is not None else assumed_columns(job))
+        case SessionWindow():
+            steps = (session_plan(job),)
+        case _:
+            raise TypeError(f"no explanation of {job.kind}")
     return Explanation(
         job=job.name,
         inputs=tuple(
@@ -150,21 +156,15 @@ def explain(job: Job, stored: Mapping[str, Sequence[str]] | None = None) -> Expl
     )
 
 
-def _steps(job: Job, stored: Mapping[str, Sequence[str]] | None) -> tuple[StepPlan, ...]:
-    match job:
-        case StreamJoin():
-            return step_plans(job, stored if stored is not None else assumed_columns(job))
-        case SessionWindow():
-            return (session_plan(job),)
-        case _:
-            raise TypeError(f"no explanation of {job.kind}")
-
-
 def _input_plan(side: Input, where: str | None, repeated: str | None) -> InputPlan:
     """The plan of an input. `where` is its filter, `repeated` the input that SQL reads again as this one (J13)."""
     if isinstance(side, UnionInput):
         return _union_plan(side, where)
-    source = _kafka(side.kafka) if side.kafka else _files(side.file) if side.file else ""
+    source = f"file {side.file.path}" if side.file else ""
+    if side.kafka:
+        source = _kafka(side.kafka)
+    elif side.file and side.file.watch:
+        source = f"files of {side.file.path} and those that appear there, in order of their paths"
     if side.history is not None:
         history, end = side.history, format_time(side.history.until)
         first = f"first {history.format} rows of {history.path} with event times before {end}"
@@ -184,7 +184,13 @@ def _input_plan(side: Input, where: str | None, repeated: str | None) -> InputPl
 
 
 def _union_plan(side: UnionInput, where: str | None) -> InputPlan:
-    branches = tuple(_branch_plan(branch) for branch in side.branches)
+    branches = []
+    for branch in side.branches:
+        conditions = [condition for condition in (branch.source.where, branch.where) if condition is not None]
+        plan = _input_plan(branch.source, " and ".join(conditions) or None, None)
+        texts = {name: re.sub(r'^"([A-Za-z_]\w*)"$', r"\1", text) for name, text in branch.columns}
+        selected = ", ".join(name if text == name else f"{text} as {name}" for name, text in texts.items())
+        branches.append(replace(plan, decoding=f"{plan.decoding}; {selected}"))
     columns = listed(column.name for column in side.columns)
     decoding = f"rows of {columns}; event time is {side.event_time}; {'bounded' if side.bounded else 'unbounded'}"
     if where is not None:
@@ -192,28 +198,14 @@ def _union_plan(side: UnionInput, where: str | None) -> InputPlan:
     watermark = "watermark: lowest of the branches that are neither idle nor ended (rule U4)"
     if side.watermark.explicit:
         watermark = _watermark(side)
-    source = f"union of {listed(branch.name for branch in branches)}"
-    return InputPlan(side.name, source, decoding, watermark, branches)
-
-
-def _branch_plan(branch: UnitedInput) -> InputPlan:
-    conditions = [condition for condition in (branch.source.where, branch.where) if condition is not None]
-    plan = _input_plan(branch.source, " and ".join(conditions) or None, None)
-    texts = {name: re.sub(r'^"([A-Za-z_]\w*)"$', r"\1", text) for name, text in branch.columns}
-    columns = ", ".join(name if text == name else f"{text} as {name}" for name, text in texts.items())
-    return replace(plan, decoding=f"{plan.decoding}; {columns}")
+    source = f"union of {listed(plan.name for plan in branches)}"
+    return InputPlan(side.name, source, decoding, watermark, tuple(branches))
 
 
 def _kafka(kafka: KafkaInput) -> str:
     start, stop = (_position(at) for at in (kafka.start_from, kafka.stop_at))
     ends = f", stops at {stop}" if stop else ""
     return f"Kafka {kafka.source_name} at {kafka.bootstrap_servers}, starts at {start} where no offset is stored{ends}"
-
-
-def _files(file: FileInput) -> str:
-    if file.watch:
-        return f"files of {file.path} and those that appear there, in order of their paths"
-    return f"file {file.path}"
 
 
 def _position(at: object) -> str:
@@ -260,16 +252,12 @@ def _output(job: Job, output: NamedOutput) -> str:
     elif output.console:
         delivery = f"{output.console.rows} rows of each epoch"
     which = "" if output.when is None else f"rows where {output.when}; "
-    return f"{which}{output_place(output)}, {delivery}; {_row_type(job, output)}columns {columns}"
-
-
-def _row_type(job: Job, output: NamedOutput) -> str:
-    """Say which column of an output names its rows' key, if they are a changelog. A key that is left out cannot be
-    named."""
-    if job.changelog_key is None:
-        return ""
-    names = {column.step_column: column.name for column in reversed(job.columns_of(output))}
-    return f"changelog by {', '.join(names.get(column, f'{column} (left out)') for column in job.changelog_key)}; "
+    row_type = ""
+    if job.changelog_key is not None:
+        names = {column.step_column: column.name for column in reversed(job.columns_of(output))}
+        key = ", ".join(names.get(column, f"{column} (left out)") for column in job.changelog_key)
+        row_type = f"changelog by {key}; "
+    return f"{which}{output_place(output)}, {delivery}; {row_type}columns {columns}"
 
 
 def outputs_place(job: Job) -> str:
@@ -349,8 +337,17 @@ def _warnings(job: Job, steps: Sequence[StepPlan]) -> Iterator[str]:
     if aggregation is not None:
         yield from aggregate_warnings(job, aggregation)
     if any(step.sides for step in steps):  # otherwise nothing waits for a watermark
-        for source in job.read_inputs:
-            yield from _watermark_warnings(source)
+        for side in job.read_inputs:
+            if side.watermark.explicit:
+                yield (
+                    f"EXPLICIT WATERMARK on {side.name}: outside `joinery trace` nothing raises it, so state only "
+                    "grows. Remove `explicit` to run the job"
+                )
+            elif side.kafka is not None and side.watermark.idle_timeout == 0:
+                yield (
+                    f"IDLENESS IS OFF on {side.name}: one partition without new records holds the watermark back, and "
+                    "state grows until it speaks. Set watermark.idleTimeout, for example 1m"
+                )
     yield from update_warnings(job)
     yield from delay_warnings(job)
     yield from order_warnings(job)
@@ -403,19 +400,6 @@ def delay_warnings(job: Job) -> Iterator[str]:
                 "out of order, for example watermark: {delay: 10s}, or delay: 0s if they never are. `joinery explain "
                 "JOB.yaml --sample` proposes a delay from the records"
             )
-
-
-def _watermark_warnings(side: Input) -> Iterator[str]:
-    if side.watermark.explicit:
-        yield (
-            f"EXPLICIT WATERMARK on {side.name}: outside `joinery trace` nothing raises it, so state only grows. "
-            "Remove `explicit` to run the job"
-        )
-    elif side.kafka is not None and side.watermark.idle_timeout == 0:
-        yield (
-            f"IDLENESS IS OFF on {side.name}: one partition without new records holds the watermark back, and state "
-            "grows until it speaks. Set watermark.idleTimeout, for example 1m"
-        )
 
 
 def _size(count: int) -> str:

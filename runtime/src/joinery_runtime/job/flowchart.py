@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from joinery_runtime.job.explain import explain, output_place
-from joinery_runtime.job.model.plan import StepPlan
 from joinery_runtime.job.model.resource import Job
 
 _CONDITIONS = ("filter", "having")
@@ -43,7 +42,8 @@ def _lines(job: Job) -> Iterator[str]:
     left = [node for name, node in ends.items() if name not in rights]
     for number, step in enumerate(plan.steps, start=1):
         node, right = f"step_{number}", () if step.right is None else (ends[step.right],)
-        yield f"{node}[{_step_label(step)}]"
+        drawn = (f"{name}: {text}" for name, text in step.lines if name not in _NOT_DRAWN)
+        yield f"{node}[{_label(step.title, *drawn)}]"
         yield from (f"{before} --> {node}" for before in (*left, *right))
         left = [node]
         for name, text in step.lines:
@@ -68,10 +68,6 @@ def _lines(job: Job) -> Iterator[str]:
 def _condition(before: str, node: str, text: str) -> Iterator[str]:
     yield f"{node}{{{{{_label(text)}}}}}"
     yield f"{before} --> {node}"
-
-
-def _step_label(step: StepPlan) -> str:
-    return _label(step.title, *(f"{name}: {text}" for name, text in step.lines if name not in _NOT_DRAWN))
 
 
 def _label(*lines: str) -> str:

@@ -45,6 +45,15 @@ class Comparison:
 def signature(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Everything that the job's state depends on. `stored` names, per part of the state, the columns that segments keep
     (in `left.2` and later as `<input>.<column>`, for sessions as in `aggregate_fields`). Durations are milliseconds."""
+    match job:
+        case StreamJoin():
+            steps = [_step(job, index, step, stored) for index, step in enumerate(job.joins)]
+            fields_of_kind = {"steps": steps, **_aggregate(job, stored), **_rankings(job, stored)}
+        case SessionWindow():
+            types = {**job.spec.input.types, **job.function_types}
+            fields_of_kind = aggregate_fields(job.aggregation, types, stored[SESSIONS_PART])
+        case _:
+            raise TypeError(f"no signature of {job.kind}")
     return {
         "version": _version(job),
         "kind": job.kind,
@@ -58,7 +67,7 @@ def signature(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
             }
             for side in job.inputs
         ],
-        **_of_kind(job, stored),
+        **fields_of_kind,
     }
 
 
@@ -70,18 +79,6 @@ def _version(job: Job) -> int:
             return NEWEST_VERSION
     newer = job.co_partitioned or any(side.history is not None for side in job.read_inputs)
     return NEWER_VERSION if newer else SIGNATURE_VERSION
-
-
-def _of_kind(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    match job:
-        case StreamJoin():
-            steps = [_step(job, index, step, stored) for index, step in enumerate(job.joins)]
-            return {"steps": steps, **_aggregate(job, stored), **_rankings(job, stored)}
-        case SessionWindow():
-            types = {**job.spec.input.types, **job.function_types}
-            return aggregate_fields(job.aggregation, types, stored[SESSIONS_PART])
-        case _:
-            raise TypeError(f"no signature of {job.kind}")
 
 
 def _aggregate(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
@@ -108,7 +105,9 @@ def _rankings(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> dict[str,
         if not isinstance(step, RankingKind):
             continue
         if isinstance(step, TopN) and job.top_of_windows is not None:
-            origins = _origins_of_windows(job)
+            origins: Mapping[str, Any] = {**types, **job.function_types}
+            for aggregation in job.aggregations:  # each reads the columns of the one before
+                origins = column_origins(aggregation, origins)
             keys, kinds, time = [[name, origins[name]] for name in step.keys], origins, job.aggregated_time
         else:
             keys = [[name, types[name].key_type] for name in step.keys]
@@ -123,14 +122,6 @@ def _rankings(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> dict[str,
     return rankings
 
 
-def _origins_of_windows(job: StreamJoin) -> Mapping[str, str]:
-    """What each column of the rows that the aggregates make holds, in words, by the name that `topN` writes."""
-    origins: Mapping[str, Any] = {**job.aggregated_types, **job.function_types}
-    for aggregation in job.aggregations:
-        origins = column_origins(aggregation, origins)
-    return origins
-
-
 def _step(job: StreamJoin, index: int, step: JoinStep, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     return {
         "kind": step.kind,
@@ -139,7 +130,8 @@ def _step(job: StreamJoin, index: int, step: JoinStep, stored: Mapping[str, Sequ
         "keys": [[str(pair.left), str(pair.right), _key_type(job, pair)] for pair in job.keys_of(step)],
         "broadcast": step.broadcast,
         **({"coPartitioned": step.partitioner} if step.co_partitioned else {}),
-        **_times(step),
+        **step.matching.durations(),
+        **({"allowedLateness": step.allowed_lateness} if step.matching.adds_lateness else {}),
         "stored": {
             side: {name: _stored_text(job, stored_type(job, index, side, name)) for name in stored[part]}
             for side, part in zip(SIDES, part_names(index), strict=True)
@@ -165,12 +157,6 @@ def _stored_text(job: StreamJoin, kind: ColumnType | ComputedKey) -> str:
         ]
     )
     return f"an expression of {reads}"
-
-
-def _times(step: JoinStep) -> dict[str, Any]:
-    """The durations that bound the step's state."""
-    late = {"allowedLateness": step.allowed_lateness} if step.matching.adds_lateness else {}
-    return {**step.matching.durations(), **late}
 
 
 # --- comparison ---------------------------------------------------------------------------------------------------

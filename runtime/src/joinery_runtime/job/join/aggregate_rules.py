@@ -3,7 +3,7 @@ aggregates (`kinds.session.rules`), and of the rankings, such as `spec.deduplica
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from joinery_runtime.job.join.select_rules import check_expression
@@ -19,7 +19,6 @@ from joinery_runtime.job.kinds.ranking import (
     RANKING_KINDS,
     STAYS,
     Deduplication,
-    RankingKind,
     TopN,
 )
 from joinery_runtime.job.kinds.session.row_expressions import expression_of_windows
@@ -48,27 +47,8 @@ _THEN: Loc = (*_AT, "then")
 
 def broken_aggregate_rules(draft: JobDraft) -> Iterator[Finding]:
     """Every finding about a job that has an `aggregate`."""
-    grouped = _grouped(draft)
-    following = _following(grouped)
-    emitted = following or grouped
-    for rule in _RULES:
-        yield from rule(draft)
-    for aggregate in (grouped, following) if following is not None else (grouped,):
-        for grouped_rule in AGGREGATE_RULES:
-            yield from grouped_rule(aggregate)
-    if following is not None:
-        yield from _computed_of_windows(following, grouped.row_words)
-    if dig(draft.data, "spec", TopN.field) is not None:
-        yield from _top_of_windows(emitted)
-        emitted = emitted.numbered()
-    for emitted_rule in EMITTED_RULES:
-        yield from emitted_rule(emitted)
-
-
-def _grouped(draft: JobDraft) -> GroupedDraft:
-    """What `aggregate` aggregates."""
     kind = _kind(draft) or WINDOW_KINDS[0]
-    return GroupedDraft(
+    grouped = GroupedDraft(
         draft.data,
         draft.inputs,
         draft.steps,
@@ -81,14 +61,29 @@ def _grouped(draft: JobDraft) -> GroupedDraft:
         row_words=kind.rows,
         needs_groups=kind.needs_groups,
     )
-
-
-def _following(first: GroupedDraft) -> GroupedDraft | None:
-    """What `then` aggregates: the rows of the first aggregate."""
-    if dig(first.data, *_THEN) is None:
-        return None
-    columns, lists = first.columns_of_rows, first.lists_of_rows
-    return replace(first, at=_THEN, columns=columns, lists=lists, source="the first aggregate has", needs_groups=False)
+    following = None
+    if dig(draft.data, *_THEN) is not None:  # which aggregates the rows of the first aggregate
+        columns, lists = grouped.columns_of_rows, grouped.lists_of_rows
+        following = replace(
+            grouped, at=_THEN, columns=columns, lists=lists, source="the first aggregate has", needs_groups=False
+        )
+    emitted = following or grouped
+    yield from _window(draft)
+    yield from _counted_time(draft, (*_WINDOW, "of"), ("groups would never be complete", "no window"))
+    yield from _steps_before(draft, "aggregate")
+    yield from _late(draft)
+    if following is not None:
+        yield from _then(following, grouped.row_words)
+    if dig(draft.data, "spec", "prefixes") is not None:
+        yield ("spec", "prefixes"), "groups and aggregates name the columns; drop `prefixes`"
+    for aggregate in (grouped, following) if following is not None else (grouped,):
+        for grouped_rule in AGGREGATE_RULES:
+            yield from grouped_rule(aggregate)
+    if dig(draft.data, "spec", TopN.field) is not None:
+        yield from _top_of_windows(emitted)
+        emitted = emitted.numbered()
+    for emitted_rule in EMITTED_RULES:
+        yield from emitted_rule(emitted)
 
 
 def _kind(draft: JobDraft) -> type[WindowKind] | None:
@@ -121,10 +116,6 @@ def _window(draft: JobDraft) -> Iterator[Finding]:
         yield from kind.problems(dig(window, kind.field), (*_WINDOW, kind.field))
 
 
-def _time(draft: JobDraft) -> Iterator[Finding]:
-    yield from _counted_time(draft, (*_WINDOW, "of"), ("groups would never be complete", "no window"))
-
-
 def _counted_time(draft: JobDraft, at: Loc, words: tuple[str, str]) -> Iterator[Finding]:
     """Requires that the input whose event time counts, which the field `at` names, is in every row that the joins make.
     `words` say what would happen otherwise, and in what a row without an event time is."""
@@ -152,10 +143,6 @@ def _counted_time(draft: JobDraft, at: Loc, words: tuple[str, str]) -> Iterator[
     elif counted in padded:
         facts = f"rows of {counted!r} may be missing, because {padded[counted]}, and a row without an event time is in"
         yield at, f"{facts} {words[1]}; {todo}"
-
-
-def _kinds_of_steps(draft: JobDraft) -> Iterator[Finding]:
-    yield from _steps_before(draft, "aggregate")
 
 
 def _steps_before(draft: JobDraft, step: str, *, in_windows: bool = True) -> Iterator[Finding]:
@@ -190,10 +177,9 @@ def _joined_rows_as_dead_letters(draft: JobDraft, at: Loc) -> Iterator[Finding]:
         yield at, f"the rows that joins make are no records, so none can be a dead letter; write drop, and {todo}"
 
 
-def _then(draft: JobDraft) -> Iterator[Finding]:
-    """Reject what the second aggregate cannot read or compute (G10)."""
-    if dig(draft.data, *_THEN) is None:
-        return
+def _then(draft: GroupedDraft, row_words: str) -> Iterator[Finding]:
+    """Reject what the second aggregate cannot read (G10), or compute of the first one's rows (G11), except for
+    types."""
     todo = "or aggregate the output in a job of its own"
     for source in changelog_sources(draft.data, _AT):
         yield (*_AT, source.field), f"{source.facts}, and then aggregates rows that stay; {source.todo}, {todo}"
@@ -207,29 +193,10 @@ def _then(draft: JobDraft) -> Iterator[Finding]:
             )
             yield (*_THEN, "aggregates", i, "where"), f"{facts}, {todo}"
     yield from _own_window(draft, (*_THEN, "window"))
-
-
-def _computed_of_windows(following: GroupedDraft, row_words: str) -> Iterator[Finding]:
-    """Check what `then` computes of the first aggregate's rows (G11), except for types."""
-    for i, item in enumerate(following.fields("compute")):
+    for i, item in enumerate(draft.fields("compute")):
         text, at = dig(item, "expression"), (*_THEN, "compute", i, "expression")
         if isinstance(text, str):
-            yield from expression_of_windows(
-                at, text, "expression", following.columns, row_words, lists=following.lists
-            )
-
-
-# --- what is emitted ----------------------------------------------------------------------------------------------
-
-
-def _prefixes(draft: JobDraft) -> Iterator[Finding]:
-    if dig(draft.data, "spec", "prefixes") is not None:
-        yield ("spec", "prefixes"), "groups and aggregates name the columns; drop `prefixes`"
-
-
-_RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
-    *(_window, _time, _kinds_of_steps, _late, _then, _prefixes),
-)
+            yield from expression_of_windows(at, text, "expression", draft.columns, row_words, lists=draft.lists)
 
 
 # --- rankings ---------------------------------------------------------------------------------------------------------
@@ -238,14 +205,31 @@ _RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (
 def broken_ranking_rules(draft: JobDraft) -> Iterator[Finding]:
     """Every finding about the rankings that a job names."""
     named = [kind for kind in RANKING_KINDS if dig(draft.data, "spec", kind.field) is not None]
-    if len(named) > 1 and dig(draft.data, "spec", "aggregate") is None:
-        at: Loc = ("spec", TopN.field)
-        if milliseconds(dig(draft.data, *at, "allowedLateness")):
-            yield (*at, "allowedLateness"), NO_LATE_ROW_TO_RANK
-        if dig(draft.data, *at, "lateData") == "dlq":
-            yield (*at, "lateData"), NO_LATE_ROW_TO_RANK
+    aggregated = dig(draft.data, "spec", "aggregate") is not None
+    if len(named) > 1 and not aggregated:
+        if milliseconds(dig(draft.data, "spec", TopN.field, "allowedLateness")):
+            yield ("spec", TopN.field, "allowedLateness"), NO_LATE_ROW_TO_RANK
+        if dig(draft.data, "spec", TopN.field, "lateData") == "dlq":
+            yield ("spec", TopN.field, "lateData"), NO_LATE_ROW_TO_RANK
     for kind in named:
-        yield from _broken_ranking(kind, draft)
+        at: Loc = ("spec", kind.field)
+        optional = [name for name, others in kind.missing_unless.items() if aggregated and "aggregate" in others]
+        for name, text in kind.missing.items():
+            if dig(draft.data, *at, name) is None and name not in optional:
+                yield (*at, name), f"is missing: {text}"
+        if aggregated and kind is TopN:
+            continue
+        yield from _ranked_keys((*at, "by"), draft, _emitted_columns(draft), "write <input>.<column>, of")
+        yield from _ranked_order(draft, (*at, "orderBy"))
+        yield from _own_window(draft, (*at, "window"))
+        yield from _counted_time(draft, (*at, "of"), ("rows would wait for ever", "no order"))
+        yield from _steps_before(draft, kind.field, in_windows=kind is TopN)
+        yield from _joined_rows_as_dead_letters(draft, (*at, "lateData"))
+        yield from late_without_dead_letters(draft, (*at, "lateData"))
+        for source in draft.inputs if not draft.steps else ():
+            if source.data.get("table") is not None:
+                facts = f"versions of a table replace each other, and {kind.field} is for events"
+                yield (*source.at, "table"), f"{facts}; drop `table`"
 
 
 def _top_of_windows(aggregate: GroupedDraft) -> Iterator[Finding]:
@@ -274,24 +258,6 @@ def _top_of_windows(aggregate: GroupedDraft) -> Iterator[Finding]:
         if isinstance(text, str):
             written_at = (*at, "orderBy", i, "expression")
             yield from expression_of_windows(written_at, text, "expression", ranked, aggregate.row_words, lists=lists)
-
-
-def _broken_ranking(kind: type[RankingKind], draft: JobDraft) -> Iterator[Finding]:
-    at: Loc = ("spec", kind.field)
-    aggregated = dig(draft.data, "spec", "aggregate") is not None
-    for name, text in kind.missing.items():
-        if dig(draft.data, *at, name) is None and not (aggregated and "aggregate" in kind.missing_unless.get(name, ())):
-            yield (*at, name), f"is missing: {text}"
-    if aggregated and kind is TopN:
-        return
-    yield from _ranked_keys((*at, "by"), draft, _emitted_columns(draft), "write <input>.<column>, of")
-    yield from _ranked_order(draft, (*at, "orderBy"))
-    yield from _own_window(draft, (*at, "window"))
-    yield from _counted_time(draft, (*at, "of"), ("rows would wait for ever", "no order"))
-    yield from _steps_before(draft, kind.field, in_windows=kind is TopN)
-    yield from _joined_rows_as_dead_letters(draft, (*at, "lateData"))
-    yield from late_without_dead_letters(draft, (*at, "lateData"))
-    yield from _ranked_tables(draft, kind.field)
 
 
 def _ranked_keys(
@@ -329,11 +295,3 @@ def _own_window(draft: JobDraft, at: Loc) -> Iterator[Finding]:
         yield from exactly_one(window, at, OwnWindow.fields)
         for kind in ALIGNED_WINDOWS:
             yield from kind.problems(dig(window, kind.field), (*at, kind.field))
-
-
-def _ranked_tables(draft: JobDraft, field: str) -> Iterator[Finding]:
-    if not draft.steps:
-        for source in draft.inputs:
-            if source.data.get("table") is not None:
-                facts = f"versions of a table replace each other, and {field} is for events"
-                yield (*source.at, "table"), f"{facts}; drop `table`"

@@ -28,7 +28,7 @@ def refusals(old: Signed, new: Signed) -> Iterator[str]:
     if new["kind"] == "SessionWindow":
         stages = ((_kinds,), (_inputs,), (_times_and_tables, aggregate_refusals))
     else:
-        stages = ((_kinds,), (_inputs,), (_shape,), (_times_and_tables, _in_steps, _aggregate, _ranking))
+        stages = ((_kinds,), (_inputs,), (_shape,), (_times_and_tables, _in_steps, _behind_joins))
     for checks in stages:
         reasons = [text for check in checks for text in check(old, new)]
         if reasons:
@@ -46,10 +46,15 @@ def warnings(old: Signed, new: Signed) -> Iterator[str]:
     for kind in RANKING_KINDS:
         if kind.field in new:
             yield from _of_ranking(kind, old[kind.field], new[kind.field])
-    yield from _earlier_last_rows(old, new)
-    for number, (before, after, where) in enumerate(_steps(old, new)):
-        texts = (*_longer(before, after), *_dropped_padding(before, after), *_new_columns(before, after, new, number))
-        yield from (f"{text}{where}" for text in texts)
+    field = Deduplication.field
+    if "aggregate" in new and field in new and new[field]["keep"] == "last":
+        # A shorter span hands on rows behind the watermark which it now hands on (N3, D5).
+        before, after = old[field]["within"], new[field]["within"]
+        if after < before:
+            facts = f"{field}.within went from {format_duration(before)} to {format_duration(after)}"
+            yield f"{facts}: the last rows of spans that are open may be late for the aggregate, and are counted"
+    for number, (was, now, where) in enumerate(_steps(old, new)):
+        yield from (f"{text}{where}" for text in _step_warnings(was, now, new, number))
 
 
 def _kinds(old: Signed, new: Signed) -> Iterator[str]:
@@ -90,32 +95,25 @@ def _shape(old: Signed, new: Signed) -> Iterator[str]:
 
 
 def _shape_of_next(was: Signed | None, now: Signed | None) -> Iterator[str]:
-    if was is None and now is None:
-        return
-    if was is None or now is None:
+    field, same = "window", "that of the first aggregate"
+    if (was is None) != (now is None):
         change = "is now" if was is None else "was"
         yield f"there {change} a second aggregate (then); it is neither added to a state nor removed from one"
-    else:
-        field, same = "window", "that of the first aggregate"
-        if was.get(field) != now.get(field):
-            yield f"the kind of window of then was {was.get(field, same)}, it is now {now.get(field, same)}"
+    elif was is not None and now is not None and was.get(field) != now.get(field):
+        yield f"the kind of window of then was {was.get(field, same)}, it is now {now.get(field, same)}"
 
 
 def _in_steps(old: Signed, new: Signed) -> Iterator[str]:
     for number, (was, now, where) in enumerate(_steps(old, new)):
-        first = new["inputs"][0]["name"]
-        yield from (f"{text}{where}" for text in (*_matching(was, now, first), *_columns(was, now, new, number)))
+        yield from (f"{text}{where}" for text in _matching(was, now, new, number))
 
 
-def _aggregate(old: Signed, new: Signed) -> Iterator[str]:
+def _behind_joins(old: Signed, new: Signed) -> Iterator[str]:
     if "aggregate" in new:
         yield from aggregate_refusals(old["aggregate"], new["aggregate"])
         if "then" in new["aggregate"]:
             for text in aggregate_refusals(old["aggregate"]["then"], new["aggregate"]["then"]):
                 yield f"{text} (then)"
-
-
-def _ranking(old: Signed, new: Signed) -> Iterator[str]:
     for kind in RANKING_KINDS:
         was, now = old.get(kind.field), new.get(kind.field)
         if was is None or now is None:
@@ -140,16 +138,6 @@ def _of_ranking(kind: type[RankingKind], was: Signed, now: Signed) -> Iterator[s
     yield from _null_before([column for column in now["stored"] if column not in was["stored"]])
 
 
-def _earlier_last_rows(old: Signed, new: Signed) -> Iterator[str]:
-    """Warns of rows that a shorter span hands on behind the watermark which it now hands on (N3, D5)."""
-    field = Deduplication.field
-    if "aggregate" in new and field in new and new[field]["keep"] == "last":
-        before, after = old[field]["within"], new[field]["within"]
-        if after < before:
-            facts = f"{field}.within went from {format_duration(before)} to {format_duration(after)}"
-            yield f"{facts}: the last rows of spans that are open may be late for the aggregate, and are counted"
-
-
 def _times_and_tables(old: Signed, new: Signed) -> Iterator[str]:
     for was, now in zip(old["inputs"], new["inputs"], strict=True):
         if was["eventTime"] != now["eventTime"]:
@@ -161,17 +149,16 @@ def _times_and_tables(old: Signed, new: Signed) -> Iterator[str]:
             facts = f"{now['name']} was {before}, it is now {after}"
             yield f"{facts}: records that were read would come twice; give it another name and start with new state"
         if was.get("history") != now.get("history"):
-            before, after = (_history(side.get("history")) for side in (was, now))
+            before, after = (
+                f"one until {format_time(side['history'])}" if side.get("history") is not None else "none"
+                for side in (was, now)
+            )
             facts = f"the history of {now['name']} was {before}, it is now {after}"
             yield f"{facts}: rows that the files or the topic have would be missing or come twice"
 
 
 def _key(columns: list[str] | None) -> str:
     return listed(columns) if columns is not None else "none"
-
-
-def _history(until: int | None) -> str:
-    return "none" if until is None else f"one until {format_time(until)}"
 
 
 def _steps(old: Signed, new: Signed) -> Iterator[tuple[Signed, Signed, str]]:
@@ -183,8 +170,7 @@ def _steps(old: Signed, new: Signed) -> Iterator[tuple[Signed, Signed, str]]:
 # --- one step -----------------------------------------------------------------------------------------------------
 
 
-def _matching(was: Signed, now: Signed, first: str) -> Iterator[str]:
-    """`first` is the first input, from which a step counts that names none."""
+def _matching(was: Signed, now: Signed, new: Signed, number: int) -> Iterator[str]:
     if was["keys"] != now["keys"]:
         yield f"the keys were {_keys(was)}, they are now {_keys(now)}"
     facts = f"the join type was {was['type']}, it is now {now['type']}"
@@ -197,13 +183,15 @@ def _matching(was: Signed, now: Signed, first: str) -> Iterator[str]:
     if was.get("coPartitioned") != now.get("coPartitioned"):
         before, after = (step.get("coPartitioned", "off") for step in (was, now))
         yield f"coPartitioned was {before}, it is now {after}, and it says where rows are in the state"
-    before, after = (step.get("of", first) for step in (was, now))
+    before, after = (step.get("of", new["inputs"][0]["name"]) for step in (was, now))
     if before != after:
         yield f"the step counted from the time of {before}, it now counts from that of {after}"
     for field, words in _FIXED.items():
         if was.get(field) != now.get(field):
             times = [format_duration(step[field]) for step in (was, now)]
             yield f"the {words} was {times[0]}, it is now {times[1]}, which would cut windows that are open"
+    for side, prefix in _sides(now, new, number).items():
+        yield from _changed_types(was["stored"][side], now["stored"][side], prefix)
 
 
 def _keys(step: Signed) -> str:
@@ -215,24 +203,11 @@ def _sides(now: Signed, new: Signed, number: int) -> Mapping[str, str]:
     return {"left": "" if number > 0 else f"{new['inputs'][0]['name']}.", "right": f"{now['right']}."}
 
 
-def _columns(was: Signed, now: Signed, new: Signed, number: int) -> Iterator[str]:
-    for side, prefix in _sides(now, new, number).items():
-        yield from _changed_types(was["stored"][side], now["stored"][side], prefix)
-
-
 def _changed_types(was: Mapping[str, str], now: Mapping[str, str], prefix: str) -> Iterator[str]:
     for column, kind in now.items():
         before = was.get(column)
         if before not in {None, kind}:
             yield f"column {prefix}{column} is stored as {before}, the job now declares {kind}"
-
-
-def _new_columns(was: Signed, now: Signed, new: Signed, number: int) -> Iterator[str]:
-    # Every stored row has the time from which its step's bounds count, as its own.
-    times = {f"{side['name']}.{side['eventTime']}" for side in new["inputs"] if side["name"] == now.get("of")}
-    for side, prefix in _sides(now, new, number).items():
-        fresh = [f"{prefix}{column}" for column in now["stored"][side] if column not in was["stored"][side]]
-        yield from _null_before([column for column in fresh if column not in times])
 
 
 def _null_before(added: Sequence[str]) -> Iterator[str]:
@@ -248,19 +223,22 @@ _WIDENS = {
 }
 
 
-def _longer(was: Signed, now: Signed) -> Iterator[str]:
-    """Yields wider bounds and longer retention, which bring nothing back."""
+def _step_warnings(was: Signed, now: Signed, new: Signed, number: int) -> Iterator[str]:
+    """Yields wider bounds and longer retention, which bring nothing back, rows that are not emitted any more, and new
+    columns."""
     for field, (words, direction) in _WIDENS.items():
         if field in now and (now[field] - was[field]) * direction > 0:
             yield (
                 f"{words} went from {format_duration(was[field])} to {format_duration(now[field])}: "
                 "rows that were evicted before stay gone, so matches with them will be missing"
             )
-
-
-def _dropped_padding(was: Signed, now: Signed) -> Iterator[str]:
     lost = _PRESERVED[was["type"]] - _PRESERVED[now["type"]]
     if lost:
         facts = f"the join type went from {was['type']} to {now['type']}"
         sides = listed(f"{side} side" for side in sorted(lost))
         yield f"{facts}: rows of the {sides} that wait without a match will not be emitted"
+    # Every stored row has the time from which its step's bounds count, as its own.
+    times = {f"{side['name']}.{side['eventTime']}" for side in new["inputs"] if side["name"] == now.get("of")}
+    for side, prefix in _sides(now, new, number).items():
+        fresh = [f"{prefix}{column}" for column in now["stored"][side] if column not in was["stored"][side]]
+        yield from _null_before([column for column in fresh if column not in times])

@@ -28,16 +28,12 @@ def step_plans(job: StreamJoin, stored: Mapping[str, Sequence[str]]) -> tuple[St
         for number, (part, step) in enumerate(job.behind_joins.items(), start=len(job.joins))
     ]
     if not job.joins and not behind:
-        return (_projection_plan(job),)
+        (side,) = job.inputs
+        lines = [(item.as_ or "", item.expression) for item in job.select or () if item.expression is not None]
+        late = "none: no row waits for a watermark, so watermark.delay and idleTimeout change nothing (rule P2)"
+        return (StepPlan(f"projection of {side.name}", (*lines, ("late rows", late)), (), ""),)
     joins = [_StepExplainer(job, number).plan(stored, kept_ms) for number, kept_ms in enumerate(kept_for(job))]
     return (*joins, *behind)
-
-
-def _projection_plan(job: StreamJoin) -> StepPlan:
-    (side,) = job.inputs
-    lines = [(item.as_ or "", item.expression) for item in job.select or () if item.expression is not None]
-    late = "none: no row waits for a watermark, so watermark.delay and idleTimeout change nothing (rule P2)"
-    return StepPlan(f"projection of {side.name}", (*lines, ("late rows", late)), (), "")
 
 
 def _ranking_plan(job: StreamJoin, ranking: RankingKind, number: int, part: str, stored: Sequence[str]) -> StepPlan:
@@ -125,7 +121,11 @@ def _watermark(time: str, number: int) -> str:
 
 def _lag(job: StreamJoin, time: str, number: int) -> int:
     """How far that watermark trails the rows (ms)."""
-    joined = _chain(job).lag[time] if job.joins else job.input(time).watermark.delay
+    joined = job.input(time).watermark.delay
+    if job.joins:
+        chain = Chain()
+        deque(_steps_of(job, chain), maxlen=0)  # which updates the chain, to what it is after the last step
+        joined = chain.lag[time]
     return joined + sum(
         step.allowed_lateness + (step.waits_for if isinstance(step, RankingKind) else 0)
         for step in _steps_before(job, number)
@@ -152,16 +152,19 @@ class _StepExplainer:
 
     def plan(self, stored: Mapping[str, Sequence[str]], kept_ms: tuple[int, int]) -> StepPlan:
         until, labels = self._kind.kept_until(self._words), self._words.labels
-        sides = [
-            SidePlan(part, labels[i], until[i], kept_ms[i], _row_bytes(self._job, self._number, i, stored[part]))
-            for i, part in enumerate(part_names(self._number))
-        ]
+        sides = []
+        for i, part in enumerate(part_names(self._number)):
+            types = [stored_type(self._job, self._number, ("left", "right")[i], column) for column in stored[part]]
+            widths = [BYTES[kind.name] if isinstance(kind, ColumnType) else COMPUTED_BYTES for kind in types]
+            sides.append(SidePlan(part, labels[i], until[i], kept_ms[i], ENGINE_ROW_BYTES + sum(widths)))
         title = f"{self._step.type} {self._kind.title} join"
         return StepPlan(title, tuple(self._lines()), tuple(sides), self._kind.shorter, self._step.right)
 
     def _lines(self) -> Iterator[tuple[str, str]]:
         step = self._step
-        yield "keys", self._keys()
+        pairs = [f"{pair.left} = {pair.right}" for pair in self._job.keys_of(step)]
+        without = f"none, a join on time only; every shard gets all rows of {step.broadcast} (broadcast)"
+        yield "keys", ", ".join(pairs) or without
         yield self._kind.bound(self._words)
         if step.where is not None:
             yield "where", step.where
@@ -181,12 +184,6 @@ class _StepExplainer:
         if step.limits is not None:
             yield "limits", limits_text(step.limits, "a side")
 
-    def _keys(self) -> str:
-        pairs = [f"{pair.left} = {pair.right}" for pair in self._job.keys_of(self._step)]
-        if pairs:
-            return ", ".join(pairs)
-        return f"none, a join on time only; every shard gets all rows of {self._step.broadcast} (broadcast)"
-
 
 # --- how long rows are kept -------------------------------------------------------------------------------------------
 
@@ -194,13 +191,6 @@ class _StepExplainer:
 def kept_for(job: StreamJoin) -> Iterator[tuple[int, int]]:
     """Per step, how long the left and the right rows are kept, in milliseconds of event time after their own."""
     yield from _steps_of(job, Chain())
-
-
-def _chain(job: StreamJoin) -> Chain:
-    """How far the watermarks trail what arrives, after the last step."""
-    chain = Chain()
-    deque(_steps_of(job, chain), maxlen=0)
-    return chain
 
 
 def _steps_of(job: StreamJoin, chain: Chain) -> Iterator[tuple[int, int]]:
@@ -214,15 +204,7 @@ def _steps_of(job: StreamJoin, chain: Chain) -> Iterator[tuple[int, int]]:
         yield step.matching.keeps(chain, left, step.right)
 
 
-# --- about how wide a stored row is -----------------------------------------------------------------------------------
-
-
-def _row_bytes(job: StreamJoin, step_index: int, side: int, columns: Sequence[str]) -> int:
-    """The bytes of a row with these stored columns, on the left (0) or right (1) side of a step."""
-    types = (stored_type(job, step_index, ("left", "right")[side], column) for column in columns)
-    return ENGINE_ROW_BYTES + sum(
-        BYTES[kind.name] if isinstance(kind, ColumnType) else COMPUTED_BYTES for kind in types
-    )
+# --- which columns a stored row has -----------------------------------------------------------------------------------
 
 
 def assumed_columns(job: StreamJoin) -> Mapping[str, Sequence[str]]:

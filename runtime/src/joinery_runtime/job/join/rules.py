@@ -83,8 +83,8 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
     grouped = problems and translation is not None and translation.aggregate is not None
     findings = _broken({**data, "spec": {**rest, **translated_fields}})
     repeats = translation.repeats if translation is not None else {}
-    findings = _with_labels(findings, labels)
-    for at, message in _without_repeated(findings, [source.name for source in draft.sources], repeats):
+    declared = [source.name for source in draft.sources]
+    for at, message in _placed(findings, labels, declared, repeats):
         if ranking is not None and at[1:2] == (ranking.field,) and at[2:3] and at[2] in ranking.entries:
             yield _SQL, message
             continue
@@ -125,29 +125,21 @@ def _fitting_translation(
     return translations(fitting_stars(sql, translations, mentioned, in_postgres=in_postgres))
 
 
-def _with_labels(findings: Iterable[Finding], labels: Mapping[Loc, str]) -> list[Finding]:
-    """The findings, those below the places of `labels` at the SQL, with the words for the place in it."""
+def _placed(
+    findings: Iterable[Finding],
+    labels: Mapping[Loc, str],
+    declared: Sequence[str | None],
+    repeats: Mapping[str, str],
+) -> Iterator[Finding]:
+    """Yield the findings. Those below the places of `labels` are at the SQL, with the words for the place in it. So are
+    those of an input that the SQL reads again, behind the `declared` inputs, which are omitted if they are also those
+    of the input itself."""
     labelled: list[Finding] = []
     for at, message in findings:
         label = next((label for end in range(len(at), 2, -1) if (label := labels.get(at[1:end]))), None)
         labelled.append((at, message) if label is None else (_SQL, f"{label}: {message}"))
-    return labelled
-
-
-def _repeated_unions(draft: JobDraft, translation: Translation) -> Iterator[str]:
-    for name in dict.fromkeys(translation.repeats.values()):
-        if draft.by_name[name].at[1] == "unions":
-            facts = f"{name!r} is a union, which a job reads once (rule U3)"
-            yield f"{facts}; declare inputs that read the same, and write a UNION ALL of these"
-
-
-def _without_repeated(
-    findings: Sequence[Finding], declared: Sequence[str | None], repeats: Mapping[str, str]
-) -> Iterator[Finding]:
-    """Yield the findings. Those of an input that the SQL reads again, behind the `declared` inputs, are at the SQL, and
-    omitted if they are also those of the input itself."""
-    places = {at for at, _ in findings}
-    for at, message in findings:
+    places = {at for at, _ in labelled}
+    for at, message in labelled:
         match at:
             case ("spec", "inputs", int(number), *rest) if number >= len(declared):
                 alias, name = list(repeats.items())[number - len(declared)]
@@ -155,6 +147,13 @@ def _without_repeated(
                     yield _SQL, f"{alias!r} reads {name!r} again: {message}"
             case _:
                 yield at, message
+
+
+def _repeated_unions(draft: JobDraft, translation: Translation) -> Iterator[str]:
+    for name in dict.fromkeys(translation.repeats.values()):
+        if draft.by_name[name].at[1] == "unions":
+            facts = f"{name!r} is a union, which a job reads once (rule U3)"
+            yield f"{facts}; declare inputs that read the same, and write a UNION ALL of these"
 
 
 def words_of(conditions: Iterable[str]) -> set[str]:

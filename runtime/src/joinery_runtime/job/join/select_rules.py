@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from sqlglot import exp
 
@@ -36,24 +35,20 @@ def _items(draft: JobDraft) -> Iterator[Finding]:
     for i, item in enumerate(items(draft.data, "spec", "select")):
         at = ("spec", "select", i)
         yield from exactly_one(item, at, ("column", "expression"))
-        yield from _column((*at, "column"), dig(item, "column"), draft)
+        column = dig(item, "column")
+        ref = reference(column)
+        if column not in _engine_columns(draft):
+            if column in WINDOW_COLUMNS:
+                facts = f"{column!r} is a column of window joins only (rule W4)"
+                yield (*at, "column"), f"{facts}; write <input>.{column}, or leave it out"
+            elif ref is not None:
+                yield from _unknown_names((*at, "column"), ref.input, ref.column, draft)
+            elif isinstance(column, str) and column:
+                yield (*at, "column"), f"{column!r} does not name its input; write <input>.{column}"
         if isinstance(text := dig(item, "expression"), str):
             yield from check_expression((*at, "expression"), text, draft)
             if dig(item, "as") is None:
                 yield at, "an expression has no name of its own; add one: as: <name>"
-
-
-def _column(at: Loc, text: Any, draft: JobDraft) -> Iterator[Finding]:
-    ref = reference(text)
-    if text in WINDOW_COLUMNS:
-        if text not in _engine_columns(draft):
-            yield at, f"{text!r} is a column of window joins only (rule W4); write <input>.{text}, or leave it out"
-    elif text in _engine_columns(draft):
-        return
-    elif isinstance(text, str) and text and ref is None:
-        yield at, f"{text!r} does not name its input; write <input>.{text}"
-    elif ref is not None:
-        yield from _unknown_names(at, ref.input, ref.column, draft)
 
 
 def check_expression(at: Loc, text: str, draft: JobDraft) -> Iterator[Finding]:
@@ -96,20 +91,13 @@ def _names(draft: JobDraft) -> Iterator[Finding]:
     for i, name in enumerate(names):
         if name is not None and name.startswith("$"):
             yield ("spec", "select", i), f"{name!r} starts with `$`, which engine columns do; rename it with `as`"
-
-
-def _default_names(draft: JobDraft) -> Iterator[Finding]:
-    """Finds columns with the same default name: `a.b_c` and `a_b.c` would become one column."""
-    if dig(draft.data, "spec", "select") is not None:
-        if dig(draft.data, "spec", "prefixes") == "whenNeeded":
-            yield ("spec", "prefixes"), "`select` or `sql` names the columns; drop `prefixes`"
-        return
-    for _, name in repeats(list(_every_column(draft))):
-        todo = "name the columns with `select`, or rename an input"
-        yield ("spec", "inputs"), f"two output columns would be named {name!r} (rule J10); {todo}"
-
-
-def _keys_known(draft: JobDraft) -> Iterator[Finding]:
+    if dig(draft.data, "spec", "select") is None:
+        # Two columns may have one default name: `a.b_c` and `a_b.c` would both be a_b_c.
+        for _, name in repeats(list(_every_column(draft))):
+            todo = "name the columns with `select`, or rename an input"
+            yield ("spec", "inputs"), f"two output columns would be named {name!r} (rule J10); {todo}"
+    elif dig(draft.data, "spec", "prefixes") == "whenNeeded":
+        yield ("spec", "prefixes"), "`select` or `sql` names the columns; drop `prefixes`"
     yield from unknown_columns(draft, output_names(draft))
 
 
@@ -168,4 +156,4 @@ def _is_windowed(draft: JobDraft) -> bool:
     return any(step.data.get(field) is not None for step in draft.steps for field in fields)
 
 
-RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (_items, _names, _default_names, _keys_known)
+RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (_items, _names)

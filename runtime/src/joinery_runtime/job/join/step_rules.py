@@ -4,7 +4,7 @@ rows match (J8, W4): what the kinds of step share, then the rules of each."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlglot import exp
@@ -45,8 +45,21 @@ def _number_of_steps(draft: JobDraft) -> Iterator[Finding]:
 
 def _inputs_of_steps(draft: JobDraft) -> Iterator[Finding]:
     """Checks that the chain starts at the first input, and that each other input is the right side of one step."""
-    wrong = [finding for step in draft.steps for finding in _right(draft, step)]
-    yield from wrong
+    wrong = False
+    for step in draft.steps:
+        name = step.data.get("right")
+        if not step.left or step.right is not None or not isinstance(name, str):
+            continue
+        wrong = True
+        absent_names = {absent.source.name for absent in step.absent}
+        candidates = [other for other in draft.by_name if other not in {*step.left_names, *absent_names}]
+        at, todo = (*step.at, "right"), f"write {either(candidates)}" if candidates else "drop this step"
+        if name == step.left[0].name:
+            yield at, f"{name!r} is the left input (the first one), where the steps begin; {todo}"
+        elif name in step.left_names or name in absent_names:
+            yield at, f"a step before joins {name!r} already, and each input is joined once; {todo}"
+        else:
+            yield at, f"{name!r} is not an input{suggestion(name, candidates)}; {todo}"
     if wrong or not draft.steps or not all(step.sides_known for step in draft.steps):
         return
     joined = {source.name for step in draft.steps for source in (*step.left, step.right) if source is not None}
@@ -56,21 +69,6 @@ def _inputs_of_steps(draft: JobDraft) -> Iterator[Finding]:
                 source.at,
                 f"no step joins input {source.name!r}; add a step with right: {source.name}, or drop the input",
             )
-
-
-def _right(draft: JobDraft, step: StepDraft) -> Iterator[Finding]:
-    name = step.data.get("right")
-    if not step.left or step.right is not None or not isinstance(name, str):
-        return
-    absent_names = {absent.source.name for absent in step.absent}
-    candidates = [other for other in draft.by_name if other not in {*step.left_names, *absent_names}]
-    at, todo = (*step.at, "right"), f"write {either(candidates)}" if candidates else "drop this step"
-    if name == step.left[0].name:
-        yield at, f"{name!r} is the left input (the first one), where the steps begin; {todo}"
-    elif name in step.left_names or name in absent_names:
-        yield at, f"a step before joins {name!r} already, and each input is joined once; {todo}"
-    else:
-        yield at, f"{name!r} is not an input{suggestion(name, candidates)}; {todo}"
 
 
 # --- keys ---------------------------------------------------------------------------------------------------------
@@ -109,7 +107,12 @@ def _key(at: Loc, texts: tuple[Any, Any], step: StepDraft) -> Iterator[Finding]:
         yield at, f"the left input comes first; swap it: {second}: {first}"
     else:
         wrong = [*_side_problems(at, first, step.left, step), *_side_problems(at, second, (step.right,), step)]
-        yield from wrong or _different_types(at, first, second, step)
+        yield from wrong
+        sides_of_keys = [(step.side_of(ref.input), ref.column) for ref in (first, second)]
+        left, right = (side.types.get(column) if side and side.types else None for side, column in sides_of_keys)
+        if not wrong and left is not None and right is not None and left.key_type != right.key_type:
+            facts = f"key types differ: {first} is {left}, {second} is {right}"
+            yield at, f"{facts}; declare the same type (int32 and int64 may meet, rule V2)"
 
 
 def _expression_problems(text: str, tree: exp.Expr, step: StepDraft) -> Iterator[str]:
@@ -150,42 +153,32 @@ def _side_problems(at: Loc, ref: Reference, side: tuple[InputDraft, ...], step: 
             yield at, text
 
 
-def _different_types(at: Loc, first: Reference, second: Reference, step: StepDraft) -> Iterator[Finding]:
-    sides = [(step.side_of(ref.input), ref.column) for ref in (first, second)]
-    left, right = (side.types.get(column) if side and side.types else None for side, column in sides)
-    if left is not None and right is not None and left.key_type != right.key_type:
-        facts = f"key types differ: {first} is {left}, {second} is {right}"
-        yield at, f"{facts}; declare the same type (int32 and int64 may meet, rule V2)"
-
-
 # --- broadcast ----------------------------------------------------------------------------------------------------
 
 
 def _broadcast(draft: JobDraft) -> Iterator[Finding]:
     for step in draft.steps:
-        name = step.data.get("broadcast")
-        if isinstance(name, str):
-            yield from (((*step.at, "broadcast"), text) for text in _broadcast_problem(name, step))
-
-
-def _broadcast_problem(name: str, step: StepDraft) -> Iterator[str]:
-    keys, kind = step.data.get("keys"), step.data.get("type", "inner")
-    if keys and isinstance(keys, Mapping):
-        yield f"is for a join without keys (rule J9), and this has {len(keys)}; drop broadcast, or the keys"
-    elif any(step.data.get(kind.field) is not None for kind in STEP_KINDS if not kind.without_keys):
-        yield "only an interval step can do without keys; drop broadcast and name a key"
-    elif not step.left or step.right is None:
-        return
-    elif name in step.left_names and step.number > 0:
-        yield f"{name!r} is part of what the steps before made, which cannot be broadcast; write {step.right.name}"
-    elif step.side_of(name) is None:
-        names = [*(step.left_names if step.number == 0 else []), step.right.name or ""]
-        yield f"{name!r} is not a side of this step{suggestion(name, names)}; write {either(names)}"
-    elif kind in ("full", "right" if name == step.right.name else "left"):
-        yield _preserved(name, str(kind), step)
-    elif kind in EXISTENCE and name != step.right.name:
-        facts = f"a {kind} join emits each row of {name!r} once, and a broadcast side is in every shard (rule J9)"
-        yield f"{facts}; write broadcast: {step.right.name}, or name a key"
+        name, at = step.data.get("broadcast"), (*step.at, "broadcast")
+        if not isinstance(name, str):
+            continue
+        keys, join_type = step.data.get("keys"), step.data.get("type", "inner")
+        if keys and isinstance(keys, Mapping):
+            yield at, f"is for a join without keys (rule J9), and this has {len(keys)}; drop broadcast, or the keys"
+        elif any(step.data.get(kind.field) is not None for kind in STEP_KINDS if not kind.without_keys):
+            yield at, "only an interval step can do without keys; drop broadcast and name a key"
+        elif not step.left or step.right is None:
+            continue
+        elif name in step.left_names and step.number > 0:
+            facts = f"{name!r} is part of what the steps before made, which cannot be broadcast"
+            yield at, f"{facts}; write {step.right.name}"
+        elif step.side_of(name) is None:
+            names = [*(step.left_names if step.number == 0 else []), step.right.name or ""]
+            yield at, f"{name!r} is not a side of this step{suggestion(name, names)}; write {either(names)}"
+        elif join_type in ("full", "right" if name == step.right.name else "left"):
+            yield at, _preserved(name, str(join_type), step)
+        elif join_type in EXISTENCE and name != step.right.name:
+            facts = f"a {join_type} join emits each row of {name!r} once, and a broadcast side is in every shard"
+            yield at, f"{facts} (rule J9); write broadcast: {step.right.name}, or name a key"
 
 
 def _preserved(name: str, kind: str, step: StepDraft) -> str:
@@ -220,7 +213,11 @@ def _not_co_partitioned(draft: JobDraft, step: StepDraft) -> Iterator[str]:
         yield f"is for a job of one step, and {facts}; leave it out"
     elif isinstance(keys, Mapping) and len(keys) != 1:
         yield f"is for one key column, whose bytes are the record's key, and there are {len(keys)}; leave it out"
-    elif computed := [text for text in itertools.chain(*_pairs(keys)) if not _is_column(text, step)]:
+    elif computed := [
+        text
+        for text in itertools.chain(*(keys.items() if isinstance(keys, Mapping) else ()))
+        if isinstance(text, str) and isinstance(read_key(text, _columns_of(step)), exp.Expr)
+    ]:
         yield f"is for a key that the records have as it is, and {computed[0]!r} is computed (rule J12); leave it out"
     elif step.sides_known:
         for source in (*step.left, step.right):
@@ -236,14 +233,6 @@ def _not_co_partitioned(draft: JobDraft, step: StepDraft) -> Iterator[str]:
             if kind is not None and kind.name not in _PARTITIONED_BY:
                 facts = f"the bytes that a producer makes of a {kind} ({ref}) are not known"
                 yield f"{facts}; key by {either(_PARTITIONED_BY)}, or leave it out"
-
-
-def _pairs(keys: object) -> Iterable[tuple[Any, Any]]:
-    return keys.items() if isinstance(keys, Mapping) else ()
-
-
-def _is_column(text: object, step: StepDraft) -> bool:
-    return not isinstance(text, str) or not isinstance(read_key(text, _columns_of(step)), exp.Expr)
 
 
 # --- how a step matches rows in time ----------------------------------------------------------------------------------

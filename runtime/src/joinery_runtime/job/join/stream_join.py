@@ -496,10 +496,21 @@ class StreamJoin(Job):
         chosen = self.select
         if self.aggregations:
             return self._aggregated
-        if chosen:
-            return tuple(self._selected(item) for item in chosen)
-        times = [self._window_column(name, name) for name in self._times]
-        return (*self._every_column(), *times)
+        if not chosen:
+            stored_names = self._stored_names.names_by_column if self._stored_names is not None else {}
+            every_column = default_names(self._columns_by_input, self.naming, self._times, stored_names)
+            columns = [self._column(name, Reference(side, column)) for name, side, column in every_column]
+            return (*columns, *(self._window_column(name, name) for name in self._times))
+        fields = []
+        for item in chosen:
+            source = parse_reference(item.column) if item.column is not None else None
+            if item.column in RANK_COLUMNS:
+                fields.append(self._window_column(item.as_ or item.column, item.column))
+            elif source is None:
+                fields.append(OutputField(item.as_ or "", expression=item.expression))
+            else:
+                fields.append(self._column(item.as_ or source.column, source))
+        return tuple(fields)
 
     @property
     def column_naming(self) -> str | None:
@@ -618,7 +629,17 @@ class StreamJoin(Job):
         }
         fields: dict[str, OutputField] = {}
         for aggregation in self.aggregations:
-            fields = _fields_of(aggregation, columns)
+            fields = {}
+            for name in aggregation.group_by:
+                column = columns.get(name, OutputField(name))
+                fields[name] = OutputField(column.name, column.source, type=column.type, step_column=name)
+            for name in aggregation.form.columns:
+                fields[name] = OutputField(name, step_column=name)
+            for aggregate in aggregation.aggregates:
+                kind = ColumnType("json") if aggregate.function == "array_agg" else None
+                if aggregate.function in KEEPS_TYPE and aggregate.column is not None and aggregate.column in columns:
+                    kind = columns[aggregate.column].type
+                fields[aggregate.as_] = OutputField(aggregate.as_, type=kind, step_column=aggregate.as_)
             columns = {field.name: field for field in fields.values()}
         if self.top_of_windows is not None:
             fields[ROW_NUMBER] = self._window_column(ROW_NUMBER, ROW_NUMBER)
@@ -630,21 +651,6 @@ class StreamJoin(Job):
         ]
         last = [OutputField(self.retracted, step_column=RETRACTED)] if self.retracted is not None else []
         return (*chosen, *last)
-
-    def _selected(self, item: SelectItem) -> OutputField:
-        if item.column in RANK_COLUMNS:
-            return self._window_column(item.as_ or item.column, item.column)
-        source = parse_reference(item.column) if item.column is not None else None
-        if source is None:
-            return OutputField(item.as_ or "", expression=item.expression)
-        return self._column(item.as_ or source.column, source)
-
-    def _every_column(self) -> list[OutputField]:
-        stored_names = self._stored_names.names_by_column if self._stored_names is not None else {}
-        return [
-            self._column(name, Reference(side, column))
-            for name, side, column in default_names(self._columns_by_input, self.naming, self._times, stored_names)
-        ]
 
     def _column(self, name: str, source: Reference) -> OutputField:
         return OutputField(name, source, type=self.input(source.input).types[source.column])
@@ -662,23 +668,6 @@ def _read_again(source: Input, alias: str) -> Input:
         column.set("table", exp.to_identifier(alias))
     where = condition.sql(comments=False) if condition is not None and own else source.where
     return source.model_copy(update={"name": alias, "where": where})
-
-
-def _fields_of(aggregation: Aggregation, columns: Mapping[str, OutputField]) -> dict[str, OutputField]:
-    """The columns of an aggregate's rows, by the names that they have in its step. `columns` are those of the rows that
-    are aggregated, by the names that the aggregate writes, without computed ones."""
-    fields = dict[str, OutputField]()
-    for name in aggregation.group_by:
-        column = columns.get(name, OutputField(name))
-        fields[name] = OutputField(column.name, column.source, type=column.type, step_column=name)
-    for name in aggregation.form.columns:
-        fields[name] = OutputField(name, step_column=name)
-    for aggregate in aggregation.aggregates:
-        kind = ColumnType("json") if aggregate.function == "array_agg" else None
-        if aggregate.function in KEEPS_TYPE and aggregate.column is not None and aggregate.column in columns:
-            kind = columns[aggregate.column].type
-        fields[aggregate.as_] = OutputField(aggregate.as_, type=kind, step_column=aggregate.as_)
-    return fields
 
 
 def stored_type(job: StreamJoin, step_index: int, side: str, name: str) -> ColumnType | ComputedKey:
