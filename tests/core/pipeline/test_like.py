@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from budget import examples
 from joinery_runtime.core.pipeline.expression import parse_expression
-from joinery_runtime.core.pipeline.like import match_like
+from joinery_runtime.core.pipeline.functions.patterns import match_like
 
 characters = st.text("aAb%_!\\.(\n\u00e9", max_size=5)
 pairs = st.lists(st.tuples(characters, characters), min_size=1, max_size=8)

@@ -16,9 +16,8 @@ from joinery_runtime.core.kinds.rows import PairFailures, Pairs, Selection, resi
 from joinery_runtime.core.pipeline import times
 from joinery_runtime.core.pipeline.expression import ColumnRef
 from joinery_runtime.core.pipeline.prepare import DecodedRecords, prepare
-from joinery_runtime.core.pipeline.retention import AcceptedRow
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SideSpec
-from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
+from joinery_runtime.core.pipeline.spec import AcceptedRow, Pipeline, StepSpec
 from joinery_runtime.core.pipeline.step import Horizons
 from joinery_runtime.core.table.columns import (
     DELETED,

@@ -15,7 +15,7 @@ from joinery_runtime.core.aggregates.base import (
     States,
     condition_column,
 )
-from joinery_runtime.core.aggregates.distinct import Distinct
+from joinery_runtime.core.aggregates.lists import Distinct
 from joinery_runtime.errors import EnvironmentProblem
 
 __all__ = ["Accumulator", "AggregateCall", "GroupError", "Groups", "States", "accumulator", "condition_column"]

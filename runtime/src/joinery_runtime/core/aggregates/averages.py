@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from joinery_runtime.core.aggregates.base import Accumulator, AggregateCall, GroupError, Groups, Make, States
+from joinery_runtime.core.aggregates.exact import Wide
 from joinery_runtime.core.aggregates.sums import TODO, Count, DoubleSum, WholeSum
-from joinery_runtime.core.aggregates.wide import Wide
 
 _EXACT = 2**53  # doubles hold whole numbers up to this one exactly
 
@@ -59,16 +59,6 @@ class Average:
         return states
 
 
-def _average_of_decimals(name: str, kind: pa.DataType) -> Average:
-    """The average of decimals, with four more decimal places if 38 digits hold them. Halves are rounded away from
-    zero."""
-    precision = min(38, kind.precision + 4)
-    result = pa.decimal128(precision, min(kind.scale + 4, precision))
-    tight = result.precision - result.scale < kind.precision - kind.scale
-    total, quotient = WholeSum(f"{name}.sum", pa.decimal128(38, kind.scale)), partial(_average_decimals, result.scale)
-    return Average(total, Count(f"{name}.count"), result, quotient, tight)
-
-
 def _average_doubles(sums: pa.Array, counts: pa.Array) -> pa.Array:
     return pc.divide(sums, _divisors(sums, counts).cast(pa.float64()))
 
@@ -97,13 +87,17 @@ def _divisors(sums: pa.Array, counts: pa.Array) -> pa.Array:
 
 def _of_type(name: str, call: AggregateCall) -> Accumulator:
     kind: pa.DataType = call.type
-    if pa.types.is_decimal(kind):
-        return _average_of_decimals(name, kind)
+    count = Count(f"{name}.count")
     if pa.types.is_floating(kind):
-        return Average(DoubleSum(f"{name}.sum"), Count(f"{name}.count"), pa.float64(), _average_doubles)
-    # For integers: the double nearest to the exact average.
-    total = WholeSum(f"{name}.sum", pa.decimal128(38, 0))
-    return Average(total, Count(f"{name}.count"), pa.float64(), _average_whole_numbers)
+        return Average(DoubleSum(f"{name}.sum"), count, pa.float64(), _average_doubles)
+    if not pa.types.is_decimal(kind):
+        return Average(WholeSum(f"{name}.sum", pa.decimal128(38, 0)), count, pa.float64(), _average_whole_numbers)
+    # Four more decimal places than the values have, if 38 digits hold them. Halves are rounded away from zero.
+    precision = min(38, kind.precision + 4)
+    result = pa.decimal128(precision, min(kind.scale + 4, precision))
+    tight = result.precision - result.scale < kind.precision - kind.scale
+    total, quotient = WholeSum(f"{name}.sum", pa.decimal128(38, kind.scale)), partial(_average_decimals, result.scale)
+    return Average(total, count, result, quotient, tight)
 
 
 FUNCTIONS: Mapping[str, Make] = {"avg": _of_type}

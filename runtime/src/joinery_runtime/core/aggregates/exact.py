@@ -1,8 +1,10 @@
-"""Exact sums of numbers and of products of numbers: integers of any length, so that no order of additions matters.
+"""Exact sums of numbers and of products of numbers, so that no order of additions matters: integers of 128 bits for
+sums of integers and decimals (`Wide`), and integers of any length for all other sums (`Digits`).
 
-A number is an integer multiple of a unit: of 1 for integers, of 10^-scale for decimals, and of 2^-1088 for doubles, of
-which it divides all. The integer is cut into 32-bit digits; digits with the same position are added as int64. That is
-the long accumulator of Kulisch ("Computer Arithmetic and Validity", chapter 8), restricted to the positions in use.
+In the latter, a number is an integer multiple of a unit: of 1 for integers, of 10^-scale for decimals, and of 2^-1088
+for doubles, of which it divides all. The integer is cut into 32-bit digits; digits with the same position are added as
+int64. That is the long accumulator of Kulisch ("Computer Arithmetic and Validity", chapter 8), restricted to the
+positions in use.
 
 A stored sum is binary, in 4-byte little-endian words: the position of the lowest digit, the digits, and the sign (0 or
 -1), which makes them two's complement. Zeros at either end are omitted, so that equal sums have equal bytes. A sum with
@@ -13,12 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.core.aggregates.base import Groups
-from joinery_runtime.core.aggregates.wide import Wide
 
 DOUBLE_BITS = 1088
 """Doubles are multiples of 2^-DOUBLE_BITS."""
@@ -26,7 +28,93 @@ DOUBLE_BITS = 1088
 _DIGIT = np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
 _MANTISSA = 52
+_HALF = np.int64(32)
+_LOW_SIGNED = np.int64(0xFFFFFFFF)
+_WORD = 2**64
+_BEYOND_DECIMAL = 10**38
 _SHIFT = DOUBLE_BITS - 1023 - _MANTISSA  # of the mantissa of a double whose exponent's bits are 0
+
+
+# --- numbers of 128 bits ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Wide:
+    """n numbers `high * 2^64 + low`, as int64[n] and uint64[n]."""
+
+    high: np.ndarray
+    low: np.ndarray
+
+    @classmethod
+    def of(cls, values: pa.Array) -> Wide:
+        """The unscaled numbers of a decimal128 array without NULLs."""
+        words = np.frombuffer(values.buffers()[1], dtype=np.int64)[2 * values.offset :][: 2 * len(values)]
+        return cls(words[1::2], words[::2].view(np.uint64))
+
+    def decimals(self, kind: pa.DataType) -> pa.Array:
+        """The numbers as a decimal128 array, whose precision they must fit."""
+        words = np.empty(2 * len(self.low), dtype=np.int64)
+        words[::2], words[1::2] = self.low.view(np.int64), self.high
+        return pa.Array.from_buffers(kind, len(self.low), [None, pa.py_buffer(words)])
+
+    @property
+    def narrow(self) -> np.ndarray:
+        """bool[n]: whether the number fits int64, so that `low` read as int64 is the number."""
+        return np.asarray(self.high == self.low.view(np.int64) >> np.int64(63))
+
+    @property
+    def decimal(self) -> np.ndarray:
+        """bool[n]: whether the number has at most 38 digits."""
+        return np.asarray(self._less(_BEYOND_DECIMAL) & ~self._less(1 - _BEYOND_DECIMAL))
+
+    def _less(self, than: int) -> np.ndarray:
+        high, low = divmod(than, _WORD)
+        return np.asarray((self.high < high) | ((self.high == high) & (self.low < np.uint64(low))))
+
+    def take(self, at: np.ndarray) -> Wide:
+        return Wide(self.high[at], self.low[at])
+
+    def objects(self) -> np.ndarray:
+        """The numbers as an array of Python integers."""
+        return np.asarray(self.high.astype(object) * _WORD + self.low.astype(object))
+
+
+def wide_sums(values: pa.Array, groups: Groups) -> tuple[Wide, np.ndarray]:
+    """Returns the sums of groups of int64 or decimal128 values without NULLs, and bool[m]: which sums are lost because
+    they do not fit 128 bits."""
+    if not pa.types.is_decimal(values.type):
+        return _sum_words(values.to_numpy(), groups)
+    wide = Wide.of(values)
+    if wide.narrow.all():
+        return _sum_words(wide.low.view(np.int64), groups)
+    low = wide.low.view(np.int64)
+    return _sum_halves(
+        [low & _LOW_SIGNED, low >> _HALF & _LOW_SIGNED, wide.high & _LOW_SIGNED, wide.high >> _HALF], groups
+    )
+
+
+def _sum_words(words: np.ndarray, groups: Groups) -> tuple[Wide, np.ndarray]:
+    longest = int(groups.sizes.max(initial=0))
+    largest = max(int(words.max(initial=0)), -int(words.min(initial=0)))
+    if largest * longest < 2**63:
+        low = np.add.reduceat(words, groups.starts)
+        return Wide(low >> np.int64(63), low.view(np.uint64)), np.zeros(groups.count, dtype=bool)
+    return _sum_halves([words & _LOW_SIGNED, words >> _HALF], groups)
+
+
+def _sum_halves(halves: list[np.ndarray], groups: Groups) -> tuple[Wide, np.ndarray]:
+    """Sums numbers that are cut into two or four 32-bit words, lowest first, the last one signed. Fewer than 2^31 such
+    words never overflow an int64 sum."""
+    sums = [np.add.reduceat(half, groups.starts) for half in halves]
+    sums += [np.zeros_like(sums[0]) for _ in range(4 - len(sums))]
+    for lower, upper in pairwise(sums):
+        np.add(upper, lower >> _HALF, out=upper)
+    low = (sums[1] << _HALF) | (sums[0] & _LOW_SIGNED)
+    high = (sums[3] << _HALF) | (sums[2] & _LOW_SIGNED)
+    return Wide(high, low.view(np.uint64)), sums[3] != sums[3] << _HALF >> _HALF
+
+
+# --- numbers of any length --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +207,7 @@ def merged_sums(stored: pa.Array, groups: Groups) -> pa.Array:
         row = np.flatnonzero(counts > nth)
         values = words[starts[row] + nth + 1].astype(np.int64)
         is_sign = counts[row] - 1 == nth
-        digits[position[row] - lowest + nth, row] = np.where(is_sign, values, values & np.int64(0xFFFFFFFF))
+        digits[position[row] - lowest + nth, row] = np.where(is_sign, values, values & _LOW_SIGNED)
     total = np.add.reduceat(digits, groups.starts, axis=1)
     return _pack(total, lowest, np.logical_and.reduceat(finite, groups.starts))
 
@@ -155,11 +243,11 @@ def _pack(digits: np.ndarray, lowest: int, finite: np.ndarray) -> pa.Array:
     body = np.zeros((width + 2, count), dtype=np.int64)
     body[:width] = digits
     for nth in range(width + 1):
-        body[nth + 1] += body[nth] >> np.int64(32)
-        body[nth] &= np.int64(0xFFFFFFFF)
-    sign = body[-1] >> np.int64(32)
-    body[-1] &= np.int64(0xFFFFFFFF)
-    significant, is_used = body != (sign & np.int64(0xFFFFFFFF)), body != 0
+        body[nth + 1] += body[nth] >> _HALF
+        body[nth] &= _LOW_SIGNED
+    sign = body[-1] >> _HALF
+    body[-1] &= _LOW_SIGNED
+    significant, is_used = body != (sign & _LOW_SIGNED), body != 0
     begin = np.argmax(is_used, axis=0)
     end = np.where(significant.any(axis=0), len(body) - np.argmax(significant[::-1], axis=0), 0)
     end = np.maximum(begin, end)

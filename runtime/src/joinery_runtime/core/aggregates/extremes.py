@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from joinery_runtime.core.aggregates.base import Groups, Make, Present, States, ValueAccumulator
-from joinery_runtime.core.aggregates.distinct import unify_zeros
-from joinery_runtime.core.aggregates.wide import Wide
+from joinery_runtime.core.aggregates.exact import Wide
+from joinery_runtime.core.aggregates.lists import unify_zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,28 +36,23 @@ class Extreme(ValueAccumulator):
             least = np.maximum if self.greatest else np.fmin
             return pa.array(least.reduceat(values.to_numpy() + kind.to_pandas_dtype()(0), groups.starts))
         if pa.types.is_decimal(kind):
-            return self._wide_extremes(Wide.of(values), groups).decimals(kind)
+            # The upper words decide, and the lower ones where those are equal.
+            wide = Wide.of(values)
+            high = self._reduce(wide.high, groups)
+            worst = np.uint64(0 if self.greatest else 2**64 - 1)
+            among = wide.high == np.repeat(high, groups.sizes)
+            return Wide(high, self._reduce(np.where(among, wide.low, worst), groups)).decimals(kind)
         if pa.types.is_string(kind):
-            return self._text_extremes(values, groups)
+            # Without threads, Arrow returns groups in the order in which they begin.
+            grouped = pa.table({"group": groups.number, "value": values}).group_by("group", use_threads=False)
+            extremes = grouped.aggregate([("value", "max" if self.greatest else "min")])
+            return extremes.column(1).combine_chunks()
         integer_type = pa.int32() if kind.bit_width == 32 else pa.int64()
         return pa.array(self._reduce(values.view(integer_type).to_numpy(), groups)).view(kind)
 
     def _reduce(self, numbers: np.ndarray, groups: Groups) -> np.ndarray:
         least = np.maximum if self.greatest else np.minimum
         return least.reduceat(numbers, groups.starts)
-
-    def _wide_extremes(self, values: Wide, groups: Groups) -> Wide:
-        """Compares the upper words, then the lower ones where these are equal."""
-        high = self._reduce(values.high, groups)
-        worst = np.uint64(0 if self.greatest else 2**64 - 1)
-        among = values.high == np.repeat(high, groups.sizes)
-        return Wide(high, self._reduce(np.where(among, values.low, worst), groups))
-
-    def _text_extremes(self, values: pa.Array, groups: Groups) -> pa.Array:
-        """Relies on Arrow, which without threads returns groups in the order in which they begin."""
-        table = pa.table({"group": groups.number, "value": values})
-        extremes = table.group_by("group", use_threads=False).aggregate([("value", "max" if self.greatest else "min")])
-        return extremes.column(1).combine_chunks()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +107,6 @@ class Truth(ValueAccumulator):
         return (present.scatter(pa.array(reduce.reduceat(booleans, present.groups.starts), pa.bool_())),)
 
 
-def _in_order(values: pa.Array) -> np.ndarray:
-    """int64[n]: numbers in the order of values without NULLs. Those of whole numbers and times need no sorting."""
-    if pa.types.is_floating(values.type) or pa.types.is_decimal(values.type) or pa.types.is_string(values.type):
-        return np.asarray(pc.rank(unify_zeros(values), tiebreaker="dense").to_numpy().astype(np.int64))
-    return np.asarray(values.view(pa.int32() if values.type.bit_width == 32 else pa.int64()).to_numpy())
-
-
 @dataclass(frozen=True, slots=True)
 class Companion:
     """The value, of type `type`, of the row whose other column, of type `by_type`, is least, or `greatest`. Of several
@@ -159,7 +147,11 @@ class Companion:
         """The states of the groups, from rows or states in order of arrival."""
         if not len(values):
             return tuple(present.scatter(pa.array([], field.type)) for field in self.fields)
-        numbers, starts, sizes = _in_order(by), present.groups.starts, present.groups.sizes
+        if pa.types.is_floating(by.type) or pa.types.is_decimal(by.type) or pa.types.is_string(by.type):
+            numbers = pc.rank(unify_zeros(by), tiebreaker="dense").to_numpy().astype(np.int64)
+        else:  # whole numbers and times need no sorting
+            numbers = by.view(pa.int32() if by.type.bit_width == 32 else pa.int64()).to_numpy()
+        starts, sizes = present.groups.starts, present.groups.sizes
         best = (np.maximum if self.greatest else np.minimum).reduceat(numbers, starts)
         is_best = numbers == np.repeat(best, sizes)
         earliest = np.minimum.reduceat(np.where(is_best, times, np.iinfo(np.int64).max), starts)

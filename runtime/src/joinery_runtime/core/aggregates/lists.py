@@ -1,4 +1,4 @@
-"""All values of a group, up to a limit: as a JSON array, or as one text."""
+"""The values of a group, up to a limit: all of them, as a JSON array or as one text, or the number of distinct ones."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ _AS_JSON = (  # as JSON outputs are encoded
     cs.decimal().cast(pl.String),
     cs.binary().bin.encode("base64"),
 )
+_SORTED_AS = {
+    **{kind: kind for kind in (pa.int32(), pa.int64(), pa.uint64(), pa.float32(), pa.float64())},
+    pa.date32(): pa.int32(),
+    pa.timestamp("ms", tz="UTC"): pa.int64(),
+}
+_PACKED_BITS = 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +61,12 @@ class Values:
         filled = pc.if_else(pc.greater(pc.list_value_length(lists), 0), lists, None)
         if self.separator is not None:
             return pc.binary_join(filled, self.separator)
-        texts = self._json_texts(lists)
-        return pc.if_else(filled.is_valid(), texts, None)
-
-    def _json_texts(self, lists: pa.Array) -> pa.Array:
         elements = pl.DataFrame({"v": pl.from_arrow(lists.flatten())}).with_columns(_AS_JSON)["v"].to_arrow()
         sizes = pc.list_value_length(lists).to_numpy()
         offsets = pa.array(np.append(0, np.cumsum(sizes)), pa.int64())
         rows = pl.DataFrame({"v": pl.from_arrow(pa.LargeListArray.from_arrays(offsets, elements))})
         objects = rows.select(pl.struct("v").struct.json_encode().str.strip_prefix('{"v":').str.strip_suffix("}"))
-        return objects.to_series().to_arrow().cast(pa.string())
+        return pc.if_else(filled.is_valid(), objects.to_series().to_arrow().cast(pa.string()), None)
 
     def _lists(self, values: pa.Array, times: np.ndarray, number: np.ndarray, count: int) -> States:
         """States from values in order; `number` (int64[n], ascending) is the group of each."""
@@ -81,3 +83,87 @@ FUNCTIONS: Mapping[str, Make] = {
     "array_agg": lambda _, call: Values(f"$array_agg({call.arguments})", call.type, call.limit or 0, None),
     "string_agg": lambda _, call: Values(f"$array_agg({call.arguments})", call.type, call.limit or 0, call.separator),
 }
+
+
+# --- distinct values --------------------------------------------------------------------------------------------------
+
+
+def distinct(values: pa.Array, group: np.ndarray, groups: int) -> tuple[np.ndarray, pa.Array]:
+    """Returns offsets (int64[m + 1]) and the distinct values of m groups: sorted within each group, which begins and
+    ends at its offsets. `group` (int64[n]) is the group of each value; there are no NULLs. Floating-point numbers are
+    equal if their bits are."""
+    if values.type in _SORTED_AS:
+        return _distinct_numbers(values, group, groups)
+    encoded = values.dictionary_encode()
+    order = pc.array_sort_indices(encoded.dictionary)
+    count = max(1, len(order))
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order.to_numpy()] = np.arange(len(order))
+    pairs = np.sort(group * count + rank[encoded.indices.to_numpy()], kind="stable")
+    pairs = pairs[np.diff(pairs, prepend=-1) != 0]
+    offsets = np.searchsorted(pairs, np.arange(groups + 1) * count)
+    return offsets, encoded.dictionary.take(order.take(pa.array(pairs % count)))
+
+
+def _distinct_numbers(values: pa.Array, group: np.ndarray, groups: int) -> tuple[np.ndarray, pa.Array]:
+    """`distinct` for numbers, which sorts them: that is faster than dictionary encoding."""
+    plain = values.view(_SORTED_AS[values.type])
+    if pa.types.is_signed_integer(plain.type) and len(plain):
+        numbers = plain.to_numpy().astype(np.int64, copy=False)
+        lowest, bits = int(numbers.min()), (int(numbers.max()) - int(numbers.min())).bit_length()
+        if bits + groups.bit_length() <= _PACKED_BITS:
+            # Group and number are sorted as one number. A group's states are sorted lists, which NumPy's stable sort
+            # merges instead of sorting them again.
+            pairs = np.sort(group << bits | numbers - lowest, kind="stable")
+            pairs = pairs[np.diff(pairs, prepend=-1) != 0]
+            offsets = np.searchsorted(pairs, np.arange(groups + 1) << bits)
+            restored = ((pairs & ((1 << bits) - 1)) + lowest).astype(plain.type.to_pandas_dtype(), copy=False)
+            return offsets, pa.array(restored).view(values.type)
+    rows = pl.DataFrame({"group": group, "value": pl.from_arrow(plain)}).sort("group", "value")
+    number, sorted_values = rows["group"].to_numpy(), rows["value"].to_arrow().view(values.type)
+    bits_of_values = sorted_values.view(pa.int32() if values.type.bit_width == 32 else pa.int64()).to_numpy()
+    first = (np.diff(number, prepend=-1) != 0) | (np.diff(bits_of_values, prepend=0) != 0)
+    return np.searchsorted(number[first], np.arange(groups + 1)), sorted_values.filter(pa.array(first))
+
+
+@dataclass(frozen=True, slots=True)
+class Distinct:
+    """`count_distinct` with `method: exact`. NaN counts as one value, and so do 0.0 and -0.0 together. More than
+    `limit` values in a group raise GroupError. The state is the sorted list of values."""
+
+    name: str
+    type: pa.DataType
+    limit: int
+
+    @property
+    def fields(self) -> tuple[pa.Field, ...]:
+        return (pa.field(self.name, pa.list_(self.type)),)
+
+    @property
+    def result_type(self) -> pa.DataType:
+        return pa.int64()
+
+    def fold(self, values: pa.Array | None, times: np.ndarray, groups: Groups) -> States:
+        present = Present.of(values, groups)
+        number = groups.number[present.rows]
+        return self._lists(unify_zeros(present.values), number, groups.count)
+
+    def merge(self, states: States, groups: Groups) -> States:
+        sizes = pc.list_value_length(states[0]).to_numpy()
+        return self._lists(states[0].flatten(), np.repeat(groups.number, sizes), groups.count)
+
+    def result(self, states: States) -> pa.Array:
+        return pc.list_value_length(states[0]).cast(pa.int64())
+
+    def _lists(self, values: pa.Array, group: np.ndarray, groups: int) -> States:
+        offsets, distinct_values = distinct(values, group, groups)
+        require_within(np.diff(offsets), self.limit, "distinct values", "count with `method: hll`, which has none")
+        return (pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), distinct_values, type=self.fields[0].type),)
+
+
+def unify_zeros(values: pa.Array) -> pa.Array:
+    """Replaces floating-point numbers so that there is one zero and one NaN."""
+    if not pa.types.is_floating(values.type):
+        return values
+    numbers = values.to_numpy() + values.type.to_pandas_dtype()(0)
+    return pa.array(np.where(np.isnan(numbers), np.nan, numbers), values.type)

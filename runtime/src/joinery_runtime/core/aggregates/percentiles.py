@@ -28,8 +28,8 @@ from joinery_runtime.core.aggregates.base import (
     States,
     require_within,
 )
-from joinery_runtime.core.aggregates.distinct import unify_zeros
-from joinery_runtime.core.aggregates.wide import Wide
+from joinery_runtime.core.aggregates.exact import Wide
+from joinery_runtime.core.aggregates.lists import unify_zeros
 
 EXACT = 256
 SIGNIFICANT = 8

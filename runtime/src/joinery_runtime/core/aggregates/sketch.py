@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from datasketches import HLL_8, hll_sketch, hll_union
 
 from joinery_runtime.core.aggregates.base import Groups, Present, States
-from joinery_runtime.core.aggregates.distinct import distinct
+from joinery_runtime.core.aggregates.lists import distinct
 from joinery_runtime.core.table.keyhash import key_hash
 
 LG_K = 12
@@ -61,7 +61,15 @@ class Sketch:
             return states
         rows = np.flatnonzero(np.repeat(groups.sizes > 1, groups.sizes))
         number = np.repeat(np.arange(len(merged)), groups.sizes[merged])
-        merged_states = _merge(states[0].take(pa.array(rows)), number, len(merged))
+        to_merge = states[0].take(pa.array(rows))
+        sketched = _sketched(to_merge)
+        sketches: dict[int, list[bytes]] = {}
+        for row in np.flatnonzero(sketched).tolist():
+            sketches.setdefault(int(number[row]), []).append(to_merge[row].as_py())
+        plain = to_merge.filter(pa.array(~sketched))
+        hashes = np.frombuffer(b"".join(plain.to_pylist()), dtype="<u8")
+        number_of_hashes = np.repeat(number[~sketched], _lengths(plain) // _WORD)
+        merged_states = _states(hashes, number_of_hashes, len(merged), sketches)
         at = groups.starts.copy()
         at[merged] = len(states[0]) + np.arange(len(merged))
         return (pa.concat_arrays([states[0], merged_states]).take(pa.array(at)),)
@@ -69,18 +77,12 @@ class Sketch:
     def result(self, states: States) -> pa.Array:
         counts = _lengths(states[0]) // _WORD
         for row in np.flatnonzero(_sketched(states[0])).tolist():
-            counts[row] = _estimate(states[0][row].as_py())
+            union, sketch = hll_union(LG_K), _read(states[0][row].as_py())
+            # A union of the sketch with itself forgets the order in which it was filled.
+            union.update(sketch)
+            union.update(sketch)
+            counts[row] = round(union.get_estimate())
         return pa.array(counts)
-
-
-def _merge(states: pa.Array, group: np.ndarray, groups: int) -> pa.Array:
-    sketched = _sketched(states)
-    sketches: dict[int, list[bytes]] = {}
-    for row in np.flatnonzero(sketched).tolist():
-        sketches.setdefault(int(group[row]), []).append(states[row].as_py())
-    plain = states.filter(pa.array(~sketched))
-    hashes = np.frombuffer(b"".join(plain.to_pylist()), dtype="<u8")
-    return _states(hashes, np.repeat(group[~sketched], _lengths(plain) // _WORD), groups, sketches)
 
 
 def _states(hashes: np.ndarray, group: np.ndarray, groups: int, sketches: Mapping[int, Sequence[bytes]]) -> pa.Array:
@@ -110,15 +112,6 @@ def _sketch(hashes: np.ndarray, serialized_sketches: Sequence[bytes]) -> bytes:
             union.update(part)
         sketch = union.get_result(HLL_8)
     return _TAG + bytes(sketch.serialize_compact())
-
-
-def _estimate(state: bytes) -> int:
-    """The estimate of a sketch. A union of the sketch with itself forgets the order in which it was filled."""
-    union, sketch = hll_union(LG_K), _read(state)
-    union.update(sketch)
-    union.update(sketch)
-    estimate: float = union.get_estimate()
-    return round(estimate)
 
 
 def _read(state: bytes) -> hll_sketch:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.aggregates import wide
+from joinery_runtime.core.aggregates import exact
 from joinery_runtime.core.aggregates.base import (
     Accumulator,
     AggregateCall,
@@ -82,7 +82,7 @@ class WholeSum(ValueAccumulator):
     def fold(self, values: pa.Array | None, times: np.ndarray, groups: Groups) -> States:
         present = Present.of(values, groups)
         numbers = present.values if pa.types.is_decimal(present.values.type) else present.values.cast(pa.int64())
-        sums, lost = wide.total(numbers, present.groups)
+        sums, lost = exact.wide_sums(numbers, present.groups)
         decimal = pa.types.is_decimal(self.type)
         misfits = np.flatnonzero(lost | ~(sums.decimal if decimal else sums.narrow))
         if len(misfits):
@@ -158,8 +158,8 @@ def _add_two(a: _Doubles, b: _Doubles) -> _Doubles:
     shadow = rough - a[0]
     lost = (a[0] - (rough - shadow)) + (b[0] - shadow)
     rest = np.where(np.isfinite(rough), lost + (a[1] + b[1]), 0.0)
-    exact = rough + rest
-    return exact, np.where(np.isfinite(exact), rest - (exact - rough), 0.0)
+    rounded = rough + rest
+    return rounded, np.where(np.isfinite(rounded), rest - (rounded - rough), 0.0)
 
 
 def _sum(name: str, call: AggregateCall) -> Accumulator:

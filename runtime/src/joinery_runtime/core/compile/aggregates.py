@@ -129,35 +129,37 @@ def aggregate_steps(
     """The steps that aggregate the rows behind `number` steps: one, two with `then`, and one more that ranks the rows
     of the last aggregate. `input_filter` is that of an only input."""
     then, following, top = aggregation.then, aggregation.next, job.top_of_windows
-    order = () if top is None else _order_of_windows(job, top)
     last = following or aggregation
     error, error_of_then = error_of_aggregate(job), error_of_aggregate(job, "then.")
-    read_by_top = None if top is None else NextStep(_read_by(job, top, order, last), error)
-    read = read_by_top
+    sort_expressions = list[Expression]()
+    read_by_top = read_next = None
+    if top is not None:
+        for path, text in top.expressions.items():
+            with errors_at(job, f"spec.{top.field}.{path}"):
+                sort_expressions.append(parse_expression(text))
+        read_by_top = read_next = NextStep(_columns_read_by_top(job, top, sort_expressions, last), error)
     if following is not None:
-        read = NextStep(_aggregated_columns(following), error_of_then, following.compute)
-    compiler = AggregateCompiler(job, aggregation, rows, error, read_next=read)
+        aggregated = {name for aggregate in following.aggregates for name in aggregate.columns}
+        read_next = NextStep({*following.group_by, *aggregated}, error_of_then, following.compute)
+    compiler = AggregateCompiler(job, aggregation, rows, error, read_next=read_next)
     steps = [compiler.step(number, input_filter=input_filter)]
     if then is not None and following is not None:
         second = AggregateCompiler(
             job,
             following,
-            _handed_on(steps[-1], rows),
+            _rows_made_by(steps[-1], rows),
             error_of_then,
             same_windows=then.same_windows,
             read_next=read_by_top,
         )
         steps.append(second.step(number + 1))
     if top is not None:
-        steps.append(_top_step(job, top, order, last, _handed_on(steps[-1], rows), number + len(steps)))
+        ranked = _rows_made_by(steps[-1], rows)
+        steps.append(_top_step(job, top, tuple(sort_expressions), last, ranked, number + len(steps)))
     return tuple(steps)
 
 
-def _aggregated_columns(aggregation: Aggregation) -> Collection[str]:
-    return {*aggregation.group_by, *(name for aggregate in aggregation.aggregates for name in aggregate.columns)}
-
-
-def _handed_on(step: StepSpec, rows: AggregatedRows) -> AggregatedRows:
+def _rows_made_by(step: StepSpec, rows: AggregatedRows) -> AggregatedRows:
     """The rows that a step has made of `rows`."""
     schema = step.output_schema()
     return AggregatedRows(
@@ -174,16 +176,9 @@ def _handed_on(step: StepSpec, rows: AggregatedRows) -> AggregatedRows:
 # --- the first rows of windows ----------------------------------------------------------------------------------------
 
 
-def _order_of_windows(job: StreamJoin, top: TopN) -> tuple[Expression, ...]:
-    """What the rows of an aggregate are ranked by."""
-    order = []
-    for path, text in top.expressions.items():
-        with errors_at(job, f"spec.{top.field}.{path}"):
-            order.append(parse_expression(text))
-    return tuple(order)
-
-
-def _read_by(job: StreamJoin, top: TopN, order: Sequence[Expression], aggregation: Aggregation) -> Collection[str]:
+def _columns_read_by_top(
+    job: StreamJoin, top: TopN, sort_expressions: Sequence[Expression], aggregation: Aggregation
+) -> Collection[str]:
     """The columns of the aggregation's rows that they are ranked by, or that the job emits or computes what it emits
     of. The times of their windows, which the step knows, are among them only if rows are ranked by these."""
     names = {column: name for name, column in aggregation.columns_by_name.items()}
@@ -191,22 +186,23 @@ def _read_by(job: StreamJoin, top: TopN, order: Sequence[Expression], aggregatio
     read = {names.get(column, column) for column in emitted}
     for number, column in enumerate(job.output_columns):
         if column.expression is not None:
-            with errors_at(job, _selected_at(number)):
+            with errors_at(job, _select_path(number)):
                 read |= {ref.column for ref in parse_expression(aggregation.over_rows(column.expression)).columns}
-    return {*top.keys, *(ref.column for key in order for ref in key.columns), *(read - {*RANK_COLUMNS})}
+    sorted_by = {ref.column for expression in sort_expressions for ref in expression.columns}
+    return {*top.keys, *sorted_by, *(read - {*RANK_COLUMNS})}
 
 
 def _top_step(
     job: StreamJoin,
     top: TopN,
-    order: tuple[Expression, ...],
+    sort_expressions: tuple[Expression, ...],
     aggregation: Aggregation,
     rows: AggregatedRows,
     number: int,
 ) -> StepSpec:
     """The step that emits the first of an aggregation's `rows` of each key and window (R6)."""
     schema = rows.schema
-    for (path, _), expression in zip(top.expressions.items(), order, strict=True):
+    for (path, _), expression in zip(top.expressions.items(), sort_expressions, strict=True):
         with errors_at(job, f"spec.{top.field}.{path}"):
             column_type(expression, {"": schema})
     intake = Intake(
@@ -221,20 +217,20 @@ def _top_step(
     side = SideSpec(part_behind(top.field, number), rows.inputs, rows.time, intake, flags=True)
     names = {column: name for name, column in aggregation.columns_by_name.items()}
     window_times = arrow_type(job.window_times)
-    own = [*(pa.field(name, window_times) for name in WINDOW_COLUMNS), pa.field(ROW_NUMBER, pa.int64())]
-    readable = pa.schema([*own, *(field for field in schema if field.name not in RANK_COLUMNS)])
+    added = [*(pa.field(name, window_times) for name in WINDOW_COLUMNS), pa.field(ROW_NUMBER, pa.int64())]
+    readable = pa.schema([*added, *(field for field in schema if field.name not in RANK_COLUMNS)])
     output = []
-    for place, column in enumerate(job.output_columns):
+    for number_in_select, column in enumerate(job.output_columns):
         written = column.step_column or ""
         if column.expression is not None:
-            with errors_at(job, _selected_at(place)):
+            with errors_at(job, _select_path(number_in_select)):
                 expression = parse_expression(aggregation.over_rows(column.expression))
                 output.append(OutputColumn(column.name, column_type(expression, {"": readable}), expression=expression))
         elif written in RANK_COLUMNS:
             output.append(OutputColumn(column.name, arrow_type(column.type or job.window_times), step_column=written))
         else:
             output.append(OutputColumn(column.name, schema.field(names[written]).type, column=names[written]))
-    kind_of_rows = kind.of(top, order, cast(AlignedWindow, aggregation.form))
+    kind_of_rows = kind.of(top, sort_expressions, cast(AlignedWindow, aggregation.form))
     return StepSpec(number, (side,), kind_of_rows, None, tuple(output), window_times=window_times)
 
 
@@ -260,8 +256,8 @@ def errors_at(job: StreamJoin | SessionWindow, path: str) -> Iterator[None]:
         raise error_at(job, path, str(problem)) from problem
 
 
-def _selected_at(number: int) -> str:
-    """The place of an expression that the job emits."""
+def _select_path(number: int) -> str:
+    """The path of an expression that the job emits."""
     return f"spec.select[{number}].expression"
 
 
@@ -323,33 +319,24 @@ class AggregateCompiler:
         state = self._kind.state_schema(intake)
         part = part_behind(self._aggregation.field, number) if part is None else part
         side = SideSpec(part, rows.inputs, rows.time, intake, flags=True, state=state)
+        output = tuple(self._output())
+        having, key = None, self._aggregation.changelog_key
+        if self._aggregation.having is not None:
+            try:
+                having = self._over_step_columns(self._aggregation.having)
+                check_predicate(having, {"": pa.schema(list(self._step_types().items()))})
+            except ExpressionError as problem:
+                raise self._error("having", str(problem)) from problem
         return StepSpec(
             number,
             (side,),
             self._kind,
             None,
-            tuple(self._output()),
-            filter=self._having(),
-            changelog_key=self._changelog_key(),
+            output,
+            filter=having,
+            changelog_key=None if key is None else tuple(rows.names.get(name, name) for name in key),
             window_times=arrow_type(self._job.window_times),
         )
-
-    def _changelog_key(self) -> tuple[str, ...] | None:
-        key = self._aggregation.changelog_key
-        return None if key is None else tuple(self._rows.names.get(name, name) for name in key)
-
-    def _having(self) -> Expression | None:
-        """The condition on groups, aggregates and times of windows, by the names of the step's columns."""
-        text = self._aggregation.having
-        if text is None:
-            return None
-        try:
-            condition = self._over_step_columns(text)
-            schema = pa.schema(list(self._step_types().items()))
-            check_predicate(condition, {"": schema})
-        except ExpressionError as problem:
-            raise self._error("having", str(problem)) from problem
-        return condition
 
     def _over_step_columns(self, text: str) -> Expression:
         """Parse an expression over groups, aggregates and columns of the window, as the job names them."""
@@ -372,27 +359,27 @@ class AggregateCompiler:
         if following is None:
             for number, field in enumerate(self._job.output_columns):
                 if field.expression is None:
-                    yield self._plain(field.name, groups.get(field.step_column or "", field.step_column or ""))
+                    yield self._plain_column(field.name, groups.get(field.step_column or "", field.step_column or ""))
                     continue
-                with errors_at(self._job, _selected_at(number)):
-                    yield self._computed(field.name, self._over_step_columns(field.expression))
+                with errors_at(self._job, _select_path(number)):
+                    yield self._computed_column(field.name, self._over_step_columns(field.expression))
             return
         columns = {name: groups.get(written, written) for name, written in self._aggregation.columns_by_name.items()}
         for name, column in columns.items():
             if name in following.columns:
-                yield self._plain(name, column)
+                yield self._plain_column(name, column)
         for number, item in enumerate(following.computed):
             try:
                 expression = with_columns(parse_expression(item.expression), columns)
-                yield self._computed(item.as_, expression)
+                yield self._computed_column(item.as_, expression)
             except ExpressionError as problem:
                 raise following.error(f"compute[{number}].expression", str(problem)) from problem
-        yield self._plain(WINDOW_TIME, WINDOW_TIME)
+        yield self._plain_column(WINDOW_TIME, WINDOW_TIME)
 
-    def _plain(self, name: str, column: str) -> OutputColumn:
+    def _plain_column(self, name: str, column: str) -> OutputColumn:
         return OutputColumn(name, self._emitted_types()[column], step_column=column)
 
-    def _computed(self, name: str, expression: Expression) -> OutputColumn:
+    def _computed_column(self, name: str, expression: Expression) -> OutputColumn:
         schema = pa.schema(list(self._emitted_types().items()))
         return OutputColumn(name, column_type(expression, {"": schema}), expression=expression)
 

@@ -9,9 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.core.compile.aggregates import SQL_PATH, compile_session
+from joinery_runtime.core.compile.inputs import check_unions, compile_only_input
 from joinery_runtime.core.compile.joins import JoinCompiler
-from joinery_runtime.core.compile.only_input import compile_only_input
-from joinery_runtime.core.compile.unions import check_unions
 from joinery_runtime.core.pipeline.expression import Expression, check_predicate, parse_expression
 from joinery_runtime.core.pipeline.functions.declared import DeclaredFunction, DeclaredFunctions, calling
 from joinery_runtime.core.pipeline.spec import Pipeline
@@ -20,7 +19,6 @@ from joinery_runtime.core.table.columns import arrow_type
 from joinery_runtime.errors import ExpressionError, JobError, Problem
 from joinery_runtime.job import Job, SessionWindow, StreamJoin
 from joinery_runtime.job.model.draft import path_text
-from joinery_runtime.job.model.outputs import NamedOutput
 from joinery_runtime.job.sql import placed
 
 Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
@@ -113,23 +111,21 @@ class RowSelection:
 def row_selections(job: Job, schema: pa.Schema) -> tuple[RowSelection, ...]:
     """Compile the selection of each output, in the job's order. `schema` is that of the job's rows. Raises JobError
     naming `spec.outputs[n].when`."""
-    return tuple(
-        RowSelection(
-            None if output.when is None else _condition(job, output, output.when, number, schema),
-            None if output.select is None else tuple((item.column, item.as_ or item.column) for item in output.select),
-        )
-        for number, output in enumerate(job.outputs)
-    )
-
-
-def _condition(job: Job, output: NamedOutput, text: str, number: int, schema: pa.Schema) -> Expression:
-    path = path_text(("spec", "outputs", number, "when"))
-    try:
-        condition = parse_expression(text, output.name)
-        check_predicate(condition, {output.name: schema})
-    except ExpressionError as error:
-        raise JobError(job.name, [Problem(path, str(error))]) from error
-    if condition.may_fail:
-        facts = f"{text!r} may fail on a row, and a row that has been joined is no dead letter any more"
-        raise JobError(job.name, [Problem(path, f"{facts}; compute it as a column of `select`, and compare that")])
-    return condition
+    selections = []
+    for number, output in enumerate(job.outputs):
+        condition, path = None, path_text(("spec", "outputs", number, "when"))
+        if output.when is not None:
+            try:
+                condition = parse_expression(output.when, output.name)
+                check_predicate(condition, {output.name: schema})
+            except ExpressionError as error:
+                raise JobError(job.name, [Problem(path, str(error))]) from error
+            if condition.may_fail:
+                facts = f"{output.when!r} may fail on a row, and a row that has been joined is no dead letter any more"
+                todo = "compute it as a column of `select`, and compare that"
+                raise JobError(job.name, [Problem(path, f"{facts}; {todo}")])
+        columns = None
+        if output.select is not None:
+            columns = tuple((item.column, item.as_ or item.column) for item in output.select)
+        selections.append(RowSelection(condition, columns))
+    return tuple(selections)

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from joinery_runtime.core.aggregates import condition_column
 from joinery_runtime.core.compile.aggregates import AggregatedRows, aggregate_steps, errors_at, ranking_kinds
+from joinery_runtime.core.compile.inputs import computed_column, input_filter
 from joinery_runtime.core.compile.matching import KeyCompiler, deciding_side, move_conditions
-from joinery_runtime.core.compile.only_input import computed_column, input_filter
 from joinery_runtime.core.kinds.base import Join, find_kinds
 from joinery_runtime.core.pipeline.expression import (
     ColumnRef,
@@ -90,22 +90,55 @@ class JoinCompiler:
         self._windows = {"": pa.schema(times)} if times else {}
         self._readable = {**self._declared, **self._windows}
         self._output = self._outputs()
-        self._ranked_by = self._ranking_expressions()
-        written = [self._written_conditions(number, step) for number, step in enumerate(job.joins)]
+        self._ranked_by = [
+            computed_column(job, f"spec.{ranking.field}.{path}", text, self._declared)[0]
+            for ranking in job.rankings
+            for path, text in ranking.expressions.items()
+        ]
+        written: list[list[Expression]] = []
+        for number, step in enumerate(job.joins):
+            joined, where = (*job.left_inputs(number), step.right), step.where
+            path = f"spec.joins[{number}].where"
+            written.append([] if where is None else conjuncts(self._predicate(path, where, joined)))
         self._filters: list[list[Expression]] = [[] for _ in job.joins]
         self._filters_of_inputs: dict[str, list[Expression]] = {side.name: [] for side in job.inputs}
         for number, step in enumerate(job.joins):
-            for condition in self._written_filters(number, step):
+            if step.filter is None:
+                continue
+            is_windowed = any(before.matching.windowed for before in job.joins[: number + 1])
+            made_of = (*job.left_inputs(number + 1), *(self._windows if is_windowed else ()))
+            for condition in conjuncts(self._predicate(f"spec.joins[{number}].filter", step.filter, made_of)):
                 self._place_filter(condition, number, written)
         conditions = [[*own, *moved] for own, moved in zip(written, move_conditions(job.joins, written), strict=True)]
         self._steps = [self._split(number, step, conditions[number]) for number, step in enumerate(job.joins)]
 
     def pipeline(self) -> Pipeline:
-        steps = tuple(self._compile(step) for step in self._steps)
+        steps = tuple(
+            StepSpec(
+                number=split.number,
+                sides=(self._side(split, LEFT), self._side(split, RIGHT)),
+                kind=split.kind,
+                residual=split.residual,
+                output=tuple(self._output_columns(split)),
+                emits=_emits(split.step),
+                filter=split.filter,
+                window_times=arrow_type(self._job.window_times),
+            )
+            for split in self._steps
+        )
         for ranking in self._job.rankings:
             steps = (*steps, self._rank(ranking, steps))
         if self._job.aggregation is not None:
-            rows = self._aggregated_rows(steps[-1])
+            time, schema = self._job.aggregated_time, steps[-1].output_schema()
+            rows = AggregatedRows(
+                schema=schema,
+                names={name: name for name in schema.names},
+                columns=self._job.aggregated_types,
+                inputs=self._job.joined,
+                time=time,
+                event_time=str(self._event_time(time)),
+                chained=True,
+            )
             steps = (*steps, *aggregate_steps(self._job, self._job.aggregation, rows, len(steps)))
         read = {self._job.inputs[0].name: (0, LEFT)} | {
             step.right: (n, RIGHT) for n, step in enumerate(self._job.joins)
@@ -162,18 +195,6 @@ class JoinCompiler:
         else:
             self._filters[number].append(condition)
 
-    def _compile(self, split: _SplitStep) -> StepSpec:
-        return StepSpec(
-            number=split.number,
-            sides=(self._side(split, LEFT), self._side(split, RIGHT)),
-            kind=split.kind,
-            residual=split.residual,
-            output=tuple(self._output_columns(split)),
-            emits=_emits(split.step),
-            filter=split.filter,
-            window_times=arrow_type(self._job.window_times),
-        )
-
     def _side(self, split: _SplitStep, side: int) -> SideSpec:
         inputs = split.left if side == LEFT else (split.step.right,)
         time = split.left_time if side == LEFT else split.step.right
@@ -206,6 +227,9 @@ class JoinCompiler:
         if chained and not split.step.matching.windowed:
             own = [ref.column for ref in split.filtered_by if not ref.input]
             names |= {*own, *self._forwarded_windows(split.number)}
+        placement = Placement.BY_KEY
+        if split.step.broadcast is not None:
+            placement = Placement.EVERYWHERE if split.step.broadcast in inputs else Placement.SPREAD
         return Intake(
             schema=schema,
             event_time=WINDOW_START if split.one_window and chained else naming.name_of(event_time),
@@ -214,7 +238,7 @@ class JoinCompiler:
             predicate=split.predicates[side],
             preserved=preserved,
             table=table,
-            placement=_placement(split.step, inputs),
+            placement=placement,
             chained=chained,
             checked=() if chained or table else self._checked_parts(time),
             compared=() if chained or table else self._compared_parts(split.number, time),
@@ -277,14 +301,6 @@ class JoinCompiler:
             refs = self._columns_of(self._job.joined, self._needed_by(following))
             output = [OutputColumn(str(ref), self._type(ref), column=naming.name_of(ref)) for ref in refs]
         return StepSpec(number, (side,), kind, None, tuple(output))
-
-    def _ranking_expressions(self) -> list[Expression]:
-        """What rows are ranked by. Raises JobError naming the field, or the SQL."""
-        return [
-            computed_column(self._job, f"spec.{ranking.field}.{path}", text, self._declared)[0]
-            for ranking in self._job.rankings
-            for path, text in ranking.expressions.items()
-        ]
 
     # --- columns ------------------------------------------------------------------------------------------------------
 
@@ -357,20 +373,6 @@ class JoinCompiler:
 
     # --- expressions --------------------------------------------------------------------------------------------------
 
-    def _aggregated_rows(self, last: StepSpec) -> AggregatedRows:
-        """What the last step before the aggregate makes."""
-        time = self._job.aggregated_time
-        schema = last.output_schema()
-        return AggregatedRows(
-            schema=schema,
-            names={name: name for name in schema.names},
-            columns=self._job.aggregated_types,
-            inputs=self._job.joined,
-            time=time,
-            event_time=str(self._event_time(time)),
-            chained=True,
-        )
-
     def _aggregated_columns(self, aggregation: Aggregation) -> list[_Output]:
         """What the last join hands on: the columns that are aggregated, and the event time."""
         time, computed = self._job.aggregated_time, {column.as_: column.expression for column in aggregation.compute}
@@ -413,19 +415,6 @@ class JoinCompiler:
                 outputs.append(_Output(column.name, kind, expression=expression))
         return outputs
 
-    def _written_conditions(self, number: int, step: JoinStep) -> list[Expression]:
-        if step.where is None:
-            return []
-        joined = (*self._job.left_inputs(number), step.right)
-        return conjuncts(self._predicate(f"spec.joins[{number}].where", step.where, joined))
-
-    def _written_filters(self, number: int, step: JoinStep) -> list[Expression]:
-        if step.filter is None:
-            return []
-        is_windowed = any(before.matching.windowed for before in self._job.joins[: number + 1])
-        made_of = (*self._job.left_inputs(number + 1), *(self._windows if is_windowed else ()))
-        return conjuncts(self._predicate(f"spec.joins[{number}].filter", step.filter, made_of))
-
     def _predicate(self, path: str, text: str, inputs: Sequence[str]) -> Expression:
         """Read a condition over the columns of inputs, and of the windows, which are those of the input ""."""
         with errors_at(self._job, path):
@@ -446,12 +435,6 @@ def _emits(step: JoinStep) -> Emits:
     if step.type == "semi":
         return "matched"
     return "unmatched" if step.type == "anti" else "pairs"
-
-
-def _placement(step: JoinStep, inputs: tuple[str, ...]) -> Placement:
-    if step.broadcast is None:
-        return Placement.BY_KEY
-    return Placement.EVERYWHERE if step.broadcast in inputs else Placement.SPREAD
 
 
 @cache

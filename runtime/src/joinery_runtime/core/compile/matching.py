@@ -53,27 +53,25 @@ class KeyCompiler:
 
     def _compile_pair(self, pair: KeyPair, padded: set[str]) -> None:
         for side in (pair.left, pair.right):
-            if isinstance(side, ComputedKey):
-                self._compile_key(side, padded=side.input in padded)
+            if not isinstance(side, ComputedKey):
+                continue
+            expression = parse_expression(side.text)
+            kind = column_type(expression, self._declared)
+            if side.input in padded and not expression.is_null_of_nulls(self._declared[side.input]):
+                gives = "may give" if expression.calls_declared else "gives"
+                has_value = " OR ".join(f"{column} IS NOT NULL" for column in side.reads)
+                raise ExpressionError(
+                    f"{side.text!r} {gives} a value where {listed(map(str, side.reads))} is NULL",
+                    facts=f"a step before pads {side.input} with nulls, and a key is computed as its record is read",
+                    todo=f"Write an expression that is NULL there: CASE WHEN {has_value} THEN {side.text} END",
+                )
+            ref = ColumnRef(side.input, side.column)
+            self.expressions[ref], self._types[ref] = expression, kind
         left, right = self._type(pair.left), self._type(pair.right)
         if _key_type(left) != _key_type(right):
             facts = f"{pair.left} is {type_text(left)}, {pair.right} is {type_text(right)}"
             todo = "Write a CAST on one side (int32 and int64 may meet)"
             raise ExpressionError("key types differ", facts=facts, todo=todo)
-
-    def _compile_key(self, key: ComputedKey, *, padded: bool) -> None:
-        expression = parse_expression(key.text)
-        kind = column_type(expression, self._declared)
-        if padded and not expression.is_null_of_nulls(self._declared[key.input]):
-            gives = "may give" if expression.calls_declared else "gives"
-            has_value = " OR ".join(f"{column} IS NOT NULL" for column in key.reads)
-            raise ExpressionError(
-                f"{key.text!r} {gives} a value where {listed(map(str, key.reads))} is NULL",
-                facts=f"a step before pads {key.input} with nulls, and a key is computed as its record is read",
-                todo=f"Write an expression that is NULL there: CASE WHEN {has_value} THEN {key.text} END",
-            )
-        ref = ColumnRef(key.input, key.column)
-        self.expressions[ref], self._types[ref] = expression, kind
 
     def _type(self, side: Reference) -> pa.DataType:
         computed = self._types.get(ColumnRef(side.input, side.column))

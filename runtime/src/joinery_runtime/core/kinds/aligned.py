@@ -7,6 +7,7 @@ of other windows (G12); only times that enter are converted to it, and bounds ba
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
 from typing import Self
@@ -15,9 +16,10 @@ import numpy as np
 
 from joinery_runtime.core.kinds.cells import Bounds, Numbers
 from joinery_runtime.core.kinds.grouping import expand_ranges
-from joinery_runtime.core.pipeline.retention import AcceptedRow, RowTime
-from joinery_runtime.core.pipeline.step import Horizon
-from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME, clamp
+from joinery_runtime.core.pipeline.spec import AcceptedRow, RowTime, StepOperator, StepSpec
+from joinery_runtime.core.pipeline.step import Horizon, Horizons
+from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME, Watermark, clamp
+from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.core.table.zones import local_clock
 from joinery_runtime.job.kinds.aggregate.aligned import AlignedWindow, CumulativeOfGroup, HoppingOfGroup
 
@@ -111,7 +113,8 @@ class Windows:
         """The number of the last window whose end is at the horizon or before; END_OF_TIME: all are closed."""
         if horizon == END_OF_TIME:
             return END_OF_TIME
-        return (self._local_time(horizon) - self.offset - self._length) // self.every
+        local = horizon if self.zone is None else int(local_clock(self.zone).local(_in_reach(horizon)))
+        return (local - self.offset - self._length) // self.every
 
     def closing(self, horizon: Horizon) -> Numbers | None:
         """The windows that an epoch closes, `before < end <= now`. None: it closes none."""
@@ -169,16 +172,13 @@ class Windows:
         """int64[n]: when local times since the offset (int64[n]) begin."""
         return local + self.offset if self.zone is None else local_clock(self.zone).first_at(local + self.offset)
 
-    def _local_time(self, ts: int) -> int:
-        """The local time. Times far outside of the calendar count as the farthest one."""
-        return ts if self.zone is None else int(local_clock(self.zone).local(_in_reach(ts)))
-
     def _event_time(self, local: int) -> int:
         """When a local time begins."""
         return local if self.zone is None else int(local_clock(self.zone).first_at(_in_reach(local)))
 
 
 def _in_reach(time: int) -> np.ndarray:
+    """Times far outside of the calendar count as the farthest one."""
     return np.array(min(max(time, -_FARTHEST), _FARTHEST))
 
 
@@ -194,3 +194,29 @@ class LastEnd(RowTime):
 
     def event_time_at(self, time: int) -> int:
         return self.windows.open_from(time - 1)
+
+
+class ByWindows(StepOperator):
+    """A `StepOperator` of a step with one side, whose rows are in `windows` until the horizon closes the last one."""
+
+    __slots__ = ()
+
+    windows: Windows
+
+    def complete_from(self, step: StepSpec, side: int, horizons: Sequence[Horizon]) -> int | None:
+        """The first window of a row before this time has been emitted without the row."""
+        closed = horizons[side].current
+        return None if closed is None else self.windows.whole_from(closed)
+
+    def late_below(
+        self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark], horizons: Horizons
+    ) -> int | None:
+        """See G3 and R4."""
+        closed = horizons[step.sides[side].part].current
+        return None if closed is None else self.windows.open_from(closed)
+
+    def half_closed(self, side: int, ts: np.ndarray, horizon: int) -> np.ndarray:
+        return self.windows.half_closed(ts, horizon)
+
+    def closes(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
+        return self.windows.close_one_of(meta.ts_min, meta.ts_max, horizon)

@@ -9,7 +9,7 @@ No I/O, no clock, no randomness: the same work gives the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import ClassVar, Self, cast
@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from joinery_runtime.core.kinds.base import Join, lower_of, lowest_of_left
+from joinery_runtime.core.kinds.grouping import expand_ranges
 from joinery_runtime.core.kinds.rows import (
     PairFailures,
     Pairs,
@@ -31,9 +32,8 @@ from joinery_runtime.core.kinds.rows import (
     rows_at_once,
     same_keys,
 )
-from joinery_runtime.core.pipeline.retention import AcceptedRow, EventTime, Retention, RowTime
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SideSpec
-from joinery_runtime.core.pipeline.spec import Distance, StepSpec
+from joinery_runtime.core.pipeline.spec import AcceptedRow, Distance, EventTime, Retention, RowTime, StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons, StateRun, StepResult, StepRun, StepWork
 from joinery_runtime.core.pipeline.watermark import (
     BEGIN_OF_TIME,
@@ -90,19 +90,24 @@ class AsOfJoin(Join):
     def run(self, step: StepSpec, work: StepWork) -> StepRun:
         """Looks up every stream row that is emitted in this epoch. No stream row is dropped as late (A3)."""
         work, unresolved = _with_unavailable_values(step, work)
-        new_versions, expired = _accept_versions(step, work)
-        runs = [
-            *(state_run.run for state_run in work.state_runs[RIGHT]),
-            *([new_versions] if new_versions is not None else []),
-        ]
+        runs = [state_run.run for state_run in work.state_runs[RIGHT]]
+        table_rows, horizon, expired = work.arrivals[RIGHT], work.horizons[RIGHT].current, 0
+        if table_rows is not None and horizon is not None:
+            superseded = superseded_on_arrival(step, table_rows, runs, horizon)
+            table_rows, expired = table_rows.filter(pa.array(~superseded)), int(superseded.sum())
+        new_versions = _to_run(step, RIGHT, table_rows)
+        if new_versions is not None:
+            runs.append(new_versions)
         at_once, waiting = self._split_arrivals(step, work)
         batches = [(rows, closing) for rows, closing in ((_due_rows(work), True), (at_once, False)) if rows is not None]
         lookups, matches, failures = 0, 0, PairFailures()
-        for part, closing in ((part, closing) for rows, closing in batches for part in _cut(rows, runs)):
-            joined = _join(step, work, part, runs, failures, closing=closing)
-            lookups, matches = lookups + joined.lookups, matches + joined.matches
-            if joined.rows.num_rows:
-                yield joined.rows
+        for rows, closing in batches:
+            piece_length = rows_at_once([rows, *(run.batch for run in runs)])
+            for first in range(0, rows.num_rows, piece_length):
+                joined = _join(step, work, rows.slice(first, piece_length), runs, failures, closing=closing)
+                lookups, matches = lookups + joined.lookups, matches + joined.matches
+                if joined.rows.num_rows:
+                    yield joined.rows
         return StepResult(
             added=(waiting, new_versions),
             dropped=({}, {"expired": expired} if expired else {}),
@@ -189,16 +194,6 @@ def _lowest(time: int | None, *reached: int) -> int | None:
     return None if time is None or lowest == BEGIN_OF_TIME else min(time, lowest)
 
 
-def _accept_versions(step: StepSpec, work: StepWork) -> tuple[Run | None, int]:
-    """Returns the table's arrivals to be kept as versions, and the number of those that were already superseded beyond
-    the horizon (A2)."""
-    arrivals, horizon = work.arrivals[RIGHT], work.horizons[RIGHT].current
-    if arrivals is None or horizon is None:
-        return _to_run(step, RIGHT, arrivals), 0
-    superseded = superseded_on_arrival(step, arrivals, [state_run.run for state_run in work.state_runs[RIGHT]], horizon)
-    return _to_run(step, RIGHT, arrivals.filter(pa.array(~superseded))), int(superseded.sum())
-
-
 def _with_unavailable_values(step: StepSpec, work: StepWork) -> tuple[StepWork, np.ndarray]:
     """Gives the table's arrivals the values that their records lack, from the version before them (A1). Returns also
     the partitions and offsets (int64[k, 2]) of those that are left out, because there is none."""
@@ -208,9 +203,12 @@ def _with_unavailable_values(step: StepSpec, work: StepWork) -> tuple[StepWork, 
     table = step.sides[RIGHT]
     lacks = [{*(names or "").splitlines()} & {*table.intake.stored} for names in rows.column(UNAVAILABLE).to_pylist()]
     hashes = np.unique(rows.column(HASH).to_numpy()[[bool(names) for names in lacks]])
-    versions = concat(
-        [*(_rows_with_hashes(state_run.run, hashes) for state_run in work.state_runs[RIGHT]), as_segment(table, rows)]
-    )
+    batches = []
+    for state_run in work.state_runs[RIGHT]:
+        run = state_run.run
+        first_rows, stops = (np.searchsorted(run.hash, hashes, side=side) for side in ("left", "right"))
+        batches.append(run.batch.take(pa.array(expand_ranges(first_rows, stops)[1])))
+    versions = concat([*batches, as_segment(table, rows)])
     every, first = Selection(versions, np.arange(versions.num_rows)), versions.num_rows - rows.num_rows
     names = sorted(set[str]().union(*lacks))
     lacking = {name: np.array([*[False] * first, *(name in lacked_names for lacked_names in lacks)]) for name in names}
@@ -245,12 +243,6 @@ def sources_of(
     return sources
 
 
-def _rows_with_hashes(run: Run, hashes: np.ndarray) -> pa.RecordBatch:
-    """The rows of a run that have one of these hashes."""
-    spans = zip(*(np.searchsorted(run.hash, hashes, side=side).tolist() for side in ("left", "right")), strict=True)
-    return run.batch.take(pa.array([row for span in spans for row in range(*span)], pa.int64()))
-
-
 def _due_rows(work: StepWork) -> pa.RecordBatch | None:
     """Returns the kept rows whose wait ends now, by time. Rows emitted in an earlier epoch may still be stored."""
     horizon = work.horizons[LEFT]
@@ -261,8 +253,8 @@ def _due_rows(work: StepWork) -> pa.RecordBatch | None:
 
 
 def _between(run: Run, before: int | None, now: int) -> pa.RecordBatch:
-    open_ = run.ts <= now if before is None else (run.ts > before) & (run.ts <= now)
-    return run.batch.filter(pa.array(open_))
+    due = run.ts <= now if before is None else (run.ts > before) & (run.ts <= now)
+    return run.batch.filter(pa.array(due))
 
 
 def _joinable(rows: pa.RecordBatch) -> np.ndarray:
@@ -279,11 +271,6 @@ def _to_run(step: StepSpec, side: int, rows: pa.RecordBatch | None) -> Run | Non
 
 def _sort_rows(rows: pa.RecordBatch, *names: str) -> pa.RecordBatch:
     return rows.take(pc.sort_indices(rows, [(name, "ascending") for name in names]))
-
-
-def _cut(rows: pa.RecordBatch, runs: Sequence[Run]) -> Iterator[pa.RecordBatch]:
-    at_once = rows_at_once([rows, *(run.batch for run in runs)])
-    return (rows.slice(first, at_once) for first in range(0, rows.num_rows, at_once))
 
 
 # --- joining ----------------------------------------------------------------------------------------------------------
@@ -307,42 +294,30 @@ def _join(
     *,
     closing: bool,
 ) -> _Joined:
+    """Joins stream rows with the versions valid at their times. Of a left join, emits the others with NULLs."""
     stream_rows = Selection(rows, np.flatnonzero(_joinable(rows)))
-    pairs = _pairs(step, stream_rows, runs, work.horizons[RIGHT].current, failures)
-    padded = Pairs(_unmatched_rows(rows, pairs), None) if step.sides[LEFT].preserved else None
-    parts = [apply_filter(step, part, failures) for part in (pairs, padded) if part is not None]
+    unmatched, parts, matches = np.ones(rows.num_rows, dtype=bool), list[Pairs](), 0
+    valid = valid_versions(step, stream_rows, runs, work.horizons[RIGHT].current)
+    if valid is not None:
+        # A pair that fails the residual predicate never makes an older version valid.
+        deleted = valid.versions.batch.column(DELETED).to_numpy(zero_copy_only=False)[valid.versions.index]
+        matched_rows = stream_rows.where(valid.probes).where(~deleted)
+        pairs = Pairs(matched_rows, valid.versions.where(~deleted))
+        passes = residual(step, pairs, failures)
+        unmatched[matched_rows.index[passes]] = False
+        parts.append(pairs.where(passes))
+        matches = int(passes.sum())
+    if step.sides[LEFT].preserved:
+        parts.append(Pairs(Selection(rows, np.flatnonzero(unmatched)), None))
+    parts = [apply_filter(step, part, failures) for part in parts]
     arrived = None if closing else LEFT
     batches = [project(step, part, failures, ordered=work.ordered, arrived=arrived) for part in parts]
-    output = _in_stream_order(parts, batches) if batches else pa.RecordBatch.from_pylist([], step.output_schema())
-    return _Joined(output, len(stream_rows), len(pairs) if pairs is not None else 0)
-
-
-def _pairs(
-    step: StepSpec, stream_rows: Selection, runs: Sequence[Run], horizon: int | None, failures: PairFailures
-) -> Pairs | None:
-    """Pairs stream rows with the versions valid at their times, in order of the rows. Leaves out deletions, and pairs
-    that fail the residual predicate: a failing pair never makes an older version valid."""
-    valid = valid_versions(step, stream_rows, runs, horizon)
-    if valid is None:
-        return None
-    deleted = valid.versions.batch.column(DELETED).to_numpy(zero_copy_only=False)[valid.versions.index]
-    pairs = Pairs(stream_rows.where(valid.probes), valid.versions).where(~deleted)
-    return pairs.where(residual(step, pairs, failures))
-
-
-def _unmatched_rows(rows: pa.RecordBatch, pairs: Pairs | None) -> Selection:
-    unmatched = np.ones(rows.num_rows, dtype=bool)
-    if pairs is not None and pairs.left is not None:
-        unmatched[pairs.left.index] = False
-    return Selection(rows, np.flatnonzero(unmatched))
-
-
-def _in_stream_order(parts: Sequence[Pairs], batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Merges joined and padded rows in the order of their stream rows."""
+    if not batches:
+        return _Joined(pa.RecordBatch.from_pylist([], step.output_schema()), len(stream_rows), matches)
     if len(batches) == 1:
-        return batches[0]
+        return _Joined(batches[0], len(stream_rows), matches)
     positions = np.concatenate([part.left.index for part in parts if part.left is not None])
-    return concat(batches).take(pa.array(np.argsort(positions)))
+    return _Joined(concat(batches).take(pa.array(np.argsort(positions))), len(stream_rows), matches)
 
 
 # --- versions ---------------------------------------------------------------------------------------------------------
@@ -379,7 +354,9 @@ def superseded_on_arrival(step: StepSpec, arrivals: pa.RecordBatch, runs: Sequen
     old = np.flatnonzero(arrivals.column(TS).to_numpy() <= horizon)
     rows = Selection(arrivals, old)
     superseded = np.zeros(arrivals.num_rows, dtype=bool)
-    superseded[old] = _superseded_by(step, rows, runs, horizon) | _superseded_before(step, rows)
+    table = step.sides[RIGHT]
+    latest = _latest(replace(step, sides=(table, table)), rows, np.full(len(rows), horizon), runs)
+    superseded[old] = _later(latest.version_order, _version_order(rows)) | _superseded_before(step, rows)
     return superseded
 
 
@@ -424,7 +401,16 @@ class _Latest:
     def chosen(self, runs: Sequence[Run], usable: np.ndarray) -> ValidVersions | None:
         """The versions found for the probes that are `usable` (bool[n])."""
         probes = np.flatnonzero((self.run >= 0) & usable)
-        return ValidVersions(probes, _gather_rows(runs, self.run[probes], self.row[probes])) if len(probes) else None
+        if not len(probes):
+            return None
+        number, row = self.run[probes], self.row[probes]
+        used = np.unique(number)
+        if len(used) == 1:
+            return ValidVersions(probes, Selection(runs[used[0]].batch, row))
+        batch = concat([runs[k].batch.take(pa.array(row[number == k])) for k in used])
+        index = np.empty(len(row), dtype=np.int64)
+        index[np.argsort(number, kind="stable")] = np.arange(len(row))
+        return ValidVersions(probes, Selection(batch, index))
 
 
 def _latest(step: StepSpec, rows: Selection, at: np.ndarray, runs: Sequence[Run]) -> _Latest:
@@ -455,25 +441,7 @@ def _find_in_run(
     return np.concatenate([probe for probe, _ in matches]), np.concatenate([row for _, row in matches])
 
 
-def _gather_rows(runs: Sequence[Run], number: np.ndarray, row: np.ndarray) -> Selection:
-    """Rows of several runs as one selection, in the given order."""
-    used = np.unique(number)
-    if len(used) == 1:
-        return Selection(runs[used[0]].batch, row)
-    batch = concat([runs[k].batch.take(pa.array(row[number == k])) for k in used])
-    index = np.empty(len(row), dtype=np.int64)
-    index[np.argsort(number, kind="stable")] = np.arange(len(row))
-    return Selection(batch, index)
-
-
 # --- superseded versions ----------------------------------------------------------------------------------------------
-
-
-def _superseded_by(step: StepSpec, rows: Selection, runs: Sequence[Run], horizon: int) -> np.ndarray:
-    table = step.sides[RIGHT]
-    among_versions = replace(step, sides=(table, table))
-    valid = _latest(among_versions, rows, np.full(len(rows), horizon), runs)
-    return _later(valid.version_order, _version_order(rows))
 
 
 def _superseded_before(step: StepSpec, rows: Selection) -> np.ndarray:

@@ -17,10 +17,10 @@ import pyarrow as pa
 from joinery_runtime.core.kinds.base import Ranking, lowest_of_left
 from joinery_runtime.core.kinds.cells import cut_by_hash
 from joinery_runtime.core.kinds.grouping import order_by_key, reachable_positions
-from joinery_runtime.core.kinds.replaceable import ReplaceableRows
 from joinery_runtime.core.kinds.rows import (
     PairFailures,
     Pairs,
+    ReplaceableRows,
     Selection,
     cut_pairs,
     gather,
@@ -29,9 +29,8 @@ from joinery_runtime.core.kinds.rows import (
     tie_breakers,
 )
 from joinery_runtime.core.pipeline.expression import Expression
-from joinery_runtime.core.pipeline.retention import AcceptedRow, Retention, RowTime
 from joinery_runtime.core.pipeline.sides import LEFT, SideSpec
-from joinery_runtime.core.pipeline.spec import Distance, StepSpec
+from joinery_runtime.core.pipeline.spec import AcceptedRow, Distance, Retention, RowTime, StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons, StateRun, StepResult, StepRun, StepWork
 from joinery_runtime.core.pipeline.watermark import (
     BEGIN_OF_TIME,

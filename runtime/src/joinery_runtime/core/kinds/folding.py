@@ -11,6 +11,8 @@ import pyarrow.compute as pc
 
 from joinery_runtime.core.aggregates import Accumulator, AggregateCall, GroupError, Groups, States, accumulator
 from joinery_runtime.core.kinds.grouping import changes
+from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
+from joinery_runtime.core.table.columns import OFFSET, PARTITION
 
 Names = tuple[str, ...]
 _Named = tuple[AggregateCall, Accumulator]
@@ -95,3 +97,22 @@ def _names(aggregate: Accumulator) -> Names:
 
 def _states(batch: pa.RecordBatch, names: Names) -> States:
     return tuple(batch.column(name) for name in names)
+
+
+def with_order_columns(
+    rows: pa.RecordBatch,
+    groups: pa.RecordBatch,
+    phase: int,
+    start: np.ndarray,
+    last: np.ndarray,
+    *,
+    retracted: bool = False,
+) -> pa.RecordBatch:
+    """Add ORDER_COLUMNS to the output rows of n sessions or windows, whose rows of the state are `groups`: by (`start`,
+    place of the first record), a retraction before what replaces it, and the time of the last row. `start` and `last`
+    are int64[n]."""
+    zero = np.zeros(rows.num_rows, dtype=np.int64)
+    partition, offset = (groups.column(name).to_numpy().astype(np.int64) for name in (PARTITION, OFFSET))
+    order = [zero + phase, start, zero, partition, offset, zero + (0 if retracted else 1), zero, last]
+    names = [*rows.schema.names, *ORDER_COLUMNS]
+    return pa.RecordBatch.from_arrays([*rows.columns, *map(pa.array, order)], names=names)

@@ -75,7 +75,12 @@ def distinguish_keys(hashes: np.ndarray, keys: Sequence[pa.Array]) -> np.ndarray
     colliding = _colliding_hashes(hashes, plain, np.argsort(hashes, kind="stable"))
     among = np.flatnonzero(np.isin(hashes, colliding))
     if len(among):
-        numbers[among] = _number_keys([key.take(pa.array(among)) for key in plain])
+        number = np.zeros(len(among), dtype=np.int64)
+        for key in plain:
+            encoded = key.take(pa.array(among)).dictionary_encode(null_encoding="encode")
+            together = number * len(encoded.dictionary) + encoded.indices.to_numpy()
+            number = np.unique(together, return_inverse=True)[1]
+        numbers[among] = number
     return numbers
 
 
@@ -90,24 +95,12 @@ def _colliding_hashes(hashes: np.ndarray, keys: Sequence[pa.Array], order: np.nd
     differs = np.zeros(max(len(order) - 1, 0), dtype=bool)
     for key in keys:
         values = key.take(pa.array(order))
-        differs |= _differ(values[1:], values[:-1])
+        differ = pc.fill_null(pc.not_equal(values[1:], values[:-1]), False).to_numpy(zero_copy_only=False)
+        if values.null_count:
+            null = values.is_null().to_numpy(zero_copy_only=False)
+            differ = differ | (null[1:] != null[:-1])
+        differs |= differ
     return np.asarray(by_hash[1:][differs & (by_hash[1:] == by_hash[:-1])])
-
-
-def _differ(a: pa.Array, b: pa.Array) -> np.ndarray:
-    differ = pc.fill_null(pc.not_equal(a, b), False).to_numpy(zero_copy_only=False)
-    if a.null_count or b.null_count:
-        differ = differ | pc.not_equal(a.is_null(), b.is_null()).to_numpy(zero_copy_only=False)
-    return np.asarray(differ)
-
-
-def _number_keys(keys: Sequence[pa.Array]) -> np.ndarray:
-    numbers = np.zeros(len(keys[0]), dtype=np.int64)
-    for key in keys:
-        encoded = key.dictionary_encode(null_encoding="encode")
-        together = numbers * len(encoded.dictionary) + encoded.indices.to_numpy()
-        numbers = np.unique(together, return_inverse=True)[1]
-    return numbers
 
 
 def _canonical(key: pa.Array) -> pa.Array:

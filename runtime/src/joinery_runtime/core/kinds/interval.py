@@ -25,9 +25,8 @@ from joinery_runtime.core.kinds.rows import (
     project,
     split_joinable,
 )
-from joinery_runtime.core.pipeline.retention import EventTime, Retention
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES, SideSpec
-from joinery_runtime.core.pipeline.spec import Distance, Emits, StepSpec
+from joinery_runtime.core.pipeline.spec import Distance, Emits, EventTime, Retention, StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons, StateRun, StepResult, StepRun, StepWork
 from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Watermark, clamp, earlier
 from joinery_runtime.core.table.columns import OFFSET, PARTITION
@@ -258,15 +257,13 @@ class _IntervalEpoch:
     def closings(self) -> Iterator[pa.RecordBatch]:
         """Yields the rows of preserved sides that leave without ever having matched (O1)."""
         for side in SIDES:
-            if self._step.sides[side].preserved:
-                for rows in self._stored[side]:
-                    yield from self._close(side, rows)
-
-    def _close(self, side: int, rows: _JoinableRows) -> Iterator[pa.RecordBatch]:
-        leaves = self._work.horizons[side].passes(rows.run.ts)
-        assert rows.matched_before is not None, "rows of preserved sides have flags"
-        unmatched = np.flatnonzero(leaves & ~rows.matched_before)
-        yield from self._pad_rows(side, Selection(rows.run.batch, unmatched), None)
+            if not self._step.sides[side].preserved:
+                continue
+            for rows in self._stored[side]:
+                assert rows.matched_before is not None, "rows of preserved sides have flags"
+                leaves = self._work.horizons[side].passes(rows.run.ts)
+                unmatched = np.flatnonzero(leaves & ~rows.matched_before)
+                yield from self._pad_rows(side, Selection(rows.run.batch, unmatched), None)
 
     def arrive(self, side: int) -> Iterator[pa.RecordBatch]:
         """Yields the matches of one side's arrivals with the other side's rows, then the rows padded at once (O2)."""
@@ -280,8 +277,14 @@ class _IntervalEpoch:
                         yield self._rows(matches, side)
             else:
                 yield from self._find_matched(side, new.joinable, other_runs)
-        if self._step.sides[side].preserved:
-            yield from self._pad_at_once(side, new)
+        if not self._step.sides[side].preserved:
+            return
+        if new.unjoinable is not None:
+            rows = Selection(new.unjoinable, np.arange(new.unjoinable.num_rows))
+            yield from self._pad_rows(side, rows, side)
+        if new.joinable is not None:
+            unmatched = ~self._may_match_later(side) & ~_matched_now(new.joinable)
+            yield from self._pad_rows(side, Selection(new.joinable.run.batch, np.flatnonzero(unmatched)), side)
 
     def _find_matched(
         self, side: int, new: _JoinableRows, other_runs: Sequence[_JoinableRows]
@@ -299,14 +302,6 @@ class _IntervalEpoch:
                 for pairs in first.pairs():
                     for piece in cut_pairs(self._step, pairs):
                         yield self._rows(piece, side)
-
-    def _pad_at_once(self, side: int, new: _Arrivals) -> Iterator[pa.RecordBatch]:
-        if new.unjoinable is not None:
-            rows = Selection(new.unjoinable, np.arange(new.unjoinable.num_rows))
-            yield from self._pad_rows(side, rows, side)
-        if new.joinable is not None:
-            unmatched = ~self._may_match_later(side) & ~_matched_now(new.joinable)
-            yield from self._pad_rows(side, Selection(new.joinable.run.batch, np.flatnonzero(unmatched)), side)
 
     def _probe(self, side: int, new: _JoinableRows, other: _JoinableRows) -> Iterator[Pairs]:
         """Yields the matches of new rows with a run of the other side."""
@@ -342,20 +337,17 @@ class _IntervalEpoch:
         """Yields pairs whose hashes and times fit, with rows that the other side still keeps."""
         if self._step.sides[side].broadcast:
             # Only runs of the broadcast side are sorted by time alone, so rows of the other side are looked up in them.
-            probes = self._near_rows(1 - side, other.run, new.run)
+            # Only those that are not evicted and near enough to a few new rows in time are.
+            first, last = self._kind.partner_bounds(side)
+            ts, since = other.run.ts, self._work.horizons[1 - side].current
+            near = (ts >= new.run.ts.min() + first) & (ts <= new.run.ts.max() + last)
+            probes = np.flatnonzero(near if since is None else near & (ts >= since))
             yield from self._candidates(1 - side, other.run, probes, new.run, None)
         else:
             keep_from = self._work.horizons[1 - side].current
             # In a join on time only, the hashes of the two sides are unrelated.
             probes = np.arange(len(new.run)) if self._step.broadcast else other.run.filter.may_contain(new.run.hash)
             yield from self._candidates(side, new.run, probes, other.run, keep_from)
-
-    def _near_rows(self, side: int, run: Run, new: Run) -> np.ndarray:
-        """The rows of a kept run that are not evicted and whose times may be near enough to a few new rows."""
-        first, last = self._kind.partner_bounds(1 - side)
-        since = self._work.horizons[side].current
-        near = (run.ts >= new.ts.min() + first) & (run.ts <= new.ts.max() + last)
-        return np.flatnonzero(near if since is None else near & (run.ts >= since))
 
     def _candidates(
         self, side: int, run: Run, probes: np.ndarray, other: Run, keep_from: int | None
@@ -389,12 +381,14 @@ class _IntervalEpoch:
         return added if len(added) else None
 
     def flags(self, side: int) -> dict[str, np.ndarray]:
-        matched = [(rows.state_run, _newly_matched(rows)) for rows in self._stored[side]]
-        return {
-            state_run.segment: state_run.first + numbers
-            for state_run, numbers in matched
-            if state_run is not None and len(numbers)
-        }
+        numbers_by_segment = {}
+        for rows in self._stored[side]:
+            if rows.state_run is None or rows.matched_now is None or rows.matched_before is None:
+                continue
+            newly_matched = np.flatnonzero(rows.matched_now & ~rows.matched_before)
+            if len(newly_matched):
+                numbers_by_segment[rows.state_run.segment] = rows.state_run.first + newly_matched
+        return numbers_by_segment
 
     def dropped(self, side: int) -> dict[str, int]:
         late = self._new[side].late
@@ -407,12 +401,6 @@ class _IntervalEpoch:
 
 def _matched_now(rows: _JoinableRows) -> np.ndarray:
     return rows.matched_now if rows.matched_now is not None else np.zeros(len(rows.run), dtype=bool)
-
-
-def _newly_matched(rows: _JoinableRows) -> np.ndarray:
-    if rows.matched_now is None or rows.matched_before is None:
-        return np.empty(0, dtype=np.int64)
-    return np.flatnonzero(rows.matched_now & ~rows.matched_before)
 
 
 def _arrivals(side: SideSpec, work: StepWork, number: int) -> _Arrivals:

@@ -10,9 +10,8 @@ from typing import ClassVar
 import numpy as np
 
 from joinery_runtime.core.kinds.rows import PairFailures, Pairs, Selection, cut_pairs, project
-from joinery_runtime.core.pipeline.retention import EventTime, Retention
 from joinery_runtime.core.pipeline.sides import LEFT
-from joinery_runtime.core.pipeline.spec import StepOperator, StepSpec
+from joinery_runtime.core.pipeline.spec import EventTime, Retention, StepOperator, StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, StepResult, StepRun, StepWork
 from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times
 from joinery_runtime.core.table.columns import OFFSET, PARTITION

@@ -1,4 +1,5 @@
-"""Pairs of rows and padded rows: what every kernel does with the matches that it has found.
+"""Pairs of rows and padded rows: what every kernel does with the matches that it has found. At the end, the stored rows
+of kinds whose rows replace each other.
 
 A `Selection` is some rows of a batch. Two of the same length are pairs; one and None are padded rows.
 """
@@ -13,18 +14,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from joinery_runtime.core.kinds.grouping import expand_ranges
 from joinery_runtime.core.pipeline.expression import ColumnRef, Expression
 from joinery_runtime.core.pipeline.operators import EVENT_TIME_MAX, EVENT_TIME_MIN
-from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, OutputColumn, SideSpec
+from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SideSpec
 from joinery_runtime.core.pipeline.spec import StepSpec
-from joinery_runtime.core.pipeline.step import ARRIVAL, CLOSING, ORDER_COLUMNS
+from joinery_runtime.core.pipeline.step import ARRIVAL, CLOSING, ORDER_COLUMNS, StateRun
 from joinery_runtime.core.table.columns import FLAG_FIELD, JOINABLE, OFFSET, PARTITION, TS
-from joinery_runtime.core.table.segment import Run
+from joinery_runtime.core.table.segment import Run, concat
 from joinery_runtime.job.model.references import RANK_COLUMNS, WINDOW_COLUMNS
 
 # Rows and bytes projected at once. They bound the memory for a key that matches very many rows.
 PROJECTED_ROWS = 1 << 16
 PROJECTED_BYTES = 16 << 20
+# Looking hashes up in a run is cheaper than scanning its rows only if there are this many times fewer hashes.
+_RATHER_LOOK_UP = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,17 +110,14 @@ def _row_bytes(side: SideSpec, rows: Selection | None) -> np.ndarray:
     columns = [rows.batch.column(name) for name in side.intake.stored]
     texts = [c for c in columns if pa.types.is_string(c.type) or pa.types.is_binary(c.type)]
     fixed = sum(c.type.bit_width for c in columns if c not in texts) / 8
-    return sum((_lengths(column, rows.index) for column in texts), np.full(len(rows), fixed))
-
-
-def _lengths(column: pa.Array, index: np.ndarray) -> np.ndarray:
-    """The lengths of the selected values in bytes. Reads the array's offsets, so the cost depends on the selection and
-    not on the whole column."""
-    buffer = column.buffers()[1]
-    if buffer is None or not len(column):
-        return np.zeros(len(index), dtype=np.int64)
-    edges = np.frombuffer(buffer, dtype=np.int32)[column.offset : column.offset + len(column) + 1]
-    return np.asarray(edges[index + 1].astype(np.int64) - edges[index])
+    size = np.full(len(rows), fixed)
+    for column in texts:
+        buffer = column.buffers()[1]
+        if buffer is not None and len(column):
+            # The array's offsets give the lengths, so the cost depends on the selection and not on the whole column.
+            edges = np.frombuffer(buffer, dtype=np.int32)[column.offset : column.offset + len(column) + 1]
+            size += edges[rows.index + 1].astype(np.int64) - edges[rows.index]
+    return size
 
 
 def gather(side: SideSpec, rows: Selection, name: str) -> pa.Array:
@@ -204,13 +205,16 @@ def project(
         if c.expression is not None
     }
     failures.count += len({row for evaluated in computed.values() for row in evaluated.failed})
-    columns = [
-        computed[c.name].values.cast(c.type) if c.name in computed else _output(step, pairs, c) for c in step.output
-    ]
+    columns = []
+    for output in step.output:
+        if output.name in computed:
+            columns.append(computed[output.name].values.cast(output.type))
+        elif output.step_column is None:
+            columns.append(_column(step, pairs, output.side, output.column))
+        else:
+            columns.append(_window_column(step, pairs, output.step_column, output.type))
     rows = pa.record_batch(columns, schema=step.output_schema())
-    if not ordered:
-        return rows
-    return _add_closing_order(rows, pairs) if arrived is None else _add_arrival_order(rows, arrived, pairs)
+    return _with_order_columns(rows, pairs, arrived) if ordered else rows
 
 
 def apply_filter(step: StepSpec, pairs: Pairs, failures: PairFailures) -> Pairs:
@@ -263,12 +267,6 @@ def _filter_mask(
     return passes
 
 
-def _output(step: StepSpec, pairs: Pairs, column: OutputColumn) -> pa.Array:
-    if column.step_column is None:
-        return _column(step, pairs, column.side, column.column)
-    return _window_column(step, pairs, column.step_column, column.type)
-
-
 def _window_column(step: StepSpec, pairs: Pairs, name: str, kind: pa.DataType) -> pa.Array:
     """One of RANK_COLUMNS of the pairs, as values of this type."""
     if pairs.windows is not None:
@@ -291,31 +289,22 @@ def _column(step: StepSpec, pairs: Pairs, side: int, name: str) -> pa.Array:
 # --- the order of a trace's rows --------------------------------------------------------------------------------------
 
 
-def _add_arrival_order(rows: pa.RecordBatch, side: int, pairs: Pairs) -> pa.RecordBatch:
-    """Orders matches and rows padded at once. In each, the row of `side` arrived last."""
-    return _add_order_columns(
-        rows, ARRIVAL, np.zeros(len(pairs), dtype=np.int64), np.full(len(pairs), side), side, pairs
-    )
-
-
-def _add_closing_order(rows: pa.RecordBatch, pairs: Pairs) -> pa.RecordBatch:
-    """Orders rows that a closing put out. A pair takes its left row's place."""
-    side = LEFT if pairs.left is not None else RIGHT
-    own = pairs.side(side)
-    assert own is not None, "there is a row on one side at least"
-    return _add_order_columns(rows, CLOSING, own.numbers(TS), np.full(len(pairs), side), side, pairs)
-
-
-def _add_order_columns(
-    rows: pa.RecordBatch, phase: int, ts: np.ndarray, sides: np.ndarray, side: int, pairs: Pairs
-) -> pa.RecordBatch:
+def _with_order_columns(rows: pa.RecordBatch, pairs: Pairs, arrived: int | None) -> pa.RecordBatch:
+    """Adds ORDER_COLUMNS. In matches and rows padded at once the row of side `arrived` arrived last; of a closing
+    (None), a pair takes its left row's place."""
     count = len(pairs)
+    phase, ts, side = ARRIVAL, np.zeros(count, dtype=np.int64), arrived
+    if side is None:
+        side = LEFT if pairs.left is not None else RIGHT
+        closed = pairs.side(side)
+        assert closed is not None, "there is a row on one side at least"
+        phase, ts = CLOSING, closed.numbers(TS)
     window = pairs.windows[0] if pairs.windows is not None else np.zeros(count, dtype=np.int64)
     partition_offsets = [
         *_partition_and_offset(pairs.side(side), count),
         *_partition_and_offset(pairs.side(1 - side), count),
     ]
-    order = [np.full(count, phase), ts, sides, *partition_offsets, window]
+    order = [np.full(count, phase), ts, np.full(count, side), *partition_offsets, window]
     arrays = [*rows.columns, *(pa.array(values.astype(np.int64)) for values in order)]
     return pa.RecordBatch.from_arrays(arrays, names=[*rows.schema.names, *ORDER_COLUMNS])
 
@@ -360,3 +349,75 @@ def as_segment(side: SideSpec, rows: pa.RecordBatch, flagged: np.ndarray | None 
 def run_to_add(side: SideSpec, rows: pa.RecordBatch) -> Run | None:
     """Prepared rows that can match, as a sorted run of the side's segments without flagged rows. None: no rows."""
     return Run.sort(as_segment(side, rows)) if rows.num_rows else None
+
+
+# --- stored rows that replace each other: a replaced one is flagged, and has left the state ---------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredRows:
+    """n live rows in one `batch`. `run` and `row` (int64[n] each) say where each is stored."""
+
+    batch: pa.RecordBatch
+    run: np.ndarray
+    row: np.ndarray
+
+
+class ReplaceableRows:
+    """The live rows of a shard. Those before `since` were evicted in an earlier epoch (None: none was). The event time
+    of a row is that in `$ts`."""
+
+    def __init__(self, state_runs: Sequence[StateRun], since: int | None, schema: pa.Schema) -> None:
+        self._state_runs, self._schema = state_runs, schema
+        self._live = [~run.flags for run in state_runs]
+        self._removed = [np.zeros(len(run.flags), dtype=bool) for run in state_runs]
+        self.forget(since)
+
+    def forget(self, before: int | None) -> None:
+        """Drops the rows before this time."""
+        if before is not None:
+            self._live = [live & (run.run.ts >= before) for run, live in self._runs()]
+
+    def where(self, chosen: Callable[[pa.RecordBatch], np.ndarray]) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
+        """Yields batches of n rows with bool[n]: which of them are live and chosen."""
+        for run, live in self._runs():
+            yield run.run.batch, live & chosen(run.run.batch)
+
+    def with_hashes(self, hashes: np.ndarray, times: tuple[int, int] | None = None) -> GatheredRows:
+        """The rows of keys with these hashes (uint64, sorted, distinct), from the first to the last of the times."""
+        rows, batches = list[np.ndarray](), list[pa.RecordBatch]()
+        for state_run, live in self._runs():
+            run = state_run.run
+            chosen = live if times is None else live & (run.ts >= times[0]) & (run.ts <= times[1])
+            if len(hashes) * _RATHER_LOOK_UP < len(run):
+                first, stop = (np.searchsorted(run.hash, hashes, side=side) for side in ("left", "right"))
+                numbers = expand_ranges(first, stop)[1]
+                numbers = numbers[chosen[numbers]]
+            else:
+                numbers = np.flatnonzero(chosen)
+                nearest = np.minimum(np.searchsorted(hashes, run.hash[numbers]), len(hashes) - 1)
+                numbers = numbers[hashes[nearest] == run.hash[numbers]]
+            rows.append(numbers)
+            if len(numbers):
+                batches.append(run.batch.take(pa.array(numbers)))
+        batch = concat(batches) if batches else pa.RecordBatch.from_pylist([], schema=self._schema)
+        run_numbers = np.repeat(np.arange(len(rows)), [len(numbers) for numbers in rows])
+        return GatheredRows(batch, run_numbers, np.concatenate([np.empty(0, dtype=np.int64), *rows]))
+
+    def remove(self, gathered: GatheredRows, chosen: np.ndarray) -> None:
+        """Removes the chosen ones (bool[n])."""
+        for number in range(len(self._state_runs)):
+            rows = gathered.row[chosen & (gathered.run == number)]
+            self._removed[number][rows] = True
+            self._live[number][rows] = False
+
+    def flags(self) -> dict[str, np.ndarray]:
+        """By segment, the numbers of the rows removed in this epoch."""
+        runs = zip(self._state_runs, self._removed, strict=True)
+        return {run.segment: run.first + np.flatnonzero(removed) for run, removed in runs if removed.any()}
+
+    def finished(self) -> frozenset[str]:
+        return frozenset(run.segment for run, live in self._runs() if not live.any())
+
+    def _runs(self) -> list[tuple[StateRun, np.ndarray]]:
+        return list(zip(self._state_runs, self._live, strict=True))

@@ -24,9 +24,8 @@ from joinery_runtime.core.kinds.grouping import (
     number_groups,
 )
 from joinery_runtime.core.kinds.rows import Selection, gather, run_to_add, split_joinable
-from joinery_runtime.core.pipeline.retention import AcceptedRow, Retention, RowTime
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES
-from joinery_runtime.core.pipeline.spec import Emits, StepSpec
+from joinery_runtime.core.pipeline.spec import AcceptedRow, Emits, Retention, RowTime, StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons, StateRun, StepResult, StepRun, StepWork
 from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Watermark, earlier
 from joinery_runtime.core.table.columns import HASH, OFFSET, PARTITION, TS
@@ -186,16 +185,15 @@ class _SessionJoinEpoch:
         runs = [(state.state_run.run, state.emitted) for side in SIDES for state in self._state[side]]
         hashes = _distinct([run.hash[(run.ts < self._open_from) & ~emitted] for run, emitted in runs])
         for piece in cut_by_hash(self._open_rows(hashes)):
-            if any(len(rows) for side in SIDES for rows in piece[side]):
-                yield from self._close_piece(piece, self._open_from)
-
-    def _close_piece(self, piece: Sides, open_from: int) -> Iterator[pa.RecordBatch]:
-        sessions = form(self._step, [(side, rows) for side in SIDES for rows in piece[side]], self._gap)
-        of_left, of_right = np.split(sessions.number, [sum(len(rows) for rows in piece[LEFT])])
-        closed = sessions.last < open_from
-        left = self._leave(LEFT, piece[LEFT], of_left, sessions, closed)
-        right = self._leave(RIGHT, piece[RIGHT], of_right, sessions, closed)
-        return self.out.close((left, right))
+            rows = [(side, selection) for side in SIDES for selection in piece[side]]
+            if not any(len(selection) for _, selection in rows):
+                continue
+            sessions = form(self._step, rows, self._gap)
+            of_left, of_right = np.split(sessions.number, [sum(len(selection) for selection in piece[LEFT])])
+            closed = sessions.last < self._open_from
+            left = self._leave(LEFT, piece[LEFT], of_left, sessions, closed)
+            right = self._leave(RIGHT, piece[RIGHT], of_right, sessions, closed)
+            yield from self.out.close((left, right))
 
     def _leave(
         self, side: int, rows: Sequence[Selection], number: np.ndarray, sessions: GapSessions, closed: np.ndarray
@@ -213,7 +211,10 @@ class _SessionJoinEpoch:
     # --- arrivals -----------------------------------------------------------------------------------------------------
 
     def arrive(self) -> Generator[pa.RecordBatch, None, tuple[Accepted, Accepted]]:
-        split = [self._split(side) for side in SIDES]
+        split = list[tuple[pa.RecordBatch, pa.RecordBatch]]()
+        for spec, rows in zip(self._step.sides, self._work.arrivals, strict=True):
+            no_rows = pa.RecordBatch.from_pylist([], schema=spec.intake.prepared_schema())
+            split.append(split_joinable(spec, no_rows if rows is None else rows))
         late = self._late([joinable for joinable, _ in split])
         unjoinable_late = [self._before_open(unjoinable) for _, unjoinable in split]
         self.late = tuple(
@@ -226,13 +227,6 @@ class _SessionJoinEpoch:
         right = yield from self._take(RIGHT, *split[RIGHT], late[RIGHT], unjoinable_late[RIGHT])
         return left, right
 
-    def _split(self, side: int) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-        """Splits a side's arrivals into those that can match and those that cannot."""
-        spec, rows = self._step.sides[side], self._work.arrivals[side]
-        if rows is None:
-            rows = pa.RecordBatch.from_pylist([], schema=spec.intake.prepared_schema())
-        return split_joinable(spec, rows)
-
     def _take(
         self,
         side: int,
@@ -241,16 +235,13 @@ class _SessionJoinEpoch:
         late: np.ndarray,
         unjoinable_late: np.ndarray,
     ) -> Generator[pa.RecordBatch, None, Accepted]:
-        yield from self._pad(side, unjoinable, np.flatnonzero(~unjoinable_late))
+        # Rows that cannot match are emitted at once (O2), each in a session of its own.
+        padded = Selection(unjoinable, np.flatnonzero(~unjoinable_late))
+        ts = padded.numbers(TS)
+        yield from self.out.pad_arrivals(side, padded, ts, ts)
         count = int(late.sum()) + int(unjoinable_late.sum())
         added = run_to_add(self._step.sides[side], joinable.filter(pa.array(~late)))
         return added, {"late": count} if count else {}
-
-    def _pad(self, side: int, unjoinable: pa.RecordBatch, rows: np.ndarray) -> Iterator[pa.RecordBatch]:
-        """Emits at once the rows that cannot match (O2), each in a session of its own."""
-        chosen = Selection(unjoinable, rows)
-        ts = chosen.numbers(TS)
-        return self.out.pad_arrivals(side, chosen, ts, ts)
 
     def _before_open(self, rows: pa.RecordBatch) -> np.ndarray:
         """bool[n]: the rows whose session would be closed if it ended with them."""
@@ -260,23 +251,21 @@ class _SessionJoinEpoch:
     def _late(self, joinable: Sequence[pa.RecordBatch]) -> list[np.ndarray]:
         """Per side, bool[n]: the arrivals whose session, formed by arrivals and open rows, is closed (W2). Such a
         session holds arrivals only."""
+        if self._open_from is None:
+            return [np.zeros(rows.num_rows, dtype=bool) for rows in joinable]
         late = [self._before_open(rows) for rows in joinable]
         hashes = [rows.column(HASH).to_numpy() for rows in joinable]
         suspect_hashes = _distinct([hashes[side][late[side]] for side in SIDES])
         if not len(suspect_hashes):
             return late
         arrived = [Selection(joinable[side], np.flatnonzero(np.isin(hashes[side], suspect_hashes))) for side in SIDES]
-        closed = self._find_closed_arrivals(arrived, self._open_rows(suspect_hashes))
+        open_rows = self._open_rows(suspect_hashes)
+        kept = [(side, rows) for side in SIDES for rows in open_rows[side]]
+        sessions = form(self._step, [*((side, arrived[side]) for side in SIDES), *kept], self._gap)
+        closed = _by_selection((sessions.last < self._open_from)[sessions.number], arrived)
         for side in SIDES:
             late[side][arrived[side].index] = closed[side]
         return late
-
-    def _find_closed_arrivals(self, arrived: Sequence[Selection], open_rows: Sides) -> list[np.ndarray]:
-        """Per side, bool[n]: which arrivals are in a closed session."""
-        selections = [(side, arrived[side]) for side in SIDES]
-        sessions = form(self._step, [*selections, *((s, rows) for s in SIDES for rows in open_rows[s])], self._gap)
-        closed = (sessions.last < cast(int, self._open_from))[sessions.number]
-        return _by_selection(closed, arrived)
 
 
 def _partition_offsets(rows: pa.RecordBatch, chosen: np.ndarray) -> np.ndarray:
@@ -314,19 +303,14 @@ def form(step: StepSpec, rows: Sequence[SideRows], gap: int) -> GapSessions:
     """Forms sessions of all these rows (at least one selection). `number` follows the order of the selections."""
     hashes = np.concatenate([chosen.numbers(HASH) for _, chosen in rows])
     times = np.concatenate([chosen.numbers(TS) for _, chosen in rows])
-    keys = distinguish_keys(hashes, _key_columns(step, rows))
-    order = sort_order(hashes, keys, times)
-    begins = changes(hashes[order]) | changes(keys[order]) | gaps(times[order], gap)
-    ends = np.roll(begins, -1)
-    return GapSessions(number_groups(order, begins), times[order][begins], times[order][ends])
-
-
-def _key_columns(step: StepSpec, rows: Sequence[SideRows]) -> list[pa.Array]:
-    """The key columns of all rows. Where the sides have int32 and int64, both become int64 (V2)."""
     left, right = step.sides[LEFT].intake, step.sides[RIGHT].intake
     columns = []
     for names in zip(left.keys, right.keys, strict=True):
         types = {intake.schema.field(name).type for intake, name in zip((left, right), names, strict=True)}
-        kind = pa.int64() if len(types) > 1 else types.pop()
+        kind = pa.int64() if len(types) > 1 else types.pop()  # int32 on one side and int64 on the other (V2)
         columns.append(pa.concat_arrays([gather(step.sides[i], chosen, names[i]).cast(kind) for i, chosen in rows]))
-    return columns
+    keys = distinguish_keys(hashes, columns)
+    order = sort_order(hashes, keys, times)
+    begins = changes(hashes[order]) | changes(keys[order]) | gaps(times[order], gap)
+    ends = np.roll(begins, -1)
+    return GapSessions(number_groups(order, begins), times[order][begins], times[order][ends])

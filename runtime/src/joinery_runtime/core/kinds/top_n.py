@@ -8,7 +8,7 @@ same work gives the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self, cast
 
@@ -16,14 +16,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.kinds.aligned import LastEnd, Windows
+from joinery_runtime.core.kinds.aligned import ByWindows, LastEnd, Windows
 from joinery_runtime.core.kinds.base import Ranking
 from joinery_runtime.core.kinds.cells import Bounds, Numbers, concat_selections, cut_by_hash, cut_by_window, within
 from joinery_runtime.core.kinds.grouping import changes, order_by_key
-from joinery_runtime.core.kinds.replaceable import ReplaceableRows
 from joinery_runtime.core.kinds.rows import (
     PairFailures,
     Pairs,
+    ReplaceableRows,
     Selection,
     as_segment,
     cut_pairs,
@@ -33,13 +33,11 @@ from joinery_runtime.core.kinds.rows import (
 )
 from joinery_runtime.core.pipeline.expression import ColumnRef, Expression
 from joinery_runtime.core.pipeline.operators import EVENT_TIME_MAX, EVENT_TIME_MIN
-from joinery_runtime.core.pipeline.retention import Retention
 from joinery_runtime.core.pipeline.sides import SideSpec
-from joinery_runtime.core.pipeline.spec import StepSpec
-from joinery_runtime.core.pipeline.step import Horizon, Horizons, StepResult, StepRun, StepWork
-from joinery_runtime.core.pipeline.watermark import Watermark
+from joinery_runtime.core.pipeline.spec import Retention, StepSpec
+from joinery_runtime.core.pipeline.step import Horizon, StepResult, StepRun, StepWork
 from joinery_runtime.core.table.columns import HASH, TS
-from joinery_runtime.core.table.segment import Run, SegmentMeta, concat
+from joinery_runtime.core.table.segment import Run, concat
 from joinery_runtime.job.kinds.aggregate.aligned import AlignedWindow
 from joinery_runtime.job.kinds.ranking import RankingKind, TopN
 
@@ -63,7 +61,7 @@ class SortKey:
 
 
 @dataclass(frozen=True, slots=True)
-class FirstRows(Ranking):
+class FirstRows(ByWindows, Ranking):
     """Emits the first `rows` rows of each key and window. A row of the state is one of the first of its key and pane; a
     flagged row is one that later rows have displaced, and has left.
 
@@ -127,26 +125,6 @@ class FirstRows(Ranking):
 
     def needs_state(self, step: StepSpec, side: int, arrived: tuple[bool, ...], *, closing: bool) -> bool:
         return closing or arrived[side]
-
-    # --- time ---------------------------------------------------------------------------------------------------------
-
-    def complete_from(self, step: StepSpec, side: int, horizons: Sequence[Horizon]) -> int | None:
-        """The first window of a row before this time has been emitted without the row."""
-        closed = horizons[side].current
-        return None if closed is None else self.windows.whole_from(closed)
-
-    def late_below(
-        self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark], horizons: Horizons
-    ) -> int | None:
-        """See R4."""
-        closed = horizons[step.sides[side].part].current
-        return None if closed is None else self.windows.open_from(closed)
-
-    def half_closed(self, side: int, ts: np.ndarray, horizon: int) -> np.ndarray:
-        return self.windows.half_closed(ts, horizon)
-
-    def closes(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
-        return self.windows.close_one_of(meta.ts_min, meta.ts_max, horizon)
 
     # --- ranking ------------------------------------------------------------------------------------------------------
 

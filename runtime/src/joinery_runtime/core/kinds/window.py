@@ -19,7 +19,6 @@ from joinery_runtime.core.kinds.cells import (
     Bounds,
     Members,
     Numbers,
-    Sides,
     WindowOutput,
     concat_selections,
     cut_by_hash,
@@ -28,9 +27,8 @@ from joinery_runtime.core.kinds.cells import (
 )
 from joinery_runtime.core.kinds.grouping import changes, expand_ranges, number_groups
 from joinery_runtime.core.kinds.rows import PROJECTED_ROWS, Selection, run_to_add, split_joinable
-from joinery_runtime.core.pipeline.retention import AcceptedRow, Retention, RowTime
-from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES, WINDOW_END, SideSpec
-from joinery_runtime.core.pipeline.spec import Distance, StepSpec
+from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES, WINDOW_END
+from joinery_runtime.core.pipeline.spec import AcceptedRow, Distance, Retention, RowTime, StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons, StepResult, StepRun, StepWork
 from joinery_runtime.core.pipeline.watermark import (
     BEGIN_OF_TIME,
@@ -186,28 +184,22 @@ def _close(kind: WindowJoin, step: StepSpec, work: StepWork, out: WindowOutput) 
     closing = kind.closing(work.horizons[LEFT])
     if closing is None:
         return
-    left, right = ([_in_windows(kind, state_run.run, closing) for state_run in work.state_runs[side]] for side in SIDES)
+    first_start, last_end = closing[0] * kind.slide, closing[1] * kind.slide + kind.size
+    left, right = (
+        [
+            Selection(run.batch, np.flatnonzero((run.ts >= first_start) & (run.ts < last_end)))
+            for run in (state_run.run for state_run in work.state_runs[side])
+        ]
+        for side in SIDES
+    )
     for piece in cut_by_hash((left, right)):
-        for members in _members(kind, step, piece, closing):
-            yield from out.close(members)
-
-
-def _in_windows(kind: WindowJoin, run: Run, numbers: Numbers) -> Selection:
-    first, last = numbers
-    chosen = (run.ts >= first * kind.slide) & (run.ts < last * kind.slide + kind.size)
-    return Selection(run.batch, np.flatnonzero(chosen))
-
-
-def _members(kind: WindowJoin, step: StepSpec, piece: Sides, closing: Numbers) -> Iterator[tuple[Members, Members]]:
-    batches = [concat_selections(step.sides[side], piece[side]) for side in SIDES]
-    bounds = [_bounds(kind, spec, batch, closing) for spec, batch in zip(step.sides, batches, strict=True)]
-    for numbers in cut_by_window(bounds):
-        yield _in_cells(kind, batches, [within(b, numbers) for b in bounds])
-
-
-def _bounds(kind: WindowJoin, side: SideSpec, batch: pa.RecordBatch, closing: Numbers) -> Bounds:
-    every = kind.windows_of(batch.column(TS).to_numpy(), one_window=side.one_window)
-    return within(every, (clamp(closing[0]), clamp(closing[1])))
+        batches = [concat_selections(step.sides[side], piece[side]) for side in SIDES]
+        bounds = []
+        for spec, batch in zip(step.sides, batches, strict=True):
+            windows = kind.windows_of(batch.column(TS).to_numpy(), one_window=spec.one_window)
+            bounds.append(within(windows, (clamp(closing[0]), clamp(closing[1]))))
+        for numbers in cut_by_window(bounds):
+            yield from out.close(_in_cells(kind, batches, [within(b, numbers) for b in bounds]))
 
 
 def _in_cells(kind: WindowJoin, batches: Sequence[pa.RecordBatch], bounds: Sequence[Bounds]) -> tuple[Members, Members]:
@@ -236,27 +228,14 @@ def _arrive(
     rows, spec, closed = work.arrivals[side], step.sides[side], work.horizons[LEFT].current
     if rows is None:
         return None, {}
-    late = _late(kind, rows, closed)
-    joinable, unjoinable = split_joinable(spec, rows.filter(pa.array(~late)))
-    yield from _pad(kind, side, unjoinable, closed, out, one_window=spec.one_window)
-    return run_to_add(spec, joinable), {"late": int(late.sum())} if late.any() else {}
-
-
-def _late(kind: WindowJoin, rows: pa.RecordBatch, closed: int | None) -> np.ndarray:
-    """bool[n]: the rows whose windows are all closed (W2)."""
     ts = rows.column(TS).to_numpy()
-    if closed is None:
-        return np.zeros(len(ts), dtype=bool)
-    return np.asarray(ts < kind.open_from(closed))
-
-
-def _pad(
-    kind: WindowJoin, side: int, unjoinable: pa.RecordBatch, closed: int | None, out: WindowOutput, *, one_window: bool
-) -> Iterator[pa.RecordBatch]:
-    """Emits rows that cannot match, once per window that is still open (O2, W3)."""
-    first, last = kind.windows_of(unjoinable.column(TS).to_numpy(), one_window=one_window)
-    open_from = BEGIN_OF_TIME if closed is None else kind.last_closed(closed) + 1
-    first = np.maximum(first, clamp(open_from))
+    # A row is late if all of its windows are closed (W2).
+    late = np.zeros(len(ts), dtype=bool) if closed is None else ts < kind.open_from(closed)
+    joinable, unjoinable = split_joinable(spec, rows.filter(pa.array(~late)))
+    # A row that cannot match is emitted at once, in each window that is still open (O2, W3).
+    first, last = kind.windows_of(unjoinable.column(TS).to_numpy(), one_window=spec.one_window)
+    first = np.maximum(first, clamp(BEGIN_OF_TIME if closed is None else kind.last_closed(closed) + 1))
     for row, number in list_pairs((np.arange(len(first)), first, last + 1), PROJECTED_ROWS):
         start = number * kind.slide
         yield from out.pad_arrivals(side, Selection(unjoinable, row), start, start + kind.size)
+    return run_to_add(spec, joinable), {"late": int(late.sum())} if late.any() else {}

@@ -9,7 +9,7 @@ rows get a reason; all others get their values.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -24,7 +24,7 @@ from sqlglot import exp
 from joinery_runtime.core.pipeline import operators
 from joinery_runtime.core.pipeline.functions import called
 from joinery_runtime.core.pipeline.functions.base import BatchFailed, RowsFailed
-from joinery_runtime.core.pipeline.like import match_like
+from joinery_runtime.core.pipeline.functions.patterns import match_like
 from joinery_runtime.core.pipeline.operators import (
     DURATION,
     TIMESTAMP,
@@ -96,13 +96,13 @@ def is_known(node: exp.Expr) -> bool:
 
 def may_fail(node: exp.Expr) -> bool:
     """Whether the node may fail on some row."""
-    return any(_part_may_fail(part) for part in node.walk())
-
-
-def _part_may_fail(part: exp.Expr) -> bool:
-    if isinstance(part, _MAY_FAIL):
-        return not isinstance(part, exp.TryCast)
-    return call_of(part) is not None and called(part)[0].fails
+    for part in node.walk():
+        if isinstance(part, _MAY_FAIL):
+            if not isinstance(part, exp.TryCast):
+                return True
+        elif call_of(part) is not None and called(part)[0].fails:
+            return True
+    return False
 
 
 def unguarded_parts(node: exp.Expr) -> list[exp.Expr]:
@@ -125,10 +125,6 @@ def _value(node: exp.Expr, rows: EvaluatedRows) -> Value:
         return _apply(rows, unary, _value(node.this, rows))
     if (special := _SPECIAL.get(kind)) is not None:
         return special(node, rows)
-    return _call(node, rows)
-
-
-def _call(node: exp.Expr, rows: EvaluatedRows) -> Value:
     function, arguments = called(node)
     argument_values = [_value(argument, rows) for argument in arguments]
     try:
@@ -152,7 +148,11 @@ def _apply(rows: EvaluatedRows, function: Callable[..., Value], *values: Value, 
     except RowsFailed as error:
         for row in () if null else np.flatnonzero(error.failed.to_numpy(zero_copy_only=False)).tolist():
             rows.fail(row, first_line(error))
-        return _apply(rows, function, *_nulled(values, error.failed), null=null)
+        others = [
+            value if isinstance(value, pa.Scalar) else pc.if_else(error.failed, pa.scalar(None, value.type), value)
+            for value in values
+        ]
+        return _apply(rows, function, *others, null=null)
     except BatchFailed as error:
         count = row_count(values)
         for row in () if null else range(count):
@@ -161,13 +161,6 @@ def _apply(rows: EvaluatedRows, function: Callable[..., Value], *values: Value, 
     except pa.ArrowInvalid:
         count = row_count(values)
         return pa.concat_arrays(_pieces(rows, function, values, 0, count, null=null))
-
-
-def _nulled(values: tuple[Value, ...], failed: pa.BooleanArray) -> Iterator[Value]:
-    """Replace the arguments of the rows that a function has failed by NULL."""
-    for value in values:
-        is_column = not isinstance(value, pa.Scalar)
-        yield pc.if_else(failed, pa.scalar(None, value.type), value) if is_column else value
 
 
 def _constant(function: Callable[..., Value], values: tuple[Value, ...], *, null: bool) -> Value:

@@ -147,7 +147,17 @@ def column_type(expression: Expression, schemas: dict[str, pa.Schema]) -> pa.Dat
 def _type_of(expression: Expression, schemas: dict[str, pa.Schema]) -> pa.DataType:
     """Finds the type by evaluating over no rows: it depends on the columns' types alone."""
     for ref in sorted(expression.columns):
-        _check_column(ref, schemas, expression.text)
+        if ref.input not in schemas:
+            raise ExpressionError(
+                f"{expression.text!r} uses {str(ref).lstrip('.')!r}",
+                facts=f"the inputs are {', '.join(sorted(filter(None, schemas)))}",
+                todo="Write a column as <input>.<column>",
+            )
+        if ref.column not in schemas[ref.input].names:
+            raise ExpressionError(
+                f"{expression.text!r} uses unknown column {str(ref).lstrip('.')!r}",
+                facts=f"{ref.input} has {', '.join(schemas[ref.input].names)}",
+            )
     return expression.evaluate(lambda ref: pa.array([], schemas[ref.input].field(ref.column).type), 0).values.type
 
 
@@ -189,18 +199,6 @@ def with_columns(expression: Expression, names: Mapping[str, str]) -> Expression
 def _expression(node: exp.Expr, text: str) -> Expression:
     refs = frozenset(ColumnRef(column.table, column.name) for column in node.find_all(exp.Column))
     return Expression(text, node, refs)
-
-
-def _check_column(ref: ColumnRef, schemas: dict[str, pa.Schema], text: str) -> None:
-    if ref.input not in schemas:
-        inputs = ", ".join(sorted(filter(None, schemas)))
-        raise ExpressionError(f"{text!r} uses {str(ref).lstrip('.')!r}", facts=f"the inputs are {inputs}",
-                              todo="Write a column as <input>.<column>")  # fmt: skip
-    if ref.column not in schemas[ref.input].names:
-        columns = ", ".join(schemas[ref.input].names)
-        raise ExpressionError(
-            f"{text!r} uses unknown column {str(ref).lstrip('.')!r}", facts=f"{ref.input} has {columns}"
-        )
 
 
 # --- what is supported ------------------------------------------------------------------------------------------------

@@ -245,23 +245,19 @@ def divide(a: Value, b: Value) -> Value:
 def remainder(a: Value, b: Value) -> Value:
     """The remainder, with the dividend's sign. For doubles it is C's fmod, which is exact."""
     if any(pa.types.is_floating(value.type) for value in (a, b)):
-        return _fmod(_double(a), _null_if_zero(_double(b)))
+        a, b = _double(a), _null_if_zero(_double(b))
+        dividend, divisor = (pa.array([v.as_py()], pa.float64()) if isinstance(v, pa.Scalar) else v for v in (a, b))
+        with np.errstate(invalid="ignore"):
+            remainders = np.fmod(dividend.to_numpy(zero_copy_only=False), divisor.to_numpy(zero_copy_only=False))
+        valid = pc.and_(pc.is_valid(a), pc.is_valid(b))
+        masked = pc.if_else(valid, pa.array(remainders), pa.scalar(None, pa.float64()))
+        return masked[0] if isinstance(a, pa.Scalar) and isinstance(b, pa.Scalar) else masked
     if any(pa.types.is_decimal(value.type) for value in (a, b)):
         raise pa.ArrowTypeError("the remainder takes integers and doubles, not decimals; CAST them")
     a, b = to_common_type(*(v.cast(pa.int64()) if pa.types.is_null(v.type) else v for v in (a, b)))
     # The divisor's sign does not matter, and the lowest integer / -1 would overflow.
     divisor = _null_if_zero(pc.abs(b))
     return pc.subtract(a, pc.multiply(pc.divide(a, divisor), divisor))
-
-
-def _fmod(a: Value, b: Value) -> Value:
-    scalars = isinstance(a, pa.Scalar) and isinstance(b, pa.Scalar)
-    dividend, divisor = (pa.array([v.as_py()], pa.float64()) if isinstance(v, pa.Scalar) else v for v in (a, b))
-    with np.errstate(invalid="ignore"):
-        remainders = np.fmod(dividend.to_numpy(zero_copy_only=False), divisor.to_numpy(zero_copy_only=False))
-    valid = pc.and_(pc.is_valid(a), pc.is_valid(b))
-    masked = pc.if_else(valid, pa.array(remainders), pa.scalar(None, pa.float64()))
-    return masked[0] if scalars else masked
 
 
 def _null_if_zero(value: Value) -> Value:

@@ -247,18 +247,15 @@ def _reject_misplaced(
     expected, partitions = key_partitions(key, intake.partitioner, co_partitions), partitions_of(rows.partitions)
     fine = (expected == partitions % co_partitions) | ~joinable
     for row in np.flatnonzero(~fine):
+        text = repr(key[int(row)].as_py())
+        shown_key = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
         bad[int(rows.positions[row])] = (
             f"not in the partition of its key: coPartitioned and partitioner {intake.partitioner} put {name} "
-            f"{_shortened_text(key[int(row)].as_py())} into partition {expected[row]} of {co_partitions}, not into "
+            f"{shown_key} into partition {expected[row]} of {co_partitions}, not into "
             f"{partitions[row]}; check that its producer keys records by {name} and uses this partitioner, or run "
             "the job without coPartitioned, with new state"
         )
     return np.asarray(fine)
-
-
-def _shortened_text(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _reject_late(intake: Intake, rows: _DecodedRows, late: LateRows, bad: dict[int, str]) -> np.ndarray:
@@ -350,17 +347,12 @@ def _joinable(intake: Intake, rows: _DecodedRows, passes: np.ndarray) -> tuple[n
     """Returns the rows that may match (bool[n]), and the number of others by reason."""
     has_key = rows.times.is_valid().to_numpy(zero_copy_only=False)
     for name in () if intake.grouped else intake.keys:
-        has_key = has_key & _not_null(rows.user.column(name))
+        key = rows.user.column(name)
+        has_key = has_key & key.is_valid().to_numpy(zero_copy_only=False)
+        if pa.types.is_floating(key.type):  # NaN equals nothing, as NULL does (J1)
+            has_key = has_key & ~pc.fill_null(pc.is_nan(key), True).to_numpy(zero_copy_only=False)
     counts = {"null_key": int((~has_key).sum()), "filtered": int((has_key & ~passes).sum())}
     return has_key & passes, {reason: count for reason, count in counts.items() if count}
-
-
-def _not_null(key: pa.Array) -> np.ndarray:
-    """bool[n]: neither NULL nor NaN, which equal nothing (J1)."""
-    valid = key.is_valid().to_numpy(zero_copy_only=False)
-    if pa.types.is_floating(key.type):
-        valid = valid & ~pc.fill_null(pc.is_nan(key), True).to_numpy(zero_copy_only=False)
-    return np.asarray(valid)
 
 
 def cut_by_shard(

@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.core.pipeline.expression import ColumnRef, Expression
-from joinery_runtime.core.pipeline.retention import Retention
 from joinery_runtime.core.pipeline.sides import FLAGS, LEFT, RIGHT, SESSIONS, Intake, OutputColumn, SideSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons, StateRun, StepRun, StepWork
 from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Watermark, earlier
@@ -28,6 +27,76 @@ Emits = Literal["pairs", "matched", "unmatched"]
 without one (anti join)."""
 Distance = Callable[[str, str], int | None]
 """Gives the c of `name.ts >= other.ts + c` for the inputs `name` and `other` of a joined row (N2); None: unbounded."""
+
+
+# --- when a stored row leaves the state: stated once per side of a step -----------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedRow:
+    """A row that the job has taken in. `times` (int64[n], ascending) are the event times of all rows of its key, on all
+    sides. `newer` is the event time of the next row of its own side, if any."""
+
+    side: int
+    ts: int
+    times: np.ndarray
+    newer: int | None = None
+
+
+class RowTime(ABC):
+    """The time of a row that decides when the row leaves: its event time, the end of its last window, ..."""
+
+    __slots__ = ()
+
+    by_event_time: ClassVar[bool] = True
+    """Whether it follows from the row's event time alone, without other rows of the key."""
+
+    @abstractmethod
+    def time_of(self, row: AcceptedRow) -> int | None:
+        """Return this time of a row; None: not known yet."""
+
+    @abstractmethod
+    def event_time_at(self, time: int) -> int:
+        """Return the event time before which rows have a time before `time`; may have, if other rows decide too."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventTime(RowTime):
+    """The event time of a row decides."""
+
+    def time_of(self, row: AcceptedRow) -> int | None:
+        return row.ts
+
+    def event_time_at(self, time: int) -> int:
+        return time
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long a side keeps a row: until `time` of the row is before the horizon of the side's part or, if `inclusive`,
+    at it. `rule` is the id of the rule in docs/semantics.md that says so. `kept_for_ms` is for how long in event time a
+    row is kept, watermark delays aside (None: event time does not decide)."""
+
+    time: RowTime
+    rule: str
+    kept_for_ms: int | None = None
+    inclusive: bool = False
+
+    def keep_from(self, horizon: int) -> int | None:
+        """Return the event time before which rows leave under the horizon; None: other rows decide too."""
+        return self.time.event_time_at(horizon + self.inclusive) if self.time.by_event_time else None
+
+    def may_leave_before(self, horizon: int) -> int:
+        """Return the event time before which rows may leave under the horizon."""
+        return self.time.event_time_at(horizon + self.inclusive)
+
+    def has_ended(self, row: AcceptedRow, horizon: int | None) -> bool:
+        """Tell whether the row leaves under the horizon."""
+        time = self.time.time_of(row)
+        return horizon is not None and time is not None and time < horizon + self.inclusive
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
 
 
 class StepOperator(ABC):
@@ -141,8 +210,13 @@ class StepOperator(ABC):
         """The rows that a compaction of one side's runs keeps under the current horizon: one run for each, in the same
         order, with its `flagged`."""
         since = None if horizon.current is None else self.retention[side].keep_from(horizon.current)
-        leave = self.flagged_rows_leave(step)
-        return [state_run.where(_live_mask(state_run, since, flagged_leave=leave)) for state_run in runs]
+        flagged_leave, live_runs = self.flagged_rows_leave(step), list[StateRun]()
+        for state_run in runs:
+            live = np.ones(len(state_run.run), dtype=bool) if since is None else state_run.run.ts >= since
+            if flagged_leave and state_run.flagged is not None:
+                live = live & ~state_run.flags
+            live_runs.append(state_run.where(live))
+        return live_runs
 
     def live_rows(
         self, step: StepSpec, side: int, state_run: StateRun, horizon: Horizon, complete: int | None
@@ -168,11 +242,6 @@ class StepOperator(ABC):
         input_watermarks = {name: watermarks[name] for side_spec in step.sides for name in side_spec.inputs}
         lowest = min(input_watermarks.values(), key=lambda at: (at is not None, at))
         return {name for name, at in input_watermarks.items() if at == lowest}
-
-
-def _live_mask(state_run: StateRun, since: int | None, *, flagged_leave: bool) -> np.ndarray:
-    live = np.ones(len(state_run.run), dtype=bool) if since is None else state_run.run.ts >= since
-    return live & ~state_run.flags if flagged_leave and state_run.flagged is not None else live
 
 
 @dataclass(frozen=True, slots=True)

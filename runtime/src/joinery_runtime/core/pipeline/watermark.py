@@ -130,7 +130,12 @@ def advance(
     all inputs have been idle (T6). An input without partitions counts as not idle. An ended input does not count among
     T5's "not idle" inputs: its +infinity would make every later row of an idle input late.
     """
-    own = {name: _own_progress(name, progress[name], clocks[name], idle.get(name, ()), ended) for name in progress}
+    own = dict(progress)
+    for name, value in progress.items():
+        if name in ended:
+            own[name] = value.raised(END_OF_TIME)
+        elif not clocks[name].explicit:
+            own[name] = value.raised(value.implied(clocks[name], idle.get(name, ())))
     silent = {name for name in own if _all_idle(own[name], idle.get(name, ()))}
     speaking = [own[name].watermark for name in own if name not in silent and not own[name].ended]
     if not speaking:
@@ -145,14 +150,6 @@ def all_idle(progress: Mapping[str, InputProgress], idle: Mapping[str, Collectio
     return bool(open_) and all(_all_idle(value, idle.get(name, ())) for name, value in open_.items())
 
 
-def _own_progress(
-    name: str, progress: InputProgress, clock: InputClock, idle: Collection[str], ended: Collection[str]
-) -> InputProgress:
-    if name in ended:
-        return progress.raised(END_OF_TIME)
-    return progress if clock.explicit else progress.raised(progress.implied(clock, idle))
-
-
 def _all_idle(progress: InputProgress, idle: Collection[str]) -> bool:
     return not progress.ended and bool(progress.highest) and all(p in idle for p in progress.highest)
 
@@ -162,7 +159,15 @@ def _advance_idle_inputs(
 ) -> dict[str, InputProgress]:
     """T6: all inputs are idle. Holds their watermarks or advances them at the pace of the wall clock. An input without
     any known time advances from the lowest of the others."""
-    starts = {name: _idle_from(value, clocks[name]) for name, value in own.items() if not value.ended}
+    starts = dict[str, Watermark]()
+    for name, value in own.items():
+        if value.ended:
+            continue
+        starts[name] = value.idle_from
+        if value.idle_from is None:  # its highest event time - delay, or its own or given watermark if that is higher
+            delay_of = clocks[name].delay_of
+            newest = [ts - delay_of(partition) for partition, ts in value.highest.items() if ts is not None]
+            starts[name] = _later(value.watermark, max(newest, default=None))
     lowest = min((start for start in starts.values() if start is not None), default=None)
     going = {name: lowest if start is None else start for name, start in starts.items() if clocks[name].advance_on_idle}
     return {
@@ -171,15 +176,6 @@ def _advance_idle_inputs(
         else replace(value.raised(clamp(start + idle_for_ms)), idle_from=start, idle_ms=idle_for_ms)
         for name, value in own.items()
     }
-
-
-def _idle_from(progress: InputProgress, clock: InputClock) -> Watermark:
-    """Where an idle input's watermark advances from: its highest event time - delay, or its own or given watermark if
-    that is higher."""
-    if progress.idle_from is not None:
-        return progress.idle_from
-    newest = [ts - clock.delay_of(partition) for partition, ts in progress.highest.items() if ts is not None]
-    return _later(progress.watermark, max(newest, default=None))
 
 
 def _later(a: Watermark, b: Watermark) -> Watermark:

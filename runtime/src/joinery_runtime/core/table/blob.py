@@ -142,7 +142,10 @@ def _unpack_column(field: pa.Field, column: pa.Array, texts: pa.RecordBatch) -> 
         return column
     kind = SCALARS[metadata[_TYPE].decode()]
     if _FROM not in metadata:
-        return _texts(column, texts.column(field.name), kind)
+        ends = np.zeros(len(column) + 1, dtype=np.int32)
+        np.cumsum(column.fill_null(0).to_numpy(), out=ends[1:])
+        buffers = [column.buffers()[0], pa.py_buffer(ends), texts.column(field.name).buffers()[2]]
+        return pa.Array.from_buffers(kind, len(column), buffers, column.null_count)
     return pc.add(column.cast(pa.int64()), int(metadata[_FROM])).cast(kind)
 
 
@@ -184,10 +187,3 @@ def _lengths(column: pa.Array) -> tuple[pa.Array, pa.Array]:
     span = np.array([ends[0], ends[-1]], dtype=np.int64)
     value = pa.Array.from_buffers(pa.large_binary(), 1, [None, pa.py_buffer(span), data or pa.py_buffer(b"")])
     return pa.array(lengths.astype(narrow.to_pandas_dtype()), mask=nulls), value
-
-
-def _texts(lengths: pa.Array, value: pa.Array, kind: pa.DataType) -> pa.Array:
-    ends = np.zeros(len(lengths) + 1, dtype=np.int32)
-    np.cumsum(lengths.fill_null(0).to_numpy(), out=ends[1:])
-    buffers = [lengths.buffers()[0], pa.py_buffer(ends), value.buffers()[2]]
-    return pa.Array.from_buffers(kind, len(lengths), buffers, lengths.null_count)

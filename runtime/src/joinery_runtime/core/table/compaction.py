@@ -90,16 +90,12 @@ def _tier_groups(segments: Iterable[SegmentMeta], least: int, width: int | None)
     groups: dict[tuple[int, int], list[SegmentMeta]] = defaultdict(list)
     for segment in sorted(segments, key=lambda s: (s.ts_max, s.key)):
         bucket = segment.ts_max // width if width is not None else 0
-        groups[bucket, _tier(segment.bytes)].append(segment)
+        tier = 0
+        while segment.bytes > SMALLEST_TIER_BYTES << (3 * tier):
+            tier += 1
+        groups[bucket, tier].append(segment)
     enough = (group for group in groups.values() if len(group) >= least)
     return [part for group in enough for part in _cut(group, [s.bytes for s in group], MAX_MERGED_BYTES)]
-
-
-def _tier(size: int) -> int:
-    tier = 0
-    while size > SMALLEST_TIER_BYTES << (3 * tier):
-        tier += 1
-    return tier
 
 
 def _cut(group: Iterable[SegmentMeta], sizes: Iterable[int], most: int) -> list[list[SegmentMeta]]:

@@ -87,42 +87,27 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _words(column: pa.Array, xxh3: Callable[[pa.Array], np.ndarray]) -> np.ndarray:
-    words = _valid_words(column, xxh3)
+    kind = column.type
+    if pa.types.is_floating(kind):
+        values = pc.fill_null(column.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False) + 0.0
+        words = np.where(np.isnan(values), _NAN_BITS, values.view(np.uint64))
+    elif pa.types.is_decimal(kind):
+        # With a common scale, the bytes depend on the value alone. decimal256 holds 38 digits on both sides of the
+        # point.
+        wide = column.cast(pa.decimal256(76, 38))
+        data = wide.buffers()[1]
+        raw = pa.FixedSizeBinaryArray.from_buffers(pa.binary(32), len(wide), [None, data], offset=wide.offset)
+        words = xxh3(raw.cast(pa.binary()))
+    elif pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind):
+        words = xxh3(column)
+    else:
+        whole_numbers = column.cast(pa.int32()) if pa.types.is_date32(kind) else column
+        if not pa.types.is_uint64(kind):
+            whole_numbers = whole_numbers.cast(pa.int64())
+        words = pc.fill_null(whole_numbers, 0).to_numpy(zero_copy_only=False).view(np.uint64)
     if column.null_count:
         words = np.where(column.is_null().to_numpy(zero_copy_only=False), _NULL_WORD, words)
     return words
-
-
-def _valid_words(column: pa.Array, xxh3: Callable[[pa.Array], np.ndarray]) -> np.ndarray:
-    kind = column.type
-    if pa.types.is_floating(kind):
-        return _float_words(column)
-    if pa.types.is_decimal(kind):
-        return xxh3(_decimal_bytes(column))
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind):
-        return xxh3(column)
-    return _integer_words(column)
-
-
-def _integer_words(column: pa.Array) -> np.ndarray:
-    if pa.types.is_date32(column.type):
-        column = column.cast(pa.int32())
-    integers = column if pa.types.is_uint64(column.type) else column.cast(pa.int64())
-    values: np.ndarray = pc.fill_null(integers, 0).to_numpy(zero_copy_only=False)
-    return values.view(np.uint64)
-
-
-def _float_words(column: pa.Array) -> np.ndarray:
-    values = pc.fill_null(column.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False) + 0.0
-    return np.where(np.isnan(values), _NAN_BITS, values.view(np.uint64))
-
-
-def _decimal_bytes(column: pa.Array) -> pa.Array:
-    # With a common scale, the bytes depend on the value alone. decimal256 holds 38 digits on both sides of the point.
-    wide = column.cast(pa.decimal256(76, 38))
-    buffers = wide.buffers()
-    raw = pa.FixedSizeBinaryArray.from_buffers(pa.binary(32), len(wide), [None, buffers[1]], offset=wide.offset)
-    return raw.cast(pa.binary())
 
 
 # --- shards -----------------------------------------------------------------------------------------------------------

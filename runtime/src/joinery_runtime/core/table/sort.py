@@ -38,15 +38,11 @@ def by_hash_and_time(hashes: np.ndarray, times: np.ndarray, *ties: np.ndarray) -
     packed = (hashes >> shift << shift) | (times - first).astype(np.uint64)
     few = len(packed) <= _FEW
     order = np.argsort(packed, kind="stable") if few else pl.Series(packed).arg_sort().to_numpy().astype(np.int64)
-    if _share_upper_bits(hashes[order], shift):
+    sorted_hashes = hashes[order]
+    differ = sorted_hashes[1:] ^ sorted_hashes[:-1]
+    if ((differ != 0) & (differ >> shift == 0)).any():  # two hashes differ only in their lowest bits
         return sort_order(hashes, times, *ties)
     return _break_ties(order, packed, ties) if ties else order
-
-
-def _share_upper_bits(hashes: np.ndarray, shift: np.uint64) -> bool:
-    """Whether two hashes differ only in their lowest `shift` bits. They are sorted by the others."""
-    differ = hashes[1:] ^ hashes[:-1]
-    return bool(((differ != 0) & (differ >> shift == 0)).any())
 
 
 def _break_ties(order: np.ndarray, packed: np.ndarray, ties: tuple[np.ndarray, ...]) -> np.ndarray:
@@ -88,16 +84,13 @@ class HashFilter:
         if min(len(self._run_hash), len(hashes)) < _FILTERED:
             return np.arange(len(hashes))
         if self._bits is None:
-            self._bits = self._build_bits()
+            is_set = np.zeros(self._size() + 1, dtype=bool)
+            is_set[self._first_bit_numbers(self._run_hash)] = True
+            is_set[self._second_bit_numbers(self._run_hash)] = True
+            self._bits = np.packbits(is_set, bitorder="little")
         # The first lookup reads the bits from front to back if hashes are sorted. The few that pass get a second one.
         passed = _positions_of_set_bits(self._bits, self._first_bit_numbers(hashes))
         return np.asarray(passed[_positions_of_set_bits(self._bits, self._second_bit_numbers(hashes[passed]))])
-
-    def _build_bits(self) -> np.ndarray:
-        is_set = np.zeros(self._size() + 1, dtype=bool)
-        is_set[self._first_bit_numbers(self._run_hash)] = True
-        is_set[self._second_bit_numbers(self._run_hash)] = True
-        return np.packbits(is_set, bitorder="little")
 
     def _first_bit_numbers(self, hashes: np.ndarray) -> np.ndarray:
         """uint64[n]: each hash's bit. A hash outside the run's range gets the last one, which is never set."""

@@ -28,7 +28,11 @@ def zone_to_utc(local: pl.Series, zone: str) -> pl.Series:
         return utc
     # Polars knows no summer time after 2099. Few rows are from then on, and most of these have the same time.
     later = local.filter((local >= _YEAR_2100) & (local <= _YEAR_9999_END)).unique()
-    own = [_to_utc_by_zoneinfo(time, ZoneInfo(zone)) for time in later.to_list()]
+    own = list[int | None]()
+    for time in later.to_list():
+        moments = (_moment(time).replace(tzinfo=ZoneInfo(zone), fold=fold) for fold in (0, 1))
+        before, after = (moment.utcoffset() or timedelta() for moment in moments)
+        own.append(None if before < after else time - round(before / _MS))
     return _replaced(utc, local, later, own)
 
 
@@ -58,11 +62,6 @@ def _offset(moment: datetime, zone: ZoneInfo) -> int:
     may have no date, so the offset is that of a day further inside."""
     inside = min(max(moment, datetime(1, 1, 2, tzinfo=UTC)), datetime(9999, 12, 30, tzinfo=UTC))
     return round((inside.astimezone(zone).utcoffset() or timedelta()) / _MS)
-
-
-def _to_utc_by_zoneinfo(local: int, zone: ZoneInfo) -> int | None:
-    before, after = (_moment(local).replace(tzinfo=zone, fold=fold).utcoffset() or timedelta() for fold in (0, 1))
-    return None if before < after else local - round(before / _MS)
 
 
 # --- local time that never goes back ----------------------------------------------------------------------------------

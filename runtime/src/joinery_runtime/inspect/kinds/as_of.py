@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from joinery_runtime.core.kinds.as_of import AsOfJoin
-from joinery_runtime.core.pipeline.retention import AcceptedRow
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT
+from joinery_runtime.core.pipeline.spec import AcceptedRow
 from joinery_runtime.core.pipeline.step import Horizons
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.inspect.kinds.base import EpochTimes, JoinDescription, RowStatus, StoredRow

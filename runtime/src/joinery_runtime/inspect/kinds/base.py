@@ -20,9 +20,8 @@ import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.core.pipeline import times
-from joinery_runtime.core.pipeline.retention import AcceptedRow
 from joinery_runtime.core.pipeline.sides import SideSpec
-from joinery_runtime.core.pipeline.spec import Pipeline, StepOperator, StepSpec
+from joinery_runtime.core.pipeline.spec import AcceptedRow, Pipeline, StepOperator, StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons
 from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, OutputWatermarks, Times, Watermark
 from joinery_runtime.core.table.columns import DELETED, OFFSET, PARTITION, TS, partitions_of

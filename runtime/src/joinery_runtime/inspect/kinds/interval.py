@@ -8,8 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from joinery_runtime.core.kinds.interval import IntervalJoin
-from joinery_runtime.core.pipeline.retention import AcceptedRow
-from joinery_runtime.core.pipeline.spec import StepSpec
+from joinery_runtime.core.pipeline.spec import AcceptedRow, StepSpec
 from joinery_runtime.core.pipeline.step import Horizons
 from joinery_runtime.inspect.kinds.base import EpochTimes, JoinDescription, RowStatus, StoredRow
 from joinery_runtime.job.model.duration import format_duration, format_time

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from joinery_runtime.core.kinds.projection import RecordProjection
-from joinery_runtime.core.pipeline.retention import AcceptedRow
+from joinery_runtime.core.pipeline.spec import AcceptedRow
 from joinery_runtime.core.pipeline.step import Horizons
 from joinery_runtime.inspect.kinds.base import EntryView, EpochTimes, StepDescription, StoredRows, ToJson
 

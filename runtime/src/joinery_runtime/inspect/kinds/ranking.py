@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from joinery_runtime.core.kinds.deduplicate import Deduplicate
 from joinery_runtime.core.kinds.top_n import FirstRows
-from joinery_runtime.core.pipeline.retention import AcceptedRow
+from joinery_runtime.core.pipeline.spec import AcceptedRow
 from joinery_runtime.core.pipeline.step import Horizons
 from joinery_runtime.inspect.kinds.base import (
     EpochTimes,

@@ -14,8 +14,7 @@ import pyarrow.compute as pc
 from joinery_runtime.core.kinds.folding import Folding
 from joinery_runtime.core.kinds.session.form import SessionParameters, bool_column
 from joinery_runtime.core.kinds.session.kind import SessionAggregation
-from joinery_runtime.core.pipeline.retention import AcceptedRow
-from joinery_runtime.core.pipeline.spec import StepSpec
+from joinery_runtime.core.pipeline.spec import AcceptedRow, StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons
 from joinery_runtime.core.table.columns import EMITTED, FORCED, START, TS
 from joinery_runtime.core.table.keyhash import key_hash

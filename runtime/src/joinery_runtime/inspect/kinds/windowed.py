@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 
 from joinery_runtime.core.kinds.folding import Folding
 from joinery_runtime.core.kinds.windowed.kind import WindowAggregation
-from joinery_runtime.core.pipeline.retention import AcceptedRow
-from joinery_runtime.core.pipeline.spec import StepSpec
+from joinery_runtime.core.pipeline.spec import AcceptedRow, StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons
 from joinery_runtime.core.pipeline.watermark import clamp
 from joinery_runtime.core.table.columns import TS

@@ -10,8 +10,8 @@ import numpy as np
 from joinery_runtime.core.kinds.grouping import gaps
 from joinery_runtime.core.kinds.session_join import SessionWindowJoin
 from joinery_runtime.core.kinds.window import WindowJoin
-from joinery_runtime.core.pipeline.retention import AcceptedRow
 from joinery_runtime.core.pipeline.sides import LEFT
+from joinery_runtime.core.pipeline.spec import AcceptedRow
 from joinery_runtime.core.pipeline.step import Horizons
 from joinery_runtime.inspect.kinds.base import EpochTimes, JoinDescription, RowStatus, StoredRow
 from joinery_runtime.job.model.duration import format_duration, format_time

@@ -163,25 +163,20 @@ class _StateRows:
 
     def _merge_accumulators(self) -> pa.RecordBatch:
         """The accumulators of each changed session: its kept ones merged with those of its new rows."""
-        folded, filled = self._fold()
+        elements, session = self._arrived.elements, self._sessions.session
+        at = np.flatnonzero(elements.row)
+        groups = groups_of(session[at])
+        rows = self._arrived.rows.select(self._folding.columns)
+        rows = rows.take(pa.array(elements.number[at] - self._arrived.state_rows.num_rows))
+        with self._naming(session[at]):
+            folded = self._folding.fold(rows, elements.start[at], groups)
         if not folded.num_columns:
             return folded
         kept_states, kept_sessions = self._kept_states()
-        number = np.concatenate([kept_sessions, filled])
+        number = np.concatenate([kept_sessions, session[at][groups.starts]])
         order = np.argsort(number, kind="stable")  # kept states come first: their rows arrived earlier
         with self._naming(number[order]):
             return self._folding.merge(concat([kept_states, folded]).take(pa.array(order)), groups_of(number[order]))
-
-    def _fold(self) -> tuple[pa.RecordBatch, np.ndarray]:
-        """Returns the accumulators of the new rows, one state per session, and the sessions' numbers."""
-        elements = self._arrived.elements
-        at = np.flatnonzero(elements.row)
-        number = self._sessions.session[at]
-        groups = groups_of(number)
-        rows = self._arrived.rows.select(self._folding.columns)
-        rows = rows.take(pa.array(elements.number[at] - self._arrived.state_rows.num_rows))
-        with self._naming(number):
-            return self._folding.fold(rows, elements.start[at], groups), number[groups.starts]
 
     def _kept_states(self) -> tuple[pa.RecordBatch, np.ndarray]:
         elements = self._arrived.elements

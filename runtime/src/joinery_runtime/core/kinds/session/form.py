@@ -6,7 +6,6 @@ Everything is arithmetic on arrays. Times are event-time milliseconds; positions
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -114,15 +113,12 @@ def _cut(elements: Elements, begin: np.ndarray, max_duration: int) -> np.ndarray
     long = _extent(elements, begin) >= max_duration
     stop = np.append(begin[1:], len(elements))
     begins = [begin]
-    for first, last in _in_range(_extent(elements, begin)[long], max_duration):
-        begins.append(_cut_chains(elements, begin[long][first:last], stop[long][first:last], max_duration))
+    # So many at once that the sum of their lengths stays within int64.
+    at_once = max(1, _LARGEST // _room(_extent(elements, begin)[long], max_duration))
+    for first in range(0, int(long.sum()), at_once):
+        chains = slice(first, first + at_once)
+        begins.append(_cut_chains(elements, begin[long][chains], stop[long][chains], max_duration))
     return np.unique(np.concatenate(begins))
-
-
-def _in_range(extents: np.ndarray, max_duration: int) -> Iterator[tuple[int, int]]:
-    """Yields spans of chains to cut together, such that the sum of their lengths stays within int64."""
-    at_once = max(1, _LARGEST // _room(extents, max_duration))
-    yield from ((first, min(first + at_once, len(extents))) for first in range(0, len(extents), at_once))
 
 
 def _room(extents: np.ndarray, max_duration: int) -> int:
@@ -223,7 +219,13 @@ def accept_arrivals(
 ) -> AcceptedArrivals:
     """Decides which arrivals go into sessions. Sessions whose last row is before the horizon are no longer kept."""
     evicted = work.horizons[0].current
-    on_time = _drop_late(parameters, rows, work.accept_from[0], evicted)
+    accept_from, on_time = work.accept_from[0], rows
+    if parameters.drop_late and accept_from is not None:
+        # After an edit, rows before `evicted` are late as well (S4): sessions evicted under the former settings have
+        # been emitted with their ids. With `reopen`, lateness depends on what is kept.
+        lowest = accept_from if evicted is None else max(accept_from, evicted)
+        is_late = rows.column(TS).to_numpy() < lowest
+        on_time = rows.filter(pa.array(~is_late)) if is_late.any() else rows
     late = rows.num_rows - on_time.num_rows
     elements = _sorted_elements(side, state_rows, on_time)
     forgotten = _touches_nothing(elements, parameters, evicted)
@@ -234,18 +236,6 @@ def accept_arrivals(
     complete = earlier(evicted, -parameters.gap)  # from this time on, every session that a row is near is still kept
     after_eviction = 0 if complete is None else int((accepted.row & (accepted.start < complete)).sum())
     return AcceptedArrivals(state_rows, on_time, accepted, dropped, after_eviction)
-
-
-def _drop_late(
-    parameters: SessionParameters, rows: pa.RecordBatch, accept_from: int | None, evicted: int | None
-) -> pa.RecordBatch:
-    """The rows at or after `accept_from` (S4). After an edit, rows before `evicted` are late as well: sessions evicted
-    under the former settings have been emitted with their ids. With `reopen`, lateness depends on what is kept."""
-    if not parameters.drop_late or accept_from is None:
-        return rows
-    lowest = accept_from if evicted is None else max(accept_from, evicted)
-    late = rows.column(TS).to_numpy() < lowest
-    return rows.filter(pa.array(~late)) if late.any() else rows
 
 
 def _sorted_elements(side: SideSpec, state_rows: pa.RecordBatch, rows: pa.RecordBatch) -> SortedElements:

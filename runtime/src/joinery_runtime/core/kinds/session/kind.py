@@ -16,18 +16,15 @@ import pyarrow.compute as pc
 
 from joinery_runtime.core.aggregates import AggregateCall
 from joinery_runtime.core.kinds.base import Aggregating
-from joinery_runtime.core.kinds.folding import Folding, in_defined_order
-from joinery_runtime.core.kinds.replaceable import ReplaceableRows
-from joinery_runtime.core.kinds.rows import PairFailures, aggregated_columns, having_mask, rows_at_once
+from joinery_runtime.core.kinds.folding import Folding, in_defined_order, with_order_columns
+from joinery_runtime.core.kinds.rows import PairFailures, ReplaceableRows, aggregated_columns, having_mask, rows_at_once
 from joinery_runtime.core.kinds.session.change import Changed, change, rows_to_add, state_schema
 from joinery_runtime.core.kinds.session.form import SessionParameters, accept_arrivals, bool_column
-from joinery_runtime.core.pipeline.retention import EventTime, Retention
 from joinery_runtime.core.pipeline.sides import Intake
-from joinery_runtime.core.pipeline.spec import StepOperator, StepSpec
+from joinery_runtime.core.pipeline.spec import EventTime, Retention, StepOperator, StepSpec
 from joinery_runtime.core.pipeline.step import (
     ARRIVAL,
     CLOSING,
-    ORDER_COLUMNS,
     Horizon,
     Horizons,
     StateRun,
@@ -36,7 +33,7 @@ from joinery_runtime.core.pipeline.step import (
     StepWork,
 )
 from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Watermark, earlier, passed_multiple
-from joinery_runtime.core.table.columns import EARLY, EMITTED, FORCED, HASH, OFFSET, PARTITION, START, TS
+from joinery_runtime.core.table.columns import EARLY, EMITTED, FORCED, HASH, START, TS
 from joinery_runtime.core.table.keyhash import key_hash
 from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.job.kinds.aggregate.model import Aggregation
@@ -167,26 +164,28 @@ class _SessionEpoch:
     def complete(self) -> Iterator[pa.RecordBatch]:
         """Emits the sessions that became complete since the last epoch, unless they were emitted before (S4, S5).
         Then forgets those behind the part's horizon."""
+
+        def completes(rows: pa.RecordBatch) -> np.ndarray:
+            complete = self._complete.passes(rows.column(TS).to_numpy())
+            return np.asarray(complete & ~bool_column(rows, EMITTED) & ~bool_column(rows, FORCED))
+
         if self._complete.current != self._complete.previous:
-            for rows, chosen in self._stored.where(self._completes):
+            for rows, chosen in self._stored.where(completes):
                 yield from self._out.emit(rows, chosen, CLOSING)
         self._stored.forget(self._horizon.current)
 
-    def _completes(self, rows: pa.RecordBatch) -> np.ndarray:
-        complete = self._complete.passes(rows.column(TS).to_numpy())
-        return np.asarray(complete & ~bool_column(rows, EMITTED) & ~bool_column(rows, FORCED))
-
     def emit_early(self) -> Iterator[pa.RecordBatch]:
         """Emits the open sessions that have changed since the last early results, as they are so far (G8)."""
-        if self._work.early.current != self._work.early.previous:
-            for rows, chosen in self._stored.where(self._is_early):
-                yield from self._out.emit(rows, chosen, CLOSING)
 
-    def _is_early(self, rows: pa.RecordBatch) -> np.ndarray:
-        changed = self._work.early.passes(rows.column(EARLY).to_numpy())
-        if self._complete.current is not None:
-            changed = changed & (rows.column(TS).to_numpy() >= self._complete.current)
-        return np.asarray(changed & ~bool_column(rows, EMITTED) & ~bool_column(rows, FORCED))
+        def has_changed(rows: pa.RecordBatch) -> np.ndarray:
+            changed = self._work.early.passes(rows.column(EARLY).to_numpy())
+            if self._complete.current is not None:
+                changed = changed & (rows.column(TS).to_numpy() >= self._complete.current)
+            return np.asarray(changed & ~bool_column(rows, EMITTED) & ~bool_column(rows, FORCED))
+
+        if self._work.early.current != self._work.early.previous:
+            for rows, chosen in self._stored.where(has_changed):
+                yield from self._out.emit(rows, chosen, CLOSING)
 
     def arrive(self) -> Iterator[pa.RecordBatch]:
         if self._rows is None:
@@ -254,7 +253,9 @@ class SessionOutput:
         counted = passes & (not retracted)  # a row that is taken back was counted when it was emitted
         columns = aggregated_columns(self._step, values, counted, self.failures)
         rows = pa.record_batch(columns, schema=self._step.output_schema())
-        rows = _add_order_columns(rows, sessions, phase, retracted=retracted) if self._ordered else rows
+        if self._ordered:
+            start, last = (sessions.column(name).to_numpy() for name in (START, TS))
+            rows = with_order_columns(rows, sessions, phase, start, last, retracted=retracted)
         return rows if passes.all() else rows.filter(pa.array(passes))
 
     def _values(self, sessions: pa.RecordBatch, *, retracted: bool) -> dict[str, pa.Array]:
@@ -267,18 +268,3 @@ class SessionOutput:
             **dict(zip(self._aggregates, self._folding.results(sessions), strict=True)),
             RETRACTED: pa.repeat(pa.scalar(retracted), sessions.num_rows),
         }
-
-
-def _add_order_columns(
-    rows: pa.RecordBatch, sessions: pa.RecordBatch, phase: int, *, retracted: bool
-) -> pa.RecordBatch:
-    """Adds ORDER_COLUMNS: by (start, place of the first row), a retraction before what replaces it, and the time of the
-    last row."""
-    zero = np.zeros(rows.num_rows, dtype=np.int64)
-    start, partition, offset = (
-        sessions.column(name).to_numpy().astype(np.int64) for name in (START, PARTITION, OFFSET)
-    )
-    last = sessions.column(TS).to_numpy()
-    order = [zero + phase, start, zero, partition, offset, zero + (0 if retracted else 1), zero, last]
-    names = [*rows.schema.names, *ORDER_COLUMNS]
-    return pa.RecordBatch.from_arrays([*rows.columns, *map(pa.array, order)], names=names)

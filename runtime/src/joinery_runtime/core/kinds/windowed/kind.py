@@ -7,7 +7,7 @@ panes (T3). No I/O, no clock, no randomness: the same work gives the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar, Self, cast
@@ -16,29 +16,27 @@ import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.core.aggregates import AggregateCall
-from joinery_runtime.core.kinds.aligned import LastEnd, Windows
+from joinery_runtime.core.kinds.aligned import ByWindows, LastEnd, Windows
 from joinery_runtime.core.kinds.base import Aggregating, less_allowed_lateness
 from joinery_runtime.core.kinds.cells import Numbers, concat_selections, cut_by_hash, cut_by_window, within
-from joinery_runtime.core.kinds.replaceable import ReplaceableRows
-from joinery_runtime.core.kinds.rows import PairFailures, Selection, aggregated_columns, having_mask
+from joinery_runtime.core.kinds.folding import with_order_columns
+from joinery_runtime.core.kinds.rows import PairFailures, ReplaceableRows, Selection, aggregated_columns, having_mask
 from joinery_runtime.core.kinds.windowed.panes import Panes, pane_schema
 from joinery_runtime.core.pipeline.operators import EVENT_TIME_MAX, EVENT_TIME_MIN
-from joinery_runtime.core.pipeline.retention import Retention
 from joinery_runtime.core.pipeline.sides import Intake
-from joinery_runtime.core.pipeline.spec import Distance, StepSpec
+from joinery_runtime.core.pipeline.spec import Distance, Retention, StepSpec
 from joinery_runtime.core.pipeline.step import (
     ARRIVAL,
     CLOSING,
-    ORDER_COLUMNS,
     Horizon,
     Horizons,
     StepResult,
     StepRun,
     StepWork,
 )
-from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Watermark, clamp, passed_multiple
-from joinery_runtime.core.table.columns import EARLY, HASH, OFFSET, PARTITION, TS
-from joinery_runtime.core.table.segment import Run, SegmentMeta
+from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, clamp, passed_multiple
+from joinery_runtime.core.table.columns import EARLY, HASH, TS
+from joinery_runtime.core.table.segment import Run
 from joinery_runtime.job.kinds.aggregate.aligned import ALIGNED_WINDOWS, AlignedWindow
 from joinery_runtime.job.kinds.aggregate.model import Aggregation
 from joinery_runtime.job.kinds.base import WindowKind
@@ -46,7 +44,7 @@ from joinery_runtime.job.model.references import WINDOW_COLUMNS, WINDOW_TIME
 
 
 @dataclass(frozen=True, slots=True)
-class WindowAggregation(Aggregating):
+class WindowAggregation(ByWindows, Aggregating):
     """Aggregates the rows of one side in windows. A row of the state is a pane of a group, flagged once another row has
     replaced it. Its event time is the start of the pane.
 
@@ -126,11 +124,6 @@ class WindowAggregation(Aggregating):
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
-    def complete_from(self, step: StepSpec, side: int, horizons: Sequence[Horizon]) -> int | None:
-        """The first window of a row before this time has been emitted without the row."""
-        closed = horizons[side].current
-        return None if closed is None else self.windows.whole_from(closed)
-
     def horizons(self, step: StepSpec, times: Times, lows: OutputWatermarks) -> Mapping[str, int | None]:
         """See G2 and G8."""
         (side,) = step.sides
@@ -149,19 +142,6 @@ class WindowAggregation(Aggregating):
         of its row is the last millisecond of the window (G10)."""
         (side,) = step.sides
         return {**lows, side.time: horizons[side.part].previous}
-
-    def late_below(
-        self, step: StepSpec, side: int, watermarks: Mapping[str, Watermark], horizons: Horizons
-    ) -> int | None:
-        """See G3."""
-        closed = horizons[step.sides[side].part].current
-        return None if closed is None else self.windows.open_from(closed)
-
-    def half_closed(self, side: int, ts: np.ndarray, horizon: int) -> np.ndarray:
-        return self.windows.half_closed(ts, horizon)
-
-    def closes(self, step: StepSpec, side: int, meta: SegmentMeta, horizon: Horizon) -> bool:
-        return self.windows.close_one_of(meta.ts_min, meta.ts_max, horizon)
 
     # --- what is emitted ----------------------------------------------------------------------------------------------
 
@@ -247,27 +227,16 @@ class _WindowOutput:
         values = {
             **{name: merged.column(name) for name in self._step.sides[0].intake.keys},
             **dict(zip((call.name for call in calls), self._panes.folding.results(merged), strict=True)),
-            **{name: _in_years(time) for name, time in zip(WINDOW_COLUMNS, times, strict=True)},
+            # A window may reach further than its rows, whose times are within the years of timestamps.
+            **{
+                name: pa.array(np.clip(time, EVENT_TIME_MIN, EVENT_TIME_MAX))
+                for name, time in zip(WINDOW_COLUMNS, times, strict=True)
+            },
             WINDOW_TIME: pa.array(times[1] - 1),
         }
         passes = having_mask(self._step, values, len(numbers), self.failures)
         columns = aggregated_columns(self._step, values, passes, self.failures)
         rows = pa.record_batch(columns, schema=self._step.output_schema())
-        rows = _add_order_columns(rows, merged, times, phase) if self._ordered else rows
+        if self._ordered:
+            rows = with_order_columns(rows, merged, phase, times[0], times[1] - 1)
         return rows if passes.all() else rows.filter(pa.array(passes))
-
-
-def _in_years(times: np.ndarray) -> pa.Array:
-    """A window's times, which may reach further than its rows, within the years of timestamps."""
-    return pa.array(np.clip(times, EVENT_TIME_MIN, EVENT_TIME_MAX))
-
-
-def _add_order_columns(
-    rows: pa.RecordBatch, windows: pa.RecordBatch, times: tuple[np.ndarray, np.ndarray], phase: int
-) -> pa.RecordBatch:
-    """Adds ORDER_COLUMNS: by (start, place of the group's first record), and the last time that the window holds."""
-    zero = np.zeros(rows.num_rows, dtype=np.int64)
-    partition, offset = (windows.column(name).to_numpy() for name in (PARTITION, OFFSET))
-    order = [zero + phase, times[0], zero, partition, offset, zero + 1, zero, times[1] - 1]
-    names = [*rows.schema.names, *ORDER_COLUMNS]
-    return pa.RecordBatch.from_arrays([*rows.columns, *map(pa.array, order)], names=names)

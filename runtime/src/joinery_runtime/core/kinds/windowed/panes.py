@@ -14,7 +14,7 @@ from joinery_runtime.core.kinds.aligned import Windows
 from joinery_runtime.core.kinds.cells import Bounds
 from joinery_runtime.core.kinds.folding import Folding, in_defined_order
 from joinery_runtime.core.kinds.grouping import changes, order_by_key
-from joinery_runtime.core.kinds.replaceable import ReplaceableRows
+from joinery_runtime.core.kinds.rows import ReplaceableRows
 from joinery_runtime.core.pipeline.sides import Intake, SideSpec
 from joinery_runtime.core.table.columns import (
     EARLY,
@@ -122,20 +122,20 @@ class Panes:
         self, rows: pa.RecordBatch, times: np.ndarray, order: np.ndarray, groups: Groups, states: pa.RecordBatch
     ) -> pa.RecordBatch:
         first = order[groups.starts]
-        places = [rows.column(name).to_numpy()[order] for name in (PARTITION, OFFSET)]
-        partition, offset = _first_places(places[0], places[1], groups)
+        # The first record of a group is the one with the lowest partition, then the lowest offset.
+        partitions, offsets = (rows.column(name).to_numpy()[order] for name in (PARTITION, OFFSET))
+        partition = np.minimum.reduceat(partitions, groups.starts)
+        of_first = np.where(partitions == partition[groups.number], offsets, np.iinfo(np.int64).max)
+        offset = np.minimum.reduceat(of_first, groups.starts)
         engine = {HASH: rows.column(HASH).to_numpy()[first], TS: times[first], PARTITION: partition, OFFSET: offset}
         own = [pa.array(values) for values in (*engine.values(), np.zeros(len(first), dtype=bool))]
         if EARLY in self._schema.names:
-            own.append(pa.array(self._changed_at(rows, order, groups)))
+            changed_at = np.full(len(first), self._written_at)  # arrivals
+            if EARLY in rows.schema.names:
+                changed_at = np.maximum.reduceat(rows.column(EARLY).to_numpy()[order], groups.starts)
+            own.append(pa.array(changed_at))
         keys = [rows.column(name).take(pa.array(first)) for name in self._keys]
         return pa.record_batch([*own, *keys, *states.columns], schema=self._schema)
-
-    def _changed_at(self, rows: pa.RecordBatch, order: np.ndarray, groups: Groups) -> np.ndarray:
-        """int64[m]: the `$early` of the newest row of each group. Arrivals, which have none, are written now."""
-        if EARLY not in rows.schema.names:
-            return np.full(len(groups.starts), self._written_at)
-        return np.asarray(np.maximum.reduceat(rows.column(EARLY).to_numpy()[order], groups.starts))
 
     @contextmanager
     def _naming(
@@ -153,10 +153,3 @@ class Panes:
             raise AggregateError(
                 "An aggregate of a window has no value", facts=facts, todo=error.todo if todo is None else todo
             ) from None
-
-
-def _first_places(partition: np.ndarray, offset: np.ndarray, groups: Groups) -> tuple[np.ndarray, np.ndarray]:
-    """The least (partition, offset) of each group."""
-    first = np.minimum.reduceat(partition, groups.starts)
-    of_first = np.where(partition == first[groups.number], offset, np.iinfo(np.int64).max)
-    return first, np.minimum.reduceat(of_first, groups.starts)

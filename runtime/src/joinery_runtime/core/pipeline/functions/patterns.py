@@ -1,4 +1,4 @@
-"""Functions that find parts of texts: by regular expressions, and by paths in JSON.
+"""Functions that find parts of texts: by regular expressions, by paths in JSON, and between separators. Also LIKE.
 
 Regular expressions have the syntax of RE2: linear in the text, without look-around and back references in patterns.
 Patterns and paths are constants, and Joinery checks them when it loads the job.
@@ -7,12 +7,15 @@ Patterns and paths are constants, and Joinery checks them when it loads the job.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from joinery_runtime.core.pipeline import operators
 from joinery_runtime.core.pipeline.functions.base import (
     Family,
     computed_by_polars,
@@ -235,3 +238,101 @@ JSON.define(
         text,
     )
 )
+
+
+# --- LIKE -------------------------------------------------------------------------------------------------------------
+#
+# `%` is any text, `_` any character, and the escape character takes the meaning off the character behind it. It is a
+# backslash unless ESCAPE names another one, as in Postgres and Spark. At the end of a pattern it stands for itself.
+
+_REGULAR = {"%": ".*", "_": "."}
+
+
+def match_like(texts: Value, patterns: Value, escape: str, *, any_case: bool) -> Value:
+    """Match the texts against patterns. One pattern for all rows is matched by Arrow, which needs no regular expression
+    for those such as `a%`; `texts` may be binary then. Raises ArrowInvalid for a pattern that is too long."""
+    if isinstance(patterns, pa.Scalar):
+        if not patterns.is_valid:
+            return pa.scalar(None, pa.bool_())
+        written = "".join(
+            f"\\{character}" if literal and character in "%_\\" else character
+            for character, literal in _characters(patterns.as_py(), escape)
+        )
+        return pc.match_like(texts, written, ignore_case=any_case)
+    distinct = patterns.dictionary_encode()
+    expressions = list[str]()
+    for pattern in distinct.dictionary.to_pylist():
+        characters = _characters(pattern, escape)
+        parts = (re.escape(character) if literal else _REGULAR[character] for character, literal in characters)
+        expressions.append(f"(?s{'i' if any_case else ''})^(?:{''.join(parts)})$")
+    by_row = pa.array(expressions, pa.string()).take(distinct.indices)
+    searched = operators.text(texts)
+    if isinstance(searched, pa.Scalar):
+        searched = pa.repeat(searched, len(patterns))
+    table = pl.DataFrame({"text": searched, "pattern": by_row})
+    try:
+        return table.select(pl.col("text").str.contains(pl.col("pattern"))).to_series().to_arrow()
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:  # a pattern of 50,000 characters
+        raise pa.ArrowInvalid(str(error).strip().splitlines()[0]) from error
+
+
+def _characters(pattern: str, escape: str) -> Iterator[tuple[str, bool]]:
+    """Yield the characters of a pattern, each with whether it stands for itself."""
+    position = 0
+    while position < len(pattern):
+        is_escape = pattern[position] == escape and position + 1 < len(pattern)
+        position += is_escape
+        yield pattern[position], is_escape or pattern[position] not in _REGULAR
+        position += 1
+
+
+# --- texts that are split at a separator, of which a row needs one part -----------------------------------------------
+
+
+def split_at(text: pl.Expr, separator: pl.Expr) -> pl.Expr:
+    """Split texts (a list per row). An empty separator splits nothing."""
+    return pl.when(separator == "").then(pl.concat_list(text)).otherwise(text.str.split(separator))
+
+
+def part_at(text: Value, separator: Value, index: Value) -> pa.Array:
+    """Return the part of each text with this index, from 0 or from the end if negative; NULL if there is none."""
+    # A byte below 128 is never a part of another character.
+    if (
+        isinstance(separator, pa.Scalar)
+        and isinstance(index, pa.Scalar)
+        and separator.as_py().isascii()
+        and len(separator.as_py()) == 1
+        and index.as_py() >= 0
+        and len(text)
+    ):
+        return _cut_part(text, ord(separator.as_py()), index.as_py())
+    return computed_by_polars(
+        lambda text, separator, index: split_at(text, separator).list.get(index, null_on_oob=True),
+        text,
+        separator,
+        index,
+    )
+
+
+def _cut_part(text: pa.Array, separator: int, index: int) -> pa.Array:
+    """Cut the parts from the texts' buffer, without a list of all parts, which takes 2.7 times the CPU."""
+    _, offsets, data = text.buffers()
+    bounds = np.frombuffer(offsets, np.int32, len(text) + 1, text.offset * 4)
+    content = np.frombuffer(data or b"", np.uint8)[bounds[0] : bounds[-1]]
+    bounds = bounds - bounds[0]
+    begins, ends = bounds[:-1], bounds[1:]
+    # The last position is behind all texts, so that a part that begins after it is none.
+    positions = np.append(np.flatnonzero(content == separator), len(content))
+    first = np.searchsorted(positions, begins)
+    starts = begins if index == 0 else _positions_at(positions, first, index - 1) + 1
+    stops = np.minimum(_positions_at(positions, first, index), ends)
+    # What is between two parts is cut as a text, too: so both bounds of each part are offsets into the same bytes.
+    cuts = np.empty(2 * len(text), np.int32)
+    cuts[0::2], cuts[1::2] = np.minimum(starts, ends), stops
+    pieces = pa.StringArray.from_buffers(2 * len(text) - 1, pa.py_buffer(cuts), pa.py_buffer(content))
+    missing = (starts > ends) | text.is_null().to_numpy(zero_copy_only=False)
+    return pieces.take(pa.array(np.arange(0, 2 * len(text), 2), mask=missing))
+
+
+def _positions_at(positions: npt.NDArray[np.int64], first: npt.NDArray[np.int64], index: int) -> npt.NDArray[np.int64]:
+    return positions[np.minimum(first + min(index, len(positions)), len(positions) - 1)]

@@ -22,7 +22,7 @@ from joinery_runtime.core.pipeline.functions.base import (
     require,
     string,
 )
-from joinery_runtime.core.pipeline.functions.split import part_at, split_at
+from joinery_runtime.core.pipeline.functions.patterns import part_at, split_at
 from joinery_runtime.core.pipeline.operators import Value
 
 TEXT = Family("Text")
@@ -119,7 +119,9 @@ TEXT.define(
     example="RTRIM('a  ')",
     result="'a'",
 )(_trimmer("strip_chars_end"))
-TEXT.define(
+
+
+@TEXT.define(
     "NORMALIZE",
     string("text"),
     optional(constant(string("form"))),
@@ -127,7 +129,12 @@ TEXT.define(
     meaning="its Unicode normal form: NFC, NFD, NFKC or NFKD",
     example="LENGTH(NORMALIZE('e\u0301', NFC))",
     result="1",
-)(lambda text, form="NFC": _normal_form(text, form))
+)
+def _normal_form(text: Value, form: str = "NFC") -> Value:
+    if form.upper() not in {"NFC", "NFD", "NFKC", "NFKD"}:
+        raise pa.ArrowTypeError(f"its form must be NFC, NFD, NFKC or NFKD, found {form!r}")
+    return pc.utf8_normalize(text, form.upper())
+
 
 # --- parts ------------------------------------------------------------------------------------------------------------
 
@@ -452,9 +459,3 @@ def _character_of(number: Value) -> Value:
     valid &= (code_points < _SURROGATES[0]) | (code_points > _SURROGATES[1])
     require(pa.array(valid), "Unicode has no character of this number")
     return pa.array(code_points.astype(np.uint32).view(_CHARACTER), pa.string())
-
-
-def _normal_form(text: Value, form: str) -> Value:
-    if form.upper() not in {"NFC", "NFD", "NFKC", "NFKD"}:
-        raise pa.ArrowTypeError(f"its form must be NFC, NFD, NFKC or NFKD, found {form!r}")
-    return pc.utf8_normalize(text, form.upper())

@@ -80,13 +80,8 @@ def timestamps(ms: Any, valid: Any = True) -> pa.Array:
     return pa.array(ms, pa.int64()).cast(TIMESTAMP)
 
 
-def _month_of(ms: Any) -> Any:
-    """The month (datetime64[M])."""
-    return (ms // _DAY).astype("datetime64[D]").astype("datetime64[M]")
-
-
 def _months_since_1970(ms: Any) -> Any:
-    return _month_of(ms).astype(np.int64)
+    return (ms // _DAY).astype("datetime64[D]").astype("datetime64[M]").astype(np.int64)
 
 
 def _first_ms(months: Any) -> Any:
@@ -221,14 +216,17 @@ def _date_trunc(unit: str, time: Value, zone: str | None = None) -> Value:
     return timestamps(starts.fill_null(pl.Series(start - old)).to_numpy())
 
 
-TIMES.define(
+@TIMES.define(
     "LAST_DAY",
     _DATE,
     returns="date",
     meaning="the last day of the month",
     example="LAST_DAY(DATE '2024-02-10')",
     result="DATE '2024-02-29'",
-)(lambda date: _dates(_first_ms(_months_since_1970(_day_ms(date)) + 1) - _DAY))
+)
+def _last_day(date: pa.Array) -> Value:
+    ms = pc.fill_null(date.cast(pa.int32()), 0).to_numpy(zero_copy_only=False).astype(np.int64) * _DAY
+    return _dates(_first_ms(_months_since_1970(ms) + 1) - _DAY)
 
 
 @TIMES.define(
@@ -271,11 +269,6 @@ def _range_start(width: Any, time: Value, origin: Any, usual_ms: int) -> Value:
     return timestamps((ms - first) // step * step + first)
 
 
-def _day_ms(date: pa.Array) -> Any:
-    """The milliseconds at which days begin."""
-    return pc.fill_null(date.cast(pa.int32()), 0).to_numpy(zero_copy_only=False).astype(np.int64) * _DAY
-
-
 def _dates(ms: Any) -> pa.Array:
     return timestamps(ms).cast(pa.date32())
 
@@ -303,15 +296,10 @@ def _timestampadd(unit: str, count: Value, time: Value) -> Value:
     steps = np.where(valid, counts, 0)
     if name in _FIXED:
         return timestamps(ms + steps * _FIXED[name], valid)
-    return timestamps(_plus_months(ms, steps * _MONTHS[name]), valid)
-
-
-def _plus_months(ms: Any, months: Any) -> Any:
-    """Move times by months, to the last day of a month that has no such day."""
-    month = _months_since_1970(ms) + months
+    month = _months_since_1970(ms) + steps * _MONTHS[name]
     start, end = _first_ms(month), _first_ms(month + 1)
     day = np.minimum(start + (_day_of_month(ms) - 1) * _DAY, end - _DAY)
-    return day + ms % _DAY
+    return timestamps(day + ms % _DAY, valid)
 
 
 @TIMES.define(

@@ -1,7 +1,10 @@
-"""Compiles a `StreamJoin` of one input without joins: what it aggregates, or else each of its records, which makes a
-row by itself (rule P1). Also what such a job shares with one that joins."""
+"""Compiles what a `StreamJoin` says about single inputs: their filters, the branches of a union, and a job of one input
+without joins, which aggregates its records, or makes a row of each by itself (rule P1)."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -13,12 +16,20 @@ from joinery_runtime.core.compile.aggregates import (
     rows_of_input,
 )
 from joinery_runtime.core.kinds.projection import RecordProjection
-from joinery_runtime.core.pipeline.expression import Expression, check_predicate, column_type, parse_expression
+from joinery_runtime.core.pipeline.expression import (
+    Expression,
+    check_predicate,
+    column_type,
+    conjunction,
+    parse_expression,
+)
+from joinery_runtime.core.pipeline.operators import type_text
 from joinery_runtime.core.pipeline.sides import Intake, OutputColumn, Placement, SideSpec
 from joinery_runtime.core.pipeline.spec import InputSpec, Pipeline, StepSpec
 from joinery_runtime.core.table.columns import arrow_schema
 from joinery_runtime.errors import ExpressionError, JobError, Problem
 from joinery_runtime.job import StreamJoin
+from joinery_runtime.job.model.unions import UnionInput, UnitedInput
 
 _PROJECTED = "rows"  # the part that the side of a projection would have; no segment has it
 
@@ -103,3 +114,70 @@ def _projection(job: StreamJoin, condition: Expression | None) -> StepSpec:
     return StepSpec(
         0, (SideSpec(_PROJECTED, (side.name,), side.name, intake),), RecordProjection(), None, tuple(output)
     )
+
+
+# --- unions -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BranchRows:
+    """`condition` says which rows of the input count (None: all of them), `columns` computes those of `schema`, the
+    union's, from the input's. `event_time` is the input's column."""
+
+    event_time: str
+    condition: Expression | None
+    columns: tuple[Expression, ...]
+    schema: pa.Schema
+
+    def compute(self, rows: pa.Table) -> tuple[pa.Table, Mapping[int, str]]:
+        """Make rows of the union from rows of the input. Also return, by row, why an expression failed on it."""
+        columns, failed = list[pa.Array](), dict[int, str]()
+        for expression, field in zip(self.columns, self.schema, strict=True):
+            evaluated = expression.evaluate(lambda ref: rows[ref.column].combine_chunks(), rows.num_rows)
+            columns.append(evaluated.values.cast(field.type))
+            failed = {**evaluated.failed, **failed}
+        return pa.table(columns, schema=self.schema), failed
+
+
+def compile_branch(branch: UnitedInput, union: UnionInput) -> BranchRows:
+    """Raise ExpressionError if an expression of the branch does not fit its input."""
+    source = branch.source
+    schemas = {source.name: arrow_schema(source.columns)}
+    conditions = [parse_expression(text, source.name) for text in (source.where, branch.where) if text is not None]
+    for condition in conditions:
+        check_predicate(condition, schemas)
+    schema, columns = arrow_schema(union.columns), list[Expression]()
+    for field, (_, text) in zip(schema, branch.columns, strict=True):
+        expression = parse_expression(text, source.name)
+        kind = column_type(expression, schemas)
+        no_rows = expression.evaluate(lambda ref: pa.array([], schemas[source.name].field(ref.column).type), 0)
+        if kind != field.type and not pa.types.is_null(no_rows.values.type):
+            raise ExpressionError(
+                f"{text!r} gives {type_text(kind)}",
+                facts=f"column {field.name!r} of the union is {type_text(field.type)}",
+                todo=f"Write CAST({text} AS {type_text(field.type)})",
+            )
+        if expression.calls_declared:
+            raise ExpressionError(
+                f"{text!r} calls a function of the job",
+                facts="a branch has the functions of SQL",
+                todo="Call it behind the union",
+            )
+        columns.append(expression)
+    return BranchRows(source.event_time, conjunction(conditions), tuple(columns), schema)
+
+
+def check_unions(job: StreamJoin) -> None:
+    """Raise JobError naming each branch with an expression that does not fit its input."""
+    written, problems = [union.name for union in job.spec.unions], list[Problem]()
+    for side in (side for side in job.inputs if isinstance(side, UnionInput)):
+        for number, branch in enumerate(side.branches):
+            try:
+                compile_branch(branch, side)
+            except ExpressionError as error:
+                path = SQL_PATH
+                if side.name in written:
+                    path = f"spec.unions[{written.index(side.name)}].branches[{number}]"
+                problems.append(Problem(path, str(error)))
+    if problems:
+        raise JobError(job.name, problems)
