@@ -171,3 +171,27 @@ def test_sessions_that_are_taken_back_come_before_those_that_replace_them(
     made = Outputs.of(parse_job(SESSIONS.replace("KEY", key).replace("MORE", more), "job.yaml"))
     assert made.routing == routing
     assert made.targets[0].topic().order[:3] == ("$phase", "$partner_partition", "$order_ts")
+
+
+LEFT = """joins: [{right: r, type: left, keys: {l.id: r.id}, interval: {of: l, lower: 0s, upper: 1h}}]
+  select: [{column: l.id}, {column: l.cust}, {column: l.n}]"""
+
+
+@pytest.mark.parametrize(
+    ("outputs", "joins", "told"),
+    [
+        ([topic(0, ["id", "cust"])], LEFT, [True]),
+        ([topic(0, ["id"])], LEFT, [False]),  # without its only text, a record has no key
+        ([topic(0, ["id", "cust"])], JOINS, [False]),
+        ([topic(0, ["id", "cust"], keyOrder=True)], LEFT, [False]),
+        ([topic(0, ["id", "cust"]), topic(1, ["cust"], keyOrder=True)], LEFT, [False, False]),
+        ([topic(0, ["cust"])], LEFT, [False]),  # a warning says that nothing is in order
+        ([topic(0, ["id", "n"]), topic(1, ["id"])], LEFT.replace("left", "anti"), [True, False]),
+    ],
+)
+def test_explain_says_that_rows_without_a_join_key_have_no_order(
+    outputs: list[dict[str, Any]], joins: str, told: list[bool]
+) -> None:
+    plans = [plan.text for plan in explain(load(*outputs, joins=joins)).outputs if "Kafka topic" in plan.text]
+    words = "records of one key in order unless their join key has a NULL (rule O2)"
+    assert [words in text for text in plans] == told

@@ -9,7 +9,7 @@ from html import escape
 
 from joinery_runtime.job.join.explain import assumed_columns, step_plans
 from joinery_runtime.job.join.stream_join import StreamJoin
-from joinery_runtime.job.key_order import order_warnings, routing_columns
+from joinery_runtime.job.key_order import lacks_order_of_nulls, order_warnings, routing_columns
 from joinery_runtime.job.kinds.session.explain import aggregate_warnings, session_plan
 from joinery_runtime.job.kinds.session.resource import SessionWindow
 from joinery_runtime.job.model.duration import format_duration, format_time
@@ -247,6 +247,8 @@ def _output(job: Job, output: NamedOutput) -> str:
         delivery = _into_kafka(job)
         if output.kafka.key_order and (routing := routing_columns(job)):
             delivery += f", each row by the shard of its {listed(routing)}, so in order"
+        elif lacks_order_of_nulls(job, output):
+            delivery += ", records of one key in order unless their join key has a NULL (rule O2)"
     elif output.file:
         delivery += _rolling_text(output.file)
     elif output.console:

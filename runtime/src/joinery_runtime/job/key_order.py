@@ -37,6 +37,11 @@ def orders_keys(job: Job, output: NamedOutput) -> bool:
     return not _is_projection(job) and makes_keys_in_one_shard(job, output)
 
 
+def lacks_order_of_nulls(job: Job, output: NamedOutput) -> bool:
+    """Say whether records of one key are in order, but not those whose join key has a NULL or NaN (rule O2)."""
+    return orders_keys(job, output) and not routing_columns(job) and _spreads_nulls(job, output)
+
+
 def order_warnings(job: Job) -> Iterator[str]:
     """Warns of a topic whose records of one key come from several shards, each with a producer of its own."""
     routing = routing_columns(job)
