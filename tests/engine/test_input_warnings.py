@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from job.chains import load
+from joinery_runtime.core.pipeline.spec import InputSpec, Pipeline
 from joinery_runtime.engine.input_warnings import InputWarnings, refuse_seconds
 from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.engine.null_keys import ColumnsRead
@@ -16,6 +17,8 @@ from joinery_runtime.inspect.trace import run_trace
 from joinery_runtime.job import Job
 from joinery_runtime.state.memory import MemoryStore
 
+PIPELINE = Pipeline((InputSpec("orders", 0, 0),), ())
+
 
 def read(partition: int = 0, records: int = 10, **more: Any) -> PartitionRead:
     return PartitionRead(
@@ -24,7 +27,7 @@ def read(partition: int = 0, records: int = 10, **more: Any) -> PartitionRead:
 
 
 def test_a_column_without_a_value_is_named_once_and_by_all_partitions_together() -> None:
-    input_warnings = InputWarnings({"orders": "ts"})
+    input_warnings = InputWarnings({"orders": "ts"}, PIPELINE)
     reads = [read(0, empty=frozenset({"a", "device.id"})), read(1, empty=frozenset({"b", "device.id"}))]
     (said,) = input_warnings.learn(reads)
     assert "Input orders: no value for column device.id in any of the 20 records decoded so far" in said
@@ -37,13 +40,13 @@ def test_a_column_without_a_value_is_named_once_and_by_all_partitions_together()
 
 
 def test_a_value_in_an_earlier_epoch_counts() -> None:
-    input_warnings = InputWarnings({"orders": "ts"})
+    input_warnings = InputWarnings({"orders": "ts"}, PIPELINE)
     assert input_warnings.learn([read(empty=frozenset())]) == ()
     assert input_warnings.learn([read(empty=frozenset({"note"}))]) == ()
 
 
 def test_an_input_of_which_no_record_can_be_used_is_named_with_the_first_reason() -> None:
-    input_warnings = InputWarnings({"orders": "ts"})
+    input_warnings = InputWarnings({"orders": "ts"}, PIPELINE)
     (said,) = input_warnings.learn(
         [read(records=9, dead=9, first_dead="orders/0 offset 3: not JSON"), read(1, 1, dropped={"null_key": 1})]
     )
@@ -58,23 +61,23 @@ def test_an_input_of_which_no_record_can_be_used_is_named_with_the_first_reason(
 
 def test_deletions_of_a_stream_are_no_rows() -> None:
     gone = {"deletion": 2, "tombstone": 1}
-    (said,) = InputWarnings({"orders": "ts"}).learn([read(dead=7, dropped=gone)])
+    (said,) = InputWarnings({"orders": "ts"}, PIPELINE).learn([read(dead=7, dropped=gone)])
     assert "none of the 10 records read so far can be used: 7 dead letters and 3 deleted records" in said
-    assert InputWarnings({"orders": "ts"}).learn([read(dead=6, dropped=gone)]) == ()
-    assert InputWarnings({"orders": "ts"}).learn([read(records=3, dropped=gone)]) == ()
+    assert InputWarnings({"orders": "ts"}, PIPELINE).learn([read(dead=6, dropped=gone)]) == ()
+    assert InputWarnings({"orders": "ts"}, PIPELINE).learn([read(records=3, dropped=gone)]) == ()
 
 
 def test_many_columns_are_not_all_named() -> None:
-    (said,) = InputWarnings({"orders": "ts"}).learn([read(empty=frozenset("abcdefgh"))])
+    (said,) = InputWarnings({"orders": "ts"}, PIPELINE).learn([read(empty=frozenset("abcdefgh"))])
     assert "columns a, b, c, d, e and 3 more" in said
 
 
 def test_nothing_is_said_of_an_input_that_was_not_read() -> None:
-    assert InputWarnings({"orders": "ts"}).learn([read(records=0)]) == ()
+    assert InputWarnings({"orders": "ts"}, PIPELINE).learn([read(records=0)]) == ()
 
 
 def test_a_column_that_is_gone_in_the_middle_of_a_run_is_named_after_many_rows_and_once() -> None:
-    input_warnings = InputWarnings({"orders": "ts"})
+    input_warnings = InputWarnings({"orders": "ts"}, PIPELINE)
     assert input_warnings.learn([read(empty=frozenset())]) == ()
     for _ in range(9):
         assert (
@@ -91,7 +94,7 @@ def test_a_column_that_is_gone_in_the_middle_of_a_run_is_named_after_many_rows_a
 
 def test_a_column_that_few_records_have_is_no_cause() -> None:
     """The longest run without a value so far says how long the next one may be."""
-    input_warnings, sparse = InputWarnings({"orders": "ts"}), frozenset({"note"})
+    input_warnings, sparse = InputWarnings({"orders": "ts"}, PIPELINE), frozenset({"note"})
     input_warnings.learn([read(empty=frozenset())])
     for _ in range(5):
         assert input_warnings.learn([read(records=900, empty=sparse)]) == ()
@@ -102,7 +105,7 @@ def test_a_column_that_few_records_have_is_no_cause() -> None:
 
 
 def test_records_that_all_become_dead_letters_in_the_middle_of_a_run_are_named_once() -> None:
-    input_warnings = InputWarnings({"orders": "ts"})
+    input_warnings = InputWarnings({"orders": "ts"}, PIPELINE)
     assert input_warnings.learn([read(empty=frozenset())]) == ()
     assert input_warnings.learn([read(records=99, dead=99, first_dead="orders/0 offset 10: not JSON")]) == ()
     (said,) = input_warnings.learn([read(records=4, dead=1, dropped={"deletion": 3})])
@@ -129,7 +132,7 @@ def test_records_that_all_become_dead_letters_in_the_middle_of_a_run_are_named_o
     ],
 )
 def test_event_times_that_most_likely_count_seconds_are_named_once(first: int, last: int, warned: bool) -> None:
-    input_warnings = InputWarnings({"orders": "ts"})
+    input_warnings = InputWarnings({"orders": "ts"}, PIPELINE)
     said = input_warnings.learn([read(0, lowest=first, highest=first), read(1, lowest=last, highest=last), read(2)])
     assert bool(said) == warned
     if warned:
@@ -142,7 +145,7 @@ def test_event_times_that_most_likely_count_seconds_are_named_once(first: int, l
 
 
 def test_declared_times_of_1970_are_no_cause() -> None:
-    input_warnings = InputWarnings({})
+    input_warnings = InputWarnings({}, PIPELINE)
     assert input_warnings.learn([read(lowest=1_700_000_000, highest=1_700_003_600)]) == ()
     assert input_warnings.active == {}
 
@@ -242,3 +245,48 @@ def test_a_nested_field_that_is_named_without_path_is_warned_about() -> None:
     (warning,) = line["warnings"]
     assert "Input l: the one record read so far cannot be used: 1 null key; no value for column device.id" in warning
     assert line["dropped"] == {"l": {"null_key": 1}}
+
+
+def with_union(us: list[dict[str, Any]], select: list[dict[str, Any]] | None = None, **more: Any) -> Job:
+    """A left join whose left side `l` is the union of `eu` and `us`."""
+    side: dict[str, Any] = {"file": {"path": "unused"}, "format": "json", "eventTime": "at"}
+    columns = [{"name": "id", "type": "string"}, {"name": "at", "type": us[-1]["type"]}]
+    branch = {"input": "us", **({"select": select} if select else {})}
+    interval = {"of": "l", "lower": "0ms", "upper": "9ms"}
+    return load(
+        {"right": "r", "type": "left", "keys": {"l.id": "r.id"}, "interval": interval},
+        inputs=[{"name": name, **side, "schema": us if name == "us" else columns} for name in ("eu", "us", "r")],
+        unions=[{"name": "l", "branches": [{"input": "eu"}, branch]}],
+        **more,
+    )
+
+
+US = [{"name": "id", "type": "string"}, {"name": "at", "type": "int64"}]
+
+
+def test_seconds_of_one_branch_of_a_union_are_refused_beside_milliseconds_of_another() -> None:
+    rows = {"eu": [{"id": "a", "at": 1_700_000_000_000}], "us": [{"id": "a", "at": 1_700_000_000}]}
+    with pytest.raises(MisreadInput, match=r"Input us: the event times of column at most likely .* lowest in us:us/0"):
+        list(run_trace(with_union(US), [{"rows": rows}], MemoryStore()))
+
+
+def test_a_branch_of_a_union_of_which_no_record_can_be_used_is_named() -> None:
+    dead = {"deadLetter": {"file": {"path": "dead"}}}
+    rows = {"eu": [{"id": "a", "at": 5}], "us": [{"id": "a", "at": "noon"}, {"id": "b", "at": "noon"}]}
+    (line,) = run_trace(with_union(US, **dead), [{"rows": rows}], MemoryStore())
+    (warning,) = line["warnings"]
+    assert warning.startswith(
+        "Input us: none of the 2 records read so far can be used: 2 dead letters (the first: us/0"
+    )
+
+
+def test_a_column_that_a_branch_of_a_union_leaves_empty_on_purpose_is_no_cause() -> None:
+    at = {"name": "at", "type": "timestamp"}
+    noted = [{"column": "at"}, {"column": "note", "as": "id"}]
+    rows = {"eu": [{"id": "a", "at": 5}], "us": [{"at": 6}]}
+    typo = with_union([{"name": "note", "type": "string", "path": "nte"}, at], noted)
+    (line,) = run_trace(typo, [{"rows": rows}], MemoryStore())
+    assert [text.split(" in the one")[0] for text in line["warnings"]] == ["Input us: no value for column note"]
+    without = [{"column": "at"}, {"expression": "NULL", "as": "id"}]
+    (line,) = run_trace(with_union([at], without), [{"rows": rows}], MemoryStore())
+    assert "warnings" not in line

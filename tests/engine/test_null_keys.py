@@ -9,6 +9,7 @@ import pytest
 
 from joinery_runtime import trace
 from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.pipeline.spec import InputSpec, Pipeline
 from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.engine.null_keys import ENOUGH_RECORDS, ColumnsRead, key_parts, refuse_null_keys
 from joinery_runtime.errors import RecordError
@@ -128,11 +129,11 @@ def test_a_computed_key_counts_by_the_columns_that_it_reads() -> None:
 def test_partitions_count_together() -> None:
     """Each may be read by a task of its own."""
     reads = [ColumnsRead("l", 60, frozenset({"k"}), ("x",)) for _ in range(2)]
-    keys = {"l": (frozenset({"k"}),)}
-    refuse_null_keys(reads[:1], keys)
+    keys, pipeline = {"l": (frozenset({"k"}),)}, Pipeline((InputSpec("l", 0, 0),), ())
+    refuse_null_keys(reads[:1], keys, pipeline)
     with pytest.raises(RecordError, match="in any of the 120 records"):
-        refuse_null_keys(reads, keys)
-    refuse_null_keys([*reads, ColumnsRead("l", 1, frozenset())], keys)
+        refuse_null_keys(reads, keys, pipeline)
+    refuse_null_keys([*reads, ColumnsRead("l", 1, frozenset())], keys, pipeline)
     ranges = [
         PartitionRead(PartitionRef("l", "t", at), decoded=at, empty=frozenset(empty))
         for at, empty in ((4, "kn"), (5, "k"))
@@ -140,11 +141,11 @@ def test_partitions_count_together() -> None:
     none = PartitionRead(PartitionRef("l", "t", 6))
     assert ColumnsRead.of("l", [*ranges, none]) == ColumnsRead("l", 9, frozenset({"k"}))
     assert ColumnsRead.of("l", [none]) == ColumnsRead("l", 0, None)
-    refuse_null_keys([*reads[:1], ColumnsRead("l", 0, None)], keys)
+    refuse_null_keys([*reads[:1], ColumnsRead("l", 0, None)], keys, pipeline)
     topics = [PartitionRead(PartitionRef("l", topic, 0), decoded=60, empty=frozenset("k")) for topic in ("t", "u")]
     for tasks in ([topics], [[read] for read in topics]):
         with pytest.raises(RecordError, match="in any of the 120 records"):
-            refuse_null_keys([ColumnsRead.of("l", task) for task in tasks], keys)
+            refuse_null_keys([ColumnsRead.of("l", task) for task in tasks], keys, pipeline)
     assert ENOUGH_RECORDS == 100
 
 
@@ -165,3 +166,58 @@ def test_a_computed_key_depends_on_what_it_reads_unless_it_has_a_value_without_i
     keys = {"lower(l.k)": "COALESCE(r.k, '')"}
     parts = key_parts(compile_job(job_from(job({"keys": keys}))))
     assert parts == {"l": (frozenset({"k"}),), "r": ()}
+
+
+def union(*us: dict[str, Any], select: list[dict[str, Any]] | None = None, **joins: Any) -> dict[str, Any]:
+    """A left join whose left side `l` is the union of `eu` and `us`, which has the columns `us`."""
+    document = job(joins)
+    left, right = document["spec"]["inputs"]
+    ts = {"name": "ts", "type": "timestamp"}
+    document["spec"]["inputs"] = [{**left, "name": "eu"}, {**left, "name": "us", "schema": [*us, ts]}, right]
+    document["spec"]["unions"] = [
+        {"name": "l", "branches": [{"input": "eu"}, {"input": "us", **({"select": select} if select else {})}]}
+    ]
+    return document
+
+
+N = {"name": "n", "type": "int64"}
+CUSTOMER = [{"column": "customer", "as": "k"}, {"column": "n"}, {"column": "ts"}]
+
+
+def test_each_branch_of_a_union_has_records_of_its_own() -> None:
+    """The other branch has keys, and may have been read long ago."""
+    wrong = union({"name": "customer", "type": "string", "path": "order.key"}, N, select=CUSTOMER)
+    at_once = {"rows": {"eu": step("eu", 500, k="a")["rows"], "us": step("us", 100, **ROW)["rows"]}}
+    for steps in ([at_once], [step("eu", 500, k="a"), step("us", 100, **ROW)]):
+        with pytest.raises(RecordError) as caught:
+            trace(wrong, steps)
+        text = str(caught.value)
+        assert text.startswith(
+            "Input us: the key has no value in any of the 100 records read so far: column customer is"
+        )
+        assert "a record has order.k, order.items[0].sku" in text
+        assert text.endswith("where: customer IS NOT NULL")
+    trace(wrong, [step("us", 1, order={"key": "a"}), step("us", 500, **ROW)])
+
+
+def test_a_key_that_a_branch_leaves_empty_on_purpose_is_no_mistake() -> None:
+    anonymous = [{"expression": "NULL", "as": "k"}, {"column": "n"}, {"column": "ts"}]
+    steps = trace(union(N, select=anonymous), [step("us", 100, n=1), step("eu", 1, k="a")])
+    assert [row["l_k"] for row in steps[0]["output"]] == [None] * 100
+
+
+def test_groups_of_joined_rows_that_are_all_of_one_input_count() -> None:
+    grouped = job({"type": "inner"})
+    grouped["spec"]["inputs"][0]["schema"].append({"name": "region", "type": "string", "path": "area"})
+    aggregate = {
+        "groupBy": ["l.region"],
+        "window": {"tumbling": {"size": "10s"}},
+        "aggregates": [{"function": "count", "as": "rows"}],
+    }
+    grouped["spec"]["aggregate"] = aggregate
+    with pytest.raises(
+        RecordError, match=r"Input l: .* column region is null in all of them; a record has k, regio, ts"
+    ):
+        trace(grouped, [step("l", 100, k="a", regio="x")])
+    aggregate["groupBy"].append("r.k")  # the right row may tell groups apart
+    trace(grouped, [step("l", 100, k="a", regio="x")])

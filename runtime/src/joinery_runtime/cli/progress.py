@@ -22,6 +22,7 @@ from rich.text import Text
 from joinery_runtime.connectors.outputs import lake_table
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES, part_name
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, Watermark
+from joinery_runtime.engine.assembly import input_clocks
 from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.late_rows import closed_inputs, delays_to_name, late_inputs
 from joinery_runtime.engine.loop import Backoff, CommittedEpoch, JobListener, Outage
@@ -144,7 +145,7 @@ class JsonProgress(RunProgress):
             ],
         ).bind(job=job.name)
         self._location = location
-        self._delays = {side.name: side.watermark.delay for side in job.inputs}
+        self._clocks = input_clocks(job)
         self._ended_before: list[str] = []
         self._to_latest = inputs_to_latest(job)
         self._read = 0
@@ -159,7 +160,7 @@ class JsonProgress(RunProgress):
         self._log.warning("warning", message=message)
 
     def ended(self, by: EndedBy) -> None:
-        late_reports = list(late_inputs(self._totals, self._delays))
+        late_reports = list(late_inputs(self._totals, self._clocks))
         for late in late_reports:
             self._log.warning("late", **late.document(), message=late.words)
         for words in (*closed_inputs(self._totals), *delays_to_name(self._job, self._totals, self._disorder)):
@@ -253,7 +254,7 @@ class TableProgress(RunProgress):
         self._say(f"[bold red]warning:[/] {escape(message)}")
 
     def ended(self, by: EndedBy) -> None:
-        for late in late_inputs(self._totals, {side.name: side.watermark.delay for side in self._job.inputs}):
+        for late in late_inputs(self._totals, input_clocks(self._job)):
             self.warn(late.words)
         for words in (*closed_inputs(self._totals), *delays_to_name(self._job, self._totals, self._disorder)):
             self.warn(words)

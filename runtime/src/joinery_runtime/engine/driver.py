@@ -124,14 +124,16 @@ class Driver:
         self._fault = FaultPoint.from_environment()
         self._hot_keys = HotKeyTracker(parts.planner.limits.hot_keys)
         self._milliseconds = {
-            spec.name: intake.event_time
+            source: column
             for spec in pipeline.inputs
             if pa.types.is_int64((intake := pipeline.intake(spec.name)).schema.field(intake.event_time).type)
+            for source, column in (
+                [(branch.name, branch.event_time) for branch in spec.branches] or [(spec.name, intake.event_time)]
+            )
         }
         self._keys = key_parts(pipeline)
-        self._input_warnings = InputWarnings(self._milliseconds)
-        delays = {name: clock.delay_ms for name, clock in parts.planner.clocks.items()}
-        self._late_rows = LateCounts(delays, parts.planner.late_warnings)
+        self._input_warnings = InputWarnings(self._milliseconds, pipeline)
+        self._late_rows = LateCounts(parts.planner.clocks, parts.planner.late_warnings)
         self._closed = frozenset[str]()  # inputs whose rows fell inside capped sessions, which was said
         self.generation = 0
         self._first_generation = 0  # of this process
@@ -408,7 +410,7 @@ class Driver:
 
     def _epoch_work(self, plan: EpochPlan) -> EpochWork:
         state, pending = self.state, self._pending_plan
-        new = self._new_inputs(plan)
+        new = self._new_sources(plan)
         return EpochWork(
             generation=self.generation,
             plan=plan,
@@ -423,11 +425,21 @@ class Driver:
             new_keys={name: self._keys[name] for name in new if name in self._keys},
         )
 
-    def _new_inputs(self, plan: EpochPlan) -> list[str]:
-        """The inputs that the plan reads and of which nothing is committed. Rows of a plan that an earlier release has
-        run may be visible: such a plan is ended, whatever it holds."""
-        read = sorted({planned.partition.input for planned in plan.ranges}) if self._pending_plan.may_shrink else []
-        return [name for name in read if self.state.inputs[name].progress.newest is None]
+    def _new_sources(self, plan: EpochPlan) -> list[str]:
+        """List the inputs and the branches of unions that the plan reads and of which nothing is committed. Rows of a
+        plan that an earlier release has run may be visible: such a plan is ended, whatever it holds."""
+        if not self._pending_plan.may_shrink:
+            return []
+        source = self._pipeline.source
+        committed = {
+            source(name, partition)
+            for name, state in self.state.inputs.items()
+            for partition, highest in state.progress.highest.items()
+            if highest is not None
+        }
+        return sorted(
+            {source(ref.input, ref.topic) for ref in (planned.partition for planned in plan.ranges)} - committed
+        )
 
     def _is_deadly(self, plan: EpochPlan) -> bool:
         """Say whether one of the plan's records may have ended processes, if no row of the plan may be visible. Drivers

@@ -10,11 +10,12 @@ so that a column which few records have causes no warning.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
+from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.engine.messages import PartitionRead
-from joinery_runtime.engine.null_keys import ColumnsRead, by_input
+from joinery_runtime.engine.null_keys import ColumnsRead, by_source
 from joinery_runtime.errors import MisreadInput
 from joinery_runtime.formats.convert import SECONDS_2000, SECONDS_2100
 from joinery_runtime.job.model.wording import counted, listed
@@ -172,13 +173,13 @@ def _count_seconds(lowest: int, highest: int) -> bool:
 
 
 def refuse_seconds(reads: Iterable[ColumnsRead], columns: Mapping[str, str], *, at_least: int) -> None:
-    """Raises MisreadInput if all event times of an input, of at least so many records, most likely count seconds.
-    `reads` are those of the whole epoch. `columns` names the int64 column, which is milliseconds, of each input of
-    which no time is known."""
-    for name, of_input in by_input(reads).items():
-        lowest, partition = min((read.lowest for read in of_input if read.lowest is not None), default=(0, None))
-        highest = max((read.highest for read in of_input if read.highest is not None), default=0)
-        records = sum(read.records for read in of_input)
+    """Raises MisreadInput if all event times of a source (an input or a union's branch), of at least so many records,
+    most likely count seconds. `reads` are those of the whole epoch. `columns` names the int64 column, which is
+    milliseconds, of each source of which no time is known."""
+    for name, of_source in by_source(reads).items():
+        lowest, partition = min((read.lowest for read in of_source if read.lowest is not None), default=(0, None))
+        highest = max((read.highest for read in of_source if read.highest is not None), default=0)
+        records = sum(read.records for read in of_source)
         if name not in columns or partition is None or records < at_least or not _count_seconds(lowest, highest):
             continue
         column = columns[name]
@@ -196,23 +197,26 @@ def _day(milliseconds: int) -> str:
 
 
 class InputWarnings:
-    """The warnings of all inputs. Warns when an input first looks wrong, and again when something else does.
-    `milliseconds` names the int64 column with the event time, for inputs that have it in one."""
+    """The warnings of all inputs. Warns when an input first looks wrong, and again when something else does. Branches
+    of a union are judged apart, because each has a format and names of its own. `milliseconds` names the int64 column
+    with the event time, for inputs and branches that have it in one."""
 
-    def __init__(self, milliseconds: Mapping[str, str]) -> None:
+    def __init__(self, milliseconds: Mapping[str, str], pipeline: Pipeline) -> None:
         self._inputs: dict[str, _Input] = {}
         self._milliseconds = milliseconds
+        self._pipeline = pipeline
         self._warned: set[tuple[str, str]] = set()  # pairs of an input and what is wrong with it
 
     def learn(self, reads: Iterable[PartitionRead]) -> tuple[str, ...]:
         """Takes what a committed epoch has read, and returns the new warnings."""
-        by_input: dict[str, list[PartitionRead]] = {}
+        by_source: dict[str, list[PartitionRead]] = {}
         for read in reads:
-            by_input.setdefault(read.partition.input, []).append(read)
+            source = self._pipeline.source(read.partition.input, read.partition.topic)
+            by_source.setdefault(source, []).append(self._with_message_names(source, read))
         new = []
-        for name, of_input in by_input.items():
+        for name, of_source in by_source.items():
             history = self._inputs.setdefault(name, _Input())
-            history.add(of_input)
+            history.add(of_source)
             wrong = {(name, f"column {column}") for column in history.without_value}
             wrong |= {(name, "records")} if history.is_useless else set()
             wrong |= {(name, "event times")} if name in self._milliseconds and history.counts_seconds else set()
@@ -224,11 +228,23 @@ class InputWarnings:
             self._warned = {fault for fault in self._warned if fault[0] != name or fault[1] == "event times"} | wrong
         return tuple(new)
 
+    def _with_message_names(self, source: str, read: PartitionRead) -> PartitionRead:
+        """Name the empty columns as messages do, without those that a branch of a union leaves empty on purpose."""
+        branch = self._pipeline.branch(source)
+        if branch is None or read.empty is None:
+            return read
+        return replace(read, empty=frozenset(branch.columns[name] for name in read.empty.intersection(branch.columns)))
+
     @property
     def active(self) -> Mapping[str, str]:
-        """The warning of each input that looks wrong now. A record that shows otherwise ends it."""
-        warnings = {name: self._warning_of(name) for name in self._inputs}
-        return {name: warning for name, warning in warnings.items() if warning is not None}
+        """The warning of each input that looks wrong now, of a union those of its branches. A record that shows
+        otherwise ends it."""
+        warnings = {
+            spec.name: [self._warning_of(source) for source in spec.sources if source in self._inputs]
+            for spec in self._pipeline.inputs
+        }
+        by_input = {name: [text for text in texts if text is not None] for name, texts in warnings.items()}
+        return {name: ". ".join(texts) for name, texts in by_input.items() if texts}
 
     def _warning_of(self, name: str) -> str | None:
         return self._inputs[name].warning(name, self._milliseconds.get(name))

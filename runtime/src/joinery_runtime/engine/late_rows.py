@@ -7,14 +7,15 @@ One rule feeds the terminal, the job's page, `/status`, the metric behind the al
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from joinery_runtime.core.pipeline.watermark import InputClock
 from joinery_runtime.engine.report import Totals
 from joinery_runtime.job import Job
 from joinery_runtime.job.model.duration import format_duration
-from joinery_runtime.job.model.wording import agreeing, counted
+from joinery_runtime.job.model.wording import agreeing, counted, listed
 
 LATE_RECORDS = 10_000
 LATE_WINDOW_MS = 5 * 60_000
@@ -25,13 +26,15 @@ LATE_WINDOW_MS = 5 * 60_000
 class LateInput:
     """An input with `rows` that were dropped as late, of its newest `records` or (None) of all since the state began.
     The latest was `behind_ms` behind the watermark; with a `watermark.delay` of `delay_ms` none would have been
-    dropped. Both are None if that is not known: a release without these figures counted the rows."""
+    dropped. Both are None if that is not known: a release without these figures counted the rows. The `branches` of a
+    union have the setting."""
 
     input: str
     rows: int
     behind_ms: int | None
     delay_ms: int | None
     records: int | None = None
+    branches: tuple[str, ...] = ()
 
     @property
     def share(self) -> float:
@@ -49,7 +52,7 @@ class LateInput:
             return text
         return (
             f"{text}, up to {format_duration(self.behind_ms)} behind its watermark; watermark.delay: "
-            f"{format_duration(self.delay_ms)} of that input would have kept them all"
+            f"{format_duration(self.delay_ms)} of {_inputs_text(self.branches)} would have kept them all"
         )
 
     def document(self) -> dict[str, Any]:
@@ -57,17 +60,23 @@ class LateInput:
         return figures if self.records is None else {**figures, "records": self.records}
 
 
+def _inputs_text(branches: Sequence[str]) -> str:
+    """Name the inputs that have the setting `watermark.delay`."""
+    return f"the inputs {listed(branches)}" if branches else "that input"
+
+
 def format_percent(share: float) -> str:
     """A share for people, with two digits: 0.52 %, 8.2 %, 82 %, 100 %."""
     return f"{float(f'{100 * share:.2g}'):g} %"
 
 
-def late_inputs(totals: Totals, delays: Mapping[str, int]) -> Iterator[LateInput]:
-    """The inputs with late rows since the state began; `delays` are those of the job (ms)."""
-    for name, delay in delays.items():
+def late_inputs(totals: Totals, clocks: Mapping[str, InputClock]) -> Iterator[LateInput]:
+    """The inputs with late rows since the state began; `clocks` are those of the job."""
+    for name, clock in clocks.items():
         if rows := totals.dropped.get(name, {}).get("late", 0):
             behind = totals.behind.get(name)
-            yield LateInput(name, rows, behind, None if behind is None else delay + behind)
+            delay = None if behind is None else clock.delay_ms + behind
+            yield LateInput(name, rows, behind, delay, branches=tuple(clock.branch_delays))
 
 
 def delays_to_name(job: Job, totals: Totals, disorder: Mapping[str, int]) -> Iterator[str]:
@@ -75,11 +84,12 @@ def delays_to_name(job: Job, totals: Totals, disorder: Mapping[str, int]) -> Ite
     delay: with other epochs their rows may be."""
     for side in job.inputs:
         behind, late = disorder.get(side.name, 0), totals.dropped.get(side.name, {}).get("late", 0)
+        branches = [part.name for part in side.parts if part is not side]
         if behind and not late and side.lacks_delay and side.name in job.inputs_without_lateness:
             yield (
                 f"rows of {side.name} came up to {format_duration(behind)} out of order, and the job names no "
                 "watermark.delay for them: with other epochs they may be late. watermark.delay: "
-                f"{format_duration(behind)} of that input keeps them all"
+                f"{format_duration(behind)} of {_inputs_text(branches)} keeps them all"
             )
 
 
@@ -130,26 +140,23 @@ class _Window:
 
 
 class LateCounts:
-    """Counts late rows of all inputs. `delays` are those of the job (ms); `shares` is `watermark.lateWarning` of each
-    (None or missing: `off`)."""
+    """Counts late rows of all inputs. `clocks` are those of the job; `shares` is `watermark.lateWarning` of each (None
+    or missing: `off`)."""
 
-    def __init__(self, delays: Mapping[str, int], shares: Mapping[str, float | None]) -> None:
-        self._delays, self._shares = delays, shares
+    def __init__(self, clocks: Mapping[str, InputClock], shares: Mapping[str, float | None]) -> None:
+        self._clocks, self._shares = clocks, shares
         self._windows: dict[str, _Window] = {}
         self.active: Mapping[str, LateInput] = {}
         """By input, what is warned about now."""
-
-    @classmethod
-    def of(cls, job: Job) -> LateCounts:
-        delays = {side.name: side.watermark.delay for side in job.inputs}
-        return cls(delays, {side.name: side.watermark.late_share for side in job.inputs})
 
     def learn(
         self, at_ms: int, records: Mapping[str, int], late: Mapping[str, int], behind: Mapping[str, int]
     ) -> tuple[LateInput, ...]:
         """Takes an epoch's figures by input: `records` read, how many were `late`, and by how much the latest of them
-        (ms). Returns what the epoch has given reason to warn about. `at_ms` is of a clock that does not go back."""
-        for name, count in records.items():
+        (ms). Returns what the epoch has given reason to warn about. `at_ms` is of a clock that does not go back. Late
+        rows of a join count as records of the input, of which there may be fewer or none."""
+        for name, read in records.items():
+            count = max(read, late.get(name, 0))
             if count:
                 epoch = _Epoch(at_ms, count, late.get(name, 0), behind.get(name))
                 self._windows.setdefault(name, _Window()).add(epoch)
@@ -161,5 +168,6 @@ class LateCounts:
             share = self._shares.get(name)
             if share is not None and window.late and window.late >= share * window.records:
                 behind = window.behind_ms
-                delay = None if behind is None else self._delays[name] + behind
-                yield LateInput(name, window.late, behind, delay, window.records)
+                clock = self._clocks[name]
+                delay = None if behind is None else clock.delay_ms + behind
+                yield LateInput(name, window.late, behind, delay, window.records, tuple(clock.branch_delays))

@@ -54,10 +54,10 @@ class EpochWork:
     `incarnation` is that of the job. `replaced_partitions` are planned partitions that can no longer be read and need
     not be. `allowed` is how many bytes of undecoded records each range may yield: with more, the epoch is too large to
     continue. `merge_all` puts off no merge to later epochs, because a limit on the state counts what merges leave.
-    `milliseconds` are inputs of the plan of which no event time is known yet, with the int64 column that is taken for
-    milliseconds without a word of the user: the task rejects times that most likely count seconds. `new_keys` are the
-    keys (`null_keys`) of inputs of which nothing is committed. `careful`: processes have died of this plan, so each
-    batch is decoded in another process first."""
+    `milliseconds` are inputs of the plan, and branches of its unions, of which no event time is known yet, with the
+    int64 column that is taken for milliseconds without a word of the user: the task rejects times that most likely
+    count seconds. `new_keys` are the keys (`null_keys`) of those of which nothing is committed. `careful`: processes
+    have died of this plan, so each batch is decoded in another process first."""
 
     generation: int
     plan: EpochPlan

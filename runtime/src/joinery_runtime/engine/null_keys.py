@@ -19,18 +19,34 @@ KeyParts = tuple[frozenset[str], ...]
 
 
 def key_parts(pipeline: Pipeline) -> dict[str, KeyParts]:
-    """Return the columns on which the key of each input depends. A join's key is null if one of its columns is null; in
+    """Return the columns on which the key of each source depends: of each input, or of each branch of a union without
+    the columns that are the same for all records of the branch. A join's key is null if one of its columns is null; in
     a session's key null is a value like others, unless nothing else is there."""
+    by_input = _parts_by_input(pipeline)
+    by_source: dict[str, KeyParts] = {}
+    for spec in pipeline.inputs:
+        parts = by_input.get(spec.name, ())
+        if not spec.branches:
+            by_source[spec.name] = parts
+        for branch in spec.branches:
+            varying = {part.intersection(branch.columns) for part in parts}
+            by_source[branch.name] = tuple(sorted(filter(None, varying), key=sorted))
+    return by_source
+
+
+def _parts_by_input(pipeline: Pipeline) -> dict[str, KeyParts]:
     parts: dict[str, set[frozenset[str]]] = {}
+    inputs = {spec.name for spec in pipeline.inputs}
     for step in pipeline.steps:
         for side in step.sides:
             intake = side.intake
-            if intake.grouped and intake.chained:
-                continue  # groups of joined rows, in which null is a value; the joins' keys are checked
             by_input: dict[str, list[frozenset[str]]] = {}
             for key in intake.keys:
                 name, _, column = key.partition(".") if intake.chained else (side.time, "", key)
-                by_input.setdefault(name, []).append(_read_columns(pipeline, name, column, grouped=intake.grouped))
+                columns_read = _read_columns(pipeline, name, column, grouped=intake.grouped) if name in inputs else None
+                by_input.setdefault(name, []).append(columns_read or frozenset())
+            if intake.grouped and intake.chained and (len(by_input) > 1 or not by_input.keys() <= inputs):
+                continue  # groups of joined rows that have a value of another input, or one that a step has computed
             for name, columns in by_input.items():
                 needed = [frozenset().union(*columns)] if intake.grouped else columns
                 parts.setdefault(name, set()).update(part for part in needed if part)
@@ -57,13 +73,14 @@ def missing_part(parts: KeyParts, empty: frozenset[str] | None) -> frozenset[str
 
 @dataclass(frozen=True, slots=True)
 class ColumnsRead:
-    """What a task has read of an input of which nothing is committed: how many `records` have a row, and which columns
-    are `empty`, null in all of them (None: there are no such records). `paths` are those of the values in one of them,
-    if the key looks wrong. `lowest` is the lowest event time with its partition, `highest` the highest.
+    """What a task has read of a source (an input or a union's branch) of which nothing is committed: how many `records`
+    have a row, and which columns are `empty`, null in all of them (None: there are no such records). `paths` are those
+    of the values in one of them, if the key looks wrong. `lowest` is the lowest event time with its partition,
+    `highest` the highest.
 
     Each shard gets those of all tasks, so each judges the whole epoch, before it writes anything."""
 
-    input: str
+    source: str
     records: int
     empty: frozenset[str] | None
     paths: tuple[str, ...] = ()
@@ -72,7 +89,7 @@ class ColumnsRead:
 
     @classmethod
     def of(cls, name: str, reads: Sequence[PartitionRead]) -> ColumnsRead:
-        """Sum up the ranges that a task has read of an input."""
+        """Sum up the ranges that a task has read of a source."""
         return cls(
             name,
             sum(read.decoded for read in reads),
@@ -83,12 +100,12 @@ class ColumnsRead:
         )
 
 
-def by_input(reads: Iterable[ColumnsRead]) -> dict[str, list[ColumnsRead]]:
-    """Sort what all tasks have read by its input."""
-    inputs: dict[str, list[ColumnsRead]] = {}
+def by_source(reads: Iterable[ColumnsRead]) -> dict[str, list[ColumnsRead]]:
+    """Sort what all tasks have read by its source."""
+    sources: dict[str, list[ColumnsRead]] = {}
     for read in reads:
-        inputs.setdefault(read.input, []).append(read)
-    return dict(sorted(inputs.items()))
+        sources.setdefault(read.source, []).append(read)
+    return dict(sorted(sources.items()))
 
 
 def _empty_in_all(columns: Iterable[frozenset[str] | None]) -> frozenset[str] | None:
@@ -97,15 +114,16 @@ def _empty_in_all(columns: Iterable[frozenset[str] | None]) -> frozenset[str] | 
     return frozenset.intersection(*of_rows) if of_rows else None
 
 
-def refuse_null_keys(reads: Iterable[ColumnsRead], keys: Mapping[str, KeyParts]) -> None:
-    """Raise MisreadInput if the key of an input is null in each of at least ENOUGH_RECORDS records. `reads` are those
-    of the whole epoch, `keys` those of inputs of which nothing is committed."""
-    for name, of_input in by_input(reads).items():
-        empty = _empty_in_all(read.empty for read in of_input)
-        part, records = missing_part(keys.get(name, ()), empty), sum(read.records for read in of_input)
+def refuse_null_keys(reads: Iterable[ColumnsRead], keys: Mapping[str, KeyParts], pipeline: Pipeline) -> None:
+    """Raise MisreadInput if the key of a source is null in each of at least ENOUGH_RECORDS records. `reads` are those
+    of the whole epoch, `keys` those of sources of which nothing is committed."""
+    for name, of_source in by_source(reads).items():
+        empty = _empty_in_all(read.empty for read in of_source)
+        part, records = missing_part(keys.get(name, ()), empty), sum(read.records for read in of_source)
         if part is not None and records >= ENOUGH_RECORDS:
-            paths = min((read.paths for read in of_input if read.paths), default=())
-            raise _refusal_error(name, sorted(part), records, paths)
+            paths = min((read.paths for read in of_source if read.paths), default=())
+            columns = sorted(pipeline.message_name(name, column) for column in part)
+            raise _refusal_error(name, columns, records, paths)
 
 
 def _refusal_error(name: str, columns: Sequence[str], records: int, paths: Sequence[str]) -> MisreadInput:

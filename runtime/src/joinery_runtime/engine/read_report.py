@@ -25,8 +25,8 @@ from joinery_runtime.engine.null_keys import KeyParts, missing_part
 from joinery_runtime.formats.batch import RawBatch
 from joinery_runtime.formats.records import BadRecord, Decoded, records_of
 
-RecordPaths = Callable[[str, bytes], tuple[str, ...]]
-"""Lists the paths of the values in a record of an input."""
+RecordPaths = Callable[[bytes], tuple[str, ...]]
+"""Lists the paths of the values in a record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ class ReadCounter:
         wrong = missing_part(self._key, self._empty) is not None
         if not wrong or self._example is None or self._paths_of is None:
             return ()
-        return self._paths_of(self.planned.partition.input, self._example)
+        return self._paths_of(self._example)
 
 
 def read_summary(reports: Iterable[object], dead_letters: Receipt | None = None) -> ReadSummary:

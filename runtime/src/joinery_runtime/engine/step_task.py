@@ -136,10 +136,17 @@ class StepTask:
         return {side: count for side, count in older_rows.items() if count > 0}
 
     def _late_distances(self, arrivals: SideBatches, result: StepResult) -> dict[int, int]:
+        """Say how far the oldest row of each side with late rows is behind the watermark of its input (ms), which is
+        never behind the one that a join hands on (N3). No delay keeps joined rows of an input that has ended."""
         behind: dict[int, int] = {}
-        for side, rows in self._input_arrivals(arrivals):
-            watermark = self._work.plan.watermarks[self._step.sides[side].time]
-            if watermark is not None and result.dropped[side].get("late"):
+        for side, rows in enumerate(arrivals):
+            watermark = self._work.plan.watermarks.get(self._step.sides[side].time)
+            if (
+                rows is not None
+                and watermark is not None
+                and watermark < END_OF_TIME
+                and result.dropped[side].get("late")
+            ):
                 behind[side] = watermark - int(rows.column(TS).to_numpy().min())
         return behind
 

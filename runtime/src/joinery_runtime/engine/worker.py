@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -49,7 +49,6 @@ from joinery_runtime.engine.read_report import (
     LateRecords,
     ReadCounter,
     ReadReport,
-    RecordPaths,
     read_summary,
 )
 from joinery_runtime.engine.step_task import SideBatches, StepOutcome, StepTask
@@ -107,7 +106,7 @@ class WorkerParts:
     row_limit: RowLimit | None = None
     routing: RowRouting | None = None
     hasher: KeyHash = key_hash
-    paths_of: RecordPaths | None = None
+    paths_of: Callable[[str, bytes], tuple[str, ...]] | None = None
 
 
 class Worker:
@@ -158,8 +157,10 @@ class Worker:
         reader, decoder = self._parts.inputs.reader(name, lane), self._parts.inputs.decoder(name, lane)
         if work.careful:
             reader, decoder = read_carefully(reader), carefully(decoder)
-        key = work.new_keys.get(name, ())
-        counters = {planned.partition: ReadCounter(planned, key, self._parts.paths_of) for planned in ranges}
+        sources = {ref: self._pipeline.source(name, ref.topic) for ref in (planned.partition for planned in ranges)}
+        counters = {
+            planned.partition: self._read_counter(work, planned, sources[planned.partition]) for planned in ranges
+        }
         late = LateRows.of(self._pipeline, name, plan.watermarks, plan.horizons)
         checks = {ref: RecordChecks(plan.future_check(name), late, plan.co_partitions) for ref in counters}
         may_be_late: list[Sent] = []
@@ -181,10 +182,16 @@ class Worker:
             yield from self._cut_blocks(name, rows, plan.shards)
         yield from may_be_late
         reports = [counter.report() for counter in counters.values()]
-        if key or name in work.milliseconds:
-            columns = ColumnsRead.of(name, [report.read for report in reports])
+        for source in sorted(set(sources.values()) & {*work.new_keys, *work.milliseconds}):
+            columns = ColumnsRead.of(
+                source, [report.read for report in reports if sources[report.read.partition] == source]
+            )
             yield from ((shard, columns) for shard in range(plan.shards))
         yield from ((plan.shards, report) for report in reports)
+
+    def _read_counter(self, work: EpochWork, planned: Range, source: str) -> ReadCounter:
+        paths_of = None if self._parts.paths_of is None else partial(self._parts.paths_of, source)
+        return ReadCounter(planned, work.new_keys.get(source, ()), paths_of)
 
     def _prepare_batch(
         self, name: str, decoder: Decoder, raw: RawBatch, partition: int, counter: ReadCounter, checks: RecordChecks
@@ -302,7 +309,7 @@ class Worker:
             yield work.plan.shards, replace(summary, rows_out=rows.count, receipt=written)
 
     def _refuse_misread(self, work: EpochWork, columns: Sequence[ColumnsRead]) -> None:
-        refuse_null_keys(columns, work.new_keys)
+        refuse_null_keys(columns, work.new_keys, self._pipeline)
         # One record must not end a job that has dead letters; the driver warns of fewer.
         enough = 1 if self._parts.dead_letters is None else ENOUGH_RECORDS
         refuse_seconds(columns, work.milliseconds, at_least=enough)

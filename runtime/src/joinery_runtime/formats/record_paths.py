@@ -31,10 +31,9 @@ def record_paths(model: Input, record: bytes) -> tuple[str, ...]:
 
 
 def paths_of(inputs: Iterable[Input]) -> Callable[[str, bytes], tuple[str, ...]]:
-    """Return a function that gives the paths in a record of the input with a name."""
-    by_name = {model.name: model for model in inputs}
-    # Which branch of a union a record is of does not show.
-    return lambda name, record: record_paths(by_name[name], record) if len(by_name[name].parts) == 1 else ()
+    """Return a function that gives the paths in a record of the input, or of a union's branch, with a name."""
+    by_name = {part.name: part for model in inputs for part in model.parts}
+    return lambda name, record: record_paths(by_name[name], record)
 
 
 def _decode_record(model: Input, record: bytes) -> Any:

@@ -22,6 +22,7 @@ from joinery_runtime.connectors.files.sink import published
 from joinery_runtime.connectors.outputs import Outputs, StoreDatabase
 from joinery_runtime.connectors.sink import Receipt, short_incarnation
 from joinery_runtime.core.compile import compile_job
+from joinery_runtime.engine.assembly import input_clocks
 from joinery_runtime.engine.late_rows import LateCounts, LateInput
 from joinery_runtime.engine.plan import JUDGED_BY_CLOCK, EpochPlan
 from joinery_runtime.engine.worker import InputAccess
@@ -137,7 +138,8 @@ def verify(
         course = replayable(job, store, *((None, None) if diffs else (first, last)), edits=True)
         entries, verdict = course.entries, _empty_verdict(job, course, first, last, diffs)
         replay = Replay(job, inputs, folder / "cache", course.initial_state(store))
-        late, since, name = LateCounts.of(job), _first_since_edit(job, course), ""
+        shares = {side.name: side.watermark.late_share for side in job.inputs}
+        late, since, name = LateCounts(input_clocks(job), shares), _first_since_edit(job, course), ""
         for entry in entries:
             plan = EpochPlan.from_json(entry.plan)
             if course.jobs[plan.definition] != course.jobs[name]:

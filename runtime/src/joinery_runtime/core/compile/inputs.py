@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
+from sqlglot import exp
 
 from joinery_runtime.core.compile.aggregates import (
     SQL_PATH,
@@ -25,10 +26,10 @@ from joinery_runtime.core.pipeline.expression import (
 )
 from joinery_runtime.core.pipeline.operators import type_text
 from joinery_runtime.core.pipeline.sides import Intake, OutputColumn, Placement, SideSpec
-from joinery_runtime.core.pipeline.spec import InputSpec, Pipeline, StepSpec
+from joinery_runtime.core.pipeline.spec import BranchSpec, InputSpec, Pipeline, StepSpec
 from joinery_runtime.core.table.columns import arrow_schema
 from joinery_runtime.errors import ExpressionError, JobError, Problem
-from joinery_runtime.job import StreamJoin
+from joinery_runtime.job import Input, StreamJoin
 from joinery_runtime.job.model.unions import UnionInput, UnitedInput
 
 _PROJECTED = "rows"  # the part that the side of a projection would have; no segment has it
@@ -44,7 +45,7 @@ def compile_only_input(job: StreamJoin) -> Pipeline:
     else:
         rows = rows_of_input(job.aggregation, side, job.aggregated_types, error_of_aggregate(job))
         steps = aggregate_steps(job, job.aggregation, rows, 0, condition)
-    return Pipeline((InputSpec(side.name, 0, 0),), steps)
+    return Pipeline((input_spec(side, 0, 0),), steps)
 
 
 def computed_column(
@@ -137,6 +138,22 @@ class BranchRows:
             columns.append(evaluated.values.cast(field.type))
             failed = {**evaluated.failed, **failed}
         return pa.table(columns, schema=self.schema), failed
+
+
+def input_spec(side: Input, step: int, number: int) -> InputSpec:
+    """Return what reads an input of the job, or a union of several: `number` is the side of the step."""
+    branches = side.branches if isinstance(side, UnionInput) else ()
+    return InputSpec(side.name, step, number, tuple(map(_branch_spec, branches)))
+
+
+def _branch_spec(branch: UnitedInput) -> BranchSpec:
+    expressions = {name: parse_expression(text, branch.source.name) for name, text in branch.columns}
+    of_records = {
+        name: expression.node.name if isinstance(expression.node, exp.Column) else name
+        for name, expression in expressions.items()
+        if expression.columns
+    }
+    return BranchSpec(branch.source.name, branch.source.event_time, of_records)
 
 
 def compile_branch(branch: UnitedInput, union: UnionInput) -> BranchRows:

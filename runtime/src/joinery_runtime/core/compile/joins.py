@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from joinery_runtime.core.aggregates import condition_column
 from joinery_runtime.core.compile.aggregates import AggregatedRows, aggregate_steps, errors_at, ranking_kinds
-from joinery_runtime.core.compile.inputs import computed_column, input_filter
+from joinery_runtime.core.compile.inputs import computed_column, input_filter, input_spec
 from joinery_runtime.core.compile.matching import KeyCompiler, deciding_side, move_conditions
 from joinery_runtime.core.kinds.base import Join, find_kinds
 from joinery_runtime.core.pipeline.expression import (
@@ -23,7 +23,7 @@ from joinery_runtime.core.pipeline.expression import (
     parts_of_one_input,
 )
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, Intake, OutputColumn, Placement, SideSpec, part_name
-from joinery_runtime.core.pipeline.spec import Emits, InputSpec, Pipeline, StepSpec
+from joinery_runtime.core.pipeline.spec import Emits, Pipeline, StepSpec
 from joinery_runtime.core.table.columns import arrow_schema, arrow_type
 from joinery_runtime.job import JoinStep, Reference, StreamJoin
 from joinery_runtime.job.kinds.aggregate.model import Aggregation
@@ -143,7 +143,7 @@ class JoinCompiler:
         read = {self._job.inputs[0].name: (0, LEFT)} | {
             step.right: (n, RIGHT) for n, step in enumerate(self._job.joins)
         }
-        return Pipeline(tuple(InputSpec(side.name, *read[side.name]) for side in self._job.inputs), steps)
+        return Pipeline(tuple(input_spec(side, *read[side.name]) for side in self._job.inputs), steps)
 
     # --- steps --------------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from joinery_runtime.core.pipeline.expression import ColumnRef, Expression
 from joinery_runtime.core.pipeline.sides import FLAGS, LEFT, RIGHT, SESSIONS, Intake, OutputColumn, SideSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons, StateRun, StepRun, StepWork
-from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Watermark, earlier
+from joinery_runtime.core.pipeline.watermark import BRANCH_END, OutputWatermarks, Times, Watermark, earlier
 from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.job.kinds.aggregate.model import AGGREGATE
 
@@ -295,12 +295,34 @@ class StepSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class BranchSpec:
+    """A branch of a union, an input that is read by itself. `event_time` is its own column. `columns` are the columns
+    of the union that depend on its records, each with the name that messages give it: the branch's column, or the
+    union's if it is computed."""
+
+    name: str
+    event_time: str
+    columns: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class InputSpec:
-    """The step and side that read an input."""
+    """The step and side that read an input. A union has `branches`."""
 
     name: str
     step: int
     side: int
+    branches: tuple[BranchSpec, ...] = ()
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The names of what is read: the input, or the branches of a union."""
+        return tuple(branch.name for branch in self.branches) or (self.name,)
+
+    def branch_of(self, topic: str) -> BranchSpec | None:
+        """Return the branch that a topic or file belongs to, None if this is no union."""
+        name = topic.partition(BRANCH_END)[0]
+        return next((branch for branch in self.branches if branch.name == name), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +344,20 @@ class Pipeline:
 
     def input(self, name: str) -> InputSpec:
         return next(input_spec for input_spec in self.inputs if input_spec.name == name)
+
+    def source(self, name: str, topic: str) -> str:
+        """Return the name of what is read: the input `name`, or the branch of this union that has the topic or file."""
+        branch = self.input(name).branch_of(topic)
+        return name if branch is None else branch.name
+
+    def branch(self, source: str) -> BranchSpec | None:
+        """Return the branch of this name, None if `source` is an input that is no branch."""
+        return next((part for spec in self.inputs for part in spec.branches if part.name == source), None)
+
+    def message_name(self, source: str, column: str) -> str:
+        """Return how a message about `source` names a column of its input or union."""
+        branch = self.branch(source)
+        return column if branch is None else branch.columns.get(column, column)
 
     def intake(self, name: str) -> Intake:
         input_spec = self.input(name)
