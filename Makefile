@@ -102,7 +102,7 @@ programs: setup ## compile what a Kubernetes node consists of ahead (minutes, on
 
 .PHONY: images
 images: setup ## build the images ahead, as images/*.Dockerfile say (root; minutes, once)
-	@$(BIN)/python -m joinery_devkit.images
+	@$(BIN)/python -m joinery_devkit.images.build
 
 .PHONY: e2e
 e2e: setup ## the operator on a real Kubernetes node, and the images (root; minutes more the first time)

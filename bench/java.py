@@ -19,12 +19,6 @@ _CACHE = Path(__file__).parents[1] / ".cache"
 def java_program(program: str, jars: Path, options: Sequence[str]) -> list[str]:
     """The command line of a program, without its arguments; compiled when its source is new. All peers have the
     collector that costs least per row."""
-    classes = f"{_compile_program(program, jars)}:{class_path(jars)}"
-    return [java_command(), "-XX:+UseParallelGC", *options, "-Dlog4j2.level=WARN", "-cp", classes, program]
-
-
-def _compile_program(program: str, jars: Path) -> Path:
-    """The folder with the program's classes."""
     source = _SOURCES / f"{program}.java"
     key = hashlib.sha256(source.read_bytes() + str(jars).encode()).hexdigest()[:12]
     folder = _CACHE / f"{program}-{key}"
@@ -35,4 +29,5 @@ def _compile_program(program: str, jars: Path) -> Path:
             built = Path(work) / "classes"
             subprocess.run([compiler, "-d", str(built), "-cp", class_path(jars), str(source)], check=True)
             built.rename(folder)
-    return folder
+    classes = f"{folder}:{class_path(jars)}"
+    return [java_command(), "-XX:+UseParallelGC", *options, "-Dlog4j2.level=WARN", "-cp", classes, program]

@@ -254,17 +254,13 @@ def _joinery_peer(ground: Ground, slug: str, *, query: str) -> Peer:
 
 def _flink_candidate(ground: Ground, slug: str, *, query: str, setup: flink_peer.Setup) -> Peer:
     columns = ", ".join(f"`{name}` {_FLINK_TYPES[type(kind)]}" for name, kind in ground.schema.items())
-    statements = [
-        *(_flink_table(name, ground.bootstrap) for name in QUERIES[query].tables),
-        flink_peer.output_table(slug, ground.bootstrap, columns, setup),
-        f"INSERT INTO joined {QUERIES[query].flink}",
-    ]
+    statements = []
+    for name in QUERIES[query].tables:
+        table_columns = ", ".join(f"`{column}` {kind}" for column, kind in COLUMNS[name].items() if column != TIME)
+        statements.append(flink_peer.input_table(name, ground.bootstrap, table_columns, time=TIME, delay_seconds=4))
+    statements.append(flink_peer.output_table(slug, ground.bootstrap, columns, setup))
+    statements.append(f"INSERT INTO joined {QUERIES[query].flink}")
     return _with_query(flink_peer.peer(setup, statements, ground.folder(slug)), query)
-
-
-def _flink_table(name: str, bootstrap: str) -> str:
-    columns = ", ".join(f"`{column}` {kind}" for column, kind in COLUMNS[name].items() if column != TIME)
-    return flink_peer.input_table(name, bootstrap, columns, time=TIME, delay_seconds=4)
 
 
 def _spark_candidate(ground: Ground, slug: str, *, query: str) -> Peer:

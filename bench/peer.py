@@ -206,7 +206,11 @@ def figures(
     peer: Peer, rows: int, expected: Fingerprint, actual: Fingerprint, looks: Sequence[Look], peak: int
 ) -> Figures:
     """`looks` end with the one that saw the last row."""
-    last, warm = looks[-1], _first_warm_look(looks, expected.rows)
+    last, warm = looks[-1], None
+    first_warm = next(number for number, look in enumerate(looks) if look.visible >= WARM_FROM * expected.rows)
+    steps = len({look.visible for look in looks[first_warm:]})
+    if looks[first_warm].visible < 0.9 * expected.rows and steps > 2:  # otherwise rows came in less than two steps more
+        warm = looks[first_warm]
     problem = None
     if actual != expected:
         problem = (
@@ -234,10 +238,3 @@ def figures(
 
 def _cpu_us_per_row(until: Mapping[str, float], since: Mapping[str, float], rows: float) -> dict[str, float]:
     return {kind: 1e6 * (seconds - since.get(kind, 0.0)) / rows for kind, seconds in until.items()}
-
-
-def _first_warm_look(looks: Sequence[Look], expected: int) -> Look | None:
-    """The first look that saw WARM_FROM of the rows; None where rows came in less than two further steps."""
-    warm_look = next(number for number, look in enumerate(looks) if look.visible >= WARM_FROM * expected)
-    steps = len({look.visible for look in looks[warm_look:]})
-    return looks[warm_look] if looks[warm_look].visible < 0.9 * expected and steps > 2 else None

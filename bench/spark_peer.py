@@ -41,11 +41,8 @@ def current() -> Spark:
 
 
 def previous() -> Spark:
-    return Spark("4.2", "3", _make_environment("4.2.0"))
-
-
-def _make_environment(version: str) -> Path:
-    """The Python of an environment that has this PySpark; made once."""
+    """The release before it, in an environment that is made once."""
+    version = "4.2.0"
     folder = CACHE / f"pyspark-{version}"
     folder.parent.mkdir(exist_ok=True)
     with folder.with_suffix(".lock").open("w") as lock:
@@ -57,7 +54,7 @@ def _make_environment(version: str) -> Path:
             subprocess.run([*uv, "venv", "--quiet", "--python", sys.executable, str(partial)], check=True)
             subprocess.run([*uv, "pip", "install", "--quiet", "--python", python, f"pyspark=={version}"], check=True)
             partial.rename(folder)
-    return folder / "bin" / "python"
+    return Spark("4.2", "3", folder / "bin" / "python")
 
 
 def peer(release: Spark, kind: str, settings: dict[str, Any], folder: Path) -> Peer:

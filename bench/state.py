@@ -100,7 +100,11 @@ def _recover_state(work: Path, state: int) -> tuple[int, float]:
         peer = _peer(broker.bootstrap, work, state, state, stop=False)
         output = FileOutput(work / "rows", {})
         with running(peer) as ended:
-            _wait_until("all records were read", ended, lambda: _rows_read(peer) == 2 * state)
+            _wait_until(
+                "all records were read",
+                ended,
+                lambda: sum(map(joinery_jobs.rows_in, joinery_jobs.epochs_in(peer.log))) == 2 * state,
+            )
         before, state_rows = output.ends()[0], joinery_jobs.epochs_in(peer.log)[-1]["state_rows"]
         _send_payments(broker, state)
         started = time.monotonic()
@@ -110,10 +114,6 @@ def _recover_state(work: Path, state: int) -> tuple[int, float]:
     print(f"  {seconds:.1f} s to the first row from {state_rows:,} rows of state", file=sys.stderr, flush=True)
     shutil.rmtree(work, ignore_errors=True)
     return state_rows, seconds
-
-
-def _rows_read(peer: Peer) -> int:
-    return sum(map(joinery_jobs.rows_in, joinery_jobs.epochs_in(peer.log)))
 
 
 def _fill_state(broker: KafkaBroker, records: int, state: int) -> None:

@@ -48,15 +48,15 @@ def cpu_by_kind(title: str, figures: Sequence[Figures]) -> str:
     """Rates, and CPU per row by kind of process, warm and with the start counted."""
     first, *later_kinds = KINDS
     head = ("", "rows/s, start counted", "warm", f"CPU us/row, warm (start counted): {first}", *later_kinds)
-    return _markdown_table(title, head, [_cpu_by_kind_row(peer) for peer in figures], figures)
-
-
-def _cpu_by_kind_row(figures: Figures) -> list[str]:
-    if figures.problem:
-        return [figures.name, figures.problem, *[""] * (1 + len(KINDS))]
-    cold, warm = figures.cold_cpu_by_kind, figures.warm_cpu_by_kind or {}
-    cells = [f"{_number_text(warm.get(kind), 2)} ({_number_text(cold.get(kind), 2)})" for kind in KINDS]
-    return [figures.name, _number_text(figures.cold_rate), _number_text(figures.warm_rate), *cells]
+    rows = []
+    for peer in figures:
+        if peer.problem:
+            rows.append([peer.name, peer.problem, *[""] * (1 + len(KINDS))])
+            continue
+        cold, warm = peer.cold_cpu_by_kind, peer.warm_cpu_by_kind or {}
+        cells = [f"{_number_text(warm.get(kind), 2)} ({_number_text(cold.get(kind), 2)})" for kind in KINDS]
+        rows.append([peer.name, _number_text(peer.cold_rate), _number_text(peer.warm_rate), *cells])
+    return _markdown_table(title, head, rows, figures)
 
 
 def goals(rows: Sequence[tuple[str, float, str, str]]) -> str:
@@ -104,22 +104,18 @@ def rates_picture(sections: Mapping[str, Sequence[Figures]]) -> str:
         parts.append(_draw_text(0, top + _TITLE - 12, f"{title}, rows per second", "bold"))
         top += _TITLE
         for name, rate in rates:
-            parts += _draw_bar(name, rate or 0.0, most, top)
+            length = round((_WIDTH - _NAMES - 100) * (rate or 0.0) / most, 1)
+            colour = _OURS if name.startswith("Joinery") else _THEIRS
+            parts += [
+                _draw_text(_NAMES - 8, top + 14, name, "end"),
+                f'<rect x="{_NAMES}" y="{top}" width="{length}" height="{_BAR}" fill="{colour}"/>',
+                _draw_text(_NAMES + length + 6, top + 14, f"{rate or 0.0:,.0f}", ""),
+            ]
             top += _BAR + _GAP
     style = "<style>text{font:13px sans-serif;fill:#222}.bold{font-weight:bold}.end{text-anchor:end}</style>"
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {top}" width="{_WIDTH}" height="{top}">'
     ground = f'<rect width="{_WIDTH}" height="{top}" fill="white"/>'
     return "\n".join([head, style, ground, *parts, "</svg>", ""])
-
-
-def _draw_bar(name: str, rate: float, most: float, top: int) -> list[str]:
-    length = round((_WIDTH - _NAMES - 100) * rate / most, 1)
-    colour = _OURS if name.startswith("Joinery") else _THEIRS
-    return [
-        _draw_text(_NAMES - 8, top + 14, name, "end"),
-        f'<rect x="{_NAMES}" y="{top}" width="{length}" height="{_BAR}" fill="{colour}"/>',
-        _draw_text(_NAMES + length + 6, top + 14, f"{rate:,.0f}", ""),
-    ]
 
 
 def _draw_text(x: float, y: float, text: str, kind: str) -> str:

@@ -141,14 +141,11 @@ def _times_of(process: psutil.Process) -> ProcessTimes | None:
 def memory_bytes(without: Collection[int]) -> int:
     """Proportional memory (pages that n processes share count 1/n each) of the descendants that are not below
     `without`."""
-    return sum(map(_memory_of, descendants(without)))
-
-
-def _memory_of(process: psutil.Process) -> int:
-    try:
-        return int(process.memory_full_info().pss)
-    except psutil.Error:
-        return 0
+    total = 0
+    for process in descendants(without):
+        with suppress(psutil.Error):  # it has ended
+            total += int(process.memory_full_info().pss)
+    return total
 
 
 def descendants(without: Collection[int]) -> list[psutil.Process]:
@@ -169,18 +166,10 @@ def end_all(without: Collection[int], grace_seconds: float = 10.0) -> None:
     deadline = time.monotonic() + grace_seconds
     while left := descendants(without):
         for process in left:
-            _reap_child(process)
+            with suppress(ChildProcessError):  # a grandchild, or reaped by its owner
+                os.waitpid(process.pid, os.WNOHANG)
         if time.monotonic() > deadline:
             for process in left:
-                _kill_process(process)
+                with suppress(psutil.Error):
+                    process.send_signal(signal.SIGKILL)
         time.sleep(0.05)
-
-
-def _reap_child(process: psutil.Process) -> None:
-    with suppress(ChildProcessError):  # a grandchild, or reaped by its owner
-        os.waitpid(process.pid, os.WNOHANG)
-
-
-def _kill_process(process: psutil.Process) -> None:
-    with suppress(psutil.Error):
-        process.send_signal(signal.SIGKILL)

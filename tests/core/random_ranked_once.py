@@ -12,8 +12,8 @@ from core.random_deduplication import DeduplicatedJob, deduplicated_jobs
 from core.random_jobs import ms
 from core.random_sessions import INPUT, histories
 from core.random_windows import WINDOWS
+from joinery_devkit.oracle.composed import TwiceOracle
 from joinery_devkit.oracle.top_n import TopNOracle, TopOfRowsShape
-from joinery_devkit.oracle.twice import TwiceOracle
 from joinery_runtime.job import StreamJoin
 
 

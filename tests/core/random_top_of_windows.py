@@ -18,8 +18,8 @@ from core.random_sessions import (
 )
 from core.random_twice import twice_jobs
 from core.random_windows import WindowedJob, windowed_jobs
+from joinery_devkit.oracle.composed import TwiceOracle
 from joinery_devkit.oracle.top_n import TopNOracle, TopOfWindowsShape
-from joinery_devkit.oracle.twice import TwiceOracle
 from joinery_runtime.job import StreamJoin
 
 CALLS = [

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from core.cases import Case
 from core.random_sessions import INPUT, histories
 from core.random_windows import CHANGES, WindowedJob, windowed_jobs, windows_of
-from joinery_devkit.oracle.twice import SameWindowShape, TwiceOracle
+from joinery_devkit.oracle.composed import SameWindowShape, TwiceOracle
 from joinery_devkit.oracle.windowed import WindowOracle, WindowShape
 from joinery_runtime.job import StreamJoin
 

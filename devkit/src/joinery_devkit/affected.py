@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path, PurePath
 
@@ -82,19 +82,17 @@ def import_graph() -> grimp.ImportGraph:
     for name in tests:
         graph.add_module(name)
     for name, path in tests.items():
-        for imported_name in _imported_names((ROOT / path).read_text()):
+        imported_names: list[str] = []
+        for node in ast.walk(ast.parse((ROOT / path).read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module is not None:
+                imported_names += [f"{node.module}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Import):
+                imported_names += [alias.name for alias in node.names]
+        for imported_name in imported_names:
             module = imported_name if imported_name in graph.modules else imported_name.rpartition(".")[0]
             if module in graph.modules:
                 graph.add_import(importer=name, imported=module)
     return graph
-
-
-def _imported_names(text: str) -> Iterator[str]:
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.ImportFrom) and node.module is not None:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
 
 
 def _run_git(*arguments: str) -> str:

@@ -76,22 +76,18 @@ def draw(load: ClickLoad) -> Clicks:
     while len(visit) < load.clicks:  # the sizes fell short: gives the last visits one more click
         visit = np.concatenate([visit, np.arange(visits)[-(load.clicks - len(visit)) :]])
     begins = chance.integers(0, load.span_ms, visits)
-    ts = FIRST_CLICK_MS + begins[visit] + _since_begin(visit, chance)
+    # From the beginning of its visit to each click; clicks of a visit are neighbours.
+    waits = chance.exponential(BETWEEN_CLICKS_MS, len(visit)).astype(np.int64)
+    is_first = np.diff(visit, prepend=-1) != 0
+    waits[is_first] = 0
+    waited, starts = np.cumsum(waits), np.flatnonzero(is_first)
+    since_begin = waited - np.repeat(waited[starts], np.diff(starts, append=len(visit)))
+    ts = FIRST_CLICK_MS + begins[visit] + since_begin
     users = chance.integers(0, load.users, visits)[visit]
     # Most clicks are on few pages.
     pages = np.minimum(chance.zipf(1.3, load.clicks), PAGES)
     order = np.argsort(ts + chance.integers(0, load.disorder_ms + 1, load.clicks), kind="stable")
     return Clicks(users, pages, ts).where(order)
-
-
-def _since_begin(visit: np.ndarray, chance: np.random.Generator) -> np.ndarray:
-    """Milliseconds from the beginning of its visit to each click; clicks of a visit are neighbours."""
-    waits = chance.exponential(BETWEEN_CLICKS_MS, len(visit)).astype(np.int64)
-    first = np.diff(visit, prepend=-1) != 0
-    waits[first] = 0
-    total = np.cumsum(waits)
-    starts = np.flatnonzero(first)
-    return total - np.repeat(total[starts], np.diff(starts, append=len(visit)))
 
 
 def records(clicks: Clicks) -> list[bytes]:
@@ -138,10 +134,16 @@ def make(seed: int, clicks: int, partitions: int) -> list[GeneratedRecord]:
 
 def _make_record(chance: random.Random, user: str, page: int, ts: int, kind: Kind, partitions: int) -> GeneratedRecord:
     row = {"user_id": user, "page": f"/p{page}", "ts": ts}
-    value = encoded(row, kind, _CHANGES)
-    return GeneratedRecord(
-        TOPIC, user.encode(), value, kind, ts + _delivery_ms(chance, kind), zlib.crc32(user.encode()) % partitions
-    )
+    # From the event to the topic. Other records are at most DELAY_MS ahead of the watermark, so slow ones have
+    # LATENESS_MS.
+    if kind == "late":
+        delivery_ms = GAP_MS + LATENESS_MS + DELAY_MS + chance.randrange(600_000, 1_200_000)
+    elif kind == "slow":
+        delivery_ms = chance.randrange(DELAY_MS, LATENESS_MS)
+    else:
+        delivery_ms = min(int(chance.expovariate(1 / 800)), DELAY_MS - 1)
+    key, value = user.encode(), encoded(row, kind, _CHANGES)
+    return GeneratedRecord(TOPIC, key, value, kind, ts + delivery_ms, zlib.crc32(key) % partitions)
 
 
 _CHANGES: Changes = {
@@ -149,13 +151,3 @@ _CHANGES: Changes = {
     "null_time": {"ts": None},
     "unreadable_time": {"ts": "yesterday"},
 }
-
-
-def _delivery_ms(chance: random.Random, kind: Kind) -> int:
-    """The time from the event to the topic. Other records are at most DELAY_MS ahead of the watermark, so slow ones
-    have LATENESS_MS."""
-    if kind == "late":
-        return GAP_MS + LATENESS_MS + DELAY_MS + chance.randrange(600_000, 1_200_000)
-    if kind == "slow":
-        return chance.randrange(DELAY_MS, LATENESS_MS)
-    return min(int(chance.expovariate(1 / 800)), DELAY_MS - 1)

@@ -94,16 +94,12 @@ def _draw_order(chance: random.Random, number: int, after_ms: int) -> list[Gener
     records = [_make_record(chance, "orders", order, ts, "usual")]
     if chance.random() < 0.01:
         records.append(_make_record(chance, "orders", order, ts, "repeated"))
-    return [*records, *_draw_payments(chance, order, ts)]
-
-
-def _draw_payments(chance: random.Random, order: Mapping[str, Any], ordered_at: int) -> list[GeneratedRecord]:
     draw = chance.random()
     if draw < 0.18:
-        return []
+        return records
     parts = 2 if draw > 0.97 else 1
     kind: Kind = "outside" if draw < 0.21 else "unmatched" if draw < 0.22 else "usual"
-    return [_draw_payment(chance, order, ordered_at, part, parts, kind) for part in range(parts)]
+    return [*records, *(_draw_payment(chance, order, ts, part, parts, kind) for part in range(parts))]
 
 
 def _draw_payment(
@@ -130,8 +126,14 @@ def _make_record(chance: random.Random, topic: str, row: Mapping[str, Any], ts: 
     """The row as a record, which may be damaged or delayed."""
     if kind == "usual":
         kind = _draw_accident(chance)
-    key = str(row["order_id"]).encode()
-    return GeneratedRecord(topic, key, encoded(row, kind, _CHANGES), kind, ts + _delivery_ms(chance, kind))
+    value = encoded(row, kind, _CHANGES)
+    if kind == "late":
+        delivery_ms = INTERVAL_MS[1] + LATENESS_MS + DELAY_MS + chance.randrange(2 * _MINUTE, 15 * _MINUTE)
+    elif kind == "slow":
+        delivery_ms = chance.randrange(DELAY_MS, 4 * _MINUTE)
+    else:
+        delivery_ms = min(int(chance.expovariate(1 / 800)), DELAY_MS - 1)
+    return GeneratedRecord(topic, str(row["order_id"]).encode(), value, kind, ts + delivery_ms)
 
 
 def _draw_accident(chance: random.Random) -> Kind:
@@ -151,32 +153,20 @@ _ACCIDENTS: Sequence[tuple[Kind, float]] = (
 )
 
 
-def _delivery_ms(chance: random.Random, kind: Kind) -> int:
-    """The time from the event to the topic."""
-    if kind == "late":
-        return INTERVAL_MS[1] + LATENESS_MS + DELAY_MS + chance.randrange(2 * _MINUTE, 15 * _MINUTE)
-    if kind == "slow":
-        return chance.randrange(DELAY_MS, 4 * _MINUTE)
-    return min(int(chance.expovariate(1 / 800)), DELAY_MS - 1)
-
-
 Changes = Mapping[Kind, Mapping[str, Any]]  # columns that replace a record's own, by kind
 
 
 def encoded(row: Mapping[str, Any], kind: Kind, changes: Changes) -> bytes | None:
     """The value of the row's record; its event time is the column `ts`."""
-    text = json.dumps(_with_changes(row, kind, changes)).encode()
     if kind == "no_value":
         return None
-    return text[: len(text) * 2 // 3] if kind == "cut_off" else text
-
-
-def _with_changes(row: Mapping[str, Any], kind: Kind, changes: Changes) -> Any:
+    content: Any = {**row, **changes.get(kind, {})}
     if kind == "no_object":
-        return list(row.values())
-    if kind == "no_time":
-        return {name: value for name, value in row.items() if name != "ts"}
-    return {**row, **changes.get(kind, {})}
+        content = list(row.values())
+    elif kind == "no_time":
+        del content["ts"]
+    text = json.dumps(content).encode()
+    return text[: len(text) * 2 // 3] if kind == "cut_off" else text
 
 
 _CHANGES: Changes = {

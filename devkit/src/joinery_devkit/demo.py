@@ -86,13 +86,21 @@ def demo(console: Console, scenario: Scenario, size: Size, *, keep: bool = False
     java_command()
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="joinery-demo-")))
-        broker = _start_broker(stack, console, scenario, directory)
+        console.print("Starting a Kafka broker (the first time ever, this downloads 60 MB)")
+        kafka_jars()
+        broker = stack.enter_context(KafkaBroker(directory / "kafka"))
+        for topic, partitions in scenario.topics.items():
+            broker.create_topic(topic, partitions)
         console.print("Starting an embedded Postgres, for state, offsets and output")
         dsn = stack.enter_context(embedded_postgres(directory / "postgres"))
         records = scenario.records(size.seed, size.records)
         job_file = directory / f"{scenario.name}.yaml"
         job_file.write_text(scenario.job(broker.bootstrap, dsn, records))
-        _show_job(console, job_file)
+        console.print(f"The job, {job_file}:")
+        if console.is_terminal:
+            console.print(Syntax(job_file.read_text(), "yaml", background_color="default", padding=(0, 2)))
+        else:
+            console.print(job_file.read_text(), highlight=False, markup=False, soft_wrap=True)
         sender = Sender(broker.bootstrap, records, size.seconds)
         console.print(
             f"Sending {len(records):,} records in {size.seconds:.0f} s, "
@@ -112,24 +120,6 @@ def demo(console: Console, scenario: Scenario, size: Size, *, keep: bool = False
             with suppress(KeyboardInterrupt):
                 signal.pause()
     return verdict
-
-
-def _start_broker(stack: ExitStack, console: Console, scenario: Scenario, directory: Path) -> KafkaBroker:
-    console.print("Starting a Kafka broker (the first time ever, this downloads 60 MB)")
-    kafka_jars()
-    broker = stack.enter_context(KafkaBroker(directory / "kafka"))
-    for topic, partitions in scenario.topics.items():
-        broker.create_topic(topic, partitions)
-    return broker
-
-
-def _show_job(console: Console, job_file: Path) -> None:
-    console.print(f"The job, {job_file}:")
-    text = job_file.read_text()
-    if console.is_terminal:
-        console.print(Syntax(text, "yaml", background_color="default", padding=(0, 2)))
-    else:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,15 @@ def locked(path: Path) -> Iterator[None]:
 @functools.cache
 def java_command() -> str:
     """The path of a `java` that is new enough for Spark and Kafka."""
-    java = _find_java()
+    if home := os.environ.get("JAVA_HOME"):
+        java = str(Path(home) / "bin" / "java")
+        if not Path(java).is_file():
+            raise EnvironmentProblem("JAVA_HOME holds no Java", facts=f"{java} does not exist", todo=GET_JAVA)
+    else:
+        java = shutil.which("java") or ""
+        if not java:
+            facts = "no `java` on PATH and JAVA_HOME is not set"
+            raise EnvironmentProblem("Java is missing", facts=facts, todo=GET_JAVA)
     done = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
     version = parse_java_version(java, done.stdout + done.stderr)
     if version < MIN_JAVA:
@@ -55,19 +63,6 @@ def java_compiler() -> str:
     if not compiler.exists():
         raise EnvironmentProblem("Java has no compiler", facts=f"{compiler} does not exist", todo=GET_JAVA)
     return str(compiler)
-
-
-def _find_java() -> str:
-    home = os.environ.get("JAVA_HOME")
-    if home:
-        java = Path(home) / "bin" / "java"
-        if not java.is_file():
-            raise EnvironmentProblem("JAVA_HOME holds no Java", facts=f"{java} does not exist", todo=GET_JAVA)
-        return str(java)
-    java_on_path = shutil.which("java")
-    if java_on_path is None:
-        raise EnvironmentProblem("Java is missing", facts="no `java` on PATH and JAVA_HOME is not set", todo=GET_JAVA)
-    return java_on_path
 
 
 def parse_java_version(java: str, banner: str) -> int:

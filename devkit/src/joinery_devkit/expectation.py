@@ -8,7 +8,7 @@ later one arrived.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from sqlglot import exp
 
 from joinery_devkit.topics import Record, readable
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.job import Input, Job, OutputField, Reference, StreamJoin
+from joinery_runtime.job import Input, Job, Reference, StreamJoin
 
 Log = Sequence[Mapping[str, Any]]  # entries as `joinery state epochs` prints them
 Values = tuple[Any, ...]
@@ -59,15 +59,20 @@ class Reading:
 
 def read(records: Mapping[str, Iterable[Record]], log: Log, job: Job) -> Reading:
     """Decodes every record and assigns it to its epoch."""
-    epoch_of = _epochs_of_offsets(log)
+    epochs = {
+        (name, topic, partition, offset): entry["epoch"]
+        for entry in log
+        for name, topic, partition, start, end in entry["plan"]["ranges"]
+        for offset in range(start, end)
+    }
     rows: dict[str, list[ReadableRecord]] = {side.name: [] for side in job.inputs}
     dead: set[Place] = set()
     unusable: set[Place] = set()
     unread = 0
     for side in job.inputs:
         for record in records[side.name]:
-            epoch, columns = epoch_of(side.name, record), readable(side, record.value)
             position = (record.topic, record.partition, record.offset)
+            epoch, columns = epochs.get((side.name, *position)), readable(side, record.value)
             unread += epoch is None
             if columns is None:
                 unusable.add(position)
@@ -78,16 +83,6 @@ def read(records: Mapping[str, Iterable[Record]], log: Log, job: Job) -> Reading
                     ReadableRecord(epoch, record.topic, record.partition, columns[side.event_time], columns)
                 )
     return Reading(rows, frozenset(dead), frozenset(unusable), unread)
-
-
-def _epochs_of_offsets(log: Log) -> Callable[[str, Record], int | None]:
-    epochs = {
-        (name, topic, partition, offset): entry["epoch"]
-        for entry in log
-        for name, topic, partition, start, end in entry["plan"]["ranges"]
-        for offset in range(start, end)
-    }
-    return lambda name, record: epochs.get((name, record.topic, record.partition, record.offset))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +125,13 @@ class _Join:
                 f"job {job.name} cannot be judged in SQL", facts="it is not one inner interval join with keys"
             )
         self.interval, self.keys = interval, job.keys_of(self.step)
-        self.columns = [_source_column(column) for column in job.output_columns]
+        self.columns: list[Reference] = []
+        for column in job.output_columns:
+            if column.source is None:
+                raise JoineryError(
+                    f"output column {column.name} cannot be judged in SQL", facts="it is no column of an input"
+                )
+            self.columns.append(column.source)
 
     @property
     def left(self) -> Input:
@@ -141,15 +142,16 @@ class _Join:
         return self.inputs[1]
 
 
-def _source_column(column: OutputField) -> Reference:
-    if column.source is None:
-        raise JoineryError(f"output column {column.name} cannot be judged in SQL", facts="it is no column of an input")
-    return column.source
-
-
 def _load_tables(db: duckdb.DuckDBPyConnection, reading: Reading, log: Log, join: _Join) -> None:
     for side in join.inputs:
-        _register_table(db, f"read {side.name}", _input_table(side, reading.rows[side.name]))
+        rows = reading.rows[side.name]
+        columns = {
+            name: pa.array([row.columns[name] for row in rows], _COLUMN_TYPES[kind.name])
+            for name, kind in side.types.items()
+        }
+        columns["$epoch"] = pa.array([row.epoch for row in rows], pa.int64())
+        columns["$ts"] = pa.array([row.ts for row in rows], pa.int64())
+        _register_table(db, f"read {side.name}", pa.table(columns))
     watermarks = [entry["plan"]["watermarks"] for entry in log]
     plans = {
         "$epoch": pa.array([entry["epoch"] for entry in log], pa.int64()),
@@ -163,18 +165,6 @@ def _register_table(db: duckdb.DuckDBPyConnection, name: str, table: pa.Table) -
     db.register("arriving", table)
     db.execute(f"CREATE TABLE {_quote_name(name)} AS SELECT * FROM arriving")
     db.unregister("arriving")
-
-
-def _input_table(side: Input, rows: Sequence[ReadableRecord]) -> pa.Table:
-    columns = {
-        name: pa.array([row.columns[name] for row in rows], _COLUMN_TYPES[kind.name])
-        for name, kind in side.types.items()
-    }
-    engine = {
-        "$epoch": pa.array([row.epoch for row in rows], pa.int64()),
-        "$ts": pa.array([row.ts for row in rows], pa.int64()),
-    }
-    return pa.table({**columns, **engine})
 
 
 def _judged_sql(join: _Join, side: Input) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 
 from joinery_runtime.core.pipeline.functions import FAMILIES
-from joinery_runtime.core.pipeline.functions.base import Function
 
 _INTRODUCTION = """# Functions
 
@@ -33,24 +32,19 @@ def page() -> str:
     """Write docs/functions.md."""
     sections = [_INTRODUCTION]
     for family in FAMILIES:
-        rows = "\n".join(_function_row(function) for function in family.functions)
-        sections.append(
-            f"## {family.title}\n\n| function | type | result | example | value |\n|---|---|---|---|---|\n{rows}\n"
-        )
+        lines = [f"## {family.title}\n", "| function | type | result | example | value |", "|---|---|---|---|---|"]
+        for function in family.functions:
+            synonyms = f" ({', '.join(f'`{name}`' for name in function.synonyms)})" if function.synonyms else ""
+            cells = (
+                f"`{function.signature}`{synonyms}",
+                function.returns,
+                function.meaning + (f". NULLs: {function.nulls}" if function.nulls else ""),
+                f"`{function.example}`",
+                f"`{function.result}`",
+            )
+            lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+        sections += [*lines, ""]
     return "\n".join(sections).rstrip()
-
-
-def _function_row(function: Function) -> str:
-    synonyms = f" ({', '.join(f'`{name}`' for name in function.synonyms)})" if function.synonyms else ""
-    nulls = f". NULLs: {function.nulls}" if function.nulls else ""
-    cells = (
-        f"`{function.signature}`{synonyms}",
-        function.returns,
-        function.meaning + nulls,
-        f"`{function.example}`",
-        f"`{function.result}`",
-    )
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def signatures() -> str:

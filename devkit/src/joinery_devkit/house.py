@@ -168,18 +168,14 @@ def _parse_file(file: Path) -> ast.Module:
 def bound_names(source: Path) -> Iterator[BoundName]:
     """Yields the names of all variables, parameters, fields and functions, in the order of files and lines."""
     for file in python_files(source):
-        names = [
-            BoundName(file, line, name) for node in ast.walk(_parse_file(file)) for line, name in _bound_name(node)
-        ]
+        names = []
+        for node in ast.walk(_parse_file(file)):
+            match node:
+                case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.Attribute(attr=name, ctx=ast.Store()):
+                    names.append(BoundName(file, node.lineno, name))
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if name != CONSTRUCTOR:
+                    names.append(BoundName(file, node.lineno, name))
         yield from sorted(names, key=lambda name: name.line)
-
-
-def _bound_name(node: ast.AST) -> Iterator[tuple[int, str]]:
-    match node:
-        case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.Attribute(attr=name, ctx=ast.Store()):
-            yield node.lineno, name
-        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if name != CONSTRUCTOR:
-            yield node.lineno, name
 
 
 def functions_of(file: Path) -> list[BoundName]:
@@ -245,27 +241,22 @@ def _prose_of(file: Path) -> Iterator[tuple[int, str]]:
     users type keeps its name."""
     content = file.read_text()
     if file.suffix != ".py":
-        yield 1, _without_code(_without_glossary(content))
+        # The section `Words` becomes empty lines: the glossary has to name what it retires.
+        section = re.compile(r"^## Words\n.*?(?=^## |\Z)", re.M | re.S)
+        yield 1, _without_code(section.sub(lambda match: "\n" * match[0].count("\n"), content))
         return
     for token in tokenize.generate_tokens(io.StringIO(content).readline):
         if token.type in {tokenize.STRING, tokenize.COMMENT} or token.type == getattr(tokenize, "FSTRING_MIDDLE", -1):
             if token.string.strip("\"'").isidentifier():
                 continue  # a field or a value of one, which lasts
-            yield token.start[0], _without_code(_without_expressions(token.string))
+            text = token.string
+            if re.match(r"[rR]?[fF]", text):  # an f-string, without what it computes
+                text = re.sub(r"{[^{}]*}", "{}", text)
+            yield token.start[0], _without_code(text)
 
 
 def _without_code(text: str) -> str:
     return re.sub(r"(?<!`)`[^`\n]+`(?!`)", "``", text)
-
-
-def _without_glossary(page: str) -> str:
-    """The page with its section `Words` as empty lines. The glossary has to name what it retires."""
-    return re.sub(r"^## Words\n.*?(?=^## |\Z)", lambda section: "\n" * section[0].count("\n"), page, flags=re.M | re.S)
-
-
-def _without_expressions(text: str) -> str:
-    """The text of an f-string without what it computes."""
-    return re.sub(r"{[^{}]*}", "{}", text) if re.match(r"[rR]?[fF]", text) else text
 
 
 def over_budget(figures: Mapping[str, Figures], words: Mapping[str, int]) -> Iterator[str]:

@@ -30,7 +30,14 @@ def fetch_jars(name: str, coordinates: Sequence[str], *, transitive: bool = True
         return folder
     with locked(folder.with_name(f"{name}.lock")):
         if not folder.is_dir():
-            _download_jars(folder, coordinates, transitive)
+            # The rename comes last, so a folder with its final name is complete.
+            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.partial-") as work:
+                jars = Path(work) / "jars"
+                resolve = _with_maven if shutil.which("mvn") else _with_ivy
+                resolve(Path(work), jars, coordinates, transitive)
+                if not list(jars.glob("*.jar")):
+                    raise _download_problem(coordinates, "the resolver ended without an error and left no jar")
+                jars.rename(folder)
     return folder
 
 
@@ -39,33 +46,17 @@ def class_path(folder: Path) -> str:
     return f"{folder}/*"
 
 
-def _download_jars(folder: Path, coordinates: Sequence[str], transitive: bool) -> None:
-    # The rename comes last, so a folder with its final name is complete.
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.partial-") as work:
-        jars = Path(work) / "jars"
-        resolve = _with_maven if shutil.which("mvn") else _with_ivy
-        resolve(Path(work), jars, coordinates, transitive)
-        if not list(jars.glob("*.jar")):
-            raise _download_problem(coordinates, "the resolver ended without an error and left no jar")
-        jars.rename(folder)
-
-
 def _with_maven(work: Path, jars: Path, coordinates: Sequence[str], transitive: bool) -> None:
     pom = work / "pom.xml"
     exclusions = "" if transitive else _EXCLUDE_ALL
-    pom.write_text(
-        _POM.format(dependencies="".join(_pom_dependency(coordinate, exclusions) for coordinate in coordinates))
-    )
-    _run(
-        ["mvn", "-B", "-q", "-Dstyle.color=never", "-f", str(pom), _COPY_GOAL, f"-DoutputDirectory={jars}"], coordinates
-    )
-
-
-def _pom_dependency(coordinate: str, exclusions: str) -> str:
-    group, artifact, version = coordinate.split(":")
-    return (
+    dependencies = "".join(
         f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
         f"<version>{version}</version>{exclusions}</dependency>"
+        for group, artifact, version in (coordinate.split(":") for coordinate in coordinates)
+    )
+    pom.write_text(_POM.format(dependencies=dependencies))
+    _run(
+        ["mvn", "-B", "-q", "-Dstyle.color=never", "-f", str(pom), _COPY_GOAL, f"-DoutputDirectory={jars}"], coordinates
     )
 
 
@@ -80,33 +71,28 @@ _POM = """<project>
 
 def _with_ivy(work: Path, jars: Path, coordinates: Sequence[str], transitive: bool) -> None:
     module = work / "ivy.xml"
-    module.write_text(_ivy_module(coordinates, transitive))
-    pattern = f"{jars}/[artifact]-[revision](-[classifier]).[ext]"
-    ivy = [java_command(), "-cp", str(_ivy_jar(coordinates)), "org.apache.ivy.Main", "-warn"]
-    where = ["-cache", str(work / "ivy-cache"), "-ivy", str(module), "-retrieve", pattern, "-types", "jar", "bundle"]
-    _run([*ivy, *where], coordinates)
-
-
-def _ivy_module(coordinates: Sequence[str], transitive: bool) -> str:
     reach = "compile(*),runtime(*),master(*)" if transitive else "master(*)"
     dependencies = "".join(
         f'<dependency org="{group}" name="{artifact}" rev="{version}" conf="default->{reach}"/>'
         for group, artifact, version in (coordinate.split(":") for coordinate in coordinates)
     )
-    return f"""<ivy-module version="2.0">
+    module.write_text(_IVY_MODULE.format(dependencies=dependencies))
+    spark = importlib.util.find_spec("pyspark")
+    ivy_jars = sorted((Path(spark.origin).parent / "jars").glob("ivy-*.jar")) if spark and spark.origin else []
+    if not ivy_jars:
+        raise _download_problem(coordinates, "neither Maven (`mvn`) nor PySpark, whose Ivy could do it, is installed")
+    pattern = f"{jars}/[artifact]-[revision](-[classifier]).[ext]"
+    ivy = [java_command(), "-cp", str(ivy_jars[0]), "org.apache.ivy.Main", "-warn"]
+    where = ["-cache", str(work / "ivy-cache"), "-ivy", str(module), "-retrieve", pattern, "-types", "jar", "bundle"]
+    _run([*ivy, *where], coordinates)
+
+
+_IVY_MODULE = """<ivy-module version="2.0">
   <info organisation="dev.joinery" module="jars"/>
   <configurations><conf name="default"/></configurations>
   <dependencies>{dependencies}</dependencies>
 </ivy-module>
 """
-
-
-def _ivy_jar(coordinates: Sequence[str]) -> Path:
-    spark = importlib.util.find_spec("pyspark")
-    ivy_jars = sorted((Path(spark.origin).parent / "jars").glob("ivy-*.jar")) if spark and spark.origin else []
-    if not ivy_jars:
-        raise _download_problem(coordinates, "neither Maven (`mvn`) nor PySpark, whose Ivy could do it, is installed")
-    return ivy_jars[0]
 
 
 def _run(command: Sequence[str], coordinates: Sequence[str]) -> None:

@@ -99,14 +99,12 @@ class KafkaAdmin:
         return [_list_topics(AdminClient({"bootstrap.servers": address, **_IMPATIENT})) for address in addresses]
 
     def _led_everywhere(self, name: str, partitions: int) -> bool:
-        return all(
-            name in topics
-            and sum(partition.leader >= 0 for partition in topics[name].partitions.values()) == partitions
-            for topics in self._topics_everywhere()
-        ) and self._is_served(name, partitions)
-
-    def _is_served(self, name: str, partitions: int) -> bool:
-        """A broker names itself as a leader some time before it answers as one."""
+        for topics in self._topics_everywhere():
+            if name not in topics:
+                return False
+            if sum(partition.leader >= 0 for partition in topics[name].partitions.values()) != partitions:
+                return False
+        # A broker names itself as a leader some time before it answers as one.
         offset_specs = {TopicPartition(name, number): OffsetSpec.latest() for number in range(partitions)}
         return all(
             answer.exception(_ADMIN_SECONDS) is None for answer in self._admin.list_offsets(offset_specs).values()
@@ -191,19 +189,15 @@ def _parse_rows(text: str) -> Iterator[GroupRow]:
         if "PARTITION" in fields:
             names = fields
         elif names and len(fields) == len(names):
-            yield _parse_row(dict(zip(names, fields, strict=True)))
-
-
-def _parse_row(fields: Mapping[str, str]) -> GroupRow:
-    member = fields["CONSUMER-ID"]
-    return GroupRow(
-        fields["TOPIC"],
-        int(fields["PARTITION"]),
-        _parse_number(fields["CURRENT-OFFSET"]),
-        _parse_number(fields["LOG-END-OFFSET"]),
-        _parse_number(fields["LAG"]),
-        None if member == _ABSENT else member,
-    )
+            row = dict(zip(names, fields, strict=True))
+            yield GroupRow(
+                row["TOPIC"],
+                int(row["PARTITION"]),
+                _parse_number(row["CURRENT-OFFSET"]),
+                _parse_number(row["LOG-END-OFFSET"]),
+                _parse_number(row["LAG"]),
+                None if row["CONSUMER-ID"] == _ABSENT else row["CONSUMER-ID"],
+            )
 
 
 def _parse_number(text: str) -> int | None:

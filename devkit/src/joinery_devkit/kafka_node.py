@@ -141,7 +141,12 @@ class KafkaNode:
         text = {**_SETTINGS, **self._quorum.settings(), **self._node_settings(), **self._properties}
         settings.write_text("".join(f"{key}={value}\n" for key, value in text.items()))
         if not (self.directory / "data" / "meta.properties").exists():
-            self._format_storage(settings)
+            tool = ["kafka.tools.StorageTool", "format", "--cluster-id", _CLUSTER_ID]
+            command = kafka_java(*tool, "--config", str(settings))
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                facts = "\n".join(without_frames(done.stdout + done.stderr))
+                raise self.problem("The Kafka broker cannot format its directory", facts)
         return settings
 
     def _node_settings(self) -> dict[str, str]:
@@ -157,11 +162,3 @@ class KafkaNode:
             "log.dirs": str(self.directory / "data"),
         }
         return own | {key: value for listener in self.listeners for key, value in listener.settings.items()}
-
-    def _format_storage(self, settings: Path) -> None:
-        tool = ["kafka.tools.StorageTool", "format", "--cluster-id", _CLUSTER_ID]
-        command = kafka_java(*tool, "--config", str(settings))
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            facts = "\n".join(without_frames(done.stdout + done.stderr))
-            raise self.problem("The Kafka broker cannot format its directory", facts)

@@ -121,16 +121,12 @@ def _jks_entry(data: bytes, password: str) -> tuple[bytes, bytes]:
     certificate = reader.take(4)
     # EncryptedPrivateKeyInfo ends in one octet string: salt, masked key, checksum.
     masked = protected[protected.index(b"\x04\x82", 20) + 4 :]
-    salt, body = masked[:20], masked[20:-20]
-    return _unmask_key(body, salt, password.encode("utf-16-be")), certificate
-
-
-def _unmask_key(body: bytes, salt: bytes, password: bytes) -> bytes:
-    mask, digest = b"", salt
+    digest, body = masked[:20], masked[20:-20]
+    mask = b""
     while len(mask) < len(body):
-        digest = hashlib.sha1(password + digest).digest()
+        digest = hashlib.sha1(password.encode("utf-16-be") + digest).digest()
         mask += digest
-    return bytes(a ^ b for a, b in zip(body, mask, strict=False))
+    return bytes(a ^ b for a, b in zip(body, mask, strict=False)), certificate
 
 
 class _Fields:

@@ -10,7 +10,6 @@ import ast
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeGuard
 
 from joinery_runtime.job.join import steps
 
@@ -96,18 +95,13 @@ def _find_names(tree: ast.AST, names: frozenset[str]) -> Iterator[tuple[int, str
             yield from ((node.lineno, f"names {alias.name}") for alias in node.names if alias.name in names)
         elif isinstance(node, ast.Attribute) and _last_name(node.value) not in OTHERS and node.attr in names | FIELDS:
             yield node.lineno, f"names {node.attr}" if node.attr in names else f"asks a step for its {node.attr}"
-        elif isinstance(node, ast.Subscript | ast.Call):
-            yield from ((node.lineno, f"asks a step for its {key}") for key in _keys_of(node) if key in YAML_FIELDS)
-
-
-def _keys_of(node: ast.AST) -> list[object]:
-    """The key in `step["asOf"]` and `step.get("asOf")`."""
-    match node:
-        case ast.Subscript(slice=ast.Constant(value)):
-            return [value]
-        case ast.Call(func=ast.Attribute(attr="get"), args=[ast.Constant(value), *_]):
-            return [value]
-    return []
+        else:
+            match node:
+                case (
+                    ast.Subscript(slice=ast.Constant(key))  # step["asOf"]
+                    | ast.Call(func=ast.Attribute(attr="get"), args=[ast.Constant(key), *_])  # step.get("asOf")
+                ) if key in YAML_FIELDS:
+                    yield node.lineno, f"asks a step for its {key}"
 
 
 def _told_apart(tree: ast.AST, names: frozenset[str]) -> Iterator[tuple[int, str]]:
@@ -120,15 +114,14 @@ def _told_apart(tree: ast.AST, names: frozenset[str]) -> Iterator[tuple[int, str
                 compared = {_last_name(cls)}
             case ast.Compare(left=first, comparators=others):
                 compared = {
-                    str(operand.value) for side in (first, *others) for operand in ast.walk(side) if _is_text(operand)
+                    operand.value
+                    for side in (first, *others)
+                    for operand in ast.walk(side)
+                    if isinstance(operand, ast.Constant) and isinstance(operand.value, str)
                 }
             case _:
                 continue
         yield from ((node.lineno, f"tells {name} apart") for name in sorted(compared & names))
-
-
-def _is_text(node: ast.AST) -> TypeGuard[ast.Constant]:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def _last_name(node: ast.expr) -> str:

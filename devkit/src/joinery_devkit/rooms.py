@@ -82,20 +82,16 @@ def _picture_lines() -> Iterator[str]:
         yield f'<rect class="box" x="10" y="{y}" width="{_WIDTH - 20}" height="{_BOX}" rx="5"/>'
         yield f'<text x="22" y="{y + 23}" class="b">{room.name}</text>'
         yield f'<text x="115" y="{y + 23}" class="dim">{PURPOSES[room.name]}</text>'
-        yield from _draw_packages(room, y)
+        right = _WIDTH - 18
+        for package in reversed(room.packages):
+            width = 12 + 7 * len(package)
+            right -= width
+            yield f'<rect class="inner" x="{right}" y="{y + 7}" width="{width}" height="22" rx="4"/>'
+            yield f'<text x="{right + width / 2}" y="{y + 22}" text-anchor="middle">{package}</text>'
+            right -= 6
         if room is not floors[-1]:
             yield f'<path class="arrow" d="M 60 {y + _BOX} V {y + _ROW - 2}" marker-end="url(#a)"/>'
     yield "</svg>"
-
-
-def _draw_packages(room: Room, y: int) -> Iterator[str]:
-    right = _WIDTH - 18
-    for package in reversed(room.packages):
-        width = 12 + 7 * len(package)
-        right -= width
-        yield f'<rect class="inner" x="{right}" y="{y + 7}" width="{width}" height="22" rx="4"/>'
-        yield f'<text x="{right + width / 2}" y="{y + 22}" text-anchor="middle">{package}</text>'
-        right -= 6
 
 
 if __name__ == "__main__":

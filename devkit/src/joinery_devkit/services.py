@@ -60,15 +60,12 @@ class SharedServices:
     def _answer_request(self, connection: Connection, name: str) -> None:
         with connection:
             try:
-                connection.send((self._address_of_service(name), None))
+                with self._starting[name]:
+                    if name not in self._addresses:
+                        self._addresses[name] = self._running.enter_context(self._starters[name]())
+                connection.send((self._addresses[name], None))
             except Exception as error:  # goes to the test that asked
                 connection.send(("", f"{type(error).__name__}: {error}"))
-
-    def _address_of_service(self, name: str) -> str:
-        with self._starting[name]:
-            if name not in self._addresses:
-                self._addresses[name] = self._running.enter_context(self._starters[name]())
-            return self._addresses[name]
 
 
 def address_of(name: str) -> str:

@@ -34,14 +34,6 @@ def _site_path(path: str) -> str:
     return f"files/{path}/index.md" if source.is_dir() else f"files/{path}{'.txt' if source.suffix == '.md' else ''}"
 
 
-def _folder_page(path: str) -> str:
-    file = ROOT / path
-    if not file.is_dir():
-        return file.read_text()
-    listing = subprocess.run(["git", "ls-files", "--", path], cwd=ROOT, check=True, capture_output=True, text=True)
-    return f"# {path}\n\n" + "".join(f"- {name}\n" for name in listing.stdout.splitlines())
-
-
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Append the decisions to the navigation: their index, then each by number."""
     assert config.nav is not None
@@ -61,7 +53,13 @@ def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
         if (path := _path_outside_docs(page.src_uri, link)) is not None
     }
     for path in sorted(outside):
-        files.append(File.generated(config, _site_path(path), content=_folder_page(path)))
+        if (ROOT / path).is_dir():
+            command = ["git", "ls-files", "--", path]
+            names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
+            content = f"# {path}\n\n" + "".join(f"- {name}\n" for name in names)
+        else:
+            content = (ROOT / path).read_text()
+        files.append(File.generated(config, _site_path(path), content=content))
     return files
 
 

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -92,7 +93,12 @@ class StandaloneCluster:
         return [child.pid for executor in self._executor_processes() for child in _living_descendants(executor.pid)]
 
     def _executor_processes(self) -> list[psutil.Process]:
-        return [child for pid in self.worker_pids() for child in _living_children(pid)]
+        executors: list[psutil.Process] = []
+        for pid in self.worker_pids():
+            with suppress(psutil.NoSuchProcess):
+                children = psutil.Process(pid).children()
+                executors += [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+        return executors
 
     def _start(self) -> None:
         self._write_settings()
@@ -166,16 +172,12 @@ class StandaloneCluster:
         for daemon in [*self._workers, *([self._master] if self._master else [])]:
             daemon.stop()
         for process in orphans:
-            _end(process)
+            # psutil does not signal a pid that belongs to another process by now.
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+                process.wait(10)
         self._workers, self._master = [], None
         shutil.rmtree(self.directory, ignore_errors=True)
-
-
-def _living_children(pid: int) -> list[psutil.Process]:
-    try:
-        return [child for child in psutil.Process(pid).children() if child.status() != psutil.STATUS_ZOMBIE]
-    except psutil.NoSuchProcess:
-        return []
 
 
 def _living_descendants(pid: int) -> list[psutil.Process]:
@@ -183,12 +185,3 @@ def _living_descendants(pid: int) -> list[psutil.Process]:
         return list(psutil.Process(pid).children(recursive=True))
     except psutil.NoSuchProcess:
         return []
-
-
-def _end(process: psutil.Process) -> None:
-    # psutil does not signal a pid that belongs to another process by now.
-    try:
-        process.kill()
-        process.wait(10)
-    except psutil.NoSuchProcess:
-        return

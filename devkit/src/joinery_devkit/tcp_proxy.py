@@ -93,22 +93,22 @@ class TcpProxy:
         door.settimeout(_POLL_SECONDS)
         with door:
             while self._listening.is_set():
-                with contextlib.suppress(TimeoutError):
-                    self._connect_client(door.accept()[0])
-
-    def _connect_client(self, client: socket.socket) -> None:
-        client.settimeout(None)
-        try:
-            server = self._reach_server()
-        except OSError:
-            client.close()
-            return
-        with self._lock:
-            self._open |= {client, server}
-            if self._blocked(_peer_port(client)):
-                _hang_up(client)
-        self._pumps = [thread for thread in self._pumps if thread.is_alive()]
-        self._pumps.append(_start_thread(self._pass_both_ways, client, server))
+                try:
+                    client, _ = door.accept()
+                except TimeoutError:
+                    continue
+                client.settimeout(None)
+                try:
+                    server = self._reach_server()
+                except OSError:
+                    client.close()
+                    continue
+                with self._lock:
+                    self._open |= {client, server}
+                    if self._blocked(_peer_port(client)):
+                        _hang_up(client)
+                self._pumps = [thread for thread in self._pumps if thread.is_alive()]
+                self._pumps.append(_start_thread(self._pass_both_ways, client, server))
 
     def _reach_server(self) -> socket.socket:
         if self._target_socket is None:

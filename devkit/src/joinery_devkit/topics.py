@@ -100,7 +100,12 @@ def readable(side: Input, value: bytes | None) -> dict[str, Any] | None:
         row = json.loads(value or b"", parse_constant=_reject_constant)
         if not isinstance(row, dict):
             return None
-        columns = {name: _read_value(kind.name, row.get(name)) for name, kind in side.types.items()}
+        columns: dict[str, Any] = {}
+        for name, kind in side.types.items():
+            if kind.name not in _READERS:
+                raise NotImplementedError(f"columns of type {kind.name}")
+            content = row.get(name)
+            columns[name] = None if content is None else _READERS[kind.name](content)
     except (ValueError, OverflowError):
         return None
     time = columns[side.event_time]
@@ -109,12 +114,6 @@ def readable(side: Input, value: bytes | None) -> dict[str, Any] | None:
 
 def _reject_constant(constant: str) -> None:
     raise ValueError(constant)
-
-
-def _read_value(kind: str, value: Any) -> Any:
-    if kind not in _READERS:
-        raise NotImplementedError(f"columns of type {kind}")
-    return None if value is None else _READERS[kind](value)
 
 
 def _integer_reader(bits: int) -> Callable[[Any], int]:

@@ -87,12 +87,16 @@ def verify(
     ]
     if complete and reading.unread:
         problems.append(f"{reading.unread:,} records were never read")
+    dropped: Counter[str] = Counter()
+    for inputs in expectation.dropped.values():
+        for counts in inputs.values():
+            dropped.update(counts)
     return JoinVerdict(
         pairs=len(expectation.rows),
         missing=missing.total(),
         extra=extra.total(),
         duplicates=duplicates.total(),
-        dropped=_rows_by_kind(expectation),
+        dropped=dict(dropped),
         dead_letters=len(reading.dead),
         unread=reading.unread,
         epochs=len(log),
@@ -125,11 +129,3 @@ def _count_problems(expectation: Expectation, log: Log) -> Iterator[str]:
         dropped = expectation.dropped.get(epoch, {})
         if result["dropped"] != dropped:
             yield f"epoch {epoch}: the log counts as dropped {result['dropped']}, it is {dropped}"
-
-
-def _rows_by_kind(expectation: Expectation) -> dict[str, int]:
-    totals: Counter[str] = Counter()
-    for inputs in expectation.dropped.values():
-        for counts in inputs.values():
-            totals.update(counts)
-    return dict(totals)

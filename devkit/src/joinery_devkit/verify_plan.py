@@ -56,7 +56,10 @@ def watermark_problems(reading: Reading, log: Log, job: Job) -> Iterator[str]:
         if side.watermark.explicit or side.watermark.on_idle == "advance":
             raise NotImplementedError(f"input {side.name}: only watermarks that follow from records can be verified")
     oracle = WatermarkOracle({side.name: side.watermark.delay for side in job.inputs})
-    times = _event_times(reading)
+    times: dict[int, dict[tuple[str, str], list[int]]] = {}  # by epoch and partition
+    for name, rows in reading.rows.items():
+        for row in rows:
+            times.setdefault(row.epoch, {}).setdefault((name, f"{row.topic}/{row.partition}"), []).append(row.ts)
     for entry in log:
         plan = entry["plan"]
         for name, topic, partition, _, _ in plan["ranges"]:
@@ -67,15 +70,6 @@ def watermark_problems(reading: Reading, log: Log, job: Job) -> Iterator[str]:
         for (name, partition), seen in times.get(entry["epoch"], {}).items():
             oracle.saw(name, partition, seen)
         oracle.settle(plan["idle"])
-
-
-def _event_times(reading: Reading) -> Mapping[int, Mapping[tuple[str, str], Sequence[int]]]:
-    """Event times by epoch and partition."""
-    times: dict[int, dict[tuple[str, str], list[int]]] = {}
-    for name, rows in reading.rows.items():
-        for row in rows:
-            times.setdefault(row.epoch, {}).setdefault((name, f"{row.topic}/{row.partition}"), []).append(row.ts)
-    return times
 
 
 def dead_letters_exactly_once(job: Job) -> bool:

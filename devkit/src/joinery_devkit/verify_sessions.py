@@ -76,6 +76,12 @@ def verify_sessions(
     table_rows = list(table)
     got = Counter(_key_of(row, job) for row in table_rows)
     keys = [*job.sessions.group_by, "window_start", "window_end"]
+    late_problems = []  # of the log's own counts, epoch by epoch (T10)
+    for entry in log:
+        count, counted = late[entry["epoch"]], entry["result"]["dropped"]
+        right_counts = {job.spec.input.name: {"late": count}} if count else {}
+        if counted != right_counts:
+            late_problems.append(f"epoch {entry['epoch']}: the log counts as dropped {counted}, it is {right_counts}")
     problems = [
         *range_problems(log),
         *watermark_problems(reading, log, job),
@@ -83,7 +89,7 @@ def verify_sessions(
         *named("sessions should not be there", Counter(got.keys() - expected.keys()), keys),
         *named("sessions are there more than once", Counter({k: n - 1 for k, n in got.items() if n > 1}), keys),
         *_find_wrong_values(table_rows, expected, job, identify is not None),
-        *_late_problems(late, log, job),
+        *late_problems,
         *dead_letter_problems(reading, dead_letters, exactly_once=dead_letters_exactly_once(job)),
     ]
     if reading.unread:
@@ -136,16 +142,6 @@ def _refuse_near_ones(doubtful: Sequence[ReadableRecord], rows: Sequence[Readabl
             raise JoineryError(f"job {job.name} cannot be judged by brute force", facts=facts)
 
 
-def _late_problems(late: Counter[int], log: Log, job: SessionWindow) -> Iterator[str]:
-    """Checks the log's own counts, epoch by epoch (T10)."""
-    for entry in log:
-        count = late[entry["epoch"]]
-        expected = {job.spec.input.name: {"late": count}} if count else {}
-        if entry["result"]["dropped"] != expected:
-            counted = entry["result"]["dropped"]
-            yield f"epoch {entry['epoch']}: the log counts as dropped {counted}, it is {expected}"
-
-
 # --- what they make ---------------------------------------------------------------------------------------------------
 
 
@@ -180,18 +176,19 @@ def _find_wrong_values(
     named_columns = [*(["session_id"] if identified else []), *(aggregate.as_ for aggregate in job.sessions.aggregates)]
     sketches = {aggregate.as_ for aggregate in job.sessions.aggregates if aggregate.method == "hll"}
     for column in named_columns:
-        fits = _roughly_equal if column in sketches else _are_equal
-        pairs = ((row, expected[_key_of(row, job)]) for row in table if _key_of(row, job) in expected)
-        wrong = Counter((*_key_of(r, job), r[column], w[column]) for r, w in pairs if not fits(r[column], w[column]))
+        wrong: Counter[Values] = Counter()
+        for row in table:
+            key = _key_of(row, job)
+            if key not in expected:
+                continue
+            value, right_value = row[column], expected[key][column]
+            if column in sketches:
+                is_right = abs(value - right_value) <= _OFF_BY + _OFF * right_value
+            elif isinstance(right_value, float):
+                is_right = isinstance(value, float) and math.isclose(value, right_value, rel_tol=_ROUNDING)
+            else:
+                is_right = value == right_value
+            if not is_right:
+                wrong[*key, value, right_value] += 1
         names = [*job.sessions.group_by, "window_start", "window_end", "there", "expected"]
         yield from named(f"sessions have a wrong {column}", wrong, names)
-
-
-def _are_equal(value: Any, expected: Any) -> bool:
-    if isinstance(expected, float):
-        return isinstance(value, float) and math.isclose(value, expected, rel_tol=_ROUNDING)
-    return bool(value == expected)
-
-
-def _roughly_equal(value: int, expected: int) -> bool:
-    return abs(value - expected) <= _OFF_BY + _OFF * expected

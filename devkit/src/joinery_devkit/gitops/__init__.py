@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from joinery_devkit.go_programs import built_program
+from joinery_devkit.kubernetes.binaries import built_program
 
 _MODULE = Path(__file__).with_name("programs")
 

@@ -57,8 +57,9 @@ def oci_archive(
         "WorkingDir": workdir,
         "Labels": dict(labels),
     }
+    processor = os.uname().machine
     config: dict[str, Any] = {
-        "architecture": _image_architecture(),
+        "architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(processor, processor),
         "os": "linux",
         "config": {key: value for key, value in settings.items() if value},
         "rootfs": {"type": "layers", "diff_ids": []},
@@ -159,8 +160,3 @@ def _open_member(source: tarfile.TarFile, name: str) -> IO[bytes]:
 
 def _blob_name(digest: str) -> str:
     return "blobs/" + digest.replace(":", "/")
-
-
-def _image_architecture() -> str:
-    machine = os.uname().machine
-    return {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)

@@ -23,6 +23,7 @@ from joinery_devkit.environment import cache_directory, locked
 from joinery_devkit.images.archive import derived
 from joinery_devkit.images.base import base_image
 from joinery_devkit.images.store import ImageStore, require_programs
+from joinery_runtime.errors import JoineryError
 
 SOURCES = Path(__file__).parents[4] / "runtime" / "src" / "joinery_runtime"
 INSTALLED = "opt/joinery/lib/python3.11/site-packages/joinery_runtime"
@@ -187,7 +188,12 @@ def stage(store: ImageStore, kind: str, name: str = "") -> str:
 
 def _assembled_archive(store: ImageStore, kind: str) -> Path:
     """The archive of everything except our own code. Removes archives of earlier inputs."""
-    target = store.folder / f"{kind}-{_inputs_digest(store, kind)}.tar"
+    # All that goes into the stage: the stages before it, the base, and the files that they copy from here.
+    text = dockerfile(kind).read_text().partition(" AS code")[0]
+    sources = [path for copied in re.findall(r"^COPY (?!--)(.+) \S+$", text, re.MULTILINE) for path in copied.split()]
+    parts = [base_image(store).encode(), text.encode(), *((PROJECT / path).read_bytes() for path in sources)]
+    digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    target = store.folder / f"{kind}-{digest}.tar"
     if not target.is_file():
         part = target.with_suffix(".part")
         part.unlink(missing_ok=True)
@@ -198,10 +204,9 @@ def _assembled_archive(store: ImageStore, kind: str) -> Path:
     return target
 
 
-def _inputs_digest(store: ImageStore, kind: str) -> str:
-    """A digest of all that goes into the stage `assembled`: the stages before it, the base, and the files that they
-    copy from here."""
-    text = dockerfile(kind).read_text().partition(" AS code")[0]
-    sources = [path for copied in re.findall(r"^COPY (?!--)(.+) \S+$", text, re.MULTILINE) for path in copied.split()]
-    parts = [base_image(store).encode(), text.encode(), *((PROJECT / path).read_bytes() for path in sources)]
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+if __name__ == "__main__":
+    try:
+        build_ahead()
+    except JoineryError as problem:
+        print(f"joinery: {problem}", file=sys.stderr)
+        sys.exit(problem.exit_code)

@@ -56,7 +56,12 @@ class ImageStore:
             command += [f"--file={dockerfile}", f"--iidfile={identity}", str(context)]
             done = subprocess.run(self._buildah_command(command), check=False, stdout=output, stderr=subprocess.STDOUT)
             if done.returncode != 0:
-                raise _build_problem(dockerfile.name, done.returncode, log)
+                last_words = "\n".join(log.read_text().splitlines()[-_LAST_LINES:])
+                raise EnvironmentProblem(
+                    f"The image of {dockerfile.name} cannot be built",
+                    facts=f"buildah ended with {done.returncode}:\n{last_words}",
+                    todo=f"The whole log is {log}",
+                )
             return identity.read_text().removeprefix("sha256:")
 
     def has(self, name: str) -> bool:
@@ -114,12 +119,3 @@ def _trust_options() -> list[str]:
     if Path(certificates).is_file():
         trusted += ["--volume", f"{certificates}:{_INSIDE}:ro", "--build-arg", f"PIP_CERT={_INSIDE}"]
     return trusted
-
-
-def _build_problem(image: str, code: int, log: Path) -> EnvironmentProblem:
-    last_words = "\n".join(log.read_text().splitlines()[-_LAST_LINES:])
-    return EnvironmentProblem(
-        f"The image of {image} cannot be built",
-        facts=f"buildah ended with {code}:\n{last_words}",
-        todo=f"The whole log is {log}",
-    )

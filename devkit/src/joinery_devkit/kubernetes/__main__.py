@@ -43,30 +43,21 @@ def _run(arguments: argparse.Namespace) -> int:
         with only_one():
             node.down()
         return 0
-    if arguments.command == "up":
-        _bring_up(node)
+    if arguments.command == "up" and not node.detached:
+        begun = time.monotonic()
+        with only_one():
+            node.up(detached=True)
+        print(f"up in {time.monotonic() - begun:.1f} s")
     if not node.detached:
         print("no node is up")
         return 1
     if arguments.command == "load":
         node.load_image(arguments.archive)
     else:
-        _show_node(node)
+        print(f"export KUBECONFIG={node.kubeconfig}")
+        print(f"logs: {node.directory / 'log'}")
+        print(node.kubectl("get", "pods", "--all-namespaces", "--output=wide"), end="")
     return 0
-
-
-def _bring_up(node: Node) -> None:
-    if not node.detached:
-        begun = time.monotonic()
-        with only_one():
-            node.up(detached=True)
-        print(f"up in {time.monotonic() - begun:.1f} s")
-
-
-def _show_node(node: Node) -> None:
-    print(f"export KUBECONFIG={node.kubeconfig}")
-    print(f"logs: {node.directory / 'log'}")
-    print(node.kubectl("get", "pods", "--all-namespaces", "--output=wide"), end="")
 
 
 if __name__ == "__main__":

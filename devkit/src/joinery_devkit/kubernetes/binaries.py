@@ -52,11 +52,12 @@ def program(name: str) -> Path:
 
     Raises EnvironmentProblem if Go is missing or the build fails.
     """
-    path = _find_prebuilt(name) or _on_path(name)
-    if path is None:
-        build([name])
-        path = programs_folder() / name
-    return path
+    if prebuilt := _find_prebuilt(name):
+        return prebuilt
+    if name in _ON_PATH and (on_path := shutil.which(name)):
+        return Path(on_path)
+    build([name])
+    return programs_folder() / name
 
 
 def build(names: Sequence[str]) -> None:
@@ -86,11 +87,6 @@ def _find_prebuilt(name: str) -> Path | None:
     return next((folder / name for folder in folders if (folder / name).is_file()), None)
 
 
-def _on_path(name: str) -> Path | None:
-    path = shutil.which(name) if name in _ON_PATH else None
-    return Path(path) if path else None
-
-
 def _compile_programs(folder: Path, names: Sequence[str]) -> None:
     go = go_command()
     print(f"joinery: building {', '.join(names)}, once (minutes)", file=sys.stderr, flush=True)
@@ -98,24 +94,39 @@ def _compile_programs(folder: Path, names: Sequence[str]) -> None:
     for partial in folder.glob("partial-*"):  # of a build that was killed: the running one holds the lock
         shutil.rmtree(partial)
     with tempfile.TemporaryDirectory(dir=folder, prefix="partial-") as work:
-        what = f"The programs of Kubernetes {KUBERNETES_VERSION}"
+        title = f"The programs of Kubernetes {KUBERNETES_VERSION}"
+        # The linker's options give the programs their version.
+        major, minor, _ = KUBERNETES_VERSION.split(".")
+        stamped = {"gitVersion": f"v{KUBERNETES_VERSION}", "gitMajor": major, "gitMinor": minor}
+        stamps = " ".join(f"-X {_STAMP}.{name}={value}" for name, value in stamped.items())
         # In a folder, each program is named after the last part of its package.
-        go_build(go, MODULE, f"{work}/", [PACKAGES[name] for name in names], link_options=_version_stamp(), what=what)
+        go_build(go, MODULE, f"{work}/", [PACKAGES[name] for name in names], link_options=stamps, title=title)
         # The rename comes last, so a program with its final name is complete.
         for name in names:
             (Path(work) / name).rename(folder / name)
     print(f"joinery: built them in {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
 
 
-def _version_stamp() -> str:
-    """Return the linker's options that give the programs their version."""
-    major, minor, _ = KUBERNETES_VERSION.split(".")
-    stamped = {"gitVersion": f"v{KUBERNETES_VERSION}", "gitMajor": major, "gitMinor": minor}
-    return " ".join(f"-X {_STAMP}.{name}={value}" for name, value in stamped.items())
+def built_program(module: Path, package: str = ".") -> Path:
+    """The path of the program that a package of this Go module is, which is built once and cached. Concurrent callers
+    wait for the first. Raises EnvironmentProblem if Go is missing or the build fails."""
+    sources = b"\0".join(path.read_bytes() for path in sorted(module.rglob("*.*")))
+    folder = f"{module.parent.name}-{hashlib.sha256(sources).hexdigest()[:8]}"
+    target = cache_directory() / folder / (module / package).resolve().name
+    with locked(target.with_suffix(".lock")):
+        if not target.exists():
+            go = go_command()
+            print(f"joinery: building {target.name}, once (minutes)", file=sys.stderr, flush=True)
+            partial = target.with_suffix(".partial")
+            go_build(go, module, str(partial), [f"./{package}"], title=target.name)
+            partial.rename(target)
+    return target
 
 
-def go_build(go: str, module: Path, target: str, packages: Sequence[str], *, link_options: str = "", what: str) -> None:
-    """Build packages of a Go module into `target`. `what` names them in an error. Raises EnvironmentProblem."""
+def go_build(
+    go: str, module: Path, target: str, packages: Sequence[str], *, link_options: str = "", title: str
+) -> None:
+    """Build packages of a Go module into `target`. `title` names them in an error. Raises EnvironmentProblem."""
     # A compiler that makes no debug information and rarely collects garbage takes 40 % less time.
     options = ["-mod=readonly", "-trimpath", "-gcflags=all=-dwarf=false", f"-ldflags=-s -w {link_options}"]
     done = subprocess.run(
@@ -130,7 +141,7 @@ def go_build(go: str, module: Path, target: str, packages: Sequence[str], *, lin
     if done.returncode != 0:
         last_words = "\n".join((done.stdout + done.stderr).splitlines()[-_ERROR_LINES:])
         raise EnvironmentProblem(
-            f"{what} cannot be built",
+            f"{title} cannot be built",
             facts=f"go build ended with {done.returncode}:\n{last_words}",
             todo="If it cannot download modules, check `go env GOPROXY` and the network",
         )

@@ -105,7 +105,13 @@ class Kubectl:
         def all_established() -> bool:
             defined = self.list("crd")
             named = self("api-resources", "-o", "name").split()  # always asks the server, for later calls too
-            return all(_is_established(crd) and crd["metadata"]["name"] in named for crd in defined)
+            established = {
+                crd["metadata"]["name"]
+                for crd in defined
+                for condition in crd.get("status", {}).get("conditions") or ()
+                if condition["type"] == "Established" and condition["status"] == "True"
+            }
+            return {crd["metadata"]["name"] for crd in defined} <= established & set(named)
 
         wait_until("the API server takes the definitions", all_established)
 
@@ -141,11 +147,6 @@ class Kubectl:
         cluster = view["clusters"][0]["cluster"]
         authority = cluster["certificate-authority-data"]
         return Kubectl(write_kubeconfig(target, cluster["server"], authority, {"token": token}, namespace))
-
-
-def _is_established(crd: Mapping[str, Any]) -> bool:
-    conditions = crd.get("status", {}).get("conditions") or ()
-    return any(condition["type"] == "Established" and condition["status"] == "True" for condition in conditions)
 
 
 def wait_until(

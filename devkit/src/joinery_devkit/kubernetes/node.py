@@ -73,7 +73,12 @@ class Node:
         packages.install(packages.NODE_PACKAGES)
         binaries.build(binaries.WHOLE_NODE)
         self.down()
-        _refuse_another_kubelet()
+        if cgroups := machine.pod_cgroups():
+            raise EnvironmentProblem(
+                "This machine runs a Kubernetes node already",
+                facts=f"there are cgroups of pods: {', '.join(map(str, cgroups))}",
+                todo="Stop that node, or use its cluster: JOINERY_E2E_KUBECONFIG=<its kubeconfig>",
+            )
         try:
             self._sandbox.start(detached)
             self._plan.write()
@@ -196,13 +201,4 @@ def _check_machine(directory: Path) -> None:
             "The tests' Kubernetes node cannot keep its state there",
             facts=f"{directory} is below {', '.join(_HIDDEN)}",
             todo="Set XDG_CACHE_HOME to another folder",
-        )
-
-
-def _refuse_another_kubelet() -> None:
-    if cgroups := machine.pod_cgroups():
-        raise EnvironmentProblem(
-            "This machine runs a Kubernetes node already",
-            facts=f"there are cgroups of pods: {', '.join(map(str, cgroups))}",
-            todo="Stop that node, or use its cluster: JOINERY_E2E_KUBECONFIG=<its kubeconfig>",
         )

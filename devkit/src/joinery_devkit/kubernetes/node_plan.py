@@ -10,7 +10,6 @@ from pathlib import Path
 
 from joinery_devkit.images.archive import oci_archive
 from joinery_devkit.kubernetes.binaries import program
-from joinery_devkit.kubernetes.certificates import Authority
 from joinery_devkit.kubernetes.control_plane import SERVICE_NETWORK, ControlPlane
 from joinery_devkit.kubernetes.packages import CNI_PROGRAMS
 
@@ -46,7 +45,14 @@ class NodePlan:
 
     def write(self) -> None:
         """Writes the logins and settings that the services read."""
-        self._make_logins(self.plane.make_logins(scheduler=True))
+        authority, user = self.plane.make_logins(scheduler=True), f"system:node:{NODE_NAME}"
+        authority.server("kubelet-serving", f"/O=system:nodes/CN={user}", [f"DNS:{NODE_NAME}", f"IP:{NODE_ADDRESS}"])
+        authority.client(_KUBELET, user, ["system:nodes"])
+        authority.client(_KUBE_PROXY, "system:kube-proxy")
+        authority.client(_KUBE_ROUTER, "kube-router")
+        authority.client(_TO_KUBELET, "apiserver-to-kubelet", ["system:masters"])
+        for client in (_KUBELET, _KUBE_PROXY, _KUBE_ROUTER):
+            authority.kubeconfig(client, self.plane.url, self.plane.kubeconfig(client))
         values = {
             "pause_image": PAUSE_IMAGE,
             "coredns_image": COREDNS_IMAGE,
@@ -108,16 +114,6 @@ class NodePlan:
     @property
     def _settings(self) -> Path:
         return self.directory / "settings"
-
-    def _make_logins(self, authority: Authority) -> None:
-        user = f"system:node:{NODE_NAME}"
-        authority.server("kubelet-serving", f"/O=system:nodes/CN={user}", [f"DNS:{NODE_NAME}", f"IP:{NODE_ADDRESS}"])
-        authority.client(_KUBELET, user, ["system:nodes"])
-        authority.client(_KUBE_PROXY, "system:kube-proxy")
-        authority.client(_KUBE_ROUTER, "kube-router")
-        authority.client(_TO_KUBELET, "apiserver-to-kubelet", ["system:masters"])
-        for client in (_KUBELET, _KUBE_PROXY, _KUBE_ROUTER):
-            authority.kubeconfig(client, self.plane.url, self.plane.kubeconfig(client))
 
 
 def node_images(directory: Path) -> list[Path]:

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 READY = "sandbox-ready"
@@ -31,15 +32,9 @@ def main(directory: Path) -> None:
     (directory / READY).touch()
     while True:
         signal.sigwait({signal.SIGCHLD})
-        _reap_orphans()
-
-
-def _reap_orphans() -> None:
-    try:
-        while os.waitpid(-1, os.WNOHANG) != (0, 0):
-            pass
-    except ChildProcessError:
-        return
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                pass
 
 
 def _run(*command: str) -> None:

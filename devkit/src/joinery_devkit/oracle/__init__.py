@@ -3,8 +3,9 @@
 It shares no code with the core. `Oracle` replays epochs (the plan's watermarks and the rows of each input) and says
 which rows every epoch must emit and which it must drop; `brute_force` says the same about a whole history at once. For
 a SessionWindow these are `SessionOracle` and `sessions_at_once`, for windows in an `aggregate` of one input
-`WindowOracle`, for an `aggregate` behind joins `ComposedOracle`, for one input alone
-`ProjectionOracle`, for `deduplicate` `DeduplicationOracle`, and for `topN` `TopNOracle`.
+`WindowOracle`, for an `aggregate` behind joins `ComposedOracle`, for one input alone `ProjectionOracle`, for
+`deduplicate` `DeduplicationOracle`, for `topN` `TopNOracle`, and for a step behind an aggregate or `deduplicate`
+`TwiceOracle`.
 `WatermarkOracle` says which watermarks the plans must hold; `multiset` and `differences` compare rows in any order.
 
     oracle = Oracle.of_job(job)
@@ -14,7 +15,7 @@ a SessionWindow these are `SessionOracle` and `sessions_at_once`, for windows in
 """
 
 from joinery_devkit.oracle.brute_force import brute_force
-from joinery_devkit.oracle.composed import ComposedOracle
+from joinery_devkit.oracle.composed import ComposedOracle, SameWindowShape, TwiceOracle
 from joinery_devkit.oracle.deduplication import DeduplicationOracle, DeduplicationShape
 from joinery_devkit.oracle.horizons import ChainTimes, WatermarkOracle, too_far_ahead
 from joinery_devkit.oracle.joins import EpochExpectation, Oracle
@@ -54,12 +55,14 @@ __all__ = [
     "ProjectionOracle",
     "Residual",
     "Row",
+    "SameWindowShape",
     "SessionOracle",
     "SessionRule",
     "SessionShape",
     "Step",
     "TopNOracle",
     "TopNShape",
+    "TwiceOracle",
     "Values",
     "WatermarkOracle",
     "WindowOracle",

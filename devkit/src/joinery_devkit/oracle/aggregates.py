@@ -127,10 +127,10 @@ def _percentile(spec: Aggregate, values: Sequence[Any]) -> float:
         (bits,) = struct.unpack("<q", struct.pack("<d", value))
         (cut,) = struct.unpack("<d", struct.pack("<q", bits >> 44 << 44))
         return float(cut) + 0.0
-    whole, part = divmod(share * (len(doubles) - 1), 1)
+    position, part = divmod(share * (len(doubles) - 1), 1)
     if not part:
-        return doubles[int(whole)]
-    lower, upper = doubles[int(whole)], doubles[int(whole) + 1]
+        return doubles[int(position)]
+    lower, upper = doubles[int(position)], doubles[int(position) + 1]
     return lower + float(part) * (upper - lower)
 
 
@@ -147,10 +147,6 @@ def _element(value: Any) -> Any:
     return format(value, "f") if isinstance(value, Decimal) else value
 
 
-def _array(values: Sequence[Any]) -> str:
-    return json.dumps([_element(value) for value in values], ensure_ascii=False, separators=(",", ":"))
-
-
 _OF_VALUES: Mapping[str, Callable[[Sequence[Any]], Any]] = {
     "first": lambda values: values[0],
     "last": lambda values: values[-1],
@@ -163,6 +159,6 @@ _OF_VALUES: Mapping[str, Callable[[Sequence[Any]], Any]] = {
     "stddev_samp": partial(_spread, sample=True, root=True),
     "bool_and": all,
     "bool_or": any,
-    "array_agg": _array,
+    "array_agg": lambda values: json.dumps(list(map(_element, values)), ensure_ascii=False, separators=(",", ":")),
 }
 """The functions that values alone decide; of no values they are NULL."""

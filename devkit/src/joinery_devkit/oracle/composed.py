@@ -1,22 +1,30 @@
-"""The oracle of an `aggregate` behind joins (S8, G6): what two jobs would do, the second of which reads what the first
-one emits and knows the first one's watermark."""
+"""The oracles of a step behind others: what two jobs would do, the second of which reads the rows of the first one and
+knows the watermark of the first one.
+
+`ComposedOracle` is that of an `aggregate` behind joins (S8, G6), `TwiceOracle` that of a step behind an aggregate (G10,
+R6) or a deduplication (D5, R7). There, a row of an aggregate is at the last millisecond of its window, and one of a
+deduplication at its own time.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
+from joinery_devkit.oracle.deduplication import DeduplicationOracle
 from joinery_devkit.oracle.horizons import Time, as_watermark
 from joinery_devkit.oracle.joins import LATE, EpochExpectation, Oracle, SideBatches, Watermarks
-from joinery_devkit.oracle.rows import END, Joined, Row
+from joinery_devkit.oracle.rows import END, Row
 from joinery_devkit.oracle.sessions import SessionOracle
-from joinery_devkit.oracle.windowed import WindowOracle
+from joinery_devkit.oracle.top_n import TopNOracle
+from joinery_devkit.oracle.windowed import Span, WindowOracle, WindowShape, own_span
 
 
 class ComposedOracle:
-    """The oracle. `aggregate` is that of a job whose only input is called as the input whose event time counts, and has
-    the columns that `joins` emits."""
+    """The oracle of an aggregate behind joins. `aggregate` is that of a job whose only input is called as the input
+    whose event time counts, and has the columns that `joins` emits."""
 
     def __init__(self, joins: Oracle, aggregate: SessionOracle | WindowOracle) -> None:
         self.inputs, self._joins, self._aggregate = joins.inputs, joins, aggregate
@@ -32,7 +40,11 @@ class ComposedOracle:
     ) -> EpochExpectation:
         """Replays one epoch, like `Oracle.epoch`. Rows of a step that are late count among `dropped` (S8)."""
         joined = self._joins.epoch(watermarks, rows, reached)
-        read = [Row(0, number, self._ts(row), joined.rows[number]) for number, row in enumerate(joined.joined)]
+        read = []
+        for number, row in enumerate(joined.joined):
+            ts = row.time(self._time)
+            assert ts is not None, "no step pads the input whose event time counts"
+            read.append(Row(0, number, ts, joined.rows[number]))
         watermark = as_watermark(self._joins.handed_on[self._time])
         aggregated = self._aggregate.epoch({self._time: watermark}, {self._time: read})
         dropped = {name: Counter(counts) for name, counts in joined.dropped.items()}
@@ -48,7 +60,52 @@ class ComposedOracle:
         for _ in range(self.depth + 1):
             yield self.epoch(dict.fromkeys(self.inputs, END), {})
 
-    def _ts(self, row: Joined) -> int:
-        ts = row.time(self._time)
-        assert ts is not None, "no step pads the input whose event time counts"
-        return ts
+
+@dataclass(frozen=True)
+class SameWindowShape(WindowShape):
+    """Rows that are in the windows from which they come."""
+
+    def spans(self, ts: int) -> list[Span]:
+        return own_span(super().spans(ts), ts)
+
+
+class TwiceOracle:
+    """The oracle of a step behind an aggregate or a deduplication. `second` is that of a job whose only input is called
+    as that of the first, and has the columns of its rows."""
+
+    def __init__(
+        self, first: WindowOracle | DeduplicationOracle | TwiceOracle, second: WindowOracle | TopNOracle
+    ) -> None:
+        self.inputs: tuple[str, ...] = first.inputs
+        self._first, self._second = first, second
+        (self._time,) = second.inputs
+
+    @property
+    def handed_on(self) -> float:
+        """As of the second oracle, which aggregates."""
+        assert isinstance(self._second, WindowOracle), "a ranking is the last step"
+        return self._second.handed_on
+
+    @property
+    def depth(self) -> int:
+        """How many epochs it takes until what the first one closes has been emitted."""
+        return self._first.depth + self._second.depth
+
+    def epoch(self, watermarks: Watermarks, rows: SideBatches) -> EpochExpectation:
+        """Replays one epoch, like `Oracle.epoch`."""
+        first = self._first.epoch(watermarks, rows)
+        watermark = as_watermark(self._first.handed_on)
+        if isinstance(self._first, DeduplicationOracle):
+            read = self._first.decided
+        else:
+            read = [Row(0, number, row["window_end"] - 1, row) for number, row in enumerate(first.rows)]
+        second = self._second.epoch({self._time: watermark}, {self._time: read})
+        assert not second.late[self._time], "no row of the first step is late (N2, D5)"
+        dropped = {name: Counter(counts) for name, counts in first.dropped.items()}
+        dropped[self._time] += Counter(second.dropped[self._time])
+        return EpochExpectation((), second.rows, first.late, dropped)
+
+    def end(self) -> Iterator[EpochExpectation]:
+        """Yields the epochs that end the input (T7)."""
+        for _ in range(self.depth):
+            yield self.epoch({self._time: END}, {})

@@ -62,7 +62,10 @@ class ChainTimes:
     ) -> Horizons:
         """The horizons of the next epoch, under its plan's watermarks. `highest` are the highest event times that
         earlier epochs have read. `reached` are the times up to which inputs were read that are behind (A4)."""
-        accept = self._accept_from(watermarks)
+        # An input's watermark less the allowedLateness of the step that reads it.
+        lateness = {self._first: self._steps[0].allowed_lateness}
+        lateness |= {step.right: step.allowed_lateness for step in self._steps}
+        accept = {name: as_time(watermarks[name]) - allowed for name, allowed in lateness.items()}
         coming = {self._first: accept[self._first]}
         keep_from: list[tuple[Time, Time]] = []
         for number, step in enumerate(self._steps):
@@ -77,12 +80,6 @@ class ChainTimes:
             coming = self._handed_on(number, coming, keep_from[-1])
         self._before = keep_from
         return Horizons(accept, keep_from, coming)
-
-    def _accept_from(self, watermarks: Mapping[str, int | None]) -> dict[str, Time]:
-        """An input's watermark less the allowedLateness of the step that reads it."""
-        lateness = {self._first: self._steps[0].allowed_lateness}
-        lateness |= {step.right: step.allowed_lateness for step in self._steps}
-        return {name: as_time(watermarks[name]) - allowed for name, allowed in lateness.items()}
 
     def _closed(self, step: Step, coming: Mapping[str, Time]) -> tuple[Time, Time]:
         """Up to where the sides of a step are closed: of an interval step by the other side, row by row (J3); of a
@@ -108,34 +105,30 @@ class ChainTimes:
         step = self._steps[number]
         stream, table = step.left_input or self._first, step.right
         seen, table_reached = highest.get(stream, UNKNOWN), reached.get(table, math.inf)
-        asked = [highest.get(table, UNKNOWN), table_reached, reached.get(stream, math.inf)]
+        lowest_times = [highest.get(table, UNKNOWN), table_reached, reached.get(stream, math.inf)]
         if number > 0 and seen != UNKNOWN:
-            asked.append(coming[stream])
-        return min(math.inf if ended else seen - rule.grace, table_reached), min(asked) - rule.retention
+            lowest_times.append(coming[stream])
+        return min(math.inf if ended else seen - rule.grace, table_reached), min(lowest_times) - rule.retention
 
     def _handed_on(self, number: int, coming: Mapping[str, Time], now: tuple[Time, Time]) -> dict[str, Time]:
         """For each input's time, the minimum of what came in and what may still be kept (N3). The time of a version is
         not handed on (N2)."""
-        step = self._steps[number]
-        left_kept, right_kept = self._still_emitted(number, now)
+        step, before = self._steps[number], self._before[number]
+        # The lowest times of stored rows that this epoch or a later one may emit. Rows that this epoch closes and emits
+        # count with what was stored before it.
+        if isinstance(step.rule, AsOfRule):
+            left_kept, right_kept = before[LEFT] + 1, UNKNOWN
+        elif isinstance(step.rule, WindowRule):  # the windows that close now are emitted now
+            left_kept = right_kept = _first_open(step.rule, before[LEFT])
+        else:
+            left_kept, right_kept = (before[side] if step.preserved(side) else now[side] for side in (LEFT, RIGHT))
         origin, names = self.counted_from(step), [name for name in coming if name != step.right]
         out = {name: min(coming[name], left_kept + self._least(name, origin)) for name in names}
         if isinstance(step.rule, WindowRule):
-            out[WINDOW] = self._before[number][LEFT] + 1
+            out[WINDOW] = before[LEFT] + 1
         if isinstance(step.rule, AsOfRule) or not step.emits_right:
             return out
         return {**out, step.right: min(coming[step.right], right_kept)}
-
-    def _still_emitted(self, number: int, now: tuple[Time, Time]) -> tuple[Time, Time]:
-        """The lowest times of kept rows that this epoch or a later one may emit. Rows that are closed in this epoch
-        and emitted then count with what was kept before it."""
-        step, before = self._steps[number], self._before[number]
-        if isinstance(step.rule, AsOfRule):
-            return before[LEFT] + 1, UNKNOWN
-        if isinstance(step.rule, WindowRule):  # the windows that close now are emitted now
-            return (_first_open(step.rule, before[LEFT]),) * 2
-        left, right = (before[side] if step.preserved(side) else now[side] for side in (LEFT, RIGHT))
-        return left, right
 
     def _least(self, name: str, base: str) -> int:
         """The least (time of `name` - time of `base`) in rows that have both: bounds add up along the chain (N2)."""
@@ -238,7 +231,11 @@ class WatermarkOracle:
             name: END if name in ended else _highest(emitted, self._implied(name, idle.get(name, ())))
             for name, emitted in self._emitted.items()
         }
-        idle_inputs = {name for name in own if own[name] != END and self._all_idle(name, idle.get(name, ()))}
+        idle_inputs = {
+            name
+            for name, watermark in own.items()
+            if watermark != END and self._times[name] and set(self._times[name]) <= set(idle.get(name, ()))
+        }
         active = [watermark for name, watermark in own.items() if name not in idle_inputs and watermark != END]
         lowest = min((w for w in active if w is not None), default=None)
         if None in active:
@@ -259,10 +256,6 @@ class WatermarkOracle:
         if not times or not all(times):
             return None
         return min(max(seen) - self._delays[name] for seen in times)
-
-    def _all_idle(self, name: str, idle: Collection[Hashable]) -> bool:
-        times = self._times[name]
-        return bool(times) and all(partition in idle for partition in times)
 
 
 def too_far_ahead(times: Sequence[int], stamps: Sequence[int], max_future: int | None, clock: int | None) -> set[int]:

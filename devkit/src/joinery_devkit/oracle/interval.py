@@ -51,18 +51,19 @@ class IntervalStep:
 
     def arrive(self, side: int, rows: Iterable[Joined], keep_from: tuple[Time, Time]) -> list[Joined]:
         """Takes rows of one side that are neither late nor dropped, and returns the joined rows."""
-        return [match for row in rows for match in self._arrive(side, row, keep_from[side])]
-
-    def _arrive(self, side: int, row: Joined, keep_from: Time) -> list[Joined]:
-        time = row.time(self.time_of(side))
-        if time is None or self.step.why_unjoinable(side, row) is not None:
-            return self._padded_if_preserved(side, row)  # J4 and O2, N4
-        arrived = KeptRow(row, time, self.step.key(side, row))
-        matches = self._matches(side, arrived)
-        if time >= keep_from:
-            self.buffers[side].append(arrived)
-            return matches
-        return matches if arrived.matched else self._padded_if_preserved(side, row)  # J5 and O2
+        out: list[Joined] = []
+        for row in rows:
+            time = row.time(self.time_of(side))
+            if time is None or self.step.why_unjoinable(side, row) is not None:
+                out += self._padded_if_preserved(side, row)  # J4 and O2, N4
+                continue
+            arrived = KeptRow(row, time, self.step.key(side, row))
+            out += self._matches(side, arrived)
+            if time >= keep_from[side]:
+                self.buffers[side].append(arrived)
+            elif not arrived.matched:
+                out += self._padded_if_preserved(side, row)  # J5 and O2
+        return out
 
     def _matches(self, side: int, arrived: KeptRow) -> list[Joined]:
         """The matches of a row among the kept rows of the other side (J1)."""

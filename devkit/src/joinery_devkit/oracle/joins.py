@@ -96,8 +96,12 @@ class Oracle:
         or, for a job of two inputs, `filters` by input and a `residual` on the columns of a left and a right row.
         `keeps` are the filters of steps, by step, if no earlier place can check them. `key_values` as in `steps_of`."""
         names = [side.name for side in job.spec.inputs]
-        by_step = predicates if predicates is not None else {0: _predicates(names, filters or {}, residual)}
-        steps = steps_of(job, by_step, keeps, key_values)
+        if predicates is None:
+            left, right = names[0], names[1]
+            both = None if residual is None else (lambda columns: residual(columns[left], columns[right]))
+            checks = filters or {}
+            predicates = {0: Predicates(_on(left, checks.get(left)), _on(right, checks.get(right)), both)}
+        steps = steps_of(job, predicates, keeps, key_values)
         return cls(names, steps, output_columns(job, computed), aggregated=aggregated)
 
     def edit(self, edited: Oracle, forgotten: Mapping[int, Sequence[Collection[tuple[str, str]]]]) -> None:
@@ -131,12 +135,6 @@ class Oracle:
         """Yields the epochs that end all inputs (T7): what each step closes passes to the next step."""
         for _ in range(len(self.steps) + 1):
             yield self.epoch(dict.fromkeys(self.inputs, END), {})
-
-
-def _predicates(names: Sequence[str], filters: Mapping[str, Filter], residual: Residual | None) -> Predicates:
-    left, right = names[0], names[1]
-    both = None if residual is None else (lambda columns: residual(columns[left], columns[right]))
-    return Predicates(_on(left, filters.get(left)), _on(right, filters.get(right)), both)
 
 
 def _on(name: str, check: Filter | None) -> Callable[[ByInput], bool | None] | None:
@@ -197,7 +195,11 @@ class _Chain:
         self.handed_on = horizons.handed_on
         late_below = self._late_below(watermarks, horizons)
         records = {
-            name: [row for row in map(_to_joined(name), rows[name]) if self._takes(name, row, late_below, dropped)]
+            name: [
+                joined_row
+                for joined_row in (Joined({name: row}) for row in rows[name])
+                if self._takes(name, joined_row, late_below, dropped)
+            ]
             for name in self._inputs
         }
         left, left_drops = records[self._first], dropped[self._first]
@@ -325,7 +327,3 @@ class _Versions:
         for row in rows[RIGHT]:
             dropped[RIGHT]["expired"] += not self.run.version_arrives(row)
         return [*self.run.close(), *self.run.arrive(rows[LEFT])]
-
-
-def _to_joined(name: str) -> Callable[[Row], Joined]:
-    return lambda row: Joined({name: row})

@@ -188,7 +188,13 @@ def steps_of(
         if step_predicates.left is not None and step_predicates.left_reads and step.type in {"inner", "right", "semi"}:
             earliest = _earliest(job, number, step_predicates.left_reads)
             if earliest is not None:
-                checked[earliest] = _with_check(checked[earliest], step_predicates, job.joins[earliest].right)
+                own, right = checked[earliest], job.joins[earliest].right
+                if right not in step_predicates.left_reads:
+                    checked[earliest] = replace(own, left=_both(own.left, step_predicates.left))
+                elif step_predicates.left_reads == {right}:
+                    checked[earliest] = replace(own, right=_both(own.right, step_predicates.left))
+                else:
+                    checked[earliest] = replace(own, both=_both(own.both, step_predicates.left))
     by_step = keeps or {}
     first_windows = next((n for n, step in enumerate(job.joins) if step.window is not None), len(job.joins))
     return tuple(
@@ -210,14 +216,6 @@ def _earliest(job: StreamJoin, number: int, reads: frozenset[str]) -> int | None
         if step.right in reads or step.type in {"right", "full"}:
             return earliest
     return earliest
-
-
-def _with_check(own: Predicates, more: Predicates, right: str) -> Predicates:
-    if right not in more.left_reads:
-        return replace(own, left=_both(own.left, more.left))
-    if more.left_reads == {right}:
-        return replace(own, right=_both(own.right, more.left))
-    return replace(own, both=_both(own.both, more.left))
 
 
 def _both(first: Check | None, other: Check | None) -> Check:

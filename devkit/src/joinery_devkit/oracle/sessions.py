@@ -71,21 +71,18 @@ class SessionShape:
         """A session's row (S6), with its aggregates (S7)."""
         ordered = sorted(rows, key=lambda row: (row.ts, row.position))
         group, start = self.group(ordered[0]), ordered[0].ts
+        values, types = [row.values for row in ordered], self.job.spec.input.types
+        aggregates = {
+            spec.as_: aggregate_rows(spec, values, types.get(spec.column or ""), self.sketch, self.conditions)
+            for spec in self.job.sessions.aggregates
+        }
         return {
             **group,
             "window_start": start,
             "window_end": ordered[-1].ts,
             "session_id": self.identify([*group.values(), start]),
-            **self._aggregates(ordered),
+            **aggregates,
             **({"retracted": False} if self.retracts else {}),
-        }
-
-    def _aggregates(self, rows: Sequence[Arrived]) -> Output:
-        types = self.job.spec.input.types
-        values = [row.values for row in rows]
-        return {
-            spec.as_: aggregate_rows(spec, values, types.get(spec.column or ""), self.sketch, self.conditions)
-            for spec in self.job.sessions.aggregates
         }
 
 
@@ -183,9 +180,20 @@ class SessionOracle:
         out = [row for key in self._keys.values() for row in self._close(key)]
         if self._early.passes(as_time(watermarks[name]), self._every):
             out += [row for key in self._keys.values() for row in self._emit_early(key)]
-        for arrived in self._in_order(rows.get(name, ()), dropped):
+        arrivals = []
+        for row in rows.get(name, ()):
+            if self.shape.passes(row.values):
+                arrivals.append(self.shape.arrived(row, self._epoch))
+            else:
+                dropped["filtered"] += 1
+        for arrived in sorted(arrivals, key=lambda row: (row.ts, row.position)):
             key = self._keys[self.shape.key(arrived)]
-            out += self._take(key, arrived, dropped)
+            if self._late(key, arrived.ts):
+                dropped[LATE] += 1
+            elif any(start <= arrived.ts <= last for start, last in key.capped):
+                dropped[CLOSED] += 1
+            else:
+                out += self._join(key, arrived)
         out += [row for key in self._keys.values() for row in self._changed(key)]
         late = dropped.pop(LATE, 0)
         if self._left_out:
@@ -201,16 +209,6 @@ class SessionOracle:
     def end(self) -> Iterator[EpochExpectation]:
         """Yields the epoch that ends the input (T7)."""
         yield self.epoch(dict.fromkeys(self.inputs, END), {})
-
-    def _in_order(self, rows: Iterable[Row], dropped: Counter[str]) -> list[Arrived]:
-        """The rows that `where` keeps, by event time, then arrival."""
-        listed = []
-        for row in rows:
-            if self.shape.passes(row.values):
-                listed.append(self.shape.arrived(row, self._epoch))
-            else:
-                dropped["filtered"] += 1
-        return sorted(listed, key=lambda row: (row.ts, row.position))
 
     # --- what the horizons end ----------------------------------------------------------------------------------------
 
@@ -232,14 +230,6 @@ class SessionOracle:
 
     # --- a row --------------------------------------------------------------------------------------------------------
 
-    def _take(self, key: _Key, row: Arrived, dropped: Counter[str]) -> Iterator[Output]:
-        if self._late(key, row.ts):
-            dropped[LATE] += 1
-        elif any(start <= row.ts <= last for start, last in key.capped):
-            dropped[CLOSED] += 1
-        else:
-            yield from self._join(key, row)
-
     def _late(self, key: _Key, ts: int) -> bool:
         """Whether a row is late (rule 1). A row reopens only a session that it can join; one that could not be kept is
         not let in."""
@@ -256,7 +246,10 @@ class SessionOracle:
     def _join(self, key: _Key, row: Arrived) -> Iterator[Output]:
         """Joins a row to its sessions (rules 3 and 4)."""
         inside = next((s for s in key.sessions if s.start <= row.ts <= s.last), None)
-        earlier, later = self._neighbours(key, row.ts)
+        # The last session that ends before the row, and the first that starts after it, each only if within the gap.
+        near = [s for s in key.sessions if s.start - self._gap <= row.ts <= s.last + self._gap]
+        earlier = max((s for s in near if s.last < row.ts), key=lambda s: s.last, default=None)
+        later = min((s for s in near if s.start > row.ts), key=lambda s: s.start, default=None)
         if inside is not None:
             self._add(inside, row)
         elif earlier is not None and later is not None and later.last - earlier.start < self._cap:
@@ -270,30 +263,16 @@ class SessionOracle:
         elif later is not None and later.with_row(row.ts) < self._cap:
             self._add(later, row)
         else:
-            if earlier is not None:
-                yield from self._force(key, earlier)
+            if earlier is not None:  # it has reached the cap (S2)
+                key.sessions.remove(earlier)
+                key.capped.append((earlier.start, earlier.last))
+                if earlier.changed or not earlier.judged:  # otherwise its row was already emitted
+                    yield from self._emit(earlier)
             key.sessions.append(OpenSession([row]))
-
-    def _neighbours(self, key: _Key, ts: int) -> tuple[OpenSession | None, OpenSession | None]:
-        """The last session that ends before `ts`, and the first that starts after it, each only if within the gap."""
-        earlier = max((s for s in key.sessions if s.last < ts), key=lambda s: s.last, default=None)
-        later = min((s for s in key.sessions if s.start > ts), key=lambda s: s.start, default=None)
-        return (
-            earlier if earlier is not None and ts - earlier.last <= self._gap else None,
-            later if later is not None and later.start - ts <= self._gap else None,
-        )
 
     def _add(self, session: OpenSession, row: Arrived) -> None:
         session.rows.append(row)
         session.changed = session.pending = True
-
-    def _force(self, key: _Key, session: OpenSession) -> Iterator[Output]:
-        """Closes a session that has reached the cap (S2). If its row was already emitted unchanged, it is not
-        emitted again."""
-        key.sessions.remove(session)
-        key.capped.append((session.start, session.last))
-        if session.changed or not session.judged:
-            yield from self._emit(session)
 
     # --- emitted rows -------------------------------------------------------------------------------------------------
 

@@ -56,13 +56,13 @@ class TopNShape:
             name = item.expression.rpartition(".")[2]
             if differs := _compare_values(self.value(left, name), self.value(right, name), item):
                 return differs
-        return -1 if self.place(left) < self.place(right) else 1
+        return -1 if self.tie_breaker(left) < self.tie_breaker(right) else 1
 
     def value(self, row: Row, name: str) -> Any:
         """What rows are sorted by under this name."""
         return row.values[name]
 
-    def place(self, row: Row) -> tuple[Any, ...]:
+    def tie_breaker(self, row: Row) -> tuple[Any, ...]:
         """What orders rows that are equal in all of `orderBy`."""
         return row.ts, row.partition, row.offset
 
@@ -81,7 +81,7 @@ class TopOfRowsShape(TopNShape):
     """Rows of a step (R7), which have no place in a topic. Rows of one event time that are equal in `orderBy` are in
     the order of their values."""
 
-    def place(self, row: Row) -> tuple[Any, ...]:
+    def tie_breaker(self, row: Row) -> tuple[Any, ...]:
         (source,) = self.job.inputs
         return row.ts, *(_sortable(row.values[name]) for name in source.types if name != source.event_time)
 
@@ -105,7 +105,7 @@ class TopOfWindowsShape(TopNShape):
     def value(self, row: Row, name: str) -> Any:
         return row.values[name] if name in row.values else (self.selection or {})[name](row.values)
 
-    def place(self, row: Row) -> tuple[Any, ...]:
+    def tie_breaker(self, row: Row) -> tuple[Any, ...]:
         values = (value for name, value in row.values.items() if name not in WINDOW_COLUMNS)
         return tuple(map(_sortable, values))
 
@@ -133,7 +133,10 @@ class TopNOracle:
     def epoch(self, watermarks: Watermarks, rows: SideBatches) -> EpochExpectation:
         """Replays one epoch, like `Oracle.epoch`."""
         self._closed = max(self._closed, as_time(watermarks[self._input]) - self._shape.rule.allowed_lateness)
-        emitted = tuple(self._close())
+        emitted: list[dict[str, Any]] = []
+        for cell in [cell for cell in self._rows if cell[1][1] <= self._closed]:  # R3
+            ranked = self._shape.ranked(self._rows.pop(cell))
+            emitted += [self._shape.output(row, cell[1], number) for number, row in enumerate(ranked, start=1)]
         dropped: Counter[str] = Counter()
         for row in rows.get(self._input, ()):
             if self._shape.where is not None and self._shape.where(row.values) is not True:
@@ -144,14 +147,8 @@ class TopNOracle:
             for span in spans:
                 self._rows[self._shape.key(row), span].append(row)
         late = dropped.pop(LATE, 0)
-        return EpochExpectation((), emitted, {self._input: late}, {self._input: dropped})
+        return EpochExpectation((), tuple(emitted), {self._input: late}, {self._input: dropped})
 
     def end(self) -> Iterator[EpochExpectation]:
         """Yields the epoch that ends the input (T7)."""
         yield self.epoch({self._input: END}, {})
-
-    def _close(self) -> Iterator[dict[str, Any]]:
-        """Emits the first rows of the windows whose end has been reached (R3), and forgets these windows."""
-        for cell in [cell for cell in self._rows if cell[1][1] <= self._closed]:
-            for number, row in enumerate(self._shape.ranked(self._rows.pop(cell)), start=1):
-                yield self._shape.output(row, cell[1], number)

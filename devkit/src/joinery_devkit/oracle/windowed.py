@@ -156,7 +156,7 @@ class WindowOracle:
         self._shape, self._closed, self._arrived = shape, UNKNOWN, 0
         self.handed_on = UNKNOWN
         self._early, self._changed = EarlyHorizon(), set[tuple[Hashable, Span]]()
-        self._ended, self._final, self._taken = UNKNOWN, set[tuple[Hashable, Span]](), set[tuple[Hashable, Span]]()
+        self._ended, self._final, self._received = UNKNOWN, set[tuple[Hashable, Span]](), set[tuple[Hashable, Span]]()
         self._rows: dict[tuple[Hashable, Span], list[tuple[int, int, int, int, Values]]] = defaultdict(list)
 
     def edit(self, job: StreamJoin) -> None:
@@ -170,8 +170,14 @@ class WindowOracle:
         watermark = as_time(watermarks[self._input])
         self._closed = max(self._closed, watermark - self._shape.lateness)
         self._ended = max(self._ended, watermark) if self._shape.reopens else self._closed
-        self._taken.clear()
-        closed = list(self._close())
+        self._received.clear()
+        closed = []  # the rows of windows whose end has been reached (G2)
+        for cell in [cell for cell in self._rows if cell[1][1] <= self._ended]:
+            if cell not in self._final:
+                closed.append(self._emit(cell))
+                self._final.add(cell)
+            if cell[1][1] <= self._closed:  # it takes no row any more (G3)
+                del self._rows[cell]
         emitted = tuple(row for row in closed if self._shape.is_emitted(row))
         if self._early.passes(as_time(watermarks[self._input]), self._shape.every):
             open_cells = (cell for cell in self._rows if cell[1][1] > self._ended)
@@ -186,7 +192,7 @@ class WindowOracle:
             else:
                 dropped["filtered"] += 1
         if self._shape.reopens:
-            emitted += tuple(self._emit(cell) for cell in self._taken if cell[1][1] <= self._ended)
+            emitted += tuple(self._emit(cell) for cell in self._received if cell[1][1] <= self._ended)
         if self._shape.selection is not None:
             pairs = [selected(self._shape.selection, row) for row in emitted]
             emitted = tuple(row for row, _ in pairs)
@@ -197,15 +203,6 @@ class WindowOracle:
     def end(self) -> Iterator[EpochExpectation]:
         """Yields the epoch that ends the input (T7)."""
         yield self.epoch({self._input: END}, {})
-
-    def _close(self) -> Iterator[dict[str, Any]]:
-        """Emits the windows whose end has been reached (G2), and forgets those that take no row any more (G3)."""
-        for cell in [cell for cell in self._rows if cell[1][1] <= self._ended]:
-            if cell not in self._final:
-                yield self._emit(cell)
-                self._final.add(cell)
-            if cell[1][1] <= self._closed:
-                del self._rows[cell]
 
     def _emit(self, cell: tuple[Hashable, Span]) -> dict[str, Any]:
         ordered = sorted(self._rows[cell], key=lambda row: row[:4])
@@ -219,7 +216,7 @@ class WindowOracle:
         for span in open_spans:
             self._rows[key, span].append((row.ts, self._arrived, row.partition, row.offset, values))
             self._changed.add((key, span))
-            self._taken.add((key, span))
+            self._received.add((key, span))
             if span[1] <= self._ended:
                 self._final.add((key, span))
         return bool(open_spans)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -154,7 +154,11 @@ class SessionWindows:
 
     def _sessions(self, rows: Sides) -> Iterator[tuple[Window, Sides]]:
         """Groups the rows of each key into sessions: rows at a distance <= gap belong together (S1)."""
-        for listed in self._by_key(rows).values():
+        by_key: dict[Any, list[tuple[int, Joined]]] = defaultdict(list)
+        for side, side_rows in enumerate(rows):
+            for row in side_rows:
+                by_key[self.step.key(side, row)].append((side, row))
+        for listed in by_key.values():
             ordered = sorted(listed, key=lambda pair: self._time(*pair))
             session = ordered[:1]
             for side, row in ordered[1:]:
@@ -171,13 +175,6 @@ class SessionWindows:
 
     def _time(self, side: int, row: Joined) -> int:
         return time_of(self.step, self.names, side, row)
-
-    def _by_key(self, rows: Sides) -> Mapping[Any, list[tuple[int, Joined]]]:
-        by_key: dict[Any, list[tuple[int, Joined]]] = defaultdict(list)
-        for side, listed in enumerate(rows):
-            for row in listed:
-                by_key[self.step.key(side, row)].append((side, row))
-        return by_key
 
 
 def _forgetting(rows: Sides, forget: Forget) -> Sides:

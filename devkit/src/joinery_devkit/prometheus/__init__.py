@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from joinery_devkit.go_programs import built_program
+from joinery_devkit.kubernetes.binaries import built_program
 
 _MODULE = Path(__file__).with_name("alerts")
 
