@@ -67,6 +67,22 @@ def test_a_secret_does_not_make_two_inputs_one_consumer_group(secrets: Path, set
     assert "hush" not in str(caught.value)
 
 
+@pytest.mark.parametrize("setting", ["group.id", "group.instance.id"])
+def test_a_secret_of_a_job_of_a_blue_green_job_names_no_consumer_group(
+    secrets: Path, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    """Both jobs would read with it, and each would lack what the other one reads."""
+    monkeypatch.setenv("JOINERY_OWN_GROUPS", "true")
+    with_secrets(job(INPUT_REF))
+    (secrets / "kafka-client" / setting).write_text("hush-group\n")
+    with pytest.raises(JobError) as caught:
+        with_secrets(job(INPUT_REF))
+    (problem,) = caught.value.problems
+    assert problem.path == "spec.inputs"
+    assert problem.message.startswith(f"orders: the secret names {setting}, and the jobs of the BlueGreenJob would")
+    assert "hush" not in str(caught.value)
+
+
 @pytest.mark.parametrize("name", ["plugin.library.paths", "Plugin.Library.Paths"])
 def test_a_secret_has_no_setting_that_the_operator_forbids(
     secrets: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -155,6 +155,34 @@ def test_the_history_lists_jobs_and_where_they_write(kubectl: FakeKubectl, plugi
     assert "has no revisions" in plugin("rollout", "history", "orders", "--revision", "r1").err
 
 
+LISTED = [{"kind": "StreamJoin", "name": name, "uid": name} for name in (GREEN, BLUE, "orders-3", "orders-2")]
+
+
+def test_a_restart_restarts_all_jobs_that_run(kubectl: FakeKubectl, plugin: Run) -> None:
+    known(kubectl, jobs=LISTED, candidate={"name": GREEN}, old=[{"name": "orders-2", "until": "2026-11-21T10:00:00Z"}])
+    references = [f"streamjoin.joinery.dev/{name}" for name in (BLUE, GREEN, "orders-2")]
+    kubectl.answer("annotate", *references)
+    assert plugin("restart", "orders").code == 0
+    *call, annotation = kubectl.asked[-1]
+    assert call == ["annotate", *references, "--namespace=jobs", "--overwrite"]
+    assert annotation.startswith("joinery.dev/restartedAt=")
+
+
+def test_without_a_job_there_is_nothing_to_restart(kubectl: FakeKubectl, plugin: Run) -> None:
+    known(kubectl)
+    ended = plugin("restart", "orders")
+    assert (ended.code, "BlueGreenJob jobs/orders has no job yet" in ended.err) == (1, True)
+
+
+def test_logs_are_those_of_the_job_that_readers_use(kubectl: FakeKubectl, plugin: Run) -> None:
+    job = {**child(BLUE, "blue"), "status": {"driver": {"number": 4, "asked": "2026-11-21T10:00:00Z"}}}
+    known(kubectl, jobs=LISTED, blue=job)
+    pod = ChildNames(job).driver(4)
+    kubectl.has_pod(pod)
+    kubectl.answer("logs", pod, out="of blue\n")
+    assert plugin("logs", "orders").out == "of blue\n"
+
+
 def test_status_suspend_and_pause_know_it(kubectl: FakeKubectl, plugin: Run) -> None:
     known(kubectl, ("Ready", "True", "Running"), candidate={"name": GREEN})
     said = plugin("status", "orders").out

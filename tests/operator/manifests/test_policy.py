@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from joinery_operator.manifests import forbidden_requests, spark_problems
+from joinery_operator.names import CHILD_JOB_ANNOTATION
 from joinery_operator.settings import Settings, read_settings
 from joinery_runtime.errors import EnvironmentProblem
 
@@ -360,6 +361,20 @@ def test_secrets_do_not_run_code_either(job):
     executor = yaml.safe_load(job.config_map()["data"]["executor.yaml"])
     variables = {entry["name"]: entry.get("value") for entry in executor["spec"]["containers"][0]["env"]}
     assert "plugin.library.paths" in variables["JOINERY_FORBIDDEN_PROPERTIES"].split(",")
+
+
+def test_the_driver_of_a_blue_green_jobs_job_is_told_that_others_read_with_its_secrets(job):
+    def variables(pod):
+        return {entry["name"] for entry in pod["spec"]["containers"][0]["env"]}
+
+    metadata = job.resource["metadata"]
+    copy = {**job.resource, "metadata": {**metadata, "annotations": {CHILD_JOB_ANNOTATION: "another"}}}
+    own = {**job.resource, "metadata": {**metadata, "annotations": {CHILD_JOB_ANNOTATION: metadata["name"]}}}
+    for other in (job.resource, copy):
+        assert "JOINERY_OWN_GROUPS" not in variables(replace(job, resource=other).driver())
+    ours = replace(job, resource=own)
+    assert {"JOINERY_OWN_GROUPS"} <= variables(ours.driver()) & variables(ours.check())
+    assert "JOINERY_OWN_GROUPS" not in variables(ours.delete_state()), "it reads no input"
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"pods": []}', '{"images": "*"}', '{"images": [""]}'])

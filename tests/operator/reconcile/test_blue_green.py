@@ -12,7 +12,8 @@ import pytest
 
 from joinery_operator.decision import ObservedBlueGreen
 from joinery_operator.names import CHILD_JOB_ANNOTATION, PAUSE_ANNOTATION
-from joinery_operator.reconcile import reconcile
+from joinery_operator.reconcile import blue_green as blue_green_module
+from joinery_operator.reconcile import blue_green_conditions, blue_green_jobs, reconcile
 from joinery_operator.reconcile.blue_green_jobs import RequestedJob, requested_job, shared_places
 from joinery_operator.reconcile.context import FINALIZER
 from joinery_runtime.job.crd import KINDS, BlueGreenState
@@ -535,6 +536,80 @@ def test_a_job_that_has_a_candidates_name_and_has_worked_is_no_candidate() -> No
     world.settle(11 * MINUTE)
     world.settle(MINUTE)
     assert world.read() == ["green"]
+
+
+def test_a_job_of_the_other_kind_that_has_a_candidates_name_is_no_candidate() -> None:
+    """It has had no driver, and all else that the operator writes."""
+    joins, windows = KINDS
+    world = started()
+    world.edit(**topic("green"))
+    with suppress(Killed):
+        world.step(killed_after=2)  # the status and the creation
+    (green,) = [name for name in world.jobs() if name not in {job.name for job in world.state.jobs}]
+    created = world.clusters.pop(green).resource
+    assert created is not None
+    assert created["kind"] == joins.name
+    forged = {
+        **deepcopy(created),
+        "kind": windows.name,
+        "spec": blue_green(windows, "green")["spec"]["template"]["spec"],
+    }
+    world.strangers[green] = forged
+    before = deepcopy(forged)
+    world.settle(HOUR)
+    assert world.strangers[green] == before
+    assert world.condition("Degraded") == ("True", "ForeignJob")
+    assert (world.read(), world.working()) == (["blue"], ["blue"])
+
+
+def test_no_place_that_any_earlier_job_wrote_is_written_again() -> None:
+    """The status has the last 16 jobs that ended whole, and digests of the places of those before."""
+    world = started(keepOld="0s")
+    colours = [f"colour-{number}" for number in range(20)]
+    for colour in colours:
+        world.edit(**topic(colour))
+        world.settle()
+    assert len(world.state.retired) == 16
+    assert len(world.state.earlier_places) == 3
+    for colour in (colours[0], colours[18]):
+        world.edit(**topic(colour))
+        world.settle()
+        assert world.condition("Valid") == ("False", "Invalid")
+        assert f"writes to kafka {colour}" in world.message("Valid")
+        assert world.working() == ["blue", "colour-19"]
+    world.edit(**topic("last"))
+    world.settle()
+    assert world.working() == ["blue", "last"]
+
+
+def test_when_the_status_has_no_room_for_more_places_no_job_starts_at_another_one() -> None:
+    world = started()
+    world.resource["status"]["earlierPlaces"] = [f"{number:010x}" for number in range(9_999)]
+    world.edit(**topic("green"))
+    world.settle()
+    assert "have written to 10000 places" in world.message("Valid")
+    assert world.working() == ["blue"]
+    world.edit(**topic("blue"))
+    world.settle()
+    assert world.condition("UpToDate") == ("True", "RolledOut")
+
+
+def test_jobs_whose_states_are_not_deleted_stay_its_own_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that the status does not list would be somebody else's, and would keep running."""
+    for module in (blue_green_module, blue_green_conditions, blue_green_jobs):
+        monkeypatch.setattr(module, "MOST_JOBS", 4)
+    world = started()
+    for number in range(6):
+        world.edit(**topic(f"colour-{number}"))
+        world.step()
+        world.step()
+    assert len(world.jobs()) == len(world.state.jobs) == 4
+    assert world.condition("UpToDate") == ("False", "TooManyJobs")
+    assert "of which the status lists at most 4: orders-" in world.message("UpToDate")
+    assert world.condition("Degraded") == ("False", "AsExpected")
+    assert world.working() == ["blue"]
+    world.settle()
+    assert (len(world.jobs()), world.working()) == (2, ["blue", "colour-5"])
 
 
 def test_owner_and_annotation_that_others_removed_are_set_back() -> None:

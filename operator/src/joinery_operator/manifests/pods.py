@@ -40,10 +40,10 @@ from joinery_operator.manifests.spark import (
     executor_template,
     submit_arguments,
 )
-from joinery_operator.names import SCALE_ANNOTATION, ChildNames, Role, labels, owner_reference
+from joinery_operator.names import CHILD_JOB_ANNOTATION, SCALE_ANNOTATION, ChildNames, Role, labels, owner_reference
 from joinery_operator.revision import JobRevision, scale_of
 from joinery_runtime.job import STORED_JOB
-from joinery_runtime.job.crd import ENDING_FILE, SCALE_FILE, Scale
+from joinery_runtime.job.crd import ENDING_FILE, OWN_GROUPS, SCALE_FILE, Scale
 from joinery_runtime.job.model.owner import STATE_OWNER
 
 MIGRATE_CONTAINER = "migrate"
@@ -100,6 +100,7 @@ def driver_pod(
         {"name": "PYSPARK_SUBMIT_ARGS", "value": submit_arguments(revision, attempt, scale, executors)},
         {"name": SCALE_FILE, "value": f"{_SCALE_FOLDER}/{_SCALE}"},
         KEY_ENV,
+        *_own_groups_env(revision),
     ]
     container["volumeMounts"] = [
         *container["volumeMounts"],
@@ -132,7 +133,9 @@ def check_pod(revision: JobRevision) -> Manifest:
     """The pod that checks whether a changed job fits its state, and whether its migration works. Needs the revision's
     ConfigMap. Raises ManifestError."""
     name = ChildNames(revision.resource).check(revision.revision, revision.mode)
-    return _build_pod(revision, "check", name, _state_container(revision, "check", _JOB))
+    container = _state_container(revision, "check", _JOB)
+    container["env"] = [*container["env"], *_own_groups_env(revision)]
+    return _build_pod(revision, "check", name, container)
 
 
 def delete_state_pod(revision: JobRevision) -> Manifest:
@@ -239,6 +242,13 @@ def _owner_env(revision: JobRevision) -> list[dict[str, str]]:
     if not revision.settings.cluster:
         return []
     return [{"name": STATE_OWNER, "value": revision.owner_candidate.model_dump_json(exclude_defaults=True)}]
+
+
+def _own_groups_env(revision: JobRevision) -> list[dict[str, str]]:
+    """For pods that read the inputs, or decide whether an edit may: deleting a state needs no consumer group."""
+    metadata = revision.resource["metadata"]
+    is_one_of_several = (metadata.get("annotations") or {}).get(CHILD_JOB_ANNOTATION) == metadata["name"]
+    return [{"name": OWN_GROUPS, "value": "true"}] if is_one_of_several else []
 
 
 def _state_container(revision: JobRevision, *arguments: str) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from joinery_operator.plugin.kubectl import (
     KubectlError,
     KubectlTarget,
     NoDriver,
-    find_job,
     find_job_or_blue_green,
+    find_job_with_driver,
     newest_driver,
     running_driver,
 )
@@ -27,7 +27,7 @@ from joinery_operator.revision import RESTARTED_AT
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import explain as explain_job
 from joinery_runtime.job import load_stored
-from joinery_runtime.job.crd import ENDING_FILE
+from joinery_runtime.job.crd import BLUE_GREEN, ENDING_FILE
 
 app = App(name="kubectl joinery", help="Jobs of Joinery on the cluster that kubectl talks to.",
           version=version("joinery-operator"), result_action="return_value")  # fmt: skip
@@ -80,7 +80,7 @@ def logs(job: JobName, /, *, follow: Annotated[bool, Parameter(name=["--follow",
     tail
         Number of last lines to print. Default: all.
     """
-    job_resource = find_job(target, job)
+    job_resource = find_job_with_driver(target, job)
     more = [*(["--follow"] if follow else []), *([f"--tail={tail}"] if tail is not None else [])]
     pod = newest_driver(target, job_resource)
     return target.run("logs", pod, f"--namespace={job_resource.namespace}", f"--container={MAIN_CONTAINER}", *more)
@@ -153,18 +153,21 @@ def savepoint(job: JobName, name: str, /, *, target: KubectlTarget = _HERE) -> i
 @app.command
 def explain(job: JobName, /, *, target: KubectlTarget = _HERE) -> None:
     """Print the plan of the job as it is on the cluster. Needs no driver."""
-    job_resource = find_job(target, job)
+    job_resource = find_job_with_driver(target, job)
     stored = load_stored(job_resource.resource)
     _say("\n".join([explain_job(stored.job).render(), *(f"warning: {warning}" for warning in stored.warnings)]))
 
 
 @app.command
 def restart(job: JobName, /, *, target: KubectlTarget = _HERE) -> int:
-    """Stop the driver after its running epoch and start another one. Loses and repeats nothing."""
-    job_resource = find_job(target, job)
+    """Stop the driver after its running epoch and start another one. Loses and repeats nothing. A BlueGreenJob restarts
+    all of its jobs that run, and the second job's stableFor begins again."""
+    job_resource = find_job_or_blue_green(target, job)
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     namespace_option = f"--namespace={job_resource.namespace}"
-    return target.run("annotate", job_resource.reference, namespace_option, "--overwrite", f"{RESTARTED_AT}={now}")
+    is_job = job_resource.resource["kind"] != BLUE_GREEN.name
+    references = [job_resource.reference] if is_job else job_resource.running_jobs
+    return target.run("annotate", *references, namespace_option, "--overwrite", f"{RESTARTED_AT}={now}")
 
 
 @app.command
@@ -181,7 +184,7 @@ def resume(job: JobName, /, *, target: KubectlTarget = _HERE) -> int:
 
 def _run_in_driver(target: KubectlTarget, job: str, *command: str) -> int:
     """Runs `joinery COMMAND` in the job's driver pod, or where none runs in a pod of its own. Raises JoineryError."""
-    job_resource = find_job(target, job)
+    job_resource = find_job_with_driver(target, job)
     pod = running_driver(target, job_resource)
     if isinstance(pod, NoDriver):
         return ask(target, job_resource, pod.reason, command)

@@ -102,7 +102,24 @@ class JobResource:
     @property
     def reference(self) -> str:
         """The name for kubectl: `streamjoin.joinery.dev/name`."""
-        return f"{self.resource['kind'].lower()}.{_GROUP}/{self.resource['metadata']['name']}"
+        return _reference(self.resource["kind"], self.resource["metadata"]["name"])
+
+    @property
+    def running_jobs(self) -> list[str]:
+        """The names for kubectl of the jobs of a BlueGreenJob that run, the one that readers use first. Raises
+        JoineryError if there is none yet."""
+        status, name = self.status, self.resource["metadata"]["name"]
+        roles = [
+            status.get("active"),
+            *(role["name"] for role in (status.get("candidate"), *status.get("old", ())) if role),
+        ]
+        kinds = {listed["name"]: listed["kind"] for listed in status.get("jobs", ())}
+        running = [_reference(kinds[job], job) for job in roles if job in kinds]
+        if not running:
+            raise JoineryError(
+                f"BlueGreenJob {self.name} has no job yet", todo=f"`kubectl joinery status {name}` says why"
+            )
+        return running
 
     @property
     def blue_green(self) -> str | None:
@@ -124,6 +141,10 @@ class JobResource:
         """The name of the newest driver pod that was asked for."""
         attempt = self.status.get("driver")
         return ChildNames(self.resource).driver(attempt["number"]) if attempt else None
+
+
+def _reference(kind: str, name: str) -> str:
+    return f"{kind.lower()}.{_GROUP}/{name}"
 
 
 def find_job(target: KubectlTarget, name: str, kinds: Sequence[ResourceKind] = KINDS) -> JobResource:
@@ -170,6 +191,12 @@ def find_job_or_blue_green(target: KubectlTarget, name: str) -> JobResource:
             return find_job(target, name, (BLUE_GREEN,))
         except KubectlError:
             raise missing from None
+
+
+def find_job_with_driver(target: KubectlTarget, name: str) -> JobResource:
+    """The job called `name`, or that of the BlueGreenJob which readers use. Raises JoineryError."""
+    job = find_job_or_blue_green(target, name)
+    return find_job(target, job.running_jobs[0]) if job.resource["kind"] == BLUE_GREEN.name else job
 
 
 def read_config_map(target: KubectlTarget, job: JobResource, name: str) -> dict[str, Any] | None:

@@ -31,6 +31,7 @@ from joinery_operator.names import CHILD_ROLE_LABEL, SWITCH_ANNOTATION
 from joinery_operator.reconcile.blue_green_conditions import blue_green_events, with_conditions, with_pause
 from joinery_operator.reconcile.blue_green_jobs import (
     DELETE_STATE,
+    MOST_JOBS,
     RETAIN_STATE,
     BlueGreenContext,
     RequestedJob,
@@ -39,11 +40,13 @@ from joinery_operator.reconcile.blue_green_jobs import (
     desired_spec,
     differs,
     has_caught_up,
+    has_room,
     is_healthy,
     lags_no_more,
     outputs_of,
     patch_action,
     pause_action,
+    place_digests,
     running,
 )
 from joinery_operator.reconcile.context import FINALIZER, pause_scope
@@ -52,7 +55,7 @@ from joinery_runtime.job.crd import BlueGreenSpec, BlueGreenState, CandidateJob,
 _LOOK_SECONDS = 30.0
 """How often a transition is looked at, even if no watch reports anything."""
 _SOONEST_SECONDS = 0.5
-_MOST_OLD, _MOST_RETIRED, _MOST_JOBS = 4, 16, 32
+_MOST_OLD, _MOST_RETIRED = 4, 16
 
 
 def reconcile_blue_green(observed: ObservedBlueGreen) -> Decision:
@@ -155,7 +158,7 @@ def _with_jobs(ctx: BlueGreenContext, state: BlueGreenState) -> BlueGreenState:
         )
         jobs[name] = listed
     ordered = sorted(jobs.values(), key=lambda listed: (listed.name not in roles, listed.name))
-    return state.model_copy(update={"jobs": tuple(ordered[:_MOST_JOBS])})
+    return state.model_copy(update={"jobs": tuple(ordered[:MOST_JOBS])})
 
 
 def _with_deletions(state: BlueGreenState, actions: Iterable[Action]) -> BlueGreenState:
@@ -194,7 +197,7 @@ def _with_requested(ctx: BlueGreenContext, state: BlueGreenState, job: Requested
     if any(old.name == job.name for old in state.old):
         # It never stopped, so its outputs are whole.
         return _switched(ctx, state, job.name)
-    if ctx.suspended:
+    if ctx.suspended or not has_room(ctx, state):
         return state
     return state.model_copy(update={"candidate": CandidateJob(name=job.name, since=ctx.now)})
 
@@ -254,9 +257,13 @@ def _retired(ctx: BlueGreenContext, state: BlueGreenState, name: str) -> BlueGre
     retired = tuple(past for past in state.retired if past.name != name)
     if listed is not None:
         retired = (*retired, RetiredJob(name=name, outputs=listed.outputs, ended=ctx.now))
+    dropped = [digest for past in retired[:-_MOST_RETIRED] for digest in place_digests(past.outputs)]
+    update: dict[str, object] = {"retired": retired[-_MOST_RETIRED:]}
+    if dropped:
+        update["earlier_places"] = tuple(sorted({*state.earlier_places, *dropped}))
     candidate = None if state.candidate is not None and state.candidate.name == name else state.candidate
     old = tuple(job for job in state.old if job.name != name)
-    return state.model_copy(update={"candidate": candidate, "old": old, "retired": retired[-_MOST_RETIRED:]})
+    return state.model_copy(update={**update, "candidate": candidate, "old": old})
 
 
 # --- what follows for the jobs ----------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from joinery_operator.decision import Action, Create, Event, Patch
 from joinery_operator.names import PAUSE_ANNOTATION, SWITCH_ANNOTATION
 from joinery_operator.reconcile.aspects import Aspect, find_condition
-from joinery_operator.reconcile.blue_green_jobs import BlueGreenContext, RequestedJob, running
+from joinery_operator.reconcile.blue_green_jobs import MOST_JOBS, BlueGreenContext, RequestedJob, has_room, running
 from joinery_operator.reconcile.children import deletion_fault
 from joinery_operator.reconcile.context import pause_scope
 from joinery_operator.reconcile.reasons import CREATE_REFUSED, PATCH_REFUSED, Fault, cut, listed, sentence
@@ -216,6 +216,13 @@ def _up_to_date_aspect(
         reason = AWAITING_SWITCH if _awaits_switch(ctx, state.candidate) else BESIDE
         return Aspect("UpToDate", "False", reason, _progress_text(ctx, state))
     if job.name != state.active:
+        if not ctx.suspended and not has_room(ctx, state):
+            ending = [name for name in ctx.jobs if name not in running(state)]
+            message = (
+                f"job {job.name} starts once one of these jobs is deleted, of which the status lists at most "
+                f"{MOST_JOBS}: {', '.join(ending)}. They have ended, and wait until their states are deleted"
+            )
+            return Aspect("UpToDate", "False", "TooManyJobs", cut(message))
         reason = "Suspended" if ctx.suspended else BESIDE
         return Aspect("UpToDate", "False", reason, f"job {job.name} starts once the others are resumed")
     manifest = ctx.jobs.get(job.name)

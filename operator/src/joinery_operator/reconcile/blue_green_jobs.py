@@ -36,6 +36,8 @@ RETAIN_STATE, DELETE_STATE = "retainState", "deleteState"
 Role = Literal["active", "candidate", "old", "retired"]
 _PAUSES = {"rollouts": "rollouts", "everything": "all"}
 _REMEMBERED = 1_000
+MOST_JOBS, _MOST_PLACES = 32, 10_000
+"""How many jobs and places the status has room for."""
 _TOO_DEEP = ""
 """Stands for the text of a resource that is nested deeper than Python recurses."""
 
@@ -101,7 +103,10 @@ class BlueGreenContext:
         if listed is not None and listed.deletes_state:
             return False
         names = {*running(self.state), *(past.name for past in self.state.retired)}
-        return name in names and (job.get("status") or {}).get("driver") is None
+        if name not in names or (job.get("status") or {}).get("driver") is not None:
+            return False
+        # A job of the other kind, or with other outputs, is not the one that was created under this name.
+        return name == job_name(self.observed.resource, job["kind"], outputs_of(job))
 
     def is_lost(self, name: str) -> bool:
         """Whether a job was deleted, or is being deleted, together with its state."""
@@ -140,6 +145,11 @@ class BlueGreenContext:
         return candidate.stable_since + timedelta(milliseconds=self.spec.stable_for)
 
 
+def has_room(ctx: BlueGreenContext, state: BlueGreenState) -> bool:
+    """Whether the status can list one job more. A job that it does not list would count as somebody else's."""
+    return len({*ctx.jobs, *running(state)}) < MOST_JOBS
+
+
 def running(state: BlueGreenState) -> dict[str, Role]:
     """The jobs that run, by name, with their roles: the active one first."""
     roles: dict[str, Role] = {} if state.active is None else {state.active: "active"}
@@ -151,15 +161,20 @@ def running(state: BlueGreenState) -> dict[str, Role]:
 def requested_job(resource: Manifest) -> RequestedJob | tuple[str, ...]:
     """The job that the template asks for, or everything that is wrong with the template."""
     template = resource["spec"]["template"]
-    kind, spec, name = template.get("kind", "StreamJoin"), template["spec"], resource["metadata"]["name"]
+    kind, spec = template.get("kind", "StreamJoin"), template["spec"]
     job = _load(_as_text(kind, spec, resource))
     if isinstance(job, tuple):
         return tuple(f"spec.template.{problem}" for problem in job)
     outputs = written_outputs(job)
     if problems := tuple(_template_problems(job, spec, outputs)):
         return problems
+    return RequestedJob(kind, job_name(resource, kind, outputs), spec, outputs)
+
+
+def job_name(resource: Manifest, kind: str, outputs: Iterable[OutputStatus]) -> str:
+    """Return the name of the job of this kind that writes these outputs."""
     digest = digest_of(json.dumps([kind, sorted(_places(outputs))]))
-    return RequestedJob(kind, f"{name}-{digest}", spec, outputs)
+    return f"{resource['metadata']['name']}-{digest}"
 
 
 def outputs_of(job: Manifest) -> tuple[OutputStatus, ...]:
@@ -320,6 +335,11 @@ def _template_problems(job: Job, spec: Mapping[str, Any], outputs: tuple[OutputS
             )
 
 
+def place_digests(outputs: Iterable[OutputStatus]) -> list[str]:
+    """Return a digest of each place, by which the status remembers many places."""
+    return [digest_of(json.dumps(place)) for place in sorted(_places(outputs))]
+
+
 def _places(outputs: Iterable[OutputStatus]) -> set[tuple[str, str]]:
     return {(output.kind, place_of(output.kind, output.target)) for output in outputs if output.target is not None}
 
@@ -376,6 +396,19 @@ def conflict(job: RequestedJob, state: BlueGreenState) -> str | None:
                 f"{past.ended:%Y-%m-%d %H:%M} UTC. Its state is deleted, so its rows would be written again: name "
                 "other places"
             )
+    written = {digest: f"{output.kind} {output.target}" for output in job.outputs for digest in place_digests([output])}
+    if repeated := [text for digest, text in written.items() if digest in state.earlier_places]:
+        return (
+            f"spec.template: writes to {', '.join(repeated)}, where an earlier job of this resource wrote. Its "
+            "state is deleted, so its rows would be written again: name other places"
+        )
+    known = len(state.earlier_places) + sum(len(other.outputs) for other in (*state.retired, *state.jobs))
+    if known + len(written) > _MOST_PLACES:
+        return (
+            f"spec.template: the jobs of this resource have written to {known} places, and its status remembers at "
+            f"most {_MOST_PLACES:,}, so that none of them is written again. Start another BlueGreenJob, with outputs "
+            "of its own"
+        )
     for other in state.jobs:
         if other.name != job.name and (shared := shared_places(job.outputs, other.outputs)):
             return (

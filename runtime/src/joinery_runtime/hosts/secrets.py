@@ -23,7 +23,7 @@ from joinery_runtime.job import (
     PostgresStoreSpec,
     SecretRef,
 )
-from joinery_runtime.job.crd import FORBIDDEN_PROPERTIES
+from joinery_runtime.job.crd import FORBIDDEN_PROPERTIES, OWN_GROUPS
 from joinery_runtime.job.model.draft import path_text
 from joinery_runtime.job.model.input_rules import GROUP_SETTINGS
 from joinery_runtime.job.model.inputs import SchemaRegistry
@@ -49,8 +49,8 @@ def with_secrets(job: Job) -> Job:
     """The job with its secrets' values in place of the references to them, as a process needs it to connect.
 
     Raises EnvironmentProblem, naming the paths that were tried, if a secret cannot be read, and JobError if a setting
-    is both in a job's `properties` and in its secret, if the operator forbids it, or if it makes two inputs one
-    consumer group.
+    is both in a job's `properties` and in its secret, if the operator forbids it, or if it makes two inputs, or the
+    inputs of two jobs of a BlueGreenJob, one consumer group.
     """
     filling = _Filling()
     filled = with_clients(job, filling.client, _keep_database)
@@ -61,8 +61,10 @@ def with_secrets(job: Job) -> Job:
 
 
 def _shared_groups(job: Job) -> Iterator[Problem]:
-    """Yield a problem for each setting that makes two inputs, or two aliases of one, members of one consumer group.
-    What stands in the job's `properties` is checked at load."""
+    """Yield a problem for each setting that makes two inputs, or two aliases of one, members of one consumer group, or
+    inputs of two jobs of one BlueGreenJob. What stands in the job's `properties` is checked at load, and by the
+    operator."""
+    others_read_with_it = bool(os.environ.get(OWN_GROUPS))
     for setting in GROUP_SETTINGS:
         inputs_by_value: dict[str, list[str]] = {}
         for side in job.read_inputs:
@@ -70,7 +72,13 @@ def _shared_groups(job: Job) -> Iterator[Problem]:
             if value is not None:
                 inputs_by_value.setdefault(value, []).append(side.name)
         for names in inputs_by_value.values():
-            if len(names) > 1:
+            if others_read_with_it:
+                yield Problem(
+                    "spec.inputs",
+                    f"{' and '.join(names)}: the secret names {setting}, and the jobs of the BlueGreenJob would divide "
+                    "the partitions. Leave it out of the secret: each job has a group of its own",
+                )
+            elif len(names) > 1:
                 yield Problem(
                     "spec.inputs",
                     f"{' and '.join(names)} have the same {setting}, by their secrets: each would read some of the "

@@ -91,7 +91,7 @@ class RetiredJob(Model):
     name: Word = Field(examples=["orders-paid-0d41b7a9c2"])
     """The name that its resource had."""
     outputs: Annotated[tuple[OutputStatus, ...], Field(max_length=64)] = ()
-    """Where it wrote: while it is listed, no job may write there, because rows would be repeated."""
+    """Where it wrote: no other job may write there, because rows would be repeated."""
     ended: datetime = Field(examples=["2026-01-16T10:00:00Z"])
     """When it was ended."""
 
@@ -116,7 +116,9 @@ class BlueGreenState(Model):
     jobs: Annotated[tuple[ChildJob, ...], Field(max_length=32, json_schema_extra=list_map("name"))] = ()
     """The jobs that exist, or that are to be created again. A driver of a job starts once the job is listed here."""
     retired: Annotated[tuple[RetiredJob, ...], Field(max_length=16)] = ()
-    """The last 16 jobs that ended, the oldest first. The places of earlier ones are not checked any more."""
+    """The last 16 jobs that ended, the oldest first."""
+    earlier_places: Annotated[tuple[Word, ...], Field(max_length=10_000)] = ()
+    """Digests of the places of jobs that ended before those, sorted: no job may write there either."""
 
 
 class BlueGreenJob(Model):

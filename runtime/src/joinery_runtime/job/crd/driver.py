@@ -24,6 +24,10 @@ MESSAGE_BYTES = 4096  # the most that Kubernetes keeps of a termination message
 FORBIDDEN_PROPERTIES = "JOINERY_FORBIDDEN_PROPERTIES"
 """The environment variable with the names, separated by commas, of client settings that no secret of a job may have."""
 
+OWN_GROUPS = "JOINERY_OWN_GROUPS"
+"""The environment variable without which a job's secrets may name its inputs' consumer groups. A job of a BlueGreenJob
+has it: others read the same topics with the same secrets."""
+
 UNSAFE_PROPERTIES = frozenset(
     {
         # librdkafka
