@@ -101,6 +101,17 @@ class ObservedSavepoint:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedPlace:
+    """A place that a job of a BlueGreenJob writes, and a job that is not the BlueGreenJob's writes too."""
+
+    job: str
+    """The name of the BlueGreenJob's job."""
+    place: str
+    """The place in words."""
+    other: Manifest
+
+
+@dataclass(frozen=True, slots=True)
 class ObservedBlueGreen:
     """One BlueGreenJob at one moment."""
 
@@ -116,6 +127,8 @@ class ObservedBlueGreen:
     """Why jobs that are still there could not be deleted, by their uid."""
     patch_refused: Mapping[str, str] = field(default_factory=dict)
     """Why jobs could not be changed, by their name, until one of them is."""
+    shared_places: Sequence[SharedPlace] = ()
+    """As far as this operator works on the other jobs, and resources say where jobs write."""
 
 
 @dataclass(frozen=True, slots=True)

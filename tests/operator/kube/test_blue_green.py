@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -25,94 +27,103 @@ from simulated_cluster.memory_server import NOW, MemoryApi, MemoryServer, contro
 from simulated_cluster.resources import resource_of
 
 
-def _jobs(server: MemoryServer) -> dict[str, str]:
-    """The jobs' names, by the topic that each writes."""
-    jobs = {name: server.get("StreamJoin", "shop", name) for name in server.names("StreamJoin")}
-    return {job["spec"]["output"]["kafka"]["topic"]: name for name, job in jobs.items() if job is not None}
+@dataclass
+class Shop:
+    """An API server with BlueGreenJob orders, and the operator that works on it."""
+
+    server: MemoryServer
+    controller: Controller
+
+    async def tell(self, manifest: Any, *, deleted: bool = False) -> None:
+        """Let a watch report an object, and the operator do what follows."""
+        await tell(self.controller, manifest, deleted=deleted)
+        await settled(self.controller)
+
+    async def edit(self, kind: str, name: str, change: Callable[[dict[str, Any]], None]) -> None:
+        await self.tell(self.server.change(kind, "shop", name, change))
+
+    async def move(self, output: str) -> None:
+        """Edit the template so that it names another topic."""
+        await self.edit("BlueGreenJob", "orders", lambda it: it["spec"]["template"]["spec"].update(topic(output)))
+
+    async def look_again(self) -> None:
+        await self.edit("BlueGreenJob", "orders", lambda it: None)
+
+    def get(self, kind: str, name: str, namespace: str = "shop") -> dict[str, Any]:
+        manifest = self.server.get(kind, namespace, name)
+        assert manifest is not None
+        return manifest
+
+    @property
+    def status(self) -> dict[str, Any]:
+        status: dict[str, Any] = self.get("BlueGreenJob", "orders")["status"]
+        return status
+
+    def condition(self, type_: str) -> dict[str, Any]:
+        """The condition of this type; empty if there is none."""
+        return next((condition for condition in self.status["conditions"] if condition["type"] == type_), {})
+
+    def jobs(self) -> dict[str, str]:
+        """The jobs' names, by the topic that each writes."""
+        jobs = {name: self.get("StreamJoin", name) for name in self.server.names("StreamJoin")}
+        return {job["spec"]["output"]["kafka"]["topic"]: name for name, job in jobs.items()}
 
 
-def _status(server: MemoryServer) -> Any:
-    resource = server.get("BlueGreenJob", "shop", "orders")
-    assert resource is not None
-    return resource["status"]
+@asynccontextmanager
+async def open_shop() -> AsyncIterator[tuple[Shop, str]]:
+    """A shop, and the name of the first job, which runs."""
+    server = MemoryServer()
+    async with controller_on(server, reconcile) as controller:
+        shop = Shop(server, controller)
+        await shop.tell(server.add(blue_green()))
+        (name,) = server.names("StreamJoin")
+        yield shop, name
 
 
 def test_a_job_is_created_watched_and_deleted() -> None:
     async def lives() -> None:
-        server = MemoryServer()
-        async with controller_on(server, reconcile) as controller:
-
-            async def edit(kind: str, name: str, change: Callable[[dict[str, Any]], None]) -> None:
-                await tell(controller, server.change(kind, "shop", name, change))
-                await settled(controller)
-
-            await tell(controller, server.add(blue_green()))
-            await settled(controller)
-            blue = _jobs(server)["blue"]
-            assert _status(server)["active"] == blue
-            job = server.get("StreamJoin", "shop", blue)
-            assert job is not None
-            assert job["status"]["conditions"], "the operator works on the job as on any other"
+        async with open_shop() as (shop, blue):
+            assert shop.jobs() == {"blue": blue}
+            assert shop.status["active"] == blue
+            assert shop.get("StreamJoin", blue)["status"]["conditions"], "the operator works on it as on any other job"
             # An event of a job makes its BlueGreenJob due.
-            await edit("StreamJoin", blue, lambda it: it["spec"].update(shards=2))
-            job = server.get("StreamJoin", "shop", blue)
-            assert job is not None
-            assert job["spec"]["shards"] == 4
+            await shop.edit("StreamJoin", blue, lambda it: it["spec"].update(shards=2))
+            assert shop.get("StreamJoin", blue)["spec"]["shards"] == 4
 
-            await edit("BlueGreenJob", "orders", lambda it: it["spec"]["template"]["spec"].update(topic("green")))
-            green = _jobs(server)["green"]
-            assert _status(server)["candidate"]["name"] == green
+            await shop.move("green")
+            green = shop.jobs()["green"]
+            assert shop.status["candidate"]["name"] == green
 
-            await edit("BlueGreenJob", "orders", lambda it: it["spec"]["template"]["spec"].update(topic("blue")))
-            assert _jobs(server) == {"blue": blue}
-            assert [past["name"] for past in _status(server)["retired"]] == [green]
+            await shop.move("blue")
+            assert shop.jobs() == {"blue": blue}
+            assert [past["name"] for past in shop.status["retired"]] == [green]
 
     asyncio.run(lives())
 
 
 def test_a_job_that_is_gone_is_created_again_at_once() -> None:
     async def lives() -> None:
-        server = MemoryServer()
-        async with controller_on(server, reconcile) as controller:
-            await tell(controller, server.add(blue_green()))
-            await settled(controller)
-            (name,) = server.names("StreamJoin")
-            before = server.get("StreamJoin", "shop", name)
-            await tell(controller, server.remove("StreamJoin", "shop", name), deleted=True)
-            await settled(controller)
-            after = server.get("StreamJoin", "shop", name)
-            assert before is not None
-            assert after is not None
-            assert before["metadata"]["uid"] != after["metadata"]["uid"]
+        async with open_shop() as (shop, name):
+            before = shop.get("StreamJoin", name)["metadata"]["uid"]
+            await shop.tell(shop.server.remove("StreamJoin", "shop", name), deleted=True)
+            assert shop.get("StreamJoin", name)["metadata"]["uid"] != before
 
     asyncio.run(lives())
 
 
 def test_a_strangers_job_of_that_name_is_left_alone_and_named() -> None:
     async def lives() -> None:
-        server = MemoryServer()
-        async with controller_on(server, reconcile) as controller:
-            await tell(controller, server.add(blue_green()))
-            await settled(controller)
-            (name,) = server.names("StreamJoin")
-            ours = server.remove("StreamJoin", "shop", name)
+        async with open_shop() as (shop, name):
+            ours = shop.server.remove("StreamJoin", "shop", name)
             stranger = copy.deepcopy(ours)
             del stranger["metadata"]["ownerReferences"]
-            server.add(stranger)
-            await tell(controller, ours, deleted=True)
-            await settled(controller)
-            await tell(controller, server.change("BlueGreenJob", "shop", "orders", lambda it: None))
-            await settled(controller)
-            assert _reason(server, "Degraded") == "CreateRefused"
-            job = server.get("StreamJoin", "shop", name)
-            assert job is not None
-            assert "ownerReferences" not in job["metadata"]
+            shop.server.add(stranger)
+            await shop.tell(ours, deleted=True)
+            await shop.look_again()
+            assert shop.condition("Degraded")["reason"] == "CreateRefused"
+            assert "ownerReferences" not in shop.get("StreamJoin", name)["metadata"]
 
     asyncio.run(lives())
-
-
-def _reason(server: MemoryServer, type_: str) -> str:
-    return next(str(told["reason"]) for told in _status(server)["conditions"] if told["type"] == type_)
 
 
 def _reference(owner: Any, **fields: Any) -> dict[str, Any]:
@@ -136,13 +147,9 @@ FORGED: dict[str, Callable[[Any, Any], tuple[str, list[dict[str, Any]]]]] = {
 @pytest.mark.parametrize("namespace", ["shop", "other"])
 def test_a_forged_owner_reference_stops_no_polls_and_changes_nothing(case: str, namespace: str) -> None:
     async def lives() -> None:
-        server = MemoryServer()
-        async with controller_on(server, reconcile) as controller:
-            await tell(controller, server.add(blue_green()))
-            await settled(controller)
-            (name,) = server.names("StreamJoin")
-            job, resource = server.get("StreamJoin", "shop", name), server.get("BlueGreenJob", "shop", "orders")
-            kind, references = FORGED[case](job, resource)
+        async with open_shop() as (shop, name):
+            job = shop.get("StreamJoin", name)
+            kind, references = FORGED[case](job, shop.get("BlueGreenJob", "orders"))
             spec = {"job": {"kind": "StreamJoin", "name": "none"}} if kind == "Savepoint" else {"containers": []}
             forged = {
                 "apiVersion": BY_KIND[kind].api_version,
@@ -150,51 +157,37 @@ def test_a_forged_owner_reference_stops_no_polls_and_changes_nothing(case: str, 
                 "metadata": {"name": "forged", "namespace": namespace, "ownerReferences": references},
                 "spec": spec,
             }
-            await tell(controller, server.add(forged))
-            await settled(controller)
-            await controller.poller.round()
-            await tell(controller, server.change("BlueGreenJob", "shop", "orders", lambda it: None))
-            await settled(controller)
-            after = server.get(kind, namespace, "forged")
-            assert after is not None
+            await shop.tell(shop.server.add(forged))
+            await shop.controller.poller.round()
+            await shop.look_again()
+            after = shop.get(kind, "forged", namespace)
             assert after["spec"] == spec
             assert after["metadata"]["ownerReferences"] == references
-            assert _status(server)["active"] == name
-            assert [listed["name"] for listed in _status(server)["jobs"]] == [name]
-            assert server.get("StreamJoin", "shop", name) == job
+            assert shop.status["active"] == name
+            assert [listed["name"] for listed in shop.status["jobs"]] == [name]
+            assert shop.get("StreamJoin", name) == job
 
     asyncio.run(lives())
 
 
 def test_a_change_that_the_api_server_rejects_is_a_condition_until_it_succeeds() -> None:
     async def lives() -> None:
-        server = MemoryServer()
-        async with controller_on(server, reconcile) as controller:
-            await tell(controller, server.add(blue_green()))
-            await settled(controller)
-            (name,) = server.names("StreamJoin")
+        async with open_shop() as (shop, name):
 
             def reject(method: str, path: str) -> tuple[int, Any] | None:
                 message = {"kind": "Status", "code": 422, "reason": "Invalid", "message": "admission webhook says no"}
                 return (422, message) if method == "PATCH" and path.endswith(name) else None
 
-            server.before = reject
-
-            def edit(it: dict[str, Any]) -> None:
-                it["spec"]["template"]["spec"]["shards"] = 8
-
-            await tell(controller, server.change("BlueGreenJob", "shop", "orders", edit))
-            await settled(controller)
-            await tell(controller, server.change("BlueGreenJob", "shop", "orders", lambda it: None))
-            await settled(controller)
-            assert _reason(server, "Degraded") == "PatchRefused"
-            degraded = next(told for told in _status(server)["conditions"] if told["type"] == "Degraded")
+            shop.server.before = reject
+            await shop.edit("BlueGreenJob", "orders", lambda it: it["spec"]["template"]["spec"].update(shards=8))
+            await shop.look_again()
+            degraded = shop.condition("Degraded")
+            assert degraded["reason"] == "PatchRefused"
             assert "admission webhook says no" in degraded["message"]
-            server.before = lambda method, path: None
-            for _ in range(2):
-                await tell(controller, server.change("BlueGreenJob", "shop", "orders", lambda it: None))
-                await settled(controller)
-            assert _reason(server, "Degraded") != "PatchRefused"
+            shop.server.before = lambda method, path: None
+            await shop.look_again()
+            await shop.look_again()
+            assert shop.condition("Degraded")["reason"] != "PatchRefused"
 
     asyncio.run(lives())
 
@@ -226,12 +219,13 @@ def test_another_replica_takes_over_in_the_middle() -> None:
             await settled(second)
             await tell(second, server.change("BlueGreenJob", "shop", "orders", lambda it: None))
             await settled(second)
-        return {
-            "jobs": _jobs(server),
-            "listed": sorted(listed["name"] for listed in _status(server)["jobs"]),
-            "suspended": [server.get("StreamJoin", "shop", job)["spec"]["suspend"] for job in _jobs(server).values()],  # type: ignore[index]
-            "candidate": _status(server)["candidate"]["name"],
-        }
+            shop = Shop(server, second)
+            return {
+                "jobs": shop.jobs(),
+                "listed": sorted(listed["name"] for listed in shop.status["jobs"]),
+                "suspended": [shop.get("StreamJoin", job)["spec"]["suspend"] for job in shop.jobs().values()],
+                "candidate": shop.status["candidate"]["name"],
+            }
 
     outcomes = [asyncio.run(lives(writes)) for writes in range(8)]
     assert outcomes[0]["suspended"] == [False, False]
@@ -240,56 +234,65 @@ def test_another_replica_takes_over_in_the_middle() -> None:
 
 def test_a_job_whose_end_no_watch_has_reported_is_created_again_after_an_audit() -> None:
     async def lives() -> None:
-        server = MemoryServer()
-        async with controller_on(server, reconcile) as controller:
-            await tell(controller, server.add(blue_green()))
-            await settled(controller)
-            (name,) = server.names("StreamJoin")
-            server.remove("StreamJoin", "shop", name)
-            await controller.auditor.round()
-            await settled(controller)
-            assert server.names("StreamJoin") == [name]
+        async with open_shop() as (shop, name):
+            shop.server.remove("StreamJoin", "shop", name)
+            await shop.controller.auditor.round()
+            await settled(shop.controller)
+            assert shop.server.names("StreamJoin") == [name]
 
     asyncio.run(lives())
 
 
 def test_the_jobs_have_the_labels_that_select_the_operator() -> None:
+    resource = blue_green()
+    resource["metadata"]["labels"] = {"joinery.dev/class": "east", "team": "orders", "tier": "gold"}
+    settings = Settings(job_class="east", job_selector="team in (orders)", runtime_image="joinery:1")
+    action = reconcile(ObservedBlueGreen(resource=resource, jobs={}, now=NOW, settings=settings)).actions[0]
+    assert isinstance(action, Create)
+    assert settings.selects(action.manifest)
+    assert "tier" not in action.manifest["metadata"]["labels"]
+
+
+def test_a_job_that_lost_its_labels_is_another_operators_and_is_not_created_for_ever() -> None:
     async def lives() -> None:
-        server = MemoryServer()
-        resource = blue_green()
-        resource["metadata"]["labels"] = {"joinery.dev/class": "east", "team": "orders", "tier": "gold"}
-        settings = Settings(job_class="east", job_selector="team in (orders)", runtime_image="joinery:1")
-        action = next(
-            action
-            for action in reconcile(
-                ObservedBlueGreen(
-                    resource={**resource, "metadata": {**resource["metadata"], "uid": "u"}},
-                    jobs={},
-                    now=NOW,
-                    settings=settings,
-                )
-            ).actions
-        )
-        assert isinstance(action, Create)
-        assert settings.selects(action.manifest)
-        assert "tier" not in action.manifest["metadata"]["labels"]
-        # One that lost them is another operator's: it is not created for ever.
-        async with controller_on(server, reconcile) as controller:
-            await tell(controller, server.add(blue_green()))
-            await settled(controller)
-            (name,) = server.names("StreamJoin")
+        async with open_shop() as (shop, name):
+            await shop.edit(
+                "StreamJoin", name, lambda it: it["metadata"]["labels"].update({"joinery.dev/class": "east"})
+            )
+            await shop.look_again()
+            assert shop.condition("Degraded")["reason"] == "CreateRefused"
+            asked = shop.server.calls.count("POST streamjoins")
+            await settled(shop.controller)
+            assert shop.server.calls.count("POST streamjoins") == asked
 
-            def relabel(it: dict[str, Any]) -> None:
-                it["metadata"]["labels"]["joinery.dev/class"] = "east"
+    asyncio.run(lives())
 
-            await tell(controller, server.change("StreamJoin", "shop", name, relabel))
-            await settled(controller)
-            await tell(controller, server.change("BlueGreenJob", "shop", "orders", lambda it: None))
-            await settled(controller)
-            assert _reason(server, "Degraded") == "CreateRefused"
-            asked = server.calls.count("POST streamjoins")
-            await settled(controller)
-            assert server.calls.count("POST streamjoins") == asked
+
+@pytest.mark.parametrize("owner", [None, "payments"])
+def test_a_job_of_others_that_writes_to_the_same_topic_is_named_until_it_does_not(owner: str | None) -> None:
+    """Another one's, and one of another BlueGreenJob."""
+
+    async def lives() -> None:
+        async with open_shop() as (shop, name):
+            assert shop.condition("OutputsShared") == {}
+            degraded = shop.condition("Degraded")
+            other = copy.deepcopy(shop.get("StreamJoin", name))
+            other["metadata"] = {"name": "other", "namespace": "shop"}
+            if owner is not None:
+                reference = {"apiVersion": API_VERSION, "kind": "BlueGreenJob", "name": owner, "uid": "uid-payments"}
+                other["metadata"]["ownerReferences"] = [{**reference, "controller": True}]
+            other["spec"]["output"]["kafka"]["bootstrapServers"] = "kafka-2:9092, KAFKA:9092"
+            await shop.tell(shop.server.add(other))
+            of_another = "" if owner is None else ", a job of BlueGreenJob payments,"
+            shared = shop.condition("OutputsShared")
+            assert shared["status"] == "True"
+            assert shared["message"].startswith(
+                f"StreamJoin shop/other{of_another} writes to kafka blue as well as job {name}: readers get the rows of"
+            )
+            assert shop.condition("Degraded") == degraded, "it may be intended"
+            await shop.edit("StreamJoin", "other", lambda it: it["spec"].update(topic("of its own")))
+            await shop.look_again()
+            assert shop.condition("OutputsShared") == {}
 
     asyncio.run(lives())
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from joinery_operator.outputs import OutputPlace, written_places
 from joinery_operator.reconcile.places import state_place_text, written_outputs
 from joinery_runtime.job.crd import KINDS, OutputStatus, Status
 from simulated_cluster.resources import resource_of
@@ -94,3 +95,61 @@ def test_a_long_target_is_cut_to_what_a_status_takes() -> None:
 def outputs(**spec: Any) -> tuple[OutputStatus, ...]:
     resource = resource_of(KINDS[0], **spec)
     return written_outputs(KINDS[0].model.model_validate(resource, by_alias=True, by_name=False))
+
+
+def written(namespace: str, **spec: Any) -> frozenset[OutputPlace]:
+    return written_places({"metadata": {"name": "orders", "namespace": namespace}, "spec": spec})
+
+
+def kafka(servers: str) -> Any:
+    return {"output": {"kafka": {"bootstrapServers": servers, "topic": "paid"}}}
+
+
+def table(*, store: Any = None, **output: Any) -> Any:
+    return {"output": {"postgres": output}, "stateStore": {"postgres": store or {"dsn": "postgresql://db/jobs"}}}
+
+
+SECRET = {"name": "db", "key": "dsn"}
+LAKE = {"table": "shop.paid", "properties": {"uri": "http://catalog"}}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (kafka("kafka-0:9092,kafka-1:9092"), kafka("Kafka-1:9092")),
+        (table(table="t"), table(table="public.t", dsn="postgresql://me@db/jobs")),
+        (table(table="t", dsnSecretRef=SECRET), table(table="t", store={"dsnSecretRef": SECRET})),
+        ({"output": {"file": {"path": "/out/a/"}}}, {"output": {"file": {"path": "/out/./a"}}}),
+        ({"output": {"iceberg": LAKE}}, {"outputs": [{"name": "all", "iceberg": LAKE}]}),
+    ],
+    ids=["brokers", "tables", "secrets", "folders", "lakes"],
+)
+def test_what_two_jobs_of_a_namespace_write_is_one_place_however_it_is_written(first: Any, second: Any) -> None:
+    assert written("shop", **first) & written("shop", **second)
+    assert not written("shop", **first) & written("other", **second), "the names mean something else there"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (kafka("kafka-0:9092"), kafka("kafka-2:9092")),
+        (table(table="t"), table(table="t", dsn="postgresql://db/reports")),
+        (table(table="t"), table(table="u")),
+        (table(table="t", dsnSecretRef=SECRET), table(table="t", dsnSecretRef={**SECRET, "key": "other"})),
+        ({"output": {"iceberg": LAKE}}, {"output": {"iceberg": {**LAKE, "catalog": "other"}}}),
+        ({"output": {"console": {}}}, {"output": {"console": {}}}),
+    ],
+    ids=["brokers", "databases", "tables", "secrets", "catalogs", "consoles"],
+)
+def test_other_places_are_told_apart(first: Any, second: Any) -> None:
+    assert not written("shop", **first) & written("shop", **second)
+
+
+def test_names_with_a_domain_and_object_stores_are_one_place_in_every_namespace() -> None:
+    for spec in (kafka("kafka.shop:9092"), {"output": {"delta": {"path": "s3://lake/a"}}}):
+        assert written("shop", **spec) & written("other", **spec)
+
+
+@pytest.mark.parametrize("spec", [{}, {"output": 3}, {"outputs": "all"}, {"output": {"kafka": {"topic": 3}}}])
+def test_what_is_no_output_is_no_place(spec: Any) -> None:
+    assert not written("shop", **spec)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-from joinery_operator.decision import Children, Manifest
+from joinery_operator.decision import Children, Manifest, SharedPlace
 from joinery_operator.kube.resources import (
     ALL_CHILDREN,
     BLUE_GREEN,
@@ -23,6 +23,7 @@ from joinery_operator.kube.resources import (
 )
 from joinery_operator.manifests import page_url
 from joinery_operator.names import JOB_LABEL, KIND_LABEL, ROLE_LABEL, labels
+from joinery_operator.outputs import OutputPlace, written_places
 from joinery_operator.settings import Settings
 
 _GRAVES = 20_000
@@ -71,6 +72,8 @@ class ObjectCache:
         self._blue_greens: dict[ObjectKey, str] = {}
         self._jobs_of: defaultdict[str, set[ObjectKey]] = defaultdict(set)
         self._same_host: defaultdict[str, set[ObjectKey]] = defaultdict(set)
+        self._output_places: dict[ObjectKey, frozenset[OutputPlace]] = {}
+        self._writers: defaultdict[OutputPlace, set[ObjectKey]] = defaultdict(set)
         self._graves: OrderedDict[str, None] = OrderedDict()
 
     def get(self, key: ObjectKey) -> Manifest | None:
@@ -142,6 +145,7 @@ class ObjectCache:
             return False
         owner = owner_uid(manifest)
         blue_green = _controller_uid(manifest, _BLUE_GREEN) if kind in JOB_KINDS else None
+        output_places = self._written_places(key, manifest, old)
         if old is not None:
             # A child whose owner reference others removed still belongs to its owner, which repairs it.
             owner = owner or (self._owners.get(key) if uid_of(old) == uid else None)
@@ -151,6 +155,9 @@ class ObjectCache:
         self._keys_by_uid[uid] = key
         if kind in JOB_KINDS:
             self._same_host[_host(key)].add(key)
+            self._output_places[key] = output_places
+            for output_place in output_places:
+                self._writers[output_place].add(key)
         if owner and kind not in OWNER_KINDS:
             self._owners[key] = owner
             self._children[owner].add(key)
@@ -158,6 +165,18 @@ class ObjectCache:
             self._blue_greens[key] = blue_green
             self._jobs_of[blue_green].add(key)
         return True
+
+    def _written_places(self, key: ObjectKey, manifest: Manifest, old: Manifest | None) -> frozenset[OutputPlace]:
+        if key.kind not in JOB_KINDS:
+            return frozenset()
+        if old is not None and old.get("spec") == manifest.get("spec"):
+            return self._output_places[key]  # most changes are of a status
+        return written_places(manifest)
+
+    def shared_places(self, job: ObjectKey) -> Iterator[tuple[OutputPlace, ObjectKey]]:
+        """The places that a job writes, each with every other job that writes it."""
+        for output_place in sorted(self._output_places.get(job, ()), key=str):
+            yield from ((output_place, other) for other in sorted(self._writers[output_place]) if other != job)
 
     def apply_watch_event(self, manifest: Manifest, kind: str, deleted: bool) -> bool:
         """Takes an event of a watch; returns whether it brought something new."""
@@ -192,6 +211,10 @@ class ObjectCache:
             alike.discard(key)
             if not alike:
                 del self._same_host[_host(key)]
+            for output_place in self._output_places.pop(key, ()):
+                self._writers[output_place].discard(key)
+                if not self._writers[output_place]:
+                    del self._writers[output_place]
         for owners, children in ((self._owners, self._children), (self._blue_greens, self._jobs_of)):
             if owner := owners.pop(key, None):
                 children[owner].discard(key)
@@ -223,6 +246,28 @@ def _host(job: ObjectKey) -> str:
 
 def _page(job: ObjectKey, settings: Settings) -> str | None:
     return page_url({"metadata": {"namespace": job.namespace, "name": job.name}}, settings)
+
+
+def places_shared_with_others(blue_green: Manifest, cache: ObjectCache) -> Iterator[SharedPlace]:
+    """The places that jobs of a BlueGreenJob write, and jobs that are not its own write too, each with its first
+    broker."""
+    jobs = {key_of(manifest, manifest["kind"]) for manifest in cache.jobs_of(blue_green).values()}
+    reported: set[tuple[ObjectKey, ObjectKey, str]] = set()
+    for job in sorted(jobs):
+        for output_place, other in cache.shared_places(job):
+            text = f"{output_place.kind} {output_place.target}"
+            manifest = cache.get(other)
+            if other not in jobs and manifest is not None and (job, other, text) not in reported:
+                reported.add((job, other, text))
+                yield SharedPlace(job.name, text, manifest)
+
+
+def blue_greens_beside(job: ObjectKey, cache: ObjectCache) -> Iterator[ObjectKey]:
+    """The BlueGreenJobs whose jobs write where this job writes."""
+    for _, other in cache.shared_places(job):
+        manifest = cache.get(other)
+        if manifest is not None and (blue_green := cache.blue_green_of(manifest, other.kind)) is not None:
+            yield blue_green
 
 
 def savepoints_of(job: ObjectKey, cache: ObjectCache) -> Iterator[ObjectKey]:

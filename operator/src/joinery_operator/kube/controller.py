@@ -15,7 +15,14 @@ from joinery_operator.decision import Manifest
 from joinery_operator.kube.api import Api, ApiError, NotFound
 from joinery_operator.kube.apply import Applier, complete_manifest
 from joinery_operator.kube.audit import Auditor, EndingNamespaces
-from joinery_operator.kube.cache import ObjectCache, name_conflicts, page_conflicts, savepoints_of, uid_of
+from joinery_operator.kube.cache import (
+    ObjectCache,
+    blue_greens_beside,
+    name_conflicts,
+    page_conflicts,
+    savepoints_of,
+    uid_of,
+)
 from joinery_operator.kube.events import COMPONENT, EventRecorder
 from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.polling import Poller
@@ -146,10 +153,12 @@ class Controller:
 
     def _enqueue(self, owner: ObjectKey) -> None:
         """Queues a resource that has changed, and what may depend on it: jobs of other kinds with its name, jobs whose
-        pages would have its address, the savepoints of a job that ends, and the BlueGreenJob of a job."""
+        pages would have its address, the savepoints of a job that ends, the BlueGreenJob of a job, and those whose jobs
+        write where it writes."""
         cached = self.cache.get(owner)
         ends = cached is None or cached["metadata"].get("deletionTimestamp")
         dependents = {*name_conflicts(owner, self.cache), *page_conflicts(owner, self.cache, self._settings)}
+        dependents.update(blue_greens_beside(owner, self.cache))
         if ends:
             dependents.update(savepoints_of(owner, self.cache))
         if cached is not None and (blue_green := self.cache.blue_green_of(cached, owner.kind)) is not None:

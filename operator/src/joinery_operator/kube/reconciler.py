@@ -30,7 +30,15 @@ from joinery_operator.decision import (
 from joinery_operator.kube.api import Api, ApiError, NotFound
 from joinery_operator.kube.apply import Applier, NameTaken, ResourceChanged, was_answered
 from joinery_operator.kube.audit import EndingNamespaces, has_our_finalizer
-from joinery_operator.kube.cache import ObjectCache, key_of, name_conflicts, orphaned_drivers, page_conflicts, uid_of
+from joinery_operator.kube.cache import (
+    ObjectCache,
+    key_of,
+    name_conflicts,
+    orphaned_drivers,
+    page_conflicts,
+    places_shared_with_others,
+    uid_of,
+)
 from joinery_operator.kube.events import COMPONENT, EventRecorder
 from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.polling import Poller
@@ -139,6 +147,7 @@ class Observer:
                 create_refused=applier.create_refused(resource),
                 delete_refused=applier.delete_refused(resource),
                 patch_refused=applier.patch_refused(resource),
+                shared_places=tuple(places_shared_with_others(resource, self._cache)),
             )
         if key.kind == SAVEPOINT.kind:
             return await self._observe_savepoint(key, applier)

@@ -97,7 +97,10 @@ def _decision(ctx: BlueGreenContext, state: BlueGreenState, actions: tuple[Actio
 
 def _again_after(ctx: BlueGreenContext, state: BlueGreenState) -> float | None:
     if ctx.pause_scope == "everything" or (
-        state.candidate is None and not state.old and running(state).keys() >= ctx.jobs.keys()
+        state.candidate is None
+        and not state.old
+        and not ctx.observed.shared_places  # no watch reports that another job leaves a place
+        and running(state).keys() >= ctx.jobs.keys()
     ):
         return None
     moments: list[datetime] = [old.until for old in state.old]

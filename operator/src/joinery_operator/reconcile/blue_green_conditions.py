@@ -18,6 +18,7 @@ from joinery_runtime.job.model.duration import format_duration
 BESIDE, AWAITING_SWITCH, KEEPING_OLD = "Beside", "AwaitingSwitch", "KeepingOld"
 _PAUSED, _ROLLOUTS_PAUSED, _JOB_MISSING = "Paused", "RolloutsPaused", "JobMissing"
 _UNPAUSE = f"The annotation {PAUSE_ANNOTATION} says so: `kubectl joinery rollout resume` removes it"
+_SHARED = "OutputsShared"
 _SETTLED = {"Running", "Suspended", "Finished", "Failed", KEEPING_OLD}
 
 
@@ -47,6 +48,7 @@ def with_conditions(
         Aspect("Reconciling", str(going), up_to_date.reason, up_to_date.message if going else ""),
         Aspect("Stalled", str(stalled), degraded.reason, (valid.message or degraded.message) if stalled else ""),
         up_to_date,
+        *_shared_aspects(ctx, state),
         *_pause_aspects(ctx),
     )
     generation = ctx.metadata.get("generation")
@@ -76,7 +78,7 @@ def blue_green_events(ctx: BlueGreenContext, state: BlueGreenState) -> Iterator[
         if (past.name, past.ended) not in known_ends:
             what = f"job {past.name} ends, and its state is deleted. What it wrote stays: {_outputs_text(past.outputs)}"
             yield Event("Normal", "JobRetired", cut(what))
-    for type_, reported in (("Valid", "False"), ("Degraded", "True"), ("Progressing", "True")):
+    for type_, reported in (("Valid", "False"), ("Degraded", "True"), ("Progressing", "True"), (_SHARED, "True")):
         old, new = find_condition(before.conditions, type_), find_condition(state.conditions, type_)
         if new is not None and new.status == reported and (old is None or old.reason != new.reason):
             kind = "Normal" if type_ == "Progressing" else "Warning"
@@ -230,6 +232,26 @@ def _up_to_date_aspect(
     changes = any(isinstance(action, Patch) and action.name == job.name and "spec" in action.body for action in actions)
     pending = Aspect("UpToDate", "False", "Pending", f"job {job.name} is yet to see its last change")
     return _mirrored("UpToDate", active.conditions, pending) if seen and not changes else pending
+
+
+def _shared_aspects(ctx: BlueGreenContext, state: BlueGreenState) -> Iterator[Aspect]:
+    """Yield a condition while somebody else writes where a job writes. It is no fault: the rows may be meant to be
+    together. A job that has ended writes no more."""
+    texts = []
+    for shared in ctx.observed.shared_places:
+        other = shared.other["metadata"]
+        if shared.job not in running(state) or other.get("deletionTimestamp"):
+            continue
+        owners = other.get("ownerReferences") or ()
+        blue_green = next((owner["name"] for owner in owners if owner.get("kind") == "BlueGreenJob"), None)
+        of_another = "" if blue_green is None else f", a job of BlueGreenJob {blue_green},"
+        texts.append(
+            f"{shared.other['kind']} {other['namespace']}/{other['name']}{of_another} writes to {shared.place} as well "
+            f"as job {shared.job}: readers get the rows of both"
+        )
+    if texts:
+        todo = "If that is not intended, give one of them another output"
+        yield Aspect(_SHARED, "True", _SHARED, listed([*sorted(texts), todo]))
 
 
 def _pause_aspects(ctx: BlueGreenContext) -> Iterator[Aspect]:

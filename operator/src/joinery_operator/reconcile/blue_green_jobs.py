@@ -21,8 +21,9 @@ from joinery_operator.names import (
     digest_of,
     owner_reference,
 )
+from joinery_operator.outputs import place_of
 from joinery_operator.reconcile.context import PauseScope, pause_scope, read_status
-from joinery_operator.reconcile.places import place_of, written_outputs
+from joinery_operator.reconcile.places import written_outputs
 from joinery_operator.settings import LabelSelector
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import Job, expression_problems, load_stored
@@ -173,7 +174,7 @@ def requested_job(resource: Manifest) -> RequestedJob | tuple[str, ...]:
 
 def job_name(resource: Manifest, kind: str, outputs: Iterable[OutputStatus]) -> str:
     """Return the name of the job of this kind that writes these outputs."""
-    digest = digest_of(json.dumps([kind, sorted(_places(outputs))]))
+    digest = digest_of(json.dumps([kind, sorted(_targets(outputs))]))
     return f"{resource['metadata']['name']}-{digest}"
 
 
@@ -183,10 +184,10 @@ def outputs_of(job: Manifest) -> tuple[OutputStatus, ...]:
     return read_status(job).outputs if isinstance(loaded, tuple) else written_outputs(loaded)
 
 
-def shared_places(outputs: Iterable[OutputStatus], others: Iterable[OutputStatus]) -> list[str]:
+def shared_places(outputs: Iterable[OutputStatus], other_outputs: Iterable[OutputStatus]) -> list[str]:
     """The places in words that both write to. Another broker or database makes no other place: its name alone would
     tell readers."""
-    return [f"{kind} {target}" for kind, target in sorted(_places(outputs) & _places(others))]
+    return [f"{kind} {target}" for kind, target in sorted(_targets(outputs) & _targets(other_outputs))]
 
 
 def desired_spec(spec: Mapping[str, Any], job: Manifest | None, *, suspended: bool, cleanup: str) -> dict[str, Any]:
@@ -288,10 +289,10 @@ def is_healthy(job: Manifest) -> bool:
 def has_caught_up(candidate: Status, active: Status, limit: timedelta) -> bool:
     """Whether each watermark of the candidate is at most `limit` behind the active job's. Inputs are compared by name;
     an input that the active job lacks, with the slowest of its inputs."""
-    theirs = {input_status.name: input_status.watermark for input_status in active.inputs}
-    slowest = min((watermark for watermark in theirs.values() if watermark is not None), default=None)
+    watermarks = {input_status.name: input_status.watermark for input_status in active.inputs}
+    slowest = min((watermark for watermark in watermarks.values() if watermark is not None), default=None)
     for input_status in candidate.inputs:
-        reference = theirs.get(input_status.name, slowest)
+        reference = watermarks.get(input_status.name, slowest)
         if reference is None or input_status.ended:
             continue
         if input_status.watermark is None or reference - input_status.watermark > limit:
@@ -302,17 +303,19 @@ def has_caught_up(candidate: Status, active: Status, limit: timedelta) -> bool:
 def lags_no_more(candidate: Status, active: Status) -> bool:
     """Whether no input of the candidate has more unread records than the same input of the active job. Inputs that the
     active job lacks are compared in total, as far as anything is known of that job."""
-    theirs = {input_status.name: input_status.lag for input_status in active.inputs}
-    ours = {input_status.name: input_status.lag for input_status in candidate.inputs}
-    their_lags = [lag for lag in theirs.values() if lag is not None]
-    lags = [lag for lag in ours.values() if lag is not None]
-    if len(lags) < len(ours) or not their_lags:
-        return len(lags) == len(ours)
-    if ours.keys() <= theirs.keys():
+    active_lags = {input_status.name: input_status.lag for input_status in active.inputs}
+    candidate_lags = {input_status.name: input_status.lag for input_status in candidate.inputs}
+    known_lags = [lag for lag in active_lags.values() if lag is not None]
+    lags = [lag for lag in candidate_lags.values() if lag is not None]
+    if len(lags) < len(candidate_lags) or not known_lags:
+        return len(lags) == len(candidate_lags)
+    if candidate_lags.keys() <= active_lags.keys():
         return all(
-            lag <= limit for name, lag in ours.items() if lag is not None and (limit := theirs[name]) is not None
+            lag <= limit
+            for name, lag in candidate_lags.items()
+            if lag is not None and (limit := active_lags[name]) is not None
         )
-    return sum(lags) <= sum(their_lags)
+    return sum(lags) <= sum(known_lags)
 
 
 def _template_problems(job: Job, spec: Mapping[str, Any], outputs: tuple[OutputStatus, ...]) -> Iterator[str]:
@@ -320,15 +323,15 @@ def _template_problems(job: Job, spec: Mapping[str, Any], outputs: tuple[OutputS
         yield "spec.template.spec.suspend: is one job's; write spec.suspend, which suspends all of them"
     if job.spec.state_store.kind != "postgres":
         yield "spec.template.spec.stateStore: name a Postgres (stateStore.postgres), where each job has its own state"
-    if not _places(outputs):
+    if not _targets(outputs):
         yield (
             "spec.template.spec.output: a console has no place that another job could differ from; name a topic, a "
             "table or a folder"
         )
-    for source, place in zip(job.declared_inputs, job.input_places, strict=True):
+    for source, input_path in zip(job.declared_inputs, job.input_places, strict=True):
         named = [name for name in GROUP_SETTINGS if source.kafka is not None and name in source.kafka.properties]
         if named:
-            path = path_text(("spec", "template", "spec", *place, "kafka", "properties"))
+            path = path_text(("spec", "template", "spec", *input_path, "kafka", "properties"))
             yield (
                 f"{path}: names {' and '.join(named)}, and two jobs in one group "
                 "would divide the partitions; leave it out, then each job has a group of its own"
@@ -337,10 +340,10 @@ def _template_problems(job: Job, spec: Mapping[str, Any], outputs: tuple[OutputS
 
 def place_digests(outputs: Iterable[OutputStatus]) -> list[str]:
     """Return a digest of each place, by which the status remembers many places."""
-    return [digest_of(json.dumps(place)) for place in sorted(_places(outputs))]
+    return [digest_of(json.dumps(target)) for target in sorted(_targets(outputs))]
 
 
-def _places(outputs: Iterable[OutputStatus]) -> set[tuple[str, str]]:
+def _targets(outputs: Iterable[OutputStatus]) -> set[tuple[str, str]]:
     return {(output.kind, place_of(output.kind, output.target)) for output in outputs if output.target is not None}
 
 
@@ -402,12 +405,13 @@ def conflict(job: RequestedJob, state: BlueGreenState) -> str | None:
             f"spec.template: writes to {', '.join(repeated)}, where an earlier job of this resource wrote. Its "
             "state is deleted, so its rows would be written again: name other places"
         )
-    known = len(state.earlier_places) + sum(len(other.outputs) for other in (*state.retired, *state.jobs))
-    if known + len(written) > _MOST_PLACES:
+    remembered = len(state.earlier_places)
+    remembered += sum(len(past.outputs) for past in state.retired) + sum(len(listed.outputs) for listed in state.jobs)
+    if remembered + len(written) > _MOST_PLACES:
         return (
-            f"spec.template: the jobs of this resource have written to {known} places, and its status remembers at "
-            f"most {_MOST_PLACES:,}, so that none of them is written again. Start another BlueGreenJob, with outputs "
-            "of its own"
+            f"spec.template: the jobs of this resource have written to {remembered} places, and its status remembers "
+            f"at most {_MOST_PLACES:,}, so that none of them is written again. Start another BlueGreenJob, with "
+            "outputs of its own"
         )
     for other in state.jobs:
         if other.name != job.name and (shared := shared_places(job.outputs, other.outputs)):

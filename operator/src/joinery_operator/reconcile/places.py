@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import posixpath
-import re
-from collections.abc import Iterator, Mapping
-from urllib.parse import parse_qsl
+from collections.abc import Iterator
 
 from joinery_operator.names import digest_of
+from joinery_operator.outputs import database_identity
 from joinery_operator.reconcile.reasons import cut
 from joinery_runtime.job import Job, JobSpec
 from joinery_runtime.job.crd import OutputStatus
@@ -16,13 +14,6 @@ from joinery_runtime.job.model.outputs import DeadLetterKafka, KafkaOutput, Name
 
 _LONGEST = 512
 _MOST_OUTPUTS = 64
-# As libpq reads them.
-_HOST = r"(?:\[[^\]]*\]|[^\[\]:,/?@]*)(?::\d*)?"
-_URL = re.compile(
-    rf"postgres(?:ql)?://(?:(?P<user>[^@/]*)@)?(?P<hosts>{_HOST}(?:,{_HOST})*)(?P<path>/[^?@]*)?(?:\?(?P<query>.*))?",
-    re.DOTALL,
-)
-_PAIR = re.compile(r"(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|(?:[^'\s\\]|\\.)(?:[^\s\\]|\\.)*)")
 
 
 def state_place(spec: JobSpec) -> object:
@@ -37,31 +28,10 @@ def state_place_text(spec: JobSpec) -> str:
     if store is None:
         return spec.state_store.kind
     secret = store.dsn_secret_ref
-    database = f"dsnSecretRef {secret.name}/{secret.key}" if secret else _database_identity(store.dsn or "")
+    database = f"dsnSecretRef {secret.name}/{secret.key}" if secret else database_identity(store.dsn or "")
     text = f"schema {store.schema_name} of {database}"
     # Two long places must not become one.
     return text if len(text) <= _LONGEST else f"{cut(text, _LONGEST)} ({digest_of(text)})"
-
-
-def _database_identity(dsn: str) -> str:
-    """The parts of a libpq dsn that say which database it is. A dsn in no known form may hold its password anywhere, so
-    a digest stands for it."""
-    if url := _URL.fullmatch(dsn):
-        user, hosts, path, query = (url[name] or "" for name in ("user", "hosts", "path", "query"))
-        fields = {"user": user.partition(":")[0], **dict(parse_qsl(query))}
-        path = path if path.strip("/") else ""
-        return " ".join([f"postgresql://{hosts}{path}", *_identifying_fields(fields, named=bool(path))])
-    pairs = _PAIR.findall(dsn)
-    if not pairs or _PAIR.sub("", dsn).strip():
-        return f"a dsn of digest {digest_of(dsn)}"
-    return " ".join(_identifying_fields(dict(pairs)))
-
-
-def _identifying_fields(fields: Mapping[str, str], *, named: bool = False) -> Iterator[str]:
-    """Without a dbname, libpq takes the user's name for it."""
-    for name in ("service", "host", "hostaddr", "port", "dbname", "user"):
-        if fields.get(name) and not (name == "user" and (named or "dbname" in fields)):
-            yield f"{name}={fields[name]}"
 
 
 def written_outputs(job: Job) -> tuple[OutputStatus, ...]:
@@ -79,19 +49,6 @@ def _output_status(output: NamedOutput) -> OutputStatus:
     elif folder is not None:
         target = folder.path
     return OutputStatus(name=output.name, kind=kind, target=None if target is None else cut(target, _LONGEST))
-
-
-def place_of(kind: str, target: str) -> str:
-    """Return the same text for each spelling of a place: `/out/a/`, `/out/./a` and `file:///out/a` are one folder, `t`
-    and `public.t` one table. Of another schema on a role's search_path, and of links between folders, the resource says
-    nothing."""
-    if kind == "postgres":
-        return target.removeprefix("public.")
-    if kind not in ("file", "delta"):
-        return target
-    scheme, separator, path = target.rpartition("://")
-    path = posixpath.normpath(re.sub("/+", "/", path))
-    return path if scheme in ("", "file") else f"{scheme}{separator}{path}"
 
 
 def names_new_system(new: Job, old: Job, system: str) -> bool:

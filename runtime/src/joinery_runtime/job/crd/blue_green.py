@@ -104,7 +104,8 @@ class BlueGreenState(Model):
     observed_generation: Generation | None = Field(default=None, examples=[1])
     """The metadata.generation that the rest of the status is about; -1 until the operator has seen the resource."""
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16, json_schema_extra=list_map("type"))] = ()
-    """Valid, Ready, Degraded, Progressing, UpToDate and Paused, and for tools Reconciling and Stalled."""
+    """Valid, Ready, Degraded, Progressing, UpToDate, Paused and OutputsShared (another job writes to an output as
+    well), and for tools Reconciling and Stalled."""
     active: Word | None = Field(default=None, examples=["orders-paid-0d41b7a9c2"])
     """The job whose outputs are to be read."""
     outputs: Annotated[tuple[OutputStatus, ...], Field(max_length=64, json_schema_extra=list_map("name"))] = ()
