@@ -54,7 +54,7 @@ _NAMESPACE_SECONDS = 60.0
 
 
 def reconcile(observed: Observed | ObservedSavepoint | ObservedBlueGreen | ObservedEnd) -> Decision:
-    """Decides. Never raises for anything that a user, a cluster or another release may have written."""
+    """Decide. Never raises for anything that a user, a cluster or another release may have written."""
     if isinstance(observed, ObservedSavepoint):
         return savepoint.reconcile_savepoint(observed)
     if isinstance(observed, ObservedBlueGreen):
@@ -122,8 +122,8 @@ def _reconcile_with_namespace(ctx: ReconcileContext) -> Decision:
 
 
 def _with_target_revision(ctx: ReconcileContext, status: Status) -> Status:
-    """The status after a change of the resource: what was given up is tried again at once. A resource that is no valid
-    job changes nothing."""
+    """Return the status after a change of the resource: what was given up is tried again at once. A resource that is no
+    valid job changes nothing."""
     job = ctx.desired.job
     if job is None:
         return status
@@ -147,7 +147,7 @@ def _decision(ctx: ReconcileContext, status: Status, actions: tuple[Action, ...]
 
 
 def _again_after(ctx: ReconcileContext, status: Status, written: Status | None) -> float | None:
-    """When to reconcile again even if nothing happens: seconds until time alone changes something; None: never.
+    """Return when to reconcile again even if nothing happens: seconds until time alone changes something; None: never.
     `written` is the status that is written now, if any."""
     delays = [(moment - ctx.now).total_seconds() for moment in _moments(ctx, status)]
     waits = [seconds for seconds in delays if seconds > 0]
@@ -161,13 +161,14 @@ def _again_after(ctx: ReconcileContext, status: Status, written: Status | None) 
 
 
 def _stage_begun(status: Status) -> tuple[object, ...]:
-    """A value that changes whenever a row of the rollout's table leads to a stage, even to the same one again."""
+    """Return a value that changes whenever a row of the rollout's table leads to a stage, even to the same one
+    again."""
     rollout = status.rollout
     return status.revision, rollout and (rollout.stage, rollout.since, rollout.restorer)
 
 
 def _moments(ctx: ReconcileContext, status: Status) -> Iterator[datetime]:
-    """Yields the moments at which time alone may change something. The caller ignores past ones: their effect has
+    """Yield the moments at which time alone may change something. The caller ignores past ones: their effect has
     happened, or needs something else as well."""
     settings, attempt = ctx.settings, status.driver
     if (end := deadline(ctx, status)) is not None:

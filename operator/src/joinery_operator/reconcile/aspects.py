@@ -22,7 +22,7 @@ class Aspect:
     message: str
 
     def as_condition(self, before: Iterable[Condition], generation: int | None, now: datetime) -> Condition:
-        """The condition, whose time changes only with its status. `before` are the conditions so far."""
+        """Return the condition, whose time changes only with its status. `before` are the conditions so far."""
         old = find_condition(before, self.type)
         since = old.last_transition_time if old is not None and old.status == self.status else now
         return Condition.model_validate(
@@ -42,7 +42,7 @@ def find_condition(conditions: Iterable[Condition], type_: str) -> Condition | N
 
 
 def as_reason(text: str) -> str:
-    """The text in a form that Kubernetes allows as a reason: some reasons come from pods and errors."""
+    """Return the text in a form that Kubernetes allows as a reason: some reasons come from pods and errors."""
     word = "".join(
         character for character in text if character.isascii() and (character.isalnum() or character == "_")
     )[:128].lstrip("0123456789_")

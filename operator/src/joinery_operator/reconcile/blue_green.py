@@ -59,7 +59,7 @@ _MOST_OLD, _MOST_RETIRED = 4, 16
 
 
 def reconcile_blue_green(observed: ObservedBlueGreen) -> Decision:
-    """Decides. Never raises for anything that a user, a cluster or another release may have written."""
+    """Decide. Never raises for anything that a user, a cluster or another release may have written."""
     resource = observed.resource
     if resource["metadata"].get("deletionTimestamp"):
         return Decision(None)  # Kubernetes deletes the jobs, each with its state if its `cleanup` says so
@@ -114,8 +114,8 @@ def _again_after(ctx: BlueGreenContext, state: BlueGreenState) -> float | None:
 
 
 def _with_active(ctx: BlueGreenContext, state: BlueGreenState) -> BlueGreenState:
-    """The status with an active job. The first one is what the resource asks for. If the status was lost, the jobs'
-    labels have the roles; a job that is neither read nor asked for then is an old one."""
+    """Return the status with an active job. The first one is what the resource asks for. If the status was lost, the
+    jobs' labels have the roles; a job that is neither read nor asked for then is an old one."""
     job = ctx.requested
     requested = job.name if isinstance(job, RequestedJob) else None
     if state.active is not None:
@@ -143,7 +143,7 @@ def _with_active(ctx: BlueGreenContext, state: BlueGreenState) -> BlueGreenState
 
 
 def _with_jobs(ctx: BlueGreenContext, state: BlueGreenState) -> BlueGreenState:
-    """The status with the jobs that there are. One that is missing stays listed while it has a role."""
+    """Return the status with the jobs that there are. One that is missing stays listed while it has a role."""
     before = {listed.name: listed for listed in ctx.state.jobs}
     roles = running(state)
     jobs = {name: listed for name, listed in before.items() if name in roles}
@@ -165,7 +165,8 @@ def _with_jobs(ctx: BlueGreenContext, state: BlueGreenState) -> BlueGreenState:
 
 
 def _with_deletions(state: BlueGreenState, actions: Iterable[Action]) -> BlueGreenState:
-    """The status that says of each job whether its state is deleted with it, once the actions are carried out."""
+    """Return the status that says of each job whether its state is deleted with it, once the actions are carried
+    out."""
     names = {action.name for action in actions if isinstance(action, Patch) and _deletes_state(action.body)}
     jobs = tuple(
         listed.model_copy(update={"deletes_state": True}) if listed.name in names else listed for listed in state.jobs
@@ -178,7 +179,7 @@ def _deletes_state(manifest: Manifest) -> bool:
 
 
 def _without_ended(ctx: BlueGreenContext, state: BlueGreenState) -> BlueGreenState:
-    """The status without old jobs whose time is over, without old jobs that somebody has deleted, and without a
+    """Return the status without old jobs whose time is over, without old jobs that somebody has deleted, and without a
     candidate that was deleted with its state."""
     if state.candidate is not None and ctx.is_lost(state.candidate.name):
         state = _retired(ctx, state, state.candidate.name)
@@ -191,7 +192,7 @@ def _without_ended(ctx: BlueGreenContext, state: BlueGreenState) -> BlueGreenSta
 
 
 def _with_requested(ctx: BlueGreenContext, state: BlueGreenState, job: RequestedJob) -> BlueGreenState:
-    """The status once a job of the resource's choice is active or a candidate."""
+    """Return the status once a job of the resource's choice is active or a candidate."""
     candidate = state.candidate
     if candidate is not None and candidate.name != job.name:
         state, candidate = _retired(ctx, state, candidate.name), None
@@ -206,8 +207,9 @@ def _with_requested(ctx: BlueGreenContext, state: BlueGreenState, job: Requested
 
 
 def _with_stability(ctx: BlueGreenContext, state: BlueGreenState, requested: RequestedJob) -> BlueGreenState:
-    """The status with the time since which the candidate is ready and caught up. Another attempt of its driver, or
-    another generation of its resource, begins that time again; so does an edit that its resource does not have yet."""
+    """Return the status with the time since which the candidate is ready and caught up. Another attempt of its driver,
+    or another generation of its resource, begins that time again; so does an edit that its resource does not have
+    yet."""
     candidate = state.candidate
     if candidate is None or ctx.spec is None:
         return state
@@ -226,14 +228,14 @@ def _with_stability(ctx: BlueGreenContext, state: BlueGreenState, requested: Req
 
 
 def _without_stability(state: BlueGreenState) -> BlueGreenState:
-    """The status of a resource whose jobs nobody looks at."""
+    """Return the status of a resource whose jobs nobody looks at."""
     if state.candidate is None:
         return state
     return state.model_copy(update={"candidate": state.candidate.model_copy(update={"stable_since": None})})
 
 
 def _is_due(ctx: BlueGreenContext, candidate: CandidateJob, job: RequestedJob) -> bool:
-    """Whether readers are to switch to the candidate, which is what the resource asks for now."""
+    """Return whether readers are to switch to the candidate, which is what the resource asks for now."""
     stable_at = ctx.stable_at(candidate)
     is_stable = candidate.name == job.name and stable_at is not None and stable_at <= ctx.now
     name, _, generation = (ctx.metadata.get("annotations") or {}).get(SWITCH_ANNOTATION, "").partition("@")
@@ -254,8 +256,8 @@ def _switched(ctx: BlueGreenContext, state: BlueGreenState, name: str) -> BlueGr
 
 
 def _retired(ctx: BlueGreenContext, state: BlueGreenState, name: str) -> BlueGreenState:
-    """The status without a job in its role, which therefore ends. One that was never created leaves its places to
-    others."""
+    """Return the status without a job in its role, which therefore ends. One that was never created leaves its places
+    to others."""
     listed = next((listed for listed in (*state.jobs, *ctx.state.jobs) if listed.name == name), None)
     retired = tuple(past for past in state.retired if past.name != name)
     if listed is not None:
@@ -300,7 +302,8 @@ def _desired(ctx: BlueGreenContext, requested: RequestedJob, job: Manifest | Non
 
 
 def _cleanup(ctx: BlueGreenContext, job: Manifest | None) -> str:
-    """What the template says becomes of the state of each job that has a role. An invalid value changes nothing."""
+    """Return what the template says becomes of the state of each job that has a role. An invalid value changes
+    nothing."""
     template = ctx.observed.resource["spec"]["template"]["spec"]
     written = template.get("cleanup", RETAIN_STATE)
     if written in {RETAIN_STATE, DELETE_STATE}:
@@ -309,12 +312,13 @@ def _cleanup(ctx: BlueGreenContext, job: Manifest | None) -> str:
 
 
 def _is_left_alone(job: Manifest) -> bool:
-    """Whether a job is being deleted, after which it may be created again, or somebody has paused all work on it."""
+    """Return whether a job is being deleted, after which it may be created again, or somebody has paused all work on
+    it."""
     return bool(job["metadata"].get("deletionTimestamp")) or pause_scope(job) == "everything"
 
 
 def _read(resource: Manifest) -> BlueGreenState:
-    """The status; empty if another release wrote one that this release cannot read."""
+    """Return the status; empty if another release wrote one that this release cannot read."""
     try:
         return BlueGreenState.model_validate(resource.get("status") or {})
     except ValidationError:

@@ -25,8 +25,8 @@ _SETTLED = {"Running", "Suspended", "Finished", "Failed", KEEPING_OLD}
 def with_conditions(
     ctx: BlueGreenContext, state: BlueGreenState, job: RequestedJob | tuple[str, ...], actions: Iterable[Action]
 ) -> BlueGreenState:
-    """The status with phase, conditions, and the generation to which they apply. `job` is what the resource asks for,
-    or why it asks for nothing that can run; `actions` are about to be carried out."""
+    """Return the status with phase, conditions, and the generation to which they apply. `job` is what the resource asks
+    for, or why it asks for nothing that can run; `actions` are about to be carried out."""
     actions = tuple(actions)
     active = ctx.status_of(state.active)
     phase = _phase(ctx, state, active)
@@ -57,7 +57,7 @@ def with_conditions(
 
 
 def with_pause(ctx: BlueGreenContext, state: BlueGreenState) -> BlueGreenState:
-    """The status with the condition that says why the operator leaves it so."""
+    """Return the status with the condition that says why the operator leaves it so."""
     other_conditions = tuple(condition for condition in state.conditions if condition.type != _PAUSED)
     generation = ctx.metadata.get("generation")
     added = (aspect.as_condition(state.conditions, generation, ctx.now) for aspect in _pause_aspects(ctx))
@@ -65,7 +65,7 @@ def with_pause(ctx: BlueGreenContext, state: BlueGreenState) -> BlueGreenState:
 
 
 def blue_green_events(ctx: BlueGreenContext, state: BlueGreenState) -> Iterator[Event]:
-    """Yields what has changed, for people who watch the resource."""
+    """Yield what has changed, for people who watch the resource."""
     before, candidate = ctx.state, state.candidate
     former_candidate = before.candidate.name if before.candidate is not None else None
     if candidate is not None and candidate.name != former_candidate:
@@ -101,7 +101,7 @@ def _awaits_switch(ctx: BlueGreenContext, candidate: CandidateJob) -> bool:
 
 
 def _mirrored(type_: str, conditions: Iterable[Condition], otherwise: Aspect) -> Aspect:
-    """The condition of a job as one of its BlueGreenJob."""
+    """Return the condition of a job as one of its BlueGreenJob."""
     condition = find_condition(conditions, type_)
     return otherwise if condition is None else Aspect(type_, condition.status, condition.reason, condition.message)
 
@@ -182,7 +182,8 @@ def _degraded_aspect(ctx: BlueGreenContext, state: BlueGreenState, actions: tupl
 
 
 def _missing_text(ctx: BlueGreenContext, state: BlueGreenState, actions: Iterable[Action]) -> str | None:
-    """Why the active job does not run and is not created again, and what to do; None if it exists or is created."""
+    """Return why the active job does not run and is not created again, and what to do; None if it exists or is
+    created."""
     name = state.active
     if name is None:
         return None
@@ -209,7 +210,7 @@ def _up_to_date_aspect(
     job: RequestedJob | tuple[str, ...],
     actions: tuple[Action, ...],
 ) -> Aspect:
-    """Whether readers read what the resource asks for."""
+    """Return whether readers read what the resource asks for."""
     if isinstance(job, tuple):
         return Aspect("UpToDate", "False", "Invalid", listed(job))
     if ctx.pause_scope == "rollouts" and job.name not in running(state):

@@ -90,9 +90,9 @@ class BlueGreenContext:
         return {name: job for name, job in self.observed.jobs.items() if name not in self.jobs}
 
     def _is_own(self, name: str, job: Manifest) -> bool:
-        """Whether the operator has created a job for this resource. Whoever may create jobs can write all that a job
-        has, but not the status that lists its uid. A job that is not listed yet has never had a driver: it is created
-        suspended."""
+        """Return whether the operator has created a job for this resource. Whoever may create jobs can write all that a
+        job has, but not the status that lists its uid. A job that is not listed yet has never had a driver: it is
+        created suspended."""
         listed = next((listed for listed in self.state.jobs if listed.name == name), None)
         if listed is not None and listed.uid == job["metadata"]["uid"]:
             return True
@@ -110,7 +110,7 @@ class BlueGreenContext:
         return name == job_name(self.observed.resource, job["kind"], outputs_of(job))
 
     def is_lost(self, name: str) -> bool:
-        """Whether a job was deleted, or is being deleted, together with its state."""
+        """Return whether a job was deleted, or is being deleted, together with its state."""
         listed = next((listed for listed in self.state.jobs if listed.name == name), None)
         if listed is None or not listed.deletes_state:
             return False
@@ -133,12 +133,12 @@ class BlueGreenContext:
         return requested_job(self.observed.resource)
 
     def status_of(self, name: str | None) -> Status:
-        """The status of a job; an empty one if there is no such job."""
+        """Return the status of a job; an empty one if there is no such job."""
         job = self.jobs.get(name or "")
         return Status() if job is None else read_status(job)
 
     def stable_at(self, candidate: CandidateJob) -> datetime | None:
-        """When the candidate has been stable for long enough; None: it is not stable now."""
+        """Return when the candidate has been stable for long enough; None: it is not stable now."""
         if self.spec is None or candidate.stable_since is None:
             return None
         if self.status_of(candidate.name).phase == "Finished":
@@ -147,12 +147,12 @@ class BlueGreenContext:
 
 
 def has_room(ctx: BlueGreenContext, state: BlueGreenState) -> bool:
-    """Whether the status can list one job more. A job that it does not list would count as somebody else's."""
+    """Return whether the status can list one job more. A job that it does not list would count as somebody else's."""
     return len({*ctx.jobs, *running(state)}) < MOST_JOBS
 
 
 def running(state: BlueGreenState) -> dict[str, Role]:
-    """The jobs that run, by name, with their roles: the active one first."""
+    """Return the jobs that run, by name, with their roles: the active one first."""
     roles: dict[str, Role] = {} if state.active is None else {state.active: "active"}
     if state.candidate is not None:
         roles[state.candidate.name] = "candidate"
@@ -160,7 +160,7 @@ def running(state: BlueGreenState) -> dict[str, Role]:
 
 
 def requested_job(resource: Manifest) -> RequestedJob | tuple[str, ...]:
-    """The job that the template asks for, or everything that is wrong with the template."""
+    """Return the job that the template asks for, or everything that is wrong with the template."""
     template = resource["spec"]["template"]
     kind, spec = template.get("kind", "StreamJoin"), template["spec"]
     job = _load(_as_text(kind, spec, resource))
@@ -179,20 +179,20 @@ def job_name(resource: Manifest, kind: str, outputs: Iterable[OutputStatus]) -> 
 
 
 def outputs_of(job: Manifest) -> tuple[OutputStatus, ...]:
-    """Where a job writes, also before its driver has started."""
+    """Return where a job writes, also before its driver has started."""
     loaded = _load(_as_text(job["kind"], job["spec"], job))
     return read_status(job).outputs if isinstance(loaded, tuple) else written_outputs(loaded)
 
 
 def shared_places(outputs: Iterable[OutputStatus], other_outputs: Iterable[OutputStatus]) -> list[str]:
-    """The places in words that both write to. Another broker or database makes no other place: its name alone would
-    tell readers."""
+    """Return the places in words that both write to. Another broker or database makes no other place: its name alone
+    would tell readers."""
     return [f"{kind} {target}" for kind, target in sorted(_targets(outputs) & _targets(other_outputs))]
 
 
 def desired_spec(spec: Mapping[str, Any], job: Manifest | None, *, suspended: bool, cleanup: str) -> dict[str, Any]:
-    """The spec of a job's resource. Its number of executors is its own if `spec` names none: an autoscaler may set
-    it."""
+    """Return the spec of a job's resource. Its number of executors is its own if `spec` names none: an autoscaler may
+    set it."""
     desired = {**spec, "suspend": suspended, "cleanup": cleanup}
     instances = dig(job, "spec", "spark", "executor", "instances")
     if instances is not None and dig(spec, "spark", "executor", "instances") is None:
@@ -240,7 +240,7 @@ def pause_action(ctx: BlueGreenContext, job: Manifest) -> Patch | None:
 
 
 def _patch(job: Manifest, body: dict[str, Any]) -> Patch | None:
-    """A patch of this very job: the API server rejects it for another one of its name."""
+    """Return a patch of this very job: the API server rejects it for another one of its name."""
     if not body:
         return None
     body["metadata"] = {"uid": job["metadata"]["uid"], **body.get("metadata", {})}
@@ -248,12 +248,13 @@ def _patch(job: Manifest, body: dict[str, Any]) -> Patch | None:
 
 
 def differs(job: Manifest, spec: Mapping[str, Any]) -> bool:
-    """Whether a job's resource asks for something else than `spec`."""
+    """Return whether a job's resource asks for something else than `spec`."""
     return _canonical(_as_text(job["kind"], job["spec"], job)) != _canonical(_as_text(job["kind"], spec, job))
 
 
 def _labels(ctx: BlueGreenContext, role: Role) -> dict[str, str]:
-    """The labels that the operator sets. It has to select a job by the labels by which it selects the resource."""
+    """Return the labels that the operator sets. It has to select a job by the labels by which it selects the
+    resource."""
     own_labels = ctx.metadata.get("labels") or {}
     requirements = LabelSelector.parsed(ctx.observed.settings.owner_selector).requirements
     return {CHILD_ROLE_LABEL: role, **{key: own_labels[key] for key, _, _ in requirements if key in own_labels}}
@@ -271,8 +272,8 @@ def _pause_change(ctx: BlueGreenContext, job: Manifest) -> dict[str, Any]:
 
 
 def is_healthy(job: Manifest) -> bool:
-    """Whether a job runs what its resource asks for, and nothing is wrong with it. The status of a job that somebody
-    has paused may be out of date."""
+    """Return whether a job runs what its resource asks for, and nothing is wrong with it. The status of a job that
+    somebody has paused may be out of date."""
     status, metadata = read_status(job), job["metadata"]
     conditions = {condition.type: condition.status for condition in status.conditions}
     return (
@@ -287,8 +288,8 @@ def is_healthy(job: Manifest) -> bool:
 
 
 def has_caught_up(candidate: Status, active: Status, limit: timedelta) -> bool:
-    """Whether each watermark of the candidate is at most `limit` behind the active job's. Inputs are compared by name;
-    an input that the active job lacks, with the slowest of its inputs."""
+    """Return whether each watermark of the candidate is at most `limit` behind the active job's. Inputs are compared by
+    name; an input that the active job lacks, with the slowest of its inputs."""
     watermarks = {input_status.name: input_status.watermark for input_status in active.inputs}
     slowest = min((watermark for watermark in watermarks.values() if watermark is not None), default=None)
     for input_status in candidate.inputs:
@@ -301,8 +302,8 @@ def has_caught_up(candidate: Status, active: Status, limit: timedelta) -> bool:
 
 
 def lags_no_more(candidate: Status, active: Status) -> bool:
-    """Whether no input of the candidate has more unread records than the same input of the active job. Inputs that the
-    active job lacks are compared in total, as far as anything is known of that job."""
+    """Return whether no input of the candidate has more unread records than the same input of the active job. Inputs
+    that the active job lacks are compared in total, as far as anything is known of that job."""
     active_lags = {input_status.name: input_status.lag for input_status in active.inputs}
     candidate_lags = {input_status.name: input_status.lag for input_status in candidate.inputs}
     known_lags = [lag for lag in active_lags.values() if lag is not None]
@@ -357,7 +358,8 @@ def _as_text(kind: str, spec: Mapping[str, Any], resource: Manifest) -> str:
 
 @lru_cache(maxsize=_REMEMBERED)
 def _load(text: str) -> Job | tuple[str, ...]:
-    """The job in a resource, or its problems. Validation is most of a reconcile's work, and figures change often."""
+    """Return the job in a resource, or its problems. Validation is most of a reconcile's work, and figures change
+    often."""
     if text == _TOO_DEEP:
         return ("spec: is nested too deep to be checked; write it in a simpler way",)
     try:
@@ -371,13 +373,13 @@ def _load(text: str) -> Job | tuple[str, ...]:
 
 @lru_cache(maxsize=_REMEMBERED)
 def _canonical(text: str) -> str:
-    """A resource without what the API server fills in, so that two that mean the same are equal."""
+    """Return a resource without what the API server fills in, so that two that mean the same are equal."""
     job = _load(text)
     return text if isinstance(job, tuple) else job.model_dump_json(by_alias=True, exclude_defaults=True)
 
 
 def _merge_patch(actual: Mapping[str, Any], desired: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON merge patch that turns `actual` into `desired`."""
+    """Return the JSON merge patch that turns `actual` into `desired`."""
     patch: dict[str, Any] = {name: None for name in actual if name not in desired}
     for name, value in desired.items():
         old = actual.get(name)
@@ -390,7 +392,7 @@ def _merge_patch(actual: Mapping[str, Any], desired: Mapping[str, Any]) -> dict[
 
 
 def conflict(job: RequestedJob, state: BlueGreenState) -> str | None:
-    """Why the job cannot run beside those that run, or after those that ended; None if it can."""
+    """Return why the job cannot run beside those that run, or after those that ended; None if it can."""
     for past in state.retired:
         shared = shared_places(job.outputs, past.outputs)
         if shared or past.name == job.name:

@@ -45,15 +45,15 @@ class ChildActions:
 
 
 def deletion_fault(actions: Iterable[Action], refused: Mapping[str, str]) -> Fault | None:
-    """Returns the fault of children that are still to be deleted, although a deletion failed before
+    """Return the fault of children that are still to be deleted, although a deletion failed before
     (`Observed.delete_refused`)."""
     answers = [refused[action.uid] for action in actions if isinstance(action, Delete) and action.uid in refused]
     return Fault(DELETE_REFUSED, cut("; ".join(answers))) if answers else None
 
 
 def child_actions(ctx: ReconcileContext, status: Status, plan: DriverPlan | None) -> ChildActions:
-    """The actions for a resource that is not being deleted. `plan` is the driver that should run according to the
-    status."""
+    """Return the actions for a resource that is not being deleted. `plan` is the driver that should run according to
+    the status."""
     attempt = status.driver
     planned = attempt if attempt is not None and plan is not None and plan.fits(attempt) else None
     actions: list[Action] = [*_delete_unplanned_drivers(ctx, planned)]
@@ -100,7 +100,7 @@ def _ensure_optional(kind: ChildKind, expected: Manifest | None, actual: Manifes
 
 
 def _ensure_access(ctx: ReconcileContext) -> Iterator[Action]:
-    """The objects that give access to the job's pods, and the one that restricts it."""
+    """Return the objects that give access to the job's pods, and the one that restricts it."""
     resource, settings, names, children = ctx.observed.resource, ctx.settings, ctx.names, ctx.observed.children
     policy = network_policy(resource, settings) if settings.status_from else None
     yield from _ensure_optional("NetworkPolicy", policy, children.network_policies.get(names.network_policy))
@@ -200,7 +200,7 @@ def _repair_driver(ctx: ReconcileContext, attempt: DriverAttempt) -> Iterator[Ac
 
 
 def _repairable_fields(ctx: ReconcileContext, kind: str, name: str, expected_labels: Manifest) -> dict[str, Any]:
-    """What can be repaired in a pod or ConfigMap: labels and owner."""
+    """Return what can be repaired in a pod or ConfigMap: labels and owner."""
     owners = [owner_reference(ctx.observed.resource)]
     return {"kind": kind, "metadata": {"name": name, "labels": expected_labels, "ownerReferences": owners}}
 

@@ -29,7 +29,7 @@ _ROLLOUTS_PAUSED = "RolloutsPaused"
 
 
 def with_conditions(ctx: ReconcileContext, status: Status, job: JobPhase) -> Status:
-    """The status with phase, conditions, and the generation to which they apply."""
+    """Return the status with phase, conditions, and the generation to which they apply."""
     desired, progressing = ctx.desired, _progressing_aspect(status, job)
     up_to_date = _up_to_date_aspect(ctx, status, job)
     degraded = job.degraded or Fault("AsExpected", "")
@@ -52,7 +52,7 @@ def with_conditions(ctx: ReconcileContext, status: Status, job: JobPhase) -> Sta
 
 
 def with_pause(ctx: ReconcileContext, status: Status) -> Status:
-    """The status with the condition that says why the operator leaves it so."""
+    """Return the status with the condition that says why the operator leaves it so."""
     old = tuple(condition for condition in status.conditions if condition.type != PAUSED)
     added = tuple(_make_condition(ctx, aspect) for aspect in _pause_aspect(ctx))
     return status.model_copy(update={"conditions": (*old, *added)})
@@ -67,7 +67,7 @@ def with_late_rows(ctx: ReconcileContext, status: Status) -> Status:
 
 
 def events(old: Status, new: Status) -> Iterator[Event]:
-    """Yields what has changed, for people who watch the job."""
+    """Yield what has changed, for people who watch the job."""
     refused = new.refused
     if refused is not None and refused != old.refused:
         yield _make_event("Warning", refused.reason, f"revision {refused.revision} was rejected: {refused.message}")
@@ -114,8 +114,8 @@ def _progressing_aspect(status: Status, job: JobPhase) -> Aspect:
 def _kstatus_aspects(
     ctx: ReconcileContext, status: Status, job: JobPhase, progressing: Aspect
 ) -> tuple[Aspect, Aspect]:
-    """The conditions for tools that do not know Joinery (kstatus: Flux, kubectl plugins). Stalled: only a person can
-    help. A job that runs while another revision is checked is not yet where its resource wants it."""
+    """Return the conditions for tools that do not know Joinery (kstatus: Flux, kubectl plugins). Stalled: only a person
+    can help. A job that runs while another revision is checked is not yet where its resource wants it."""
     stalled = job.phase == "Failed" or ctx.desired.job is None or status.refused is not None
     reason, message = (job.degraded.reason, job.degraded.message) if job.degraded else (job.reason, job.message)
     going = (progressing.status == "True" or progressing.reason == _ROLLOUTS_PAUSED) and not stalled
@@ -138,8 +138,8 @@ def _page_aspect(ctx: ReconcileContext) -> Iterator[Aspect]:
 
 
 def _up_to_date_aspect(ctx: ReconcileContext, status: Status, job: JobPhase) -> Aspect:
-    """Whether what the resource asks for has been rolled out, for whoever waits for it (a pipeline). Whether it still
-    runs is another matter: Ready."""
+    """Return whether what the resource asks for has been rolled out, for whoever waits for it (a pipeline). Whether it
+    still runs is another matter: Ready."""
     desired, rollout, refused = ctx.desired, status.rollout, status.refused
     if desired.job is None:
         return Aspect(UP_TO_DATE, "False", desired.reason, listed(desired.problems))

@@ -99,7 +99,7 @@ class ReconcileContext:
         return replaced_owner(self.observed.resource)
 
     def names_another_owner(self, tried: str | None) -> bool:
-        """Whether the resource names an owner of its state to replace, other than what was tried."""
+        """Return whether the resource names an owner of its state to replace, other than what was tried."""
         return self.replaced_owner not in {None, tried}
 
     @property
@@ -143,15 +143,15 @@ class ReconcileContext:
         return dict(self._pods(self.observed.children.pods, self.names.delete_state)).get("")
 
     def is_inactive(self, pod: PodObservation) -> bool:
-        """Whether another pod may take over this pod's work."""
+        """Return whether another pod may take over this pod's work."""
         return pod.ended_at is not None or pod.is_stuck(self.now, self.settings.stuck_seconds)
 
     def all_drivers_inactive(self) -> bool:
-        """Whether no driver pod can do anything any more."""
+        """Return whether no driver pod can do anything any more."""
         return all(self.is_inactive(pod) for pod in (*self.drivers.values(), *self.orphaned_drivers.values()))
 
     def revision(self, revision: str | None, image: str | None) -> JobRevision | None:
-        """What the pods of a revision are built from; None if that is gone, or if no revision is given."""
+        """Return what the pods of a revision are built from; None if that is gone, or if no revision is given."""
         if revision is None or image is None:
             return None
         if (revision, image) not in self._revisions:
@@ -161,22 +161,23 @@ class ReconcileContext:
         return self._revisions[revision, image]
 
     def driver_status(self, attempt: DriverAttempt) -> DriverStatus | None:
-        """What the driver of this attempt, which must be the one in the status, last reported."""
+        """Return what the driver of this attempt, which must be the one in the status, last reported."""
         reported = self.observed.driver
         return reported if reported is not None and reported.revision in {"", attempt.revision} else None
 
     def has_committed(self, attempt: DriverAttempt) -> bool:
-        """Whether the driver of this attempt, which must be the one in the status, has committed an epoch."""
+        """Return whether the driver of this attempt, which must be the one in the status, has committed an epoch."""
         reported = self.driver_status(attempt)
         return reported is not None and reported.committed > 0
 
     def waiting(self, attempt: DriverAttempt) -> Waiting | None:
-        """The outside system that this driver waits for."""
+        """Return the outside system that this driver waits for."""
         reported = self.driver_status(attempt)
         return None if reported is None else reported.waiting
 
     def executor_faults(self, waiting: Waiting) -> str:
-        """What keeps executors from running, if the driver waits for them: each fault once, with one of its pods."""
+        """Return what keeps executors from running, if the driver waits for them: each fault once, with one of its
+        pods."""
         if waiting.system != EXECUTORS:
             return ""
         pods = (observe_pod(pod) for _, pod in sorted(self.observed.executors.items()))
@@ -209,12 +210,13 @@ class ReconcileContext:
 
 
 def pause_scope(resource: Manifest) -> PauseScope:
-    """What the resource's author has paused. A value that is unknown pauses everything: doing nothing harms least."""
+    """Return what the resource's author has paused. A value that is unknown pauses everything: doing nothing harms
+    least."""
     return _annotated_scope(resource, PAUSE_ANNOTATION)
 
 
 def inherited_pause_scope(job: Manifest) -> PauseScope:
-    """What is paused at the BlueGreenJob of a job."""
+    """Return what is paused at the BlueGreenJob of a job."""
     references = job["metadata"].get("ownerReferences") or ()
     if not any(reference.get("controller") and reference.get("kind") == BLUE_GREEN.name for reference in references):
         return "nothing"  # of none, or of none any more
@@ -229,8 +231,8 @@ def _annotated_scope(resource: Manifest, annotation: str) -> PauseScope:
 
 
 def read_status(resource: Manifest) -> Status:
-    """The resource's status, without fields that this release does not know or cannot read: another release may have
-    written it."""
+    """Return the resource's status, without fields that this release does not know or cannot read: another release may
+    have written it."""
     data: Any = deepcopy(dict(resource.get("status") or {}))
     while True:
         try:
@@ -241,7 +243,7 @@ def read_status(resource: Manifest) -> Status:
 
 
 def _drop_field(data: Any, at: tuple[int | str, ...]) -> Any:
-    """The data without the innermost field on the path; an entry of a list is removed as a whole."""
+    """Return the data without the innermost field on the path; an entry of a list is removed as a whole."""
     inner, parent, last = data, None, None
     for step in at:
         exists = (isinstance(inner, dict) and step in inner) or (

@@ -87,8 +87,8 @@ def _left_behind(resource: Manifest, status: Status, reason: str) -> Event:
 
 
 def without_lost_templates(observed: Observed) -> Observed:
-    """A chart or an application that is removed as a whole takes its pod templates along, and the pod that deletes the
-    state does without them. Where the state is does not depend on them."""
+    """Return the observation with an empty template for each that is missing. A chart or an application that is removed
+    as a whole takes its pod templates along, and where the state is does not depend on them."""
     templates = {
         name: WITHOUT_TEMPLATE if template is None else template for name, template in observed.templates.items()
     }
@@ -96,7 +96,7 @@ def without_lost_templates(observed: Observed) -> Observed:
 
 
 def delete_state(ctx: ReconcileContext, status: Status) -> DeletionStep:
-    """The next step for a resource that is being deleted and has the finalizer."""
+    """Return the next step for a resource that is being deleted and has the finalizer."""
     if ctx.spec.get("cleanup") == "retainState" or not _has_state(ctx, status):
         return DeletionStep(status, (_set_finalizer(ctx, keep=False),))
     job_pods = _job_pods(ctx)
@@ -160,7 +160,7 @@ def _create_pod(ctx: ReconcileContext, status: Status) -> DeletionStep:
 
 
 def _revision(ctx: ReconcileContext, status: Status) -> JobRevision | None:
-    """Returns the revision to which the state belongs: the current one. If its ConfigMap is missing (a deletion in the
+    """Return the revision to which the state belongs: the current one. If its ConfigMap is missing (a deletion in the
     foreground begins with that), returns the one that the resource asks for, if it keeps its state in the same place:
     elsewhere there may be the state of another job."""
     current, desired = ctx.revision(status.revision, status.image), ctx.desired.job
@@ -170,7 +170,7 @@ def _revision(ctx: ReconcileContext, status: Status) -> JobRevision | None:
 
 
 def _unreachable_fault(ctx: ReconcileContext, status: Status) -> Fault:
-    """Why no pod can delete the state, and what helps."""
+    """Return why no pod can delete the state, and what helps."""
     name, desired = ctx.names.config_map(status.revision or ""), ctx.desired
     location = cut(status.state_place or "", _PLACE)
     loss = f"ConfigMap {name} of the current revision is missing"
@@ -197,7 +197,7 @@ def _unreachable_fault(ctx: ReconcileContext, status: Status) -> Fault:
 
 
 def _has_state(ctx: ReconcileContext, status: Status) -> bool:
-    """Whether a driver was ever to start, with state that outlives it. If that is unknown, assumes that there is
+    """Return whether a driver was ever to start, with state that outlives it. If that is unknown, assumes that there is
     state."""
     if status.driver is None and not ctx.drivers:
         return False

@@ -54,9 +54,9 @@ _validated: OrderedDict[str, tuple[object, DesiredJob]] = OrderedDict()
 
 
 def desired_job(observed: Observed, status: Status) -> DesiredJob:
-    """The job that the resource asks for. It is validated when something that it depends on has changed, which is ten
-    times as much work as the rest of a reconcile: at a new generation, with other templates or settings, and, because
-    a process remembers it, with another release."""
+    """Return the job that the resource asks for. It is validated when something that it depends on has changed, which
+    is ten times as much work as the rest of a reconcile: at a new generation, with other templates or settings, and,
+    because a process remembers it, with another release."""
     uid, inputs = observed.resource["metadata"]["uid"], _validation_inputs(observed, status)
     last_inputs, desired = _validated.pop(uid, (None, None))
     if desired is None or last_inputs != inputs:
@@ -121,7 +121,7 @@ def validated_job(observed: Observed, status: Status) -> DesiredJob:
 
 
 def stored_revision(observed: Observed, name: str, image: str) -> JobRevision | None:
-    """An earlier revision, from its ConfigMap; None if that is gone, or this release cannot use it."""
+    """Return an earlier revision, from its ConfigMap; None if that is gone, or this release cannot use it."""
     config_map = observed.children.config_maps.get(ChildNames(observed.resource).config_map(name))
     stored = stored_job(config_map, observed.kind, observed.resource)
     if stored is None:
@@ -133,8 +133,8 @@ def stored_revision(observed: Observed, name: str, image: str) -> JobRevision | 
 
 
 def _name(observed: Observed, job: Job, image: str, status: Status) -> str:
-    """The revision's name. Another release of the operator must not restart jobs: a revision keeps the name that an
-    earlier release gave it, until the resource asks for another scale, which a driver of that release cannot follow.
+    """Return the revision's name. Another release of the operator must not restart jobs: a revision keeps the name that
+    an earlier release gave it, until the resource asks for another scale, which a driver of that release cannot follow.
     Raises ManifestError."""
     names = _names(observed, job, image)
     in_use = {status.revision, *([status.rollout.revision] if status.rollout else [])}
@@ -142,7 +142,7 @@ def _name(observed: Observed, job: Job, image: str, status: Status) -> str:
 
 
 def _names(observed: Observed, job: Job, image: str) -> tuple[str, ...]:
-    """The name that this release gives, and those of earlier ones."""
+    """Return the name that this release gives, and those of earlier ones."""
     resource, templates = observed.resource, pods_in_templates(job.spec.spark, observed.templates)
     return (
         revision_hash(job, resource, image, templates, with_naming=True),
@@ -153,7 +153,7 @@ def _names(observed: Observed, job: Job, image: str) -> tuple[str, ...]:
 
 
 def _image(observed: Observed, job: Job, status: Status) -> str:
-    """Returns the image that was chosen for this very job when it became current or its rollout began, so that a new
+    """Return the image that was chosen for this very job when it became current or its rollout began, so that a new
     release of the operator with another image restarts nothing."""
     rollout = status.rollout
     decided = [(status.revision, status.image), *([(rollout.revision, rollout.image)] if rollout else [])]
@@ -171,7 +171,7 @@ def _image(observed: Observed, job: Job, status: Status) -> str:
 
 
 def _state_conflict(observed: Observed, job: Job, status: Status) -> str | None:
-    """What to tell a job whose state in this store belongs to another resource; None if the state is its own."""
+    """Return what to tell a job whose state in this store belongs to another resource; None if the state is its own."""
     store, resource = job.spec.state_store.postgres, observed.resource
     if store is None:
         return None
@@ -195,14 +195,14 @@ def _state_conflict(observed: Observed, job: Job, status: Status) -> str | None:
 
 
 def age(resource: Manifest) -> tuple[str, str, str, str]:
-    """A sort key that is less for an older resource. The kind, then the name, decides between two of the same
+    """Return a sort key that is less for an older resource. The kind, then the name, decides between two of the same
     second."""
     metadata = resource["metadata"]
     return metadata.get("creationTimestamp", ""), resource["kind"], metadata["namespace"], metadata["name"]
 
 
 def _written_location(resource: Manifest) -> tuple[object, ...] | None:
-    """Where a resource as written, valid or not, keeps its state; None if not in a Postgres."""
+    """Return where a resource as written, valid or not, keeps its state; None if not in a Postgres."""
     section: Any = resource
     for step in ("spec", "stateStore", "postgres"):
         section = section.get(step) if isinstance(section, Mapping) else None

@@ -34,7 +34,8 @@ class DriverPlan:
     restore: str | None = None
 
     def fits(self, attempt: DriverAttempt) -> bool:
-        """Whether the attempt does what is planned. What its init container once did is no reason to end it later."""
+        """Return whether the attempt does what is planned. What its init container once did is no reason to end it
+        later."""
         before = (self.migrate, self.abandon_state)
         same_target = (attempt.revision, attempt.restore) == (self.revision, self.restore)
         return same_target and before in {(None, False), (attempt.migrate, attempt.anew)}
@@ -64,7 +65,7 @@ def restoring_revision(status: Status, rollout: Rollout) -> tuple[str, str]:
 
 
 def _current_driver(ctx: ReconcileContext, status: Status, revision: str, image: str) -> DriverPlan:
-    """Returns the driver of the current revision. A job that never ran here may find state of an earlier job that does
+    """Return the driver of the current revision. A job that never ran here may find state of an earlier job that does
     not fit. Then the resource says whether to leave that state behind; the savepoint keeps its name, so that a second
     attempt does not do so again."""
     attempt = status.driver
@@ -78,14 +79,14 @@ def _current_driver(ctx: ReconcileContext, status: Status, revision: str, image:
 
 
 def savepoint_name(ctx: ReconcileContext, revision: str, attempt: DriverAttempt | None) -> str:
-    """A new savepoint name each time: a rollout must not return to the pin of an earlier try of the same revision, nor
-    to that of an earlier resource of this name, whose attempts were also counted from 1."""
+    """Return a new savepoint name each time: a rollout must not return to the pin of an earlier try of the same
+    revision, nor to that of an earlier resource of this name, whose attempts were also counted from 1."""
     life = digest_of(ctx.metadata["uid"])[:_LIFE]
     return f"rollout-{revision}-{life}-{attempt.number + 1 if attempt else 1}"
 
 
 def observe_attempt(ctx: ReconcileContext, status: Status, plan: DriverPlan | None) -> Status:
-    """The status with the outcome of the current attempt, if it has ended."""
+    """Return the status with the outcome of the current attempt, if it has ended."""
     attempt = status.driver
     if attempt is None or attempt.outcome is not None:
         return status
@@ -107,7 +108,7 @@ def observe_attempt(ctx: ReconcileContext, status: Status, plan: DriverPlan | No
 
 
 def next_attempt(ctx: ReconcileContext, status: Status, plan: DriverPlan | None) -> Status:
-    """The status with the next attempt, if one is planned and due, and no other driver can run any more."""
+    """Return the status with the next attempt, if one is planned and due, and no other driver can run any more."""
     attempt = status.driver
     if plan is None or (attempt is not None and not _is_due(ctx, attempt, plan)) or not ctx.all_drivers_inactive():
         return status
@@ -129,7 +130,7 @@ def next_attempt(ctx: ReconcileContext, status: Status, plan: DriverPlan | None)
 
 
 def _is_due(ctx: ReconcileContext, attempt: DriverAttempt, plan: DriverPlan) -> bool:
-    """Whether another attempt may start after this one."""
+    """Return whether another attempt may start after this one."""
     if attempt.outcome is None:
         return False
     if not plan.fits(attempt):
@@ -143,7 +144,7 @@ def _is_due(ctx: ReconcileContext, attempt: DriverAttempt, plan: DriverPlan) -> 
 
 
 def reset_failures(status: Status) -> Status:
-    """The status without its failures, because the resource asks for something else."""
+    """Return the status without its failures, because the resource asks for something else."""
     attempt = status.driver
     if attempt is None:
         return status
@@ -152,7 +153,7 @@ def reset_failures(status: Status) -> Status:
 
 
 def back_off(settings: Settings, failures: int) -> timedelta:
-    """The pause after this many failures in a row."""
+    """Return the pause after this many failures in a row."""
     doubled = settings.backoff_first_seconds * 2.0 ** min(max(failures - 1, 0), 32)
     return timedelta(seconds=min(doubled, settings.backoff_last_seconds))
 
@@ -162,7 +163,7 @@ def _with_attempt(status: Status, attempt: DriverAttempt, **more: object) -> Sta
 
 
 def _observe_running(ctx: ReconcileContext, attempt: DriverAttempt, pod: PodObservation) -> DriverAttempt:
-    """The attempt with what is seen of its pod, by the operator's clock: that of the node may be minutes off."""
+    """Return the attempt with what is seen of its pod, by the operator's clock: that of the node may be minutes off."""
     ready = (attempt.ready or ctx.now) if pod.ready and pod.deletion_time is None else None
     if pod.ended_at is not None:
         ready = attempt.ready  # the last known time
@@ -200,9 +201,9 @@ def _as_stopped(attempt: DriverAttempt) -> DriverAttempt:
 
 
 def _as_interrupted(ctx: ReconcileContext, attempt: DriverAttempt, reason: str) -> DriverAttempt:
-    """The attempt after others ended it. That is no failure, so the next attempt starts at once, but never twice within
-    the first back-off. From the second interruption in a row on there is a back-off, so that a node that evicts every
-    pod does not fill the cluster with pods."""
+    """Return the attempt after others ended it. That is no failure, so the next attempt starts at once, but never twice
+    within the first back-off. From the second interruption in a row on there is a back-off, so that a node that evicts
+    every pod does not fill the cluster with pods."""
     interruptions = attempt.interruptions + 1
     not_before = attempt.created + timedelta(seconds=ctx.settings.backoff_first_seconds)
     if interruptions > 1:
@@ -218,8 +219,8 @@ def _as_interrupted(ctx: ReconcileContext, attempt: DriverAttempt, reason: str) 
 
 
 def _as_fatal(ctx: ReconcileContext, attempt: DriverAttempt, pod: PodObservation) -> DriverAttempt:
-    """The attempt after an end for good. If another resource owns the state, an annotation that was not tried starts
-    one more. With definitions of an earlier release, the API server drops `replaces` from the status, and each
+    """Return the attempt after an end for good. If another resource owns the state, an annotation that was not tried
+    starts one more. With definitions of an earlier release, the API server drops `replaces` from the status, and each
     annotation looks untried: the back-off keeps these attempts few."""
     if pod.end_reason == STATE_TAKEN and ctx.replaced_owner is not None:
         attempt = _as_failed(ctx, attempt, pod)

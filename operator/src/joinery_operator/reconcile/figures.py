@@ -12,7 +12,7 @@ _INPUTS, _KEYS, _KEY_LENGTH, _NAME_LENGTH = 16, 10, 256, 253
 
 
 def with_figures(ctx: ReconcileContext, status: Status, *, alive: bool) -> Status:
-    """The status with what its driver last reported. `alive`: whether its pod still runs."""
+    """Return the status with what its driver last reported. `alive`: whether its pod still runs."""
     attempt = status.driver
     reported = ctx.driver_status(attempt) if attempt is not None and alive else None
     if reported is not None:
@@ -27,7 +27,7 @@ def with_figures(ctx: ReconcileContext, status: Status, *, alive: bool) -> Statu
 
 
 def due_status(ctx: ReconcileContext, old: Status, new: Status) -> Status | None:
-    """The status to write; None if nothing is new, or only figures, which were written a moment ago."""
+    """Return the status to write; None if nothing is new, or only figures, which were written a moment ago."""
     if new.model_copy(update={name: getattr(old, name) for name in _FIGURES}) != old:
         return new.model_copy(update={"reported": ctx.now})
     if new == old or next_report(ctx, old) is not None:
@@ -108,8 +108,8 @@ def _input_figures(input_status: InputStatus, now: datetime) -> InputStatus:
 
 
 def delay_text(delay: timedelta) -> str:
-    """A duration for people, rounded so that a growing delay does not change the status all the time: 12s, 3m5s, 17m,
-    2h7m, 51h."""
+    """Return a duration for people, rounded so that a growing delay does not change the status all the time: 12s, 3m5s,
+    17m, 2h7m, 51h."""
     seconds = max(int(delay.total_seconds()), 0)
     if seconds < 60:
         return f"{seconds}s"

@@ -57,7 +57,7 @@ class JobPhase:
 
 
 def deletion_phase(fault: Fault | None, way_out: str) -> JobPhase:
-    """The phase of a resource that is being deleted; `fault` keeps its state from being deleted."""
+    """Return the phase of a resource that is being deleted; `fault` keeps its state from being deleted."""
     message = sentence(fault.reason, fault.message) if fault else "the driver stops, then the state is deleted"
     degraded = Fault(fault.reason, cut(f"{fault.message}. {way_out}")) if fault else None
     return JobPhase("Deleting", "Deleting", cut(f"{message}. {way_out}"), degraded)
@@ -72,8 +72,8 @@ def job_phase(
     creates: bool,
     undeleted: Fault | None,
 ) -> JobPhase:
-    """The phase of a resource that is not being deleted. `blocked`: why the pod that should run cannot be created;
-    `creates`: whether a child is missing; `undeleted`: why one that should be gone is there."""
+    """Return the phase of a resource that is not being deleted. `blocked`: why the pod that should run cannot be
+    created; `creates`: whether a child is missing; `undeleted`: why one that should be gone is there."""
     phase = _driver_phase(ctx, status, plan, blocked)
     lasting = _lasting_fault(ctx, status)
     degraded = phase.degraded or lasting
@@ -92,7 +92,7 @@ def job_phase(
 
 
 def _lasting_fault(ctx: ReconcileContext, status: Status) -> Fault | None:
-    """Returns what is wrong even while the current revision runs well; None if nothing is."""
+    """Return what is wrong even while the current revision runs well; None if nothing is."""
     desired, refused = ctx.desired, status.refused
     if desired.job is None:
         return Fault(desired.reason, listed(desired.problems))
@@ -134,8 +134,8 @@ def _driver_phase(ctx: ReconcileContext, status: Status, plan: DriverPlan | None
 
 
 def _held_phase(ctx: ReconcileContext, status: Status) -> JobPhase:
-    """The phase while nothing runs, because the resource asks for another job than the one that was suspended or failed
-    for good."""
+    """Return the phase while nothing runs, because the resource asks for another job than the one that was suspended or
+    failed for good."""
     rollout = status.rollout
     if rollout is not None:
         message = sentence(f"revision {rollout.revision} is being checked", rollout.reason)
@@ -152,7 +152,7 @@ def _held_phase(ctx: ReconcileContext, status: Status) -> JobPhase:
 
 
 def _phase_before_driver(ctx: ReconcileContext, status: Status) -> JobPhase:
-    """The phase while the next driver waits until the last one is gone."""
+    """Return the phase while the next driver waits until the last one is gone."""
     overdue = _overdue_pod_fault(ctx)
     if not ctx.all_drivers_inactive():
         message = "the old driver finishes its epoch before another one starts"
@@ -161,7 +161,7 @@ def _phase_before_driver(ctx: ReconcileContext, status: Status) -> JobPhase:
 
 
 def _overdue_pod_fault(ctx: ReconcileContext) -> Fault | None:
-    """The fault of a driver pod that should have been gone by now, if there is one."""
+    """Return the fault of a driver pod that should have been gone by now, if there is one."""
     for pod in (*ctx.drivers.values(), *ctx.orphaned_drivers.values()):
         if pod.deletion_time is not None and pod.ended_at is None and ctx.now > pod.deletion_time:
             limit = f"{ctx.settings.stuck_seconds:g} s"
@@ -174,7 +174,7 @@ def _overdue_pod_fault(ctx: ReconcileContext) -> Fault | None:
 
 
 def _phase_after_attempt(ctx: ReconcileContext, status: Status, attempt: DriverAttempt) -> JobPhase:
-    """The phase after the current attempt has ended."""
+    """Return the phase after the current attempt has ended."""
     failure = sentence(f"attempt {attempt.number} failed", attempt.reason or "", status.last_error or "")
     if attempt.outcome == "Fatal":
         message = f"{failure}. Another attempt would fail the same way: it waits until the resource changes"
@@ -254,7 +254,7 @@ def _phase_with_pod(
 
 
 def not_ready_fault(ctx: ReconcileContext, pod: PodObservation) -> Fault:
-    """The fault of a pod that is not ready. What the kubelet waits for is only in its Events."""
+    """Return the fault of a pod that is not ready. What the kubelet waits for is only in its Events."""
     words = (
         f"pod {pod.name} is not ready since {ctx.not_ready_since(pod):%H:%M:%S} UTC, more than "
         f"{ctx.deadline_text}: {pod.waiting_for}. `kubectl describe pod {pod.name}` shows what "
@@ -264,7 +264,8 @@ def not_ready_fault(ctx: ReconcileContext, pod: PodObservation) -> Fault:
 
 
 def _phase(status: Status, otherwise: Phase) -> Phase:
-    """The phase of the rollout's stage, which says more than its driver's, until the driver counts as started."""
+    """Return the phase of the rollout's stage, which says more than its driver's, until the driver counts as
+    started."""
     if status.rollout is not None and status.rollout.lifted:
         return otherwise
     return STAGES[stage_of(status)].phase or otherwise

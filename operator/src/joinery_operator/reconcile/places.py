@@ -17,13 +17,14 @@ _MOST_OUTPUTS = 64
 
 
 def state_place(spec: JobSpec) -> object:
-    """Where the state is stored; None when it is in memory."""
+    """Return where the state is stored; None when it is in memory."""
     store = spec.state_store.postgres
     return None if store is None else (store.dsn, store.dsn_secret_ref, store.schema_name)
 
 
 def state_place_text(spec: JobSpec) -> str:
-    """The same in words, for a status: without passwords, so that another password is no other place."""
+    """Return where the state is stored in words, for a status: without passwords, so that another password is no other
+    place."""
     store = spec.state_store.postgres
     if store is None:
         return spec.state_store.kind
@@ -35,7 +36,7 @@ def state_place_text(spec: JobSpec) -> str:
 
 
 def written_outputs(job: Job) -> tuple[OutputStatus, ...]:
-    """The job's outputs for a status, as many as it has room for."""
+    """Return the job's outputs for a status, as many as it has room for."""
     return tuple(map(_output_status, job.outputs[:_MOST_OUTPUTS]))
 
 
@@ -52,7 +53,7 @@ def _output_status(output: NamedOutput) -> OutputStatus:
 
 
 def names_new_system(new: Job, old: Job, system: str) -> bool:
-    """Whether `new` names a system of this kind (`Waiting.system`), or a way in, that `old` does not."""
+    """Return whether `new` names a system of this kind (`Waiting.system`), or a way in, that `old` does not."""
     old_addresses = list(_list_addresses(old, system))
     return any(address is not None and address not in old_addresses for address in _list_addresses(new, system))
 

@@ -63,8 +63,8 @@ class PodObservation:
     fault: Fault | None
 
     def is_stuck(self, now: datetime, seconds: float) -> bool:
-        """Whether the pod is being deleted and nothing ends it: its node does not answer, or the pod should have been
-        deleted for this long already."""
+        """Return whether the pod is being deleted and nothing ends it: its node does not answer, or the pod should have
+        been deleted for this long already."""
         if self.deletion_time is None:
             return False
         is_unreachable = self.disruption is not None and self.disruption.reason == NODE_UNREACHABLE
@@ -145,7 +145,7 @@ def _is_running(container: Manifest) -> bool:
 
 
 def _explaining_terminations(status: Manifest, main: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    """The ends of containers that explain the pod's end. Containers beside ours do not matter."""
+    """Return the ends of containers that explain the pod's end. Containers beside ours do not matter."""
     if main is not None:
         return [main]
     first = [_termination_of(container) for container in status.get("initContainerStatuses") or ()]
@@ -153,7 +153,7 @@ def _explaining_terminations(status: Manifest, main: Mapping[str, Any] | None) -
 
 
 def _ended_at(status: Manifest, main: Mapping[str, Any] | None, created: datetime) -> datetime | None:
-    """Returns when the pod ended. Only the driver counts: containers beside it (a service mesh's, say) may run for
+    """Return when the pod ended. Only the driver counts: containers beside it (a service mesh's, say) may run for
     ever."""
     phase_over = status.get("phase") in {"Succeeded", "Failed"}
     if main is None and not phase_over:
@@ -194,7 +194,7 @@ def _disruption_fault(status: Manifest) -> Fault | None:
 
 
 def _marked_not_ready(status: Manifest) -> datetime | None:
-    """Returns when the control plane marked the pod as not ready because its kubelet stopped answering, if it did. It
+    """Return when the control plane marked the pod as not ready because its kubelet stopped answering, if it did. It
     changes only the status of a ready pod's condition, which has no reason; a kubelet that says that a pod is not ready
     writes one (`ContainersNotReady`, say)."""
     not_ready = _condition_of(status, "Ready", "False") or {}
@@ -234,7 +234,8 @@ def _find_fault(status: Manifest) -> Fault | None:
 
 
 def _waiting_for(status: Manifest) -> str:
-    """What the pod waits for: the first container that waits, else the init container that runs, else the driver."""
+    """Return what the pod waits for: the first container that waits, else the init container that runs, else the
+    driver."""
     for container in _container_statuses(status):
         waiting = (container.get("state") or {}).get("waiting")
         if waiting is not None:

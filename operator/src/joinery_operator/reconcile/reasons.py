@@ -55,7 +55,7 @@ def cut(text: str, limit: int = MESSAGE) -> str:
 
 
 def sentence(*parts: str) -> str:
-    """The parts that are not empty, joined by ": "."""
+    """Return the parts that are not empty, joined by ": "."""
     return ": ".join(part for part in parts if part)
 
 

@@ -46,14 +46,14 @@ from joinery_runtime.job.model.duration import format_duration
 
 
 def advance_rollout(ctx: ReconcileContext, status: Status) -> Status:
-    """The status with the rollout one step further, if there is a step to take."""
+    """Return the status with the rollout one step further, if there is a step to take."""
     status = _with_progress(ctx, status)
     execution = _Execution(ctx, status, row_for(classify(ctx, status)))
     return _ACTS[execution.row.act](execution)
 
 
 def record_proof(ctx: ReconcileContext, status: Status) -> Status:
-    """Returns the status with the time at which the current revision was first seen to be ready."""
+    """Return the status with the time at which the current revision was first seen to be ready."""
     attempt = status.driver
     if status.proved is not None or attempt is None or attempt.restore or attempt.revision != status.revision:
         return status
@@ -63,7 +63,7 @@ def record_proof(ctx: ReconcileContext, status: Status) -> Status:
 
 
 def record_hold(ctx: ReconcileContext, status: Status) -> Status:
-    """Returns the status with whether the current revision may start a driver (`held`: it may not). After a suspension
+    """Return the status with whether the current revision may start a driver (`held`: it may not). After a suspension
     or a fatal end, it may only if the resource asks for that revision: if the resource asks for another job, that job
     is checked before anything runs."""
     attempt, desired = status.driver, classify_desired(ctx, status)
@@ -76,7 +76,7 @@ def record_hold(ctx: ReconcileContext, status: Status) -> Status:
 
 
 def deadline(ctx: ReconcileContext, status: Status) -> datetime | None:
-    """When time alone ends the stage; None if it does not."""
+    """Return when time alone ends the stage; None if it does not."""
     rollout = status.rollout
     if rollout is None or rollout.lifted or rollout.progressed is None:
         return None
@@ -84,7 +84,7 @@ def deadline(ctx: ReconcileContext, status: Status) -> datetime | None:
 
 
 def without_deadline(status: Status) -> Status:
-    """The status while its rollout stands still: the deadline counts from the moment at which it continues."""
+    """Return the status while its rollout stands still: the deadline counts from the moment at which it continues."""
     rollout = status.rollout
     if rollout is None or rollout.progressed is None:
         return status
@@ -98,7 +98,7 @@ def _comparison_seconds(ctx: ReconcileContext, rollout: Rollout) -> float:
 
 
 def blocking_reason(ctx: ReconcileContext, status: Status) -> str:
-    """Why a stage that changes the state does not end, and the way out; empty while it makes progress."""
+    """Return why a stage that changes the state does not end, and the way out; empty while it makes progress."""
     if status.rollout is None or status.rollout.stage == "Checking":
         return ""
     if row_for(classify(ctx, status)).act is not Act.REPORT:
@@ -107,13 +107,13 @@ def blocking_reason(ctx: ReconcileContext, status: Status) -> str:
 
 
 def way_out(status: Status) -> str:
-    """What a person can do to leave the stage, whatever holds it up."""
+    """Return what a person can do to leave the stage, whatever holds it up."""
     return STAGES[stage_of(status)].way_out.format(revision=status.revision)
 
 
 def is_paused(ctx: ReconcileContext, status: Status) -> bool:
-    """Whether the annotation joinery.dev/pause keeps a rollout from beginning, or from stopping the old driver. The
-    first revision is no rollout."""
+    """Return whether the annotation joinery.dev/pause keeps a rollout from beginning, or from stopping the old driver.
+    The first revision is no rollout."""
     early = stage_of(status) in {RolloutStage.STABLE, RolloutStage.CHECKING, RolloutStage.STOPPING}
     return ctx.pause_scope == "rollouts" and early and status.revision is not None and not ctx.suspended
 
@@ -124,7 +124,7 @@ def is_rejected(status: Status, revision: JobRevision, mode: str) -> bool:
 
 
 def is_check_due(ctx: ReconcileContext, pod: PodObservation) -> bool:
-    """Whether a check pod that ended without a result is due for another try."""
+    """Return whether a check pod that ended without a result is due for another try."""
     if pod.ended_at is None or pod.check_result is not None:
         return False
     # The clock of its node may be ahead or behind, by more than the deadline.
@@ -136,7 +136,7 @@ def is_check_due(ctx: ReconcileContext, pod: PodObservation) -> bool:
 
 
 def _with_progress(ctx: ReconcileContext, status: Status) -> Status:
-    """Returns the status with how far the stage of its rollout got. The deadline counts from the last progress, and not
+    """Return the status with how far the stage of its rollout got. The deadline counts from the last progress, and not
     while the job is suspended, or its driver waits for a system that is unavailable and no other revision would get
     further."""
     rollout = status.rollout
@@ -153,8 +153,8 @@ def _with_progress(ctx: ReconcileContext, status: Status) -> Status:
 
 
 def _waits_for_known_system(ctx: ReconcileContext, status: Status, rollout: Rollout) -> bool:
-    """Returns whether the driver waits for a system that the current revision names as well: a new address may be
-    wrong, and what prevents executors is most often the edit. In doubt, the current revision names it."""
+    """Return whether the driver waits for a system that the current revision names as well: a new address may be wrong,
+    and what prevents executors is most often the edit. In doubt, the current revision names it."""
     attempt = status.driver
     waiting = ctx.waiting(attempt) if attempt is not None else None
     if attempt is None or waiting is None or waiting.system == EXECUTORS:
@@ -263,7 +263,7 @@ def _classify_stable(ctx: ReconcileContext, status: Status, desired: Desired, su
 
 
 def _has_durable_state(ctx: ReconcileContext, status: Status) -> bool:
-    """Returns whether the current revision was ready, with state that outlives a pod. If that is unknown, assumes that
+    """Return whether the current revision was ready, with state that outlives a pod. If that is unknown, assumes that
     it has such state."""
     if status.revision is None or status.image is None or status.proved is None:
         return False
@@ -284,7 +284,7 @@ def _check(pod: PodObservation | None) -> Check:
 
 
 def _attempt_of(status: Status, rollout: Rollout) -> DriverAttempt | None:
-    """The current attempt, if it migrates for this rollout."""
+    """Return the current attempt, if it migrates for this rollout."""
     attempt = status.driver
     return attempt if attempt is not None and attempt.migrate == rollout.savepoint else None
 
@@ -328,8 +328,8 @@ def _restorer(ctx: ReconcileContext, rollout: Rollout) -> Restorer:
 
 
 def _helper(ctx: ReconcileContext, status: Status, rollout: Rollout) -> Helper:
-    """Whether the revision asked for could return to the savepoint. If no earlier revision is known any more, the
-    resource decides."""
+    """Return whether the revision asked for could return to the savepoint. If no earlier revision is known any more,
+    the resource decides."""
     new = ctx.desired.job
     if new is None:
         return Helper.UNABLE
@@ -515,7 +515,7 @@ def _check_refusal(ctx: ReconcileContext, rollout: Rollout) -> str:
 
 
 def _waiting_reason(ctx: ReconcileContext, status: Status) -> str:
-    """Why the stage has not ended."""
+    """Return why the stage has not ended."""
     assert status.rollout is not None, "only stages of a rollout have such rows"
     match stage_of(status):
         case RolloutStage.CHECKING:
@@ -565,7 +565,7 @@ def _restore_problem(ctx: ReconcileContext, status: Status, rollout: Rollout) ->
 
 
 def _check_message(ctx: ReconcileContext, rollout: Rollout) -> str:
-    """Why the check has no result."""
+    """Return why the check has no result."""
     pod = ctx.check(rollout)
     if pod is None:
         return ctx.observed.create_refused

@@ -286,7 +286,7 @@ class Act(Enum):
 
 
 def _when(*conditions: Enum | tuple[Enum, ...]) -> Mapping[str, frozenset[Enum]]:
-    """The conditions by dimension, which the type of the enum gives. A tuple means any of its values."""
+    """Return the conditions by dimension, which the type of the enum gives. A tuple means any of its values."""
     names = {kind: name for name, kind in DIMENSIONS.items()}
     groups = [condition if isinstance(condition, tuple) else (condition,) for condition in conditions]
     return {names[type(group[0])]: frozenset(group) for group in groups}
@@ -438,12 +438,12 @@ TABLE: Final[tuple[Transition, ...]] = (
 
 
 def row_for(observation: RolloutObservation) -> Transition:
-    """The row that applies to the observation."""
+    """Return the row that applies to the observation."""
     return next(row for row in TABLE if row.matches(observation))
 
 
 def observations() -> Iterator[RolloutObservation]:
-    """Yields every possible observation once."""
+    """Yield every possible observation once."""
     for stage, rules in STAGES.items():
         values = (rules.values.get(name, tuple(DIMENSIONS[name])) for name in rules.dimensions)
         possible = (
@@ -462,7 +462,7 @@ def observations() -> Iterator[RolloutObservation]:
 
 
 def rendered() -> str:
-    """The text of docs/rollout-table.md."""
+    """Return the text of docs/rollout-table.md."""
     lines = [
         "# The rollout of another revision, as a table",
         "",

@@ -47,7 +47,7 @@ _WAY_OUT = "To leave it in the state store, set spec.cleanup to retain: the reso
 
 
 def reconcile_savepoint(observed: ObservedSavepoint) -> Decision:
-    """Decides. Never raises for anything that a user, a cluster or another release may have written."""
+    """Decide. Never raises for anything that a user, a cluster or another release may have written."""
     status = _read(observed.resource)
     if observed.permissions_end:
         return _release(observed, status)
@@ -232,7 +232,7 @@ def _handle_failure(
 
 
 def _current_revision(observed: ObservedSavepoint) -> JobRevision | Fault:
-    """Returns the job's current revision, whose pod can reach the state; or why there is none yet."""
+    """Return the job's current revision, whose pod can reach the state; or why there is none yet."""
     job_ref = observed.resource["spec"]["job"]
     kind, name = job_ref["kind"], job_ref["name"]
     if observed.job_is_anothers:
@@ -268,7 +268,7 @@ def _decision(
     *,
     again_after: float | None = None,
 ) -> Decision:
-    """The decision with phase and conditions, including those of kstatus."""
+    """Return the decision with phase and conditions, including those of kstatus."""
     old = _read(observed.resource)
     generation = observed.resource["metadata"].get("generation")
     going, failed = phase in {"Pending", "Deleting"} and reason != "Failed", reason in {"Failed", _STATE_GONE}
@@ -304,7 +304,7 @@ def _decision(
 
 
 def _read(resource: Manifest) -> SavepointState:
-    """The status; empty if another release wrote one that this release cannot read."""
+    """Return the status; empty if another release wrote one that this release cannot read."""
     try:
         return SavepointState.model_validate(resource.get("status") or {})
     except ValidationError:
