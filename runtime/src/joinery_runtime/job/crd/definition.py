@@ -23,6 +23,11 @@ from joinery_runtime.job.model.resource import API_VERSION
 
 _GROUP, _, _VERSION = API_VERSION.partition("/")
 _HEADER = "# Generated from the resource models by `make crds`; edit those.\n"
+_SCALE = {
+    "specReplicasPath": ".spec.spark.executor.instances",
+    "statusReplicasPath": ".status.executors",
+    "labelSelectorPath": ".status.selector",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +109,16 @@ def custom_resource_definition(kind: ResourceKind) -> dict[str, Any]:
                 "categories": ["joinery"],
             },
             "scope": "Namespaced",
-            "versions": [_version(kind)],
+            "versions": [
+                {
+                    "name": _VERSION,
+                    "served": True,
+                    "storage": True,
+                    "additionalPrinterColumns": [dict(column) for column in _COLUMNS[kind.status]],
+                    "subresources": {"status": {}, **({"scale": _SCALE} if kind.status is Status else {})},
+                    "schema": {"openAPIV3Schema": _resource(kind)},
+                }
+            ],
         },
     }
 
@@ -119,22 +133,6 @@ def to_yaml(definition: dict[str, Any]) -> str:
     return _HEADER + text.getvalue()
 
 
-def _version(kind: ResourceKind) -> dict[str, Any]:
-    scale = {
-        "specReplicasPath": ".spec.spark.executor.instances",
-        "statusReplicasPath": ".status.executors",
-        "labelSelectorPath": ".status.selector",
-    }
-    return {
-        "name": _VERSION,
-        "served": True,
-        "storage": True,
-        "additionalPrinterColumns": [dict(column) for column in _COLUMNS[kind.status]],
-        "subresources": {"status": {}, **({"scale": scale} if kind.status is Status else {})},
-        "schema": {"openAPIV3Schema": _resource(kind)},
-    }
-
-
 def _resource(kind: ResourceKind) -> Schema:
     spec = kind.model.model_fields["spec"].annotation
     if not (isinstance(spec, type) and issubclass(spec, BaseModel)):
@@ -142,7 +140,11 @@ def _resource(kind: ResourceKind) -> Schema:
     spec_schema = object_schema(spec)
     if spec is BlueGreenSpec:
         template = spec_schema["properties"]["template"]["properties"]
-        template["spec"] = {**_template_schema(), "description": template["spec"]["description"]}
+        # The spec of a job of any kind: the API server takes no unknown field and no deep nesting. The rules and the
+        # defaults are those of one kind, and apply when the job is created.
+        specs = [object_schema(kind.model.model_fields["spec"].annotation) for kind in KINDS]  # type: ignore[arg-type]
+        merged = reduce(_merged, map(_bare, specs))
+        template["spec"] = {**merged, "description": template["spec"]["description"]}
     schema = {
         "type": "object",
         "description": description(kind.model.__doc__ or "", limit=0),
@@ -156,12 +158,6 @@ def _resource(kind: ResourceKind) -> Schema:
         },
     }
     return with_rules(schema, kind.model)
-
-
-def _template_schema() -> Schema:
-    """The spec of a job of any kind, as a template holds it: the API server takes no unknown field and no deep nesting.
-    The rules and the defaults are those of one kind, and apply when the job is created."""
-    return reduce(_merged, (_bare(object_schema(kind.model.model_fields["spec"].annotation)) for kind in KINDS))  # type: ignore[arg-type]
 
 
 def _bare(schema: Any) -> Any:

@@ -106,7 +106,10 @@ def description(text: str, limit: int = _DESCRIPTION) -> str:
 def _shape(field_key: Place, info: FieldInfo, raw: Schema, models: Models) -> Schema:
     if any(isinstance(hint, PlainSerializer) and hint.func is format_duration for hint in _metadata(info)):
         default = {"default": format_duration(info.default)} if isinstance(info.default, int) else {}
-        return {**duration(_least(info)), **default, "x-kubernetes-validations": [HAS_UNIT.schema()]}
+        bounds = [cast(int, bound.ge) for bound in _metadata(info) if isinstance(bound, Ge)]
+        bounds += [cast(int, bound.gt) + 1 for bound in _metadata(info) if isinstance(bound, Gt)]
+        least = max(bounds, default=None)
+        return {**duration(least), **default, "x-kubernetes-validations": [HAS_UNIT.schema()]}
     schema = _translated(raw, models)
     if any(isinstance(hint, PlainSerializer) and hint.func is format_duration_or_off for hint in _metadata(info)):
         schema["default"] = format_duration_or_off(info.default)
@@ -201,13 +204,6 @@ def flow(value: Any) -> str:
     yaml.default_flow_style, yaml.width = True, 4096
     yaml.dump([value], text)  # in a list, so that commas and brackets are quoted
     return text.getvalue().strip()[1:-1]
-
-
-def _least(info: FieldInfo) -> int | None:
-    """The least integer that the field's bounds allow."""
-    bounds = [cast(int, bound.ge) for bound in _metadata(info) if isinstance(bound, Ge)]
-    bounds += [cast(int, bound.gt) + 1 for bound in _metadata(info) if isinstance(bound, Gt)]
-    return max(bounds, default=None)
 
 
 def _metadata(info: FieldInfo) -> Iterator[Any]:

@@ -166,13 +166,10 @@ def _groups(draft: GroupedDraft) -> Iterator[Finding]:
             yield (*at, i), text
 
 
-def _gap(draft: GroupedDraft) -> Iterator[Finding]:
+def _gap_and_input(draft: GroupedDraft) -> Iterator[Finding]:
     if dig(draft.data, "spec") is not None and dig(draft.data, "spec", "gap") is None:
         facts = "is missing: it says how far apart consecutive rows of a session may be (rule S1)"
         yield ("spec", "gap"), f"{facts}; write for example gap: 30s"
-
-
-def _table(draft: GroupedDraft) -> Iterator[Finding]:
     for source in draft.inputs:
         if source.data.get("table") is not None:
             facts = "versions of a table replace each other, a session holds events"
@@ -294,32 +291,24 @@ def _having(draft: GroupedDraft) -> Iterator[Finding]:
 
 def _conditions_of_outputs(draft: GroupedDraft) -> Iterator[Finding]:
     """Reject conditions of outputs on columns that a later row may change: an output would keep a row whose newer form
-    does not meet the condition."""
-    sources, columns = list(changelog_sources(draft.data, draft.at)), _row_columns(draft)
-    if not sources or columns is None:
-        return
+    does not meet the condition. Reject also those that read a list as a text."""
+    sources, columns = list(changelog_sources(draft.data, draft.at)), _row_columns(draft) or {}
+    of_rows = draft.lists_of_rows
+    lists = [name for name, column in columns.items() if column in of_rows]
     key = [*draft.fields("groupBy"), *draft.identity]
     for at, output in output_rules.outputs(draft.data):
         text = output.get("when")
+        if not isinstance(text, str):
+            continue
         with suppress(SqlglotError):  # which is reported when the output is compiled
-            names = {node.name for node in parse_tree(text).find_all(exp.Column)} if isinstance(text, str) else set()
+            tree = parse_tree(text)
+            names = {node.name for node in tree.find_all(exp.Column)}
             changing = sorted(name for name in names if name in columns and columns[name] not in key)
-            if changing:
+            if sources and changing:
                 facts = f"{sources[0].facts} ({sources[0].field}), so {listed(map(repr, changing))} may change, and the"
                 todo = f"name {listed(key)} only, or filter in the reader of the output"
                 yield (*at, "when"), f"{facts} output would keep a row that no longer meets the condition; {todo}"
-
-
-def _lists_of_outputs(draft: GroupedDraft) -> Iterator[Finding]:
-    """Reject conditions of outputs that read a list as a text."""
-    of_rows = draft.lists_of_rows
-    lists = [name for name, column in (_row_columns(draft) or {}).items() if column in of_rows]
-    if not lists:
-        return
-    for at, output in output_rules.outputs(draft.data):
-        text = output.get("when")
-        with suppress(SqlglotError):  # which is reported when the output is compiled
-            yield from lists_as_texts((*at, "when"), parse_tree(text), lists) if isinstance(text, str) else ()
+            yield from lists_as_texts((*at, "when"), tree, lists)
 
 
 def _reserved_name(name: str, draft: GroupedDraft) -> str:
@@ -340,23 +329,18 @@ def _keys_known(draft: GroupedDraft) -> Iterator[Finding]:
             yield at, _NO_KEY if retracted else message
 
 
-def _retracted_selected(draft: GroupedDraft) -> Iterator[Finding]:
-    """Require the column that tells a retraction from its row in every output."""
+def _retractions(draft: GroupedDraft) -> Iterator[Finding]:
+    """Require the column that tells a retraction from its row in every output, and keys by which it finds that row."""
     if dig(draft.data, *draft.at, "emitRetractions") is not True:
         return
     for at, output in output_rules.outputs(draft.data):
         chosen = items(output, "select")
         if chosen and not any(dig(item, "column") == RETRACTED and not dig(item, "as") for item in chosen):
             yield (*at, "select"), f"a retraction could not be told from a row: add {{column: {RETRACTED}}}"
-
-
-def _takes_back_its_own(draft: GroupedDraft) -> Iterator[Finding]:
-    if dig(draft.data, *draft.at, "emitRetractions") is not True:
-        return
     groups = draft.fields("groupBy")
     todo = f"name {SESSION_ID} and group columns only, or drop emitRetractions (rule S6)"
     for output_at, output in output_rules.outputs(draft.data):
-        at: Loc = (*output_at, "postgres", "upsertKey")
+        at = (*output_at, "postgres", "upsertKey")
         key, named = items(output, "postgres", "upsertKey"), _columns_of(output, draft) or {}
         if not key or not all(isinstance(name, str) for name in key):
             continue
@@ -365,10 +349,8 @@ def _takes_back_its_own(draft: GroupedDraft) -> Iterator[Finding]:
             yield at, f"a retraction would delete the row that another session has under this key; {todo}"
         for i, name in enumerate(key):
             if name in named and key_columns[i] not in (SESSION_ID, WINDOW_START, *groups):
-                yield (
-                    (*at, i),
-                    f"{name!r} may change while a session lasts, and no retraction finds its older row; {todo}",
-                )
+                facts = f"{name!r} may change while a session lasts, and no retraction finds its older row"
+                yield (*at, i), f"{facts}; {todo}"
 
 
 def _selects_its_key(draft: GroupedDraft) -> Iterator[Finding]:
@@ -400,14 +382,11 @@ def _row_columns(draft: GroupedDraft) -> dict[str, str] | None:
     session_columns, chosen = _session_columns(draft), items(draft.data, *_SELECT)
     if session_columns is None or not chosen:
         return {draft.output_name(name): name for name in session_columns} if session_columns is not None else None
-    pairs = [(dig(item, "as") or draft.output_name(dig(item, "column")), _shown_column(item)) for item in chosen]
+    shown = ["" if dig(item, "expression") is not None else dig(item, "column") for item in chosen]
+    names = [dig(item, "as") or draft.output_name(dig(item, "column")) for item in chosen]
+    pairs = list(zip(names, shown, strict=True))
     all_known = all(isinstance(name, str) and column in {*session_columns, ""} for name, column in pairs)
     return dict(pairs) if all_known else None
-
-
-def _shown_column(item: Any) -> Any:
-    """The column of sessions that an entry of `select` shows; empty for an expression."""
-    return "" if dig(item, "expression") is not None else dig(item, "column")
 
 
 def _columns_of(output: Mapping[str, Any], draft: GroupedDraft) -> dict[str, str] | None:
@@ -442,17 +421,14 @@ def _columns(draft: GroupedDraft) -> Iterator[Finding]:
             yield (*at, "column"), f"is missing: {function} is of a column; name one"
         else:
             yield from unknown((*at, "column"), column, draft)
-            yield from _type((*at, "column"), function, column, draft)
-
-
-def _type(at: Loc, function: Any, column: Any, draft: GroupedDraft) -> Iterator[Finding]:
-    """Checks the type of an aggregate's column. Only the core knows the types of computed columns."""
-    kind = (draft.columns or {}).get(column) if isinstance(column, str) else None
-    if kind is not None and isinstance(function, str) and not takes(function, kind.name):
-        facts = f"{function} takes {takes_text(function)}, and column {column!r} is {kind}"
-        yield at, f"{facts}; choose another function or type"
-    elif column in draft.lists and function in COLUMN_READERS:
-        yield at, f"{list_facts(column)}; write another function, such as last or count_distinct"
+            # Only the core knows the types of computed columns.
+            kind = (draft.columns or {}).get(column) if isinstance(column, str) else None
+            if kind is not None and isinstance(function, str) and not takes(function, kind.name):
+                facts = f"{function} takes {takes_text(function)}, and column {column!r} is {kind}"
+                yield (*at, "column"), f"{facts}; choose another function or type"
+            elif column in draft.lists and function in COLUMN_READERS:
+                facts = list_facts(column)
+                yield (*at, "column"), f"{facts}; write another function, such as last or count_distinct"
 
 
 def _options(draft: GroupedDraft) -> Iterator[Finding]:
@@ -467,23 +443,20 @@ def _options(draft: GroupedDraft) -> Iterator[Finding]:
                 yield (*at, name), f"is missing: {function} needs it; {_NEEDED_FOR[name]}"
         if function == "count_distinct" and dig(aggregate, "method") == "hll" and dig(aggregate, "limit") is not None:
             yield (*at, "limit"), "is for method: exact, a sketch takes any number of values; drop it"
+        by = dig(aggregate, "by")
+        yield from unknown((*at, "by"), by, draft)
+        kind = (draft.columns or {}).get(by) if isinstance(by, str) else None
+        if kind is not None and not has_order(kind.name):
+            facts = f"takes all types but boolean and binary, and column {by!r} is {kind}"
+            yield (*at, "by"), f"{facts}; choose another column"
+        elif by in draft.lists:
+            yield (*at, "by"), f"{list_facts(by)}; choose another column"
 
 
 _NEEDED_FOR = {
     "by": "name the column whose least or greatest value chooses the row",
     "percentile": "write for example percentile: 0.95",
 }
-
-
-def _by(draft: GroupedDraft) -> Iterator[Finding]:
-    for i, aggregate in enumerate(draft.fields("aggregates")):
-        at, by = (*draft.at, "aggregates", i, "by"), dig(aggregate, "by")
-        yield from unknown(at, by, draft)
-        kind = (draft.columns or {}).get(by) if isinstance(by, str) else None
-        if kind is not None and not has_order(kind.name):
-            yield at, f"takes all types but boolean and binary, and column {by!r} is {kind}; choose another column"
-        elif by in draft.lists:
-            yield at, f"{list_facts(by)}; choose another column"
 
 
 def _one_limit(draft: GroupedDraft) -> Iterator[Finding]:
@@ -504,17 +477,16 @@ def _one_limit(draft: GroupedDraft) -> Iterator[Finding]:
 
 
 AGGREGATE_RULES: tuple[Callable[[GroupedDraft], Iterator[Finding]], ...] = (
-    *(_groups, _computed, _columns, _options, _by, _one_limit, _late, _names, _having),
+    *(_groups, _computed, _columns, _options, _one_limit, _late, _names, _having),
 )
 """The rules of everything that aggregates."""
 
 EMITTED_RULES: tuple[Callable[[GroupedDraft], Iterator[Finding]], ...] = (
-    *(_select, _conditions_of_outputs, _lists_of_outputs),
-    *(_keys_known, _retracted_selected, _selects_its_key, _takes_back_its_own),
+    *(_select, _conditions_of_outputs, _keys_known, _retractions, _selects_its_key),
 )
 """The rules of the aggregate whose rows are emitted."""
 
 _RULES: tuple[Callable[[GroupedDraft], Iterator[Finding]], ...] = (
-    *(*input_rules.RULES, _table, _gap),
+    *(*input_rules.RULES, _gap_and_input),
     *(*AGGREGATE_RULES, *EMITTED_RULES, *output_rules.RULES),
 )

@@ -134,7 +134,11 @@ def aggregate_refusals(old: Signed, new: Signed) -> Iterator[str]:
     if names[0] != names[1] or not all(_is_same_origin(a[1], b[1]) for a, b in zip(was, now, strict=True)):
         groups_text = [listed(f"{name} ({_origin_text(source)})" for name, source in groups) for groups in (was, now)]
         yield f"groupBy was {groups_text[0]}, it is now {groups_text[1]}"
-    yield from _window_refusals(old, new)
+    for kind in WINDOW_KINDS:
+        for field, words in kind.fixed.items() if kind.field == new.get("window") else ():
+            if old.get(field, 0) != new.get(field, 0):
+                texts = [signed_window_text(field, signed.get(field, 0)) for signed in (old, new)]
+                yield f"{words} was {texts[0]}, it is now {texts[1]}"
     for name, source in new["stored"].items():
         before = old["stored"].get(name)
         text = name.removeprefix("$")
@@ -143,14 +147,6 @@ def aggregate_refusals(old: Signed, new: Signed) -> Iterator[str]:
             yield f"{text} is not in the stored {stored}, and the job now needs it"
         elif not _is_same_origin(before, source):
             yield f"{text} is stored over {_origin_text(before)}, the job now makes it of {_origin_text(source)}"
-
-
-def _window_refusals(old: Signed, new: Signed) -> Iterator[str]:
-    for kind in WINDOW_KINDS:
-        for field, words in kind.fixed.items() if kind.field == new.get("window") else ():
-            if old.get(field, 0) != new.get(field, 0):
-                was, now = (signed_window_text(field, signed.get(field, 0)) for signed in (old, new))
-                yield f"{words} was {was}, it is now {now}"
 
 
 def _is_same_origin(was: Origin, now: Origin) -> bool:
