@@ -115,7 +115,12 @@ def find_anti_joins(
             continue
         name = relation.table.name
         never_null = {relation.table.event_time, *(_key_columns(on[i], name))}
-        tests = [predicate for predicate in rest if _tests_for_null(predicate, name, never_null)]
+        tests = []
+        for predicate in rest:
+            node = predicate.node
+            column = node.this.unnest() if isinstance(node, exp.Is) and isinstance(node.expression, exp.Null) else None
+            if isinstance(column, exp.Column) and column.table == name and column.name in never_null:
+                tests.append(predicate)
         others = [*rest, *(predicate for j, clause in enumerate(on) if j != i for predicate in clause.good)]
         read = any(name in predicate.inputs for predicate in others if predicate not in tests)
         if tests and not read and name not in selected:
@@ -130,14 +135,6 @@ def _key_columns(conditions: ClauseConditions, name: str) -> Iterator[str]:
         if isinstance(predicate.node, exp.EQ) and len(predicate.inputs) > 1:
             sides = (predicate.node.left.unnest(), predicate.node.right.unnest())
             yield from (side.name for side in sides if isinstance(side, exp.Column) and side.table == name)
-
-
-def _tests_for_null(predicate: Predicate, name: str, columns: Set[str]) -> bool:
-    node = predicate.node
-    if not isinstance(node, exp.Is) or not isinstance(node.expression, exp.Null):
-        return False
-    column = node.this.unnest()
-    return isinstance(column, exp.Column) and column.table == name and column.name in columns
 
 
 def place_conditions(
@@ -197,11 +194,6 @@ def _earliest_filter(predicate: Predicate, links: Sequence[Link]) -> Link | None
     earliest = None
     for link in reversed(links):
         earliest = link if link.type in _DROPS else earliest
-        if _blocks_filter(link, predicate):
+        if link.reads_right(predicate) or link.type in {"right", "full"}:
             break
     return earliest
-
-
-def _blocks_filter(link: Link, predicate: Predicate) -> bool:
-    """Say whether a filter after the join cannot move to before it."""
-    return link.reads_right(predicate) or link.type in {"right", "full"}

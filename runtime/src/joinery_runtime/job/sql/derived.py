@@ -105,8 +105,9 @@ class _Merging:
             return
         if any(source.derived for source in sources) or any(join.args.get("using") for join in joins):
             shared, conditions = self._read_using(sources, joins)
-            if tests:
-                self._mark_outer_names(sources, written)
+            for column in written if tests else ():
+                if not column.table and not any(self._has(source, column.name) for source in sources):
+                    column.meta[OUTER_NAME] = True
             self._replace_names(select, joins, sources, shared, written)
             for join, parts in zip(joins, conditions, strict=True):
                 if parts:
@@ -173,8 +174,11 @@ class _Merging:
         """Return the sub-query that a source is, or names; None: it is an input, or something that is reported."""
         if isinstance(source, exp.Table) and isinstance(source.this, exp.Identifier):
             inner = named.get(source.name)
-            has_version = source.args.get("version") is not None
-            return _derived(inner, source) if isinstance(inner, exp.Select) and not has_version else None
+            if not isinstance(inner, exp.Select) or source.args.get("version") is not None:
+                return None
+            own_alias = exp.TableAlias(this=exp.to_identifier(source.alias_or_name))
+            own_alias.this.meta.update(source.this.meta)
+            return exp.Subquery(this=inner.copy(), alias=own_alias)
         is_select = isinstance(source, exp.Subquery) and isinstance(source.this, exp.Select)
         alias = source.args.get("alias") if is_select else None
         return source if is_select and not (alias is not None and alias.args.get("columns")) else None
@@ -222,10 +226,13 @@ class _Merging:
         table = inner.args["from_"].this
         former, alias = table.alias_or_name, query.alias_or_name or table.alias_or_name
         for column in inner.find_all(exp.Column):
-            if self._is_of_window(column, table.name):
-                continue
+            names = self._columns.get(table.name)
+            if not column.table and column.name in RANK_COLUMNS and column.name not in (names or ()):
+                continue  # of windows or of ROW_NUMBER
             if column.table in {former, table.name} or (not column.table and not is_nested(column, inner)):
-                self._check(column, table)
+                if names is not None and column.name not in names and not isinstance(column.this, exp.Star):
+                    facts = f"{table.name!r} has no column {column.name!r}{suggestion(column.name, names)}"
+                    self._report.add(node_position(column), f"{facts}; its columns are {listed(names)}")
                 column.set("table", exp.to_identifier(alias))
         source = self._read(inner, alias)
         condition = inner.args.get("where")
@@ -253,10 +260,6 @@ class _Merging:
         set_conditions(first, "having", exp.Having, first.args.get("having"), where)
         select.set("where", None)
         select.meta[FIRST] = first
-
-    def _is_of_window(self, column: exp.Column, table: str) -> bool:
-        """Say whether the name is that of a column of windows or of ROW_NUMBER, which the input does not have."""
-        return not column.table and column.name in RANK_COLUMNS and column.name not in self._columns.get(table, ())
 
     def _merge_join(self, inner: exp.Select, alias: str, select: exp.Select) -> _Source:
         """Put the sources and conditions of a sub-query in front of those of the SELECT."""
@@ -313,13 +316,6 @@ class _Merging:
         }
         always = next((number for number in times if not is_padded(number, joins)), None)
         return [*times.values()] if always is None else [times[always]]
-
-    def _check(self, column: exp.Column, table: exp.Expr) -> None:
-        names = self._columns.get(table.name)
-        if names is not None and column.name not in names and not isinstance(column.this, exp.Star):
-            hint = suggestion(column.name, names)
-            facts = f"{table.name!r} has no column {column.name!r}{hint}; its columns are {listed(names)}"
-            self._report.add(node_position(column), facts)
 
     # --- names --------------------------------------------------------------------------------------------------------
 
@@ -402,12 +398,6 @@ class _Merging:
             self._reject(column, f"{facts}; its columns are {listed(names)}")
         return derived[0].output(name, padded=is_padded(sources.index(derived[0]), before)) if derived else None
 
-    def _mark_outer_names(self, sources: Sequence[_Source], written: Sequence[exp.Column]) -> None:
-        """Mark names that no source of a sub-query in WHERE has."""
-        for column in written:
-            if not column.table and not any(self._has(source, column.name) for source in sources):
-                column.meta[OUTER_NAME] = True
-
     def _may_be_own(self, column: exp.Column) -> bool:
         """Say whether a column without an alias in a sub-query of WHERE may be one of the sub-query's own inputs."""
         if OUTER_NAME in column.meta:
@@ -457,13 +447,6 @@ class _Merging:
                     yield plain if plain.name == name else exp.alias_(plain, name)
                 else:
                     yield exp.alias_(column.copy(), name)
-
-
-def _derived(inner: exp.Expr, table: exp.Expr) -> exp.Expr:
-    """The sub-query for which a name of WITH stands."""
-    query = exp.Subquery(this=inner.copy(), alias=exp.TableAlias(this=exp.to_identifier(table.alias_or_name)))
-    query.args["alias"].this.meta.update(table.this.meta)
-    return query
 
 
 def _placeholder(alias: str, meta: Mapping[str, bool]) -> exp.Table:

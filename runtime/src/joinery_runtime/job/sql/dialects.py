@@ -61,7 +61,8 @@ def common_tokens(tokens: Sequence[Token]) -> Iterator[Token]:
         elif condition_end >= 0 and i == condition_end + 1 and keyword(tokens, i) == "ON":
             yield _like(token, TokenType.AND, "AND")
         elif keyword(tokens, i) == "PARTITION BY" and keyword(tokens, i - 2) == "TABLE" and i > 1:
-            partition_end = _descriptor(tokens, i)
+            behind = range(i, len(tokens) - 1)
+            partition_end = next((at for at in behind if keyword(tokens, at + 1) == "DESCRIPTOR"), -1)
             yield _like(token, TokenType.COMMA, ",")
             yield _like(token, TokenType.VAR, _PARTITION)
             yield _like(token, TokenType.L_PAREN, "(")
@@ -82,7 +83,14 @@ def rewrite_dialects(
     understood = True
     queries = {query.alias: query.this for query in select.find_all(exp.CTE)}
     for query in select.find_all(exp.Select):
-        _number_groups(query)
+        # Numbers in GROUP BY mean entries of the select list. Of an aggregate or a star they stay, and are reported.
+        group, items = query.args.get("group"), query.expressions
+        for node in [*(group.expressions if group is not None else ())]:
+            is_number = isinstance(node, exp.Literal) and node.name.isdecimal() and not node.is_string
+            number = int(node.name) if is_number else 0
+            value = items[number - 1].unalias().unnest() if 0 < number <= len(items) else None
+            if value is not None and value.find(exp.AggFunc, exp.Window, exp.Query, exp.Star) is None:
+                node.replace(value.copy())
         _rewrite_sources(query, report)
         if form is JOINS:
             for join in query.args.get("joins") or []:
@@ -107,24 +115,7 @@ def _closing(tokens: Sequence[Token], opening: int) -> int:
     return len(tokens)
 
 
-def _descriptor(tokens: Sequence[Token], i: int) -> int:
-    """Return the comma before DESCRIPTOR behind a place; -1 if there is none."""
-    return next((at for at in range(i, len(tokens) - 1) if keyword(tokens, at + 1) == "DESCRIPTOR"), -1)
-
-
 # --- groups -------------------------------------------------------------------------------------------------------
-
-
-def _number_groups(query: exp.Select) -> None:
-    """Put the entries of the select list in place of their numbers in GROUP BY; an aggregate and a star stay numbers,
-    which are reported."""
-    group = query.args.get("group")
-    items = query.expressions
-    for node in [*(group.expressions if group is not None else ())]:
-        number = int(node.name) if isinstance(node, exp.Literal) and node.name.isdecimal() and not node.is_string else 0
-        value = items[number - 1].unalias().unnest() if 0 < number <= len(items) else None
-        if value is not None and value.find(exp.AggFunc, exp.Window, exp.Query, exp.Star) is None:
-            node.replace(value.copy())
 
 
 def _rewrite_time_groups(query: exp.Select, columns: Columns, queries: Mapping[str, exp.Expr], report: Report) -> None:

@@ -183,11 +183,16 @@ def aggregate_entry(value: exp.Expr, at: TextPosition, chosen: Chosen, scope: Sc
         return None
     entry: dict[str, Any] = {"function": call.function, "as": "", **call.options}
     for name, argument in (("column", call.argument), ("by", call.by)):
-        if argument is not None:
-            column = _argument_column(argument, chosen, scope)
-            if column is None:
-                return None
-            entry[name] = column
+        if argument is None:
+            continue
+        column = column_name(argument, scope) if isinstance(argument, exp.Column) else None
+        qualified = argument.copy()
+        if not isinstance(argument, exp.Column) and qualified.find(exp.Query) is None and scope.qualify(qualified):
+            column = computed_name(qualified, scope)
+            chosen.computed[column] = qualified.sql(comments=False)
+        if column is None:
+            return None
+        entry[name] = column
     if call.where is not None:
         condition = call.where.copy()
         if condition.find(exp.AggFunc, exp.Window) is not None:
@@ -197,19 +202,6 @@ def aggregate_entry(value: exp.Expr, at: TextPosition, chosen: Chosen, scope: Sc
             return None
         entry["where"] = condition.sql(comments=False)
     return entry
-
-
-def _argument_column(argument: exp.Expr, chosen: Chosen, scope: Scope) -> str | None:
-    """Return the column for an argument: one of the input, or a computed one, named after its expression. None if a
-    name is wrong."""
-    if isinstance(argument, exp.Column):
-        return column_name(argument, scope)
-    qualified = argument.copy()
-    if qualified.find(exp.Query) is not None or not scope.qualify(qualified):
-        return None
-    name = computed_name(qualified, scope)
-    chosen.computed[name] = qualified.sql(comments=False)
-    return name
 
 
 # --- HAVING, and expressions over groups ------------------------------------------------------------------------------
@@ -295,15 +287,13 @@ def _aggregate_name(node: exp.Expr, chosen: Chosen, scope: Scope) -> str:
 def _group_name(node: exp.Expr, groups: Grouping, scope: Scope) -> str | None:
     """Return the name of the group that the expression is; None: it is none."""
     columns = list(node.find_all(exp.Column))
-    if not columns or not all(column.table in scope.relations or _is_plain(column, scope) for column in columns):
+    of_inputs = [
+        column.table in scope.relations if column.table else scope.has_column(column.name) for column in columns
+    ]
+    if not columns or not all(of_inputs):
         return None
     qualified = node.copy()
     if not scope.qualify(qualified):
         return None
     group = groups.by_text.get(qualified.unnest().sql(comments=False))
     return group.name if group is not None else None
-
-
-def _is_plain(column: exp.Column, scope: Scope) -> bool:
-    """Say whether this is a column of an input, without the input's name."""
-    return not column.table and scope.has_column(column.name)

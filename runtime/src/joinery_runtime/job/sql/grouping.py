@@ -178,9 +178,8 @@ _PARTS_OF_TIMES = {"TO_DATE", "DATE_FORMAT", "YEAR", "MONTH", "DAY"}
 def _read_window(nodes: Sequence[exp.Expr], query: Query, table: SqlInput, scope: Scope) -> GroupWindow | None:
     clause = None if query.joined else query.window  # WINDOW behind a JOIN says what the join matches
     for node in nodes[0 if clause is not None else 1 :]:
-        scope.report.add(
-            node_position(node), "the gap is said twice; keep one SESSION" if _is_session(node) else _TWICE
-        )
+        is_session = function_name(node) == "SESSION"
+        scope.report.add(node_position(node), "the gap is said twice; keep one SESSION" if is_session else _TWICE)
     if clause is not None and scope.qualified:
         return GroupWindow(clause.kind, {name.lower(): ms for name, ms in clause.lengths.items()})
     if clause is not None:
@@ -309,10 +308,6 @@ def read_window_call(node: exp.Expr, table: SqlInput, scope: Scope, clause: str)
     if every and offset is not None and offset % every:
         window.lengths["offset"] = offset % every
     return window
-
-
-def _is_session(node: exp.Expr) -> bool:
-    return function_name(node) == "SESSION"
 
 
 # --- aggregates ---------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import takewhile
@@ -136,7 +136,12 @@ def _translate(sql: str, tables: Sequence[SqlInput], beside: str | None, stars: 
         names, numbers = ranked_columns(query, ranking, beside)
         names = WINDOW_COLUMNS if query.window is not None and not names else names
         select = read_columns(query.items, scope, prefixes, names, numbers)
-    selected = _inputs_read(select) if aggregate is None else inputs_aggregated(aggregate)
+    if aggregate is None:
+        texts = [item["expression"] for item in select if "expression" in item]
+        selected = {column.table for text in texts for column in parse_tree(text).find_all(exp.Column)}
+        selected |= {item["column"].partition(".")[0] for item in select if "column" in item}
+    else:
+        selected = inputs_aggregated(aggregate)
     selected |= ranking.inputs if ranking is not None else set()
     links, filters = _link_query(query, scope, tables, selected)
     steps = _translate_links(links, query, options, scope)
@@ -194,13 +199,6 @@ def _check_parts(query: Query, report: Report) -> None:
         report.add(query.first.at, f"{facts}; write FROM <stream> JOIN <table> ...")
 
 
-def _inputs_read(select: Sequence[Mapping[str, str]]) -> set[str]:
-    """Return the inputs that the select list reads."""
-    columns = {item["column"].partition(".")[0] for item in select if "column" in item}
-    texts = [item["expression"] for item in select if "expression" in item]
-    return columns | {column.table for text in texts for column in parse_tree(text).find_all(exp.Column)}
-
-
 def _link_query(
     query: Query, scope: Scope, tables: Sequence[SqlInput], selected: Set[str]
 ) -> tuple[list[Link], Mapping[str, str]]:
@@ -210,7 +208,11 @@ def _link_query(
     where = read_predicates(query.where, scope, behind_joins=True)
     if query.first is None or not scope.is_complete:
         return [], {}
-    _check_window_times(scope)
+    for relation in scope.relations.values():
+        table, time = relation.table, relation.source.window_time
+        if time is not None and not (isinstance(time, exp.Column) and time.name == table.event_time):
+            facts = f"windows are of event times, and the eventTime of {table.name!r} is {table.event_time}"
+            scope.report.add(node_position(time), f"{facts}; write DESCRIPTOR({table.event_time})")
     used = {relation.table.name for relation in scope.relations.values()}
     unused = [table.name for table in tables if table.name not in used]
     written = [*query.items, *([query.where] if query.where is not None else [])]
@@ -224,26 +226,13 @@ def _link_query(
     joined, where = find_anti_joins(query.joined, on, where, scope, selected)
     links = link_joins(joined, scope, tables[0].name)
     moved = place_conditions(links, on, where, scope.report, filters_inputs="session" not in query.kinds)
-    filters = {
-        relation.table.name: [*_own_conditions(relation, scope), *moved.get(relation.table.name, ())]
-        for relation in scope.relations.values()
-    }
-    return links, {name: exp.and_(*parts, copy=False).sql(comments=False) for name, parts in filters.items() if parts}
-
-
-def _check_window_times(scope: Scope) -> None:
-    """Require that the table functions of a join name the event times of their inputs."""
+    filters: dict[str, list[exp.Expr]] = {}
     for relation in scope.relations.values():
-        table, time = relation.table, relation.source.window_time
-        if time is not None and not (isinstance(time, exp.Column) and time.name == table.event_time):
-            facts = f"windows are of event times, and the eventTime of {table.name!r} is {table.event_time}"
-            scope.report.add(node_position(time), f"{facts}; write DESCRIPTOR({table.event_time})")
-
-
-def _own_conditions(relation: Relation, scope: Scope) -> Iterator[exp.Expr]:
-    """Yield the conditions of the sub-query in FROM that reads the input."""
-    own = read_predicates(relation.source.condition, scope, relation.source if relation.source.hidden else None)
-    yield from (predicate.node for predicate in own.good)
+        # Those of the sub-query in FROM that reads the input come first.
+        own = read_predicates(relation.source.condition, scope, relation.source if relation.source.hidden else None)
+        name = relation.table.name
+        filters[name] = [*(predicate.node for predicate in own.good), *moved.get(name, ())]
+    return links, {name: exp.and_(*parts, copy=False).sql(comments=False) for name, parts in filters.items() if parts}
 
 
 # --- steps --------------------------------------------------------------------------------------------------------
@@ -294,7 +283,14 @@ def _step(link: Link, distances: Distances, sent: set[str], context: _Context) -
         from_input = _take_interval(step, link, matching, distances, context)
     else:
         _check_keys(link, matching, "", context)
-        step |= _as_of(link, context) if kind == "asof" else _window(context)
+        if kind == "asof":
+            step |= _as_of(link, context)
+        else:
+            allowed_ms, window = context.options.ms.get(LATENESS, 0), context.query.window
+            assert window is not None, "the kind of the query says so"
+            lengths = {name.lower(): ms for name, ms in window.lengths.items()}
+            step["window"] = {window.kind: lengths.get("size") if window.kind == "tumbling" else lengths}
+            step |= {"allowedLateness": allowed_ms} if allowed_ms else {}
     if context.options.late_data != "drop" and kind != "asof":
         step["lateData"] = context.options.late_data
     where = matching.where_text(from_input)
@@ -311,7 +307,9 @@ def _check_keys(link: Link, matching: Matching, more: str, context: _Context) ->
         return
     for part in matching.conditions:
         inputs = {column.table for column in part.find_all(exp.Column)}
-        if isinstance(part, exp.EQ) and len(inputs) > 1 and not _compares_columns(part):
+        # Two columns that are equal and no key are event times, and an equality is missing.
+        are_columns = isinstance(part, exp.EQ) and all(isinstance(side, exp.Column) for side in (part.left, part.right))
+        if isinstance(part, exp.EQ) and len(inputs) > 1 and not are_columns:
             facts = f"{part.sql(comments=False)} is no key: each side of one is computed of one input, and one side of"
             facts = f"{facts} {link.right.source.alias} (rule J12)"
             todo = "compare such values, and leave this as a further condition"
@@ -329,11 +327,6 @@ def _check_keys(link: Link, matching: Matching, more: str, context: _Context) ->
     todo = f"write ON {first}.<column> = {second}.<column>{more}"
     facts = "there is no equality of columns, so every row would meet every row (rule J9)"
     context.report.add(link.joined.source.at, f"{facts}; {todo}")
-
-
-def _compares_columns(part: exp.EQ) -> bool:
-    """Whether both sides are columns: two that are equal and no key are event times, and an equality is missing."""
-    return isinstance(part.left, exp.Column) and isinstance(part.right, exp.Column)
 
 
 def _broadcast_sides(link: Link, context: _Context) -> list[Relation]:
@@ -365,7 +358,15 @@ def _broadcast(link: Link, matching: Matching, sent: set[str], context: _Context
 
 def _take_interval(step: Step, link: Link, matching: Matching, distances: Distances, context: _Context) -> str | None:
     """Add the step's bounds on time, and returns the input from which they count."""
-    matching.limits += _option_limits(link, context)
+    first, ms = link.earlier[0].table.name, context.options.ms
+    # Options count from the first input of the SQL. If the step counts from the other, bounds are negated and swapped.
+    from_first = context.query.sources[0].name == first
+    if LOWER in ms:
+        bound = Bound("lower", ms[LOWER]) if from_first else Bound("upper", -ms[LOWER])
+        matching.limits.append(TimeBound(first, bound))
+    if UPPER in ms:
+        bound = Bound("upper", ms[UPPER]) if from_first else Bound("lower", -ms[UPPER])
+        matching.limits.append(TimeBound(first, bound))
     if link.joined.within is not None:
         _add_within(link.joined.within, matching, link, distances, context)
     interval = interval_of(matching, link, distances, context.report)
@@ -376,17 +377,6 @@ def _take_interval(step: Step, link: Link, matching: Matching, distances: Distan
     lateness = _lateness(interval, link, context)
     step |= {"allowedLateness": lateness} if lateness else {}
     return interval.from_input
-
-
-def _option_limits(link: Link, context: _Context) -> Iterator[TimeBound]:
-    """Yield the limits from options, which count from the first input of the SQL. If the step counts from the other
-    input, bounds are negated and swapped."""
-    from_input, ms, first = link.earlier[0].table.name, context.options.ms, context.query.sources[0]
-    from_first = first.name == from_input
-    if LOWER in ms:
-        yield TimeBound(from_input, Bound("lower", ms[LOWER]) if from_first else Bound("upper", -ms[LOWER]))
-    if UPPER in ms:
-        yield TimeBound(from_input, Bound("upper", ms[UPPER]) if from_first else Bound("lower", -ms[UPPER]))
 
 
 def _add_within(within: Within, matching: Matching, link: Link, distances: Distances, context: _Context) -> None:
@@ -449,15 +439,6 @@ def _lateness(interval: IntervalBounds, link: Link, context: _Context) -> int:
         )
         context.report.add(options.at[RETENTION], f"{needs}; keep them at least as long")
     return retention - interval.reach
-
-
-def _window(context: _Context) -> Step:
-    allowed_ms = context.options.ms.get(LATENESS, 0)
-    window = context.query.window
-    assert window is not None, "the kind of the query says so"
-    lengths = {name.lower(): ms for name, ms in window.lengths.items()}
-    length = lengths.get("size") if window.kind == "tumbling" else lengths
-    return {"window": {window.kind: length}, **({"allowedLateness": allowed_ms} if allowed_ms else {})}
 
 
 def _as_of(link: Link, context: _Context) -> Step:

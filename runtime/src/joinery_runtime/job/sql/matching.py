@@ -61,8 +61,17 @@ class Matching:
         """Make keys of the equalities of expressions, for a join that has no equality of columns. Beside one they stay
         conditions: jobs of earlier releases have them so in their state."""
         for part in list(self.conditions):
-            pair = _expression_pair(part, link)
-            if pair is not None and self.keys.setdefault(*pair) == pair[1]:
+            if not isinstance(part, exp.EQ) or _compares_times(part, link):
+                continue
+            # Each side has to read one input, one of them the right one.
+            sides = {
+                tables[0]: side.unnest() for side in (part.this, part.expression) if len(tables := inputs_of(side)) == 1
+            }
+            right = sides.pop(link.right.table.name, None)
+            if right is None or not sides:
+                continue
+            left_text, right_text = _key_text(next(iter(sides.values()))), _key_text(right)
+            if self.keys.setdefault(left_text, right_text) == right_text:
                 self.conditions.remove(part)
 
     def where_text(self, from_input: str | None) -> str | None:
@@ -87,7 +96,10 @@ def read_matching(link: Link, *, timed: bool, report: Report) -> Matching:
 def _sort_condition(part: exp.Expr, link: Link, timed: bool, matching: Matching) -> None:
     pair = _key_pair(part, link)
     if timed and _compares_times(part, link):
-        part = _without_not(part)
+        inner = part.this.unnest() if isinstance(part, exp.Not) else part
+        inverse = _INVERSE.get(type(inner))
+        if isinstance(part, exp.Not) and inverse is not None:  # if a time is NULL, neither is true
+            part = inverse(this=inner.this, expression=inner.expression)
         if isinstance(part, _COMPARISONS):
             for comparison in comparisons_of_sums(part):
                 if isinstance(comparison, exp.Or):  # a distance that is at least so long: no range
@@ -117,28 +129,15 @@ def _limits(part: exp.Expr, link: Link) -> list[TimeBound]:
         raise NoBoundError("a bound is constant, it cannot depend on a column (rule J8); write an INTERVAL")
     limits = [TimeBound(earlier[0].name, bound, part) for bound in _read_bounds(part, (earlier[0], right))]
     if right.integer_time or earlier[0].integer_time:
-        _write_as_numbers(part, {_event_time(table) for table in (right, earlier[0]) if not table.integer_time})
+        # For `where`, as with an input from which the step does not count: all of it is milliseconds.
+        timestamps = {_event_time(table) for table in (right, earlier[0]) if not table.integer_time}
+        for interval in list(part.find_all(exp.Interval)):
+            ms = interval_ms(interval)
+            interval.replace(exp.Literal.number(int(ms) if ms.denominator == 1 else float(ms)))
+        for column in list(part.find_all(exp.Column)):
+            if (column.table, column.name) in timestamps:
+                column.replace(exp.cast(column.copy(), exp.DType.BIGINT))
     return limits
-
-
-def _write_as_numbers(part: exp.Expr, timestamps: set[_Column]) -> None:
-    """Convert a comparison of an integer time with another one, for `where` (as with an input from which the step
-    does not count): the other time, if it is among `timestamps`, and intervals become milliseconds too."""
-    for interval in list(part.find_all(exp.Interval)):
-        ms = interval_ms(interval)
-        interval.replace(exp.Literal.number(int(ms) if ms.denominator == 1 else float(ms)))
-    for column in list(part.find_all(exp.Column)):
-        if (column.table, column.name) in timestamps:
-            column.replace(exp.cast(column.copy(), exp.DType.BIGINT))
-
-
-def _without_not(part: exp.Expr) -> exp.Expr:
-    """Replace NOT of an inequality by the opposite inequality; if a time is NULL, neither is true."""
-    inner = part.this.unnest() if isinstance(part, exp.Not) else part
-    inverse = _INVERSE.get(type(inner))
-    if isinstance(part, exp.Not) and inverse is not None:
-        return inverse(this=inner.this, expression=inner.expression)
-    return part
 
 
 def _key_pair(part: exp.Expr, link: Link) -> tuple[str, str] | None:
@@ -151,18 +150,6 @@ def _key_pair(part: exp.Expr, link: Link) -> tuple[str, str] | None:
     if len(right) != 1 or len(earlier) != 1 or _compares_times(part, link):
         return None
     return f"{earlier[0].table}.{earlier[0].name}", f"{right[0].table}.{right[0].name}"
-
-
-def _expression_pair(part: exp.Expr, link: Link) -> tuple[str, str] | None:
-    """The two sides of an equality, each of which reads one input, one of them the right one; None for others."""
-    if not isinstance(part, exp.EQ) or _compares_times(part, link):
-        return None
-    right = link.right.table.name
-    sides = {inputs_of(side)[0]: side.unnest() for side in (part.this, part.expression) if len(inputs_of(side)) == 1}
-    earlier = [name for name in sides if name != right]
-    if right not in sides or not earlier:
-        return None
-    return _key_text(sides[earlier[0]]), _key_text(sides[right])
 
 
 def _key_text(side: exp.Expr) -> str:

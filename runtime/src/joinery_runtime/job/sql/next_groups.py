@@ -52,7 +52,9 @@ def read_next(
     computed = {item["as"] for item in first.get("compute", ())}
     by_alias = dict[str, str](times)
     for item in selected.select:
-        name = item["as"] if "expression" in item else _name_in_rows(item["column"], computed)
+        name = item["as"] if "expression" in item else item["column"]
+        reference = parse_reference(name) if "column" in item and name not in computed else None
+        name = name if reference is None else reference.column  # a group has no input's name in the rows
         if name in by_alias.values() and name not in WINDOW_COLUMNS:
             report.add(outer.at, f"two columns of the sub-query are {name!r} in its rows; give one another name")
         by_alias[item.get("as", name)] = name
@@ -67,7 +69,9 @@ def read_next(
     grouping, window = _read_groups(groups, aliases, table, outer, scope)
     having = names.renamed(outer.having) if outer.having is not None else None
     for node in [*items, *([having] if having is not None else [])]:
-        _reject_filters(node, report)
+        for call in node.find_all(exp.Filter):
+            facts = "FILTER is not for an aggregate of an aggregate"
+            report.add(node_position(call), f"{facts}; write the condition into WHERE, which leaves rows out")
     renamed = numbering.renamed(names.renamed)
     chosen = read_session_columns(items, grouping, scope, renamed.numbers)
     condition = read_having(having, chosen, grouping, scope)
@@ -84,12 +88,6 @@ def read_next(
         **({"having": condition} if condition is not None else {}),
     }
     return then, chosen, ranking
-
-
-def _name_in_rows(name: str, computed: set[str]) -> str:
-    """Return the name that a group or an aggregate has in the rows of the first aggregate."""
-    reference = parse_reference(name) if name not in computed else None
-    return name if reference is None else reference.column
 
 
 class _Names:
@@ -159,9 +157,3 @@ def _read_groups(
         report.add(node_position(calls[0]), f"{facts}; write TUMBLE, HOP or CUMULATE")
         return grouping, None
     return grouping, read_window_call(calls[0], table, scope, "GROUP BY")
-
-
-def _reject_filters(node: exp.Expr, report: Report) -> None:
-    for call in node.find_all(exp.Filter):
-        facts = "FILTER is not for an aggregate of an aggregate"
-        report.add(node_position(call), f"{facts}; write the condition into WHERE, which leaves rows out")

@@ -217,14 +217,13 @@ def _split_qualify(select: exp.Select) -> tuple[Sequence[exp.Expr], Sequence[exp
             column.replace(number)
     conditions = [*split_ands(clause.this)]
     keys = [key for window in clause.find_all(exp.Window) for key in window.args.get("partition_by") or []]
-    of_keys = [condition for condition in conditions if _reads_only(condition, keys)]
+    of_keys = []
+    for condition in conditions:
+        columns = [*condition.find_all(exp.Column)]
+        alike = [any(_is_same_column(column, key) for key in keys) for column in columns]
+        if columns and all(alike) and condition.find(exp.Window, exp.Query) is None:
+            of_keys.append(condition)
     return [condition for condition in conditions if condition not in of_keys], of_keys
-
-
-def _reads_only(condition: exp.Expr, keys: Sequence[exp.Expr]) -> bool:
-    columns = [*condition.find_all(exp.Column)]
-    alike = [any(_is_same_column(column, key) for key in keys) for column in columns]
-    return bool(columns) and all(alike) and condition.find(exp.Window, exp.Query) is None
 
 
 def _is_same_column(column: exp.Column, other: exp.Expr) -> bool:
@@ -326,7 +325,13 @@ def _read_test(test: ExistenceTest, others: Sequence[exp.Expr], report: Report) 
             report.add(at, f"IN compares one value with one column of the sub-query; {todo}")
             return rejected
         if test.negated and not (_excludes_null(column, parts) and _excludes_null(test.value, others)):
-            report.add(at, _nulls_of_not_in(test.value, column, source))
+            text, inner = test.value.sql(comments=False), f"{source.alias}.{column.name}"
+            named = source.name if source.alias == source.name else f"{source.name} {source.alias}"
+            facts = f"NOT IN emits nothing while the sub-query has a NULL, and no row whose {text} is NULL (rule E3)"
+            todo = f"write NOT EXISTS (SELECT 1 FROM {named} WHERE {inner} = {text} AND ...)"
+            report.add(
+                at, f"{facts}; {todo}, or add `{inner} IS NOT NULL` to the sub-query and `{text} IS NOT NULL` to WHERE"
+            )
             return rejected
         if not column.table:
             column.set("table", exp.to_identifier(source.alias))
@@ -349,16 +354,6 @@ def _excludes_null(value: exp.Expr, conditions: Sequence[exp.Expr]) -> bool:
     if not isinstance(value, exp.Column):
         return value in tested
     return any(_is_same_column(value, node) for node in tested)
-
-
-def _nulls_of_not_in(value: exp.Expr, column: exp.Column, source: Source) -> str:
-    text, inner = value.sql(comments=False), f"{source.alias}.{column.name}"
-    named = source.name if source.alias == source.name else f"{source.name} {source.alias}"
-    facts = f"NOT IN emits nothing while the sub-query has a NULL, and no row whose {text} is NULL (rule E3)"
-    return (
-        f"{facts}; write NOT EXISTS (SELECT 1 FROM {named} WHERE {inner} = {text} AND ...), or "
-        f"add `{inner} IS NOT NULL` to the sub-query and `{text} IS NOT NULL` to WHERE"
-    )
 
 
 def _read_source(table: exp.Expr, report: Report) -> Source:

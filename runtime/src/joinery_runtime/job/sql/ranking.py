@@ -257,7 +257,11 @@ def _read_over(number: exp.Expr, rows: int, beside: str | None, query: Query, sc
     if of_joins:
         window = window_of_joins(of_joins, calls, query, scope)
     by = [name for key in keys if (name := _key(key, scope)) is not None]
-    timed = _event_time(ordered, scope)
+    timed: Relation | None = None  # the input whose event time alone ORDER BY names
+    if len(ordered) == 1 and isinstance(ordered[0].this, exp.Column):
+        resolved = scope.resolve(ordered[0].this)
+        if resolved is not None and resolved[1] == resolved[0].table.event_time:
+            timed = resolved[0]
     first = timed if rows == 1 and keys and not calls and not of_joins else None
     if beside == DEDUPLICATE and first is None:
         _reject_deduplication(number, rows, calls, ordered, scope)
@@ -294,14 +298,6 @@ def _key(key: exp.Expr, scope: Scope) -> str | None:
         return None
     resolved = scope.resolve(node)
     return f"{resolved[0].table.name}.{resolved[1]}" if resolved is not None else None
-
-
-def _event_time(ordered: Sequence[exp.Expr], scope: Scope) -> Relation | None:
-    """Return the input whose event time alone ORDER BY names; None if it names something else."""
-    if len(ordered) != 1 or not isinstance(ordered[0].this, exp.Column):
-        return None
-    resolved = scope.resolve(ordered[0].this)
-    return resolved[0] if resolved is not None and resolved[1] == resolved[0].table.event_time else None
 
 
 def _reject_deduplication(

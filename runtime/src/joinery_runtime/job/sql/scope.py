@@ -82,25 +82,20 @@ class Scope:
         by_name = {table.name: table for table in tables}
         for source in sources:
             table = by_name.get(source.name)
-            problem = self._problem(source, table, by_name) if source.name else ""
-            if problem:
-                report.add(source.at, problem)
-            if problem or not source.name:
-                self._rejected_aliases.add(source.alias)
-            elif table is not None:
+            union = next((table.name for table in tables if source.name in table.branches), None)
+            if table is not None and source.alias not in self.relations:
                 self.relations[source.alias] = Relation(table, source)
-
-    def _problem(self, source: Source, table: SqlInput | None, inputs_by_name: dict[str, SqlInput]) -> str:
-        union = next((table.name for table in inputs_by_name.values() if source.name in table.branches), None)
-        if table is None and union is not None:
-            facts = f"{source.name!r} is a branch of the union {union!r}, and each record counts once (rule U3)"
-            return f"{facts}; read {union!r}, or declare a second input that reads the same"
-        if table is None:
-            hint = suggestion(source.name, inputs_by_name)
-            return f"{source.name!r} is not an input of the job{hint}; inputs are {listed(inputs_by_name)}"
-        if source.alias in self.relations:
-            return f"two inputs are called {source.alias!r}; give each its own alias"
-        return ""
+                continue
+            self._rejected_aliases.add(source.alias)
+            if table is not None:
+                report.add(source.at, f"two inputs are called {source.alias!r}; give each its own alias")
+            elif source.name and union is not None:
+                facts = f"{source.name!r} is a branch of the union {union!r}, and each record counts once (rule U3)"
+                report.add(source.at, f"{facts}; read {union!r}, or declare a second input that reads the same")
+            elif source.name:
+                hint = suggestion(source.name, by_name)
+                facts = f"{source.name!r} is not an input of the job{hint}"
+                report.add(source.at, f"{facts}; inputs are {listed(by_name)}")
 
     @property
     def is_complete(self) -> bool:

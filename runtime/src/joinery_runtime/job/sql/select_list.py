@@ -60,7 +60,9 @@ def _read_join_items(
         named = item.alias if isinstance(item, exp.Alias) else ""
         is_plain = isinstance(column, exp.Column) and not column.table
         is_own = OF_WINDOW in column.meta or not scope.has_column(column.name)
-        ranked = next(_of_ranked_rows(column, scope), None) if own_names == RANK_COLUMNS else None
+        names_in_it = column.find_all(exp.Column) if own_names == RANK_COLUMNS else ()
+        of_rank = (node for node in names_in_it if not node.table and node.name in RANK_COLUMNS)
+        ranked = next((node for node in of_rank if not scope.has_column(node.name)), None)
         if is_plain and column.name in own_names and is_own:
             yield _Chosen(_item({"column": column.name}, named if named != column.name else ""), at)
         elif (number := numbers.get(column.sql(comments=False))) is not None:
@@ -75,21 +77,21 @@ def _read_join_items(
             yield from (_Chosen(selected, at, by_star) for selected in _items(item, scope))
 
 
-def _of_ranked_rows(value: exp.Expr, scope: Scope) -> Iterator[exp.Column]:
-    """Yield the columns of ranked rows themselves, which no input has, that an expression names."""
-    for column in value.find_all(exp.Column):
-        if not column.table and column.name in RANK_COLUMNS and not scope.has_column(column.name):
-            yield column
-
-
 def _items(item: exp.Expr, scope: Scope) -> Iterator[Item]:
     renamed = item.alias if isinstance(item, exp.Alias) else ""
     value = item.unalias().unnest()
     if (star := _find_star(item)) is not None:
+        qualifier = value.table if isinstance(value, exp.Column) else ""
+        chosen = [relation for alias, relation in scope.visible.items() if qualifier in {"", alias}]
         if renamed or any(star.args.values()):
             scope.report.add(node_position(item), f"a star with more is not supported; {_TODO}")
-        else:
-            yield from _star(value, scope)
+        elif chosen:
+            yield from (
+                {"column": f"{relation.table.name}.{name}"} for relation in chosen for name in relation.table.columns
+            )
+        elif scope.is_complete:
+            facts = f"{qualifier!r} is not an alias here"
+            scope.report.add(node_position(value), f"{facts}; aliases are {' and '.join(scope.visible)}")
     elif not isinstance(value, exp.Column):
         yield from _read_expression(value, renamed, scope)
     elif (resolved := scope.resolve(value)) is not None:
@@ -146,17 +148,6 @@ def _instead_of_window(window: exp.Expr, scope: Scope) -> str:
         return f"for another row of the key write {joined}, and for the nearest one {nearest}"
     todo = "write GROUP BY with HOP(...) or CUMULATE(...) for a value of each window"
     return f"{todo}, or for one of each row {joined} GROUP BY a.<id>, TUMBLE(a.{time}, INTERVAL '1' MINUTE)"
-
-
-def _star(column: exp.Expr, scope: Scope) -> Iterator[Item]:
-    qualifier = column.table if isinstance(column, exp.Column) else ""
-    chosen = [relation for alias, relation in scope.visible.items() if qualifier in {"", alias}]
-    if not chosen and scope.is_complete:
-        scope.report.add(
-            node_position(column), f"{qualifier!r} is not an alias here; aliases are {' and '.join(scope.visible)}"
-        )
-    for relation in chosen:
-        yield from ({"column": f"{relation.table.name}.{name}"} for name in relation.table.columns)
 
 
 def _prefix_shared(columns: Sequence[_Chosen], prefixes: Mapping[str, str]) -> list[_Chosen]:

@@ -88,7 +88,13 @@ def _translate(sql: str, table: SqlInput) -> SessionTranslation:
     reject_wrong_calls(query, scope)
     groups = read_groups(query, table, scope)
     chosen = read_session_columns(query.items, groups, scope)
-    where, having = _where_text(query, scope), read_having(query.having, chosen, groups, scope)
+    where, condition = None, query.where.copy() if query.where is not None else None
+    if condition is not None and condition.find(exp.AggFunc, exp.Window) is not None:
+        facts = "WHERE is about rows before they are aggregated"
+        report.add(node_position(condition), f"{facts}; write this into HAVING")
+    elif condition is not None and scope.qualify(condition):
+        where = condition.sql(comments=False)
+    having = read_having(query.having, chosen, groups, scope)
     named = list(groups.by_text.values())
     computed = {group.name: group.text for group in named if group.name != group.column} | chosen.computed
     fields = {
@@ -101,18 +107,6 @@ def _translate(sql: str, table: SqlInput) -> SessionTranslation:
         "select": chosen.select,
     }
     return SessionTranslation(fields, report.problems)
-
-
-def _where_text(query: Query, scope: Scope) -> str | None:
-    if query.where is None:
-        return None
-    condition = query.where.copy()
-    if condition.find(exp.AggFunc, exp.Window) is not None:
-        scope.report.add(
-            node_position(condition), "WHERE is about rows before they are aggregated; write this into HAVING"
-        )
-        return None
-    return condition.sql(comments=False) if scope.qualify(condition) else None
 
 
 # --- behind joins -----------------------------------------------------------------------------------------------------

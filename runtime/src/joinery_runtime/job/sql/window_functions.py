@@ -237,7 +237,10 @@ def _rewrite_flink(query: exp.Select, report: Report) -> None:
             report.add(at, f"{facts}; write OVER (PARTITION BY <columns>, window_start, window_end ORDER BY ...)")
             clause.this.meta[REJECTED] = True
             return
-        query.set("expressions", [part for item in query.expressions for part in _with_windows(item)])
+        items: list[exp.Expr] = []
+        for item in query.expressions:
+            items += [item, *(exp.column(name) for name in WINDOW_COLUMNS if item.is_star)]
+        query.set("expressions", items)
     elif group is None or not _name_windows(group, "expressions", function):
         facts = f"the windows of {function.name}(...) are groups"
         todo = "write GROUP BY <columns>, window_start, window_end"
@@ -261,13 +264,6 @@ def _name_windows(clause: exp.Expr, name: str, function: TableFunction) -> bool:
         return False
     clause.set(name, [*(node for node in nodes if node not in named), function.call()])
     return True
-
-
-def _with_windows(item: exp.Expr) -> Iterator[exp.Expr]:
-    """Yield an entry of the select list, and behind a star the columns of the windows."""
-    yield item
-    if item.is_star:
-        yield from (exp.column(name) for name in WINDOW_COLUMNS)
 
 
 def call_in(source: exp.Expr) -> exp.Anonymous | None:
