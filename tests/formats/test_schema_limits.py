@@ -20,7 +20,7 @@ from joinery_runtime.connectors.inputs import decoder_for
 from joinery_runtime.errors import SourceUnavailable
 from joinery_runtime.formats.records import Decoded
 from joinery_runtime.formats.registry import client
-from joinery_runtime.formats.registry.references import DEEPEST_REFERENCES, MOST_CHARACTERS, MOST_REFERENCES
+from joinery_runtime.formats.registry.client import DEEPEST_REFERENCES, MOST_CHARACTERS, MOST_REFERENCES
 from joinery_runtime.formats.registry.schemas import Schemas, UnknownSchema
 from joinery_runtime.job import Input
 

@@ -21,16 +21,14 @@ from joinery_runtime.connectors.unions import UnionDecoder, UnionPlanner, UnionR
 from joinery_runtime.core.table.columns import UNAVAILABLE_FIELD, arrow_schema
 from joinery_runtime.errors import SourceError
 from joinery_runtime.formats import format_of
-from joinery_runtime.formats.debezium.events import OP, WantedOps, leaves_out
-from joinery_runtime.formats.debezium.json import DebeziumJsonDecoder
+from joinery_runtime.formats.debezium.events import OP, DebeziumJsonDecoder, WantedOps, leaves_out
 from joinery_runtime.formats.guarded import Guarded
-from joinery_runtime.formats.json.columns import JsonColumns
 from joinery_runtime.formats.json.decoder import JsonDecoder
 from joinery_runtime.formats.metadata import MetadataDecoder
 from joinery_runtime.formats.opened_files import MOST_FILES
 from joinery_runtime.formats.records import ByValue, Decoder, FormatDecoder
 from joinery_runtime.formats.table_decoder import DELETE, DELETE_FIELD, DELETED_BY, Changelog, TableDecoder
-from joinery_runtime.formats.text_columns import TextDecoder, as_text
+from joinery_runtime.formats.text_columns import JsonColumns, TextDecoder, as_text
 from joinery_runtime.job.model.inputs import Column, FileInput, History, Input, KafkaInput
 from joinery_runtime.job.model.paths import Path
 from joinery_runtime.job.model.types import ColumnType

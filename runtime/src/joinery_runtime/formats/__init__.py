@@ -15,7 +15,7 @@ DECODERS = {
     "avro": "avro.decoder",
     "csv": "csv.decoder",
     "debezium-avro": "debezium.avro",
-    "debezium-json": "debezium.json",
+    "debezium-json": "debezium.events",
     "json": "json.decoder",
     "parquet": "parquet.decoder",
     "protobuf": "protobuf.decoder",

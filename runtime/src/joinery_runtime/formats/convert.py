@@ -92,19 +92,16 @@ def fault(column: str, value: object, target: pa.DataType) -> str:
         hint = "; write the column's format: iso" + ("" if written.group(4) else " and its zone")
     if pa.types.is_decimal(target):
         hint = decimal_hint(value)
-    if not hint and isinstance(value, str) and _as_text(value, target):
-        hint = "; it is text in the record: write the column's format: text"
+    if not hint and isinstance(value, str):
+        if pa.types.is_boolean(target):
+            is_text = value in {"true", "false"}
+        elif pa.types.is_integer(target):
+            most = 2 ** (target.bit_width - 1)
+            is_text = _INTEGER.match(value) is not None and -most <= int(value) < most
+        else:
+            is_text = pa.types.is_floating(target) and _NUMBER.fullmatch(value) is not None
+        hint = "; it is text in the record: write the column's format: text" if is_text else ""
     return f"column {column}: {shown(value)} is not a valid {_type_text(target)}{hint}"
-
-
-def _as_text(text: str, target: pa.DataType) -> bool:
-    """Say whether `format: text` reads the text as a value of this type."""
-    if pa.types.is_boolean(target):
-        return text in {"true", "false"}
-    if pa.types.is_integer(target):
-        most = 2 ** (target.bit_width - 1)
-        return _INTEGER.match(text) is not None and -most <= int(text) < most
-    return pa.types.is_floating(target) and _NUMBER.fullmatch(text) is not None
 
 
 def shown(value: object) -> str:
@@ -127,7 +124,10 @@ def _type_text(target: pa.DataType) -> str:
 
 def _reader_of(target: pa.DataType) -> Callable[[pl.Series], pl.Series]:
     if pa.types.is_decimal(target):
-        return lambda text: _read_decimals(text, target)
+        integer_digits, scale = target.precision - target.scale, target.scale
+        fits = _T.str.contains(rf"^[+-]?0*\d{{0,{integer_digits}}}(\.\d{{0,{scale}}}0*)?$") & _T.str.contains(r"\d")
+        decimals = pl.when(fits).then(_T).cast(pl.Decimal(38, scale), strict=False)
+        return lambda text: _apply_expression(text, decimals)
     return _READERS[target]
 
 
@@ -136,12 +136,6 @@ def _apply_expression(series: pl.Series, expression: pl.Expr) -> pl.Series:
 
 
 _T = pl.col("t")
-
-
-def _read_decimals(text: pl.Series, target: pa.Decimal128Type) -> pl.Series:
-    integer_digits, scale = target.precision - target.scale, target.scale
-    fits = _T.str.contains(rf"^[+-]?0*\d{{0,{integer_digits}}}(\.\d{{0,{scale}}}0*)?$") & _T.str.contains(r"\d")
-    return _apply_expression(text, pl.when(fits).then(_T).cast(pl.Decimal(38, scale), strict=False))
 
 
 def _read_timestamps(text: pl.Series) -> pl.Series:
@@ -174,11 +168,6 @@ def in_years(times: pl.Series) -> pl.Series:
     return _apply_expression(times, pl.when(_T.is_between(YEAR_1, YEAR_9999_END)).then(_T))
 
 
-def _read_dates(text: pl.Series) -> pl.Series:
-    shaped = _T.str.contains(r"^\d{4}-\d{2}-\d{2}$") & ~_T.str.starts_with("0000")
-    return _apply_expression(text, pl.when(shaped).then(_T).str.to_date("%Y-%m-%d", strict=False))
-
-
 def _read_doubles(text: pl.Series) -> pl.Series:
     number = _T.cast(pl.Float64, strict=False)
     overflowed = number.is_infinite() & _T.str.contains(r"\d")
@@ -191,19 +180,21 @@ def _to_float32(numbers: pl.Series) -> pl.Series:
     return _apply_expression(numbers, pl.when(~overflowed).then(_T.cast(pl.Float32)))
 
 
-def _read_booleans(text: pl.Series) -> pl.Series:
-    lower = text.str.to_lowercase()
-    return lower.replace_strict(["true", "false"], [True, False], default=None, return_dtype=pl.Boolean)
-
-
+_DATES = (
+    pl.when(_T.str.contains(r"^\d{4}-\d{2}-\d{2}$") & ~_T.str.starts_with("0000"))
+    .then(_T)
+    .str.to_date("%Y-%m-%d", strict=False)
+)
 _READERS: dict[pa.DataType, Callable[[pl.Series], pl.Series]] = {
-    pa.bool_(): _read_booleans,
+    pa.bool_(): lambda text: text.str.to_lowercase().replace_strict(
+        ["true", "false"], [True, False], default=None, return_dtype=pl.Boolean
+    ),
     pa.int32(): lambda text: text.cast(pl.Int32, strict=False),
     pa.int64(): lambda text: text.cast(pl.Int64, strict=False),
     pa.float32(): lambda text: _to_float32(_read_doubles(text)),
     pa.float64(): _read_doubles,
     pa.string(): lambda text: text,
     pa.binary(): lambda text: text.str.decode("base64", strict=False),
-    pa.date32(): _read_dates,
+    pa.date32(): lambda text: _apply_expression(text, _DATES),
     pa.timestamp("ms", tz="UTC"): _read_timestamps,
 }

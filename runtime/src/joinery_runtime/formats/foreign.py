@@ -27,10 +27,15 @@ def is_framed(values: pa.BinaryArray) -> pa.BooleanArray:
 
 def looks_like(record: bytes) -> str | None:
     """Says what a record is that is not in its input's format; None if that is not known."""
-    for begins, description in _OTHERS.items():
-        if record.startswith(begins):
+    for magic, description in _OTHERS.items():
+        if record.startswith(magic):
             return description
-    if record.startswith(_BYTE_ORDERS) or _alternates_with_zeros(record):
+    # Every second byte is zero in UTF-16 text that begins with ASCII letters or digits. The zeros may come first or
+    # second, because lines of a file begin after half of a line break.
+    begins = record[:_TOLD]
+    even, odd = begins[::2], begins[1::2]
+    has_zeros = (not any(even) and all(odd)) or (not any(odd) and all(even))
+    if record.startswith(_BYTE_ORDERS) or (len(begins) == _TOLD and has_zeros):
         return "UTF-16; let the producer write UTF-8"
     if record[:1] == b"\0" and len(record) > FRAME:
         number = int.from_bytes(record[1:FRAME])
@@ -39,14 +44,6 @@ def looks_like(record: bytes) -> str | None:
         kind = "Protobuf" if _may_be_protobuf(record[FRAME:]) else "Avro"
         return f"Confluent {kind} of schema {number}; write format: {kind.lower()} and its schemaRegistry"
     return None
-
-
-def _alternates_with_zeros(record: bytes) -> bool:
-    """Whether every second byte is zero, as in UTF-16 text that begins with ASCII letters or digits. The zeros may come
-    first or second, because lines of a file begin after half of a line break."""
-    begins = record[:_TOLD]
-    even, odd = begins[::2], begins[1::2]
-    return len(begins) == _TOLD and ((not any(even) and all(odd)) or (not any(odd) and all(even)))
 
 
 def _may_be_protobuf(framed: bytes) -> bool:

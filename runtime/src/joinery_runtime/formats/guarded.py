@@ -49,15 +49,25 @@ class Guarded:
 
 def halves(decode: Callable[[RawBatch], Decoded], raw: RawBatch) -> Decoded:
     """Decodes the halves of a batch of several records one after the other."""
-    positions = np.arange(len(raw.offsets), dtype=np.int64)
-    first, second = np.split(positions, [len(positions) // 2])
-    return _join_halves(decode(raw.take(first)).at(first), decode(raw.take(second)).at(second))
-
-
-def _join_halves(first: Decoded, second: Decoded) -> Decoded:
-    deleted = None
+    count = len(raw.offsets)
+    first_positions, second_positions = np.split(np.arange(count, dtype=np.int64), [count // 2])
+    first = decode(raw.take(first_positions)).at(first_positions)
+    second = decode(raw.take(second_positions)).at(second_positions)
+    deleted = unavailable = left_out = None
     if first.deleted is not None and second.deleted is not None:
         deleted = np.concatenate([first.deleted, second.deleted])
+    if first.unavailable is not None or second.unavailable is not None:
+        unavailable = pa.concat_arrays(
+            [
+                pa.nulls(len(half.index), pa.string()) if half.unavailable is None else half.unavailable
+                for half in (first, second)
+            ]
+        )
+    events = [half.left_out for half in (first, second) if half.left_out is not None]
+    if events:
+        left_out = LeftOut(
+            np.concatenate([part.times for part in events]), np.concatenate([part.index for part in events])
+        )
     passed = [*(first.passed or ()), *(second.passed or ())]
     return Decoded(
         pa.concat_tables([first.rows, second.rows]),
@@ -66,22 +76,6 @@ def _join_halves(first: Decoded, second: Decoded) -> Decoded:
         deleted,
         Counter(first.dropped) + Counter(second.dropped),
         (min(passed), max(passed)) if passed else None,
-        _join_unavailable(first, second),
-        _left_out(first, second),
-    )
-
-
-def _left_out(first: Decoded, second: Decoded) -> LeftOut | None:
-    parts = [part.left_out for part in (first, second) if part.left_out is not None]
-    if not parts:
-        return None
-    return LeftOut(np.concatenate([part.times for part in parts]), np.concatenate([part.index for part in parts]))
-
-
-def _join_unavailable(first: Decoded, second: Decoded) -> pa.Array | None:
-    if first.unavailable is None and second.unavailable is None:
-        return None
-    parts = (first, second)
-    return pa.concat_arrays(
-        [pa.nulls(len(part.index), pa.string()) if part.unavailable is None else part.unavailable for part in parts]
+        unavailable,
+        left_out,
     )

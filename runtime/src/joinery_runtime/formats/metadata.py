@@ -49,7 +49,10 @@ class MetadataDecoder:
         for column in self._columns:
             field = self._schema.field(column.name)
             if column.origin == "key" and self._framed is not None and not pa.types.is_binary(field.type):
-                values, fault = _whole_key(raw, index, field, self._framed)
+                assert raw.keys is not None, "the reader gives keys where a column comes from them"
+                texts, fault = _of_keys(self._framed.text(_Bytes()), raw.keys.take(pa.array(index)))
+                values, rejected = _read_text(field, texts["key"].combine_chunks())
+                fault += rejected
             else:
                 values, fault = _metadata_column(raw, index, column, field)
             columns[column.name] = values
@@ -71,13 +74,6 @@ def _of_keys(decoder: ByValue, keys: pa.BinaryArray) -> tuple[pa.Table, list[Fau
     decoded = decoder.decode(keys)
     rows, is_readable = decoded.in_place(len(keys))
     return rows, [(~is_readable, [f"record key: {bad.reason}" for bad in decoded.bad])] if decoded.bad else []
-
-
-def _whole_key(raw: RawBatch, index: IntArray, field: pa.Field, framed: FramedKeys) -> tuple[pa.Array, list[Fault]]:
-    assert raw.keys is not None, "the reader gives keys where a column comes from them"
-    texts, rejected = _of_keys(framed.text(_Bytes()), raw.keys.take(pa.array(index)))
-    column, faults = _read_text(field, texts["key"].combine_chunks())
-    return column, [*rejected, *faults]
 
 
 class _Bytes(ByValue):

@@ -71,8 +71,23 @@ def record_ends(chunk: Bytes, cut: Cut, line_end: int, *, complete: bool) -> Pos
     quotes = np.flatnonzero(chunk == cut.quote)
     if not len(quotes):
         return breaks + 1
-    opens, closes = _find_openings(chunk, quotes, cut), _find_closings(chunk, quotes, cut, complete=complete)
-    if _by_turns(quotes, opens, closes, complete=complete):
+    before = quotes - 1
+    if cut.blanks_after_separator:
+        text = np.flatnonzero((chunk != _BLANKS[0]) & (chunk != _BLANKS[1]))
+        at = np.searchsorted(text, quotes) - 1
+        before = np.where(at < 0, -1, text[np.maximum(at, 0)])
+    opens = _between_fields(chunk.take(before, mode="wrap"), cut)  # which quotes stand where a field begins
+    if before[0] < 0:
+        opens[before < 0] = True
+    closes = _between_fields(chunk.take(quotes + 1, mode="wrap"), cut)  # which quotes stand where a field may end
+    if quotes[-1] == len(chunk) - 1:
+        closes[-1] = complete
+    # Most quotes open and close fields by turns, where two at once stand for one in the text. The last field may be
+    # open at the end of an incomplete chunk.
+    doubled = np.diff(quotes) == 1
+    is_first, is_second = np.append(doubled, False), np.append(False, doubled)
+    ended = len(quotes) % 2 == 0 or not (complete or is_second[-1])
+    if ended and (opens | is_second)[::2].all() and (closes | is_first)[1::2].all():
         ends: Positions = breaks[np.searchsorted(quotes, breaks) % 2 == 0] + 1
         if len(chunk) <= _LONGEST_FIELD or np.diff(ends, prepend=0, append=len(chunk)).max() <= _LONGEST_FIELD:
             return ends
@@ -86,38 +101,8 @@ def skip_bom(data: Bytes) -> Bytes:
     return data[len(BOM) :] if data[: len(BOM)].tobytes() == BOM else data
 
 
-def _find_openings(chunk: Bytes, quotes: Positions, cut: Cut) -> Flags:
-    """Which quotes stand where a field begins."""
-    before = quotes - 1
-    if cut.blanks_after_separator:
-        text = np.flatnonzero((chunk != _BLANKS[0]) & (chunk != _BLANKS[1]))
-        at = np.searchsorted(text, quotes) - 1
-        before = np.where(at < 0, -1, text[np.maximum(at, 0)])
-    opens = _between_fields(chunk.take(before, mode="wrap"), cut)
-    if before[0] < 0:
-        opens[before < 0] = True
-    return opens
-
-
-def _find_closings(chunk: Bytes, quotes: Positions, cut: Cut, *, complete: bool) -> Flags:
-    """Which quotes stand where a field may end. At the end of an incomplete chunk, none does."""
-    closes = _between_fields(chunk.take(quotes + 1, mode="wrap"), cut)
-    if quotes[-1] == len(chunk) - 1:
-        closes[-1] = complete
-    return closes
-
-
 def _between_fields(signs: Bytes, cut: Cut) -> Flags:
     return np.asarray((signs == ord(cut.separator)) | (signs == LF) | (signs == CR))
-
-
-def _by_turns(quotes: Positions, opens: Flags, closes: Flags, *, complete: bool) -> bool:
-    """Whether the quotes open and close fields by turns, where two at once stand for one in the text. The last field
-    may be open at the end of an incomplete chunk."""
-    doubled = np.diff(quotes) == 1
-    after, before = np.append(doubled, False), np.append(False, doubled)
-    ended = len(quotes) % 2 == 0 or not (complete or before[-1])
-    return bool(ended and (opens | before)[::2].all() and (closes | after)[1::2].all())
 
 
 def _find_quoted(

@@ -101,13 +101,11 @@ class ColumnBuilder:
             return Decoded(table, np.arange(len(rows), dtype=np.int64), [])
         usual = Decoded(table.filter(pa.array(~unusual)), np.flatnonzero(~unusual), [])
         at = np.flatnonzero(unusual)
-        positions, texts, bad = _each_alone(_json_record, [rows[position] for position in at.tolist()])
+        positions, texts, bad = _each_alone(
+            lambda row: json_text(row).encode("utf-8", "surrogatepass"), [rows[position] for position in at.tolist()]
+        )
         decoded = with_bad(self._json.decode(pa.array(texts, pa.binary())).at(positions), bad)
         return merged(usual, decoded.at(at))
-
-
-def _json_record(row: Mapping[str, Any]) -> bytes:
-    return json_text(row).encode("utf-8", "surrogatepass")
 
 
 def _each_alone(read: Callable[[T], R], records: Sequence[T]) -> tuple[IntArray, list[R], list[BadRecord]]:
@@ -152,7 +150,11 @@ def _build_column(field: pa.Field, values: list[Any]) -> tuple[pa.Array, BoolArr
     types = {*map(type, values)} - {type(None)}
     if str in types and field.type in _READ_AS_TEXT:
         return _with_texts(field, values)
-    rule, unusual = _column_rule(field.type), np.zeros(len(values), np.bool_)
+    if pa.types.is_decimal(field.type):
+        rule = _ColumnRule(_NO_TYPES, partial(pa.array, type=field.type), partial(_read_decimal, target=field.type))
+    else:
+        rule = _RULES[field.type]
+    unusual = np.zeros(len(values), np.bool_)
     if types <= rule.usual_types:
         with suppress(*_REJECTIONS):
             return rule.array(values), unusual
@@ -179,12 +181,6 @@ def _with_texts(field: pa.Field, values: list[Any]) -> tuple[pa.Array, BoolArray
         return column, unusual | is_text
     texts, _ = convert(field.name, series, field.type)
     return pc.coalesce(column, texts), unusual | (is_text & texts.is_null().to_numpy(zero_copy_only=False))
-
-
-def _column_rule(target: pa.DataType) -> _ColumnRule:
-    if pa.types.is_decimal(target):
-        return _ColumnRule(_NO_TYPES, lambda values: pa.array(values, target), partial(_read_decimal, target=target))
-    return _RULES[target]
 
 
 def _of_type(value: Any, kind: type) -> Any:
@@ -264,19 +260,16 @@ def _read_milliseconds(value: Any) -> int:
 
 def _read_times(values: list[Any]) -> pa.Array:
     if datetime in {*map(type, values)}:
-        return _from_datetimes(values)
+        if not {value.tzinfo for value in values if value is not None} <= {None, UTC}:
+            raise _UnusualError
+        times = pa.array(values, pa.timestamp("us", tz="UTC"))
+        # Arrow would not round down before 1970.
+        milliseconds = times.cast(pa.int64()).fill_null(0).to_numpy() // 1_000
+        return pa.array(milliseconds, mask=times.is_null().to_numpy(zero_copy_only=False)).cast(_TIMESTAMP)
     column, faults = in_range("", pl.Series(values, dtype=pl.Int64))
     if faults:
         raise _UnusualError
     return column
-
-
-def _from_datetimes(values: list[Any]) -> pa.Array:
-    if not {value.tzinfo for value in values if value is not None} <= {None, UTC}:
-        raise _UnusualError
-    times = pa.array(values, pa.timestamp("us", tz="UTC"))
-    milliseconds = times.cast(pa.int64()).fill_null(0).to_numpy() // 1_000  # Arrow would not round down before 1970
-    return pa.array(milliseconds, mask=times.is_null().to_numpy(zero_copy_only=False)).cast(_TIMESTAMP)
 
 
 _NO_TYPES: frozenset[type] = frozenset()

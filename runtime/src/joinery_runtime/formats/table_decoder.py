@@ -90,7 +90,10 @@ class TableDecoder:
         null = raw.values.is_null().to_numpy(zero_copy_only=False)
         with_value, without = np.flatnonzero(~null), np.flatnonzero(null)
         versions = self._decode_versions(raw.take(with_value))
-        return merged(versions.at(with_value), self._decode_tombstones(raw, without).at(without))
+        assert raw.keys is not None, "the reader of a table input gives keys"
+        assert raw.timestamps is not None, "the reader of a table input gives timestamps"
+        tombstones = self._decode_tombstones(raw.keys.take(pa.array(without)), raw.timestamps(without))
+        return merged(versions.at(with_value), tombstones.at(without))
 
     def _decode_versions(self, raw: RawBatch) -> Decoded:
         decoded = self._values.decode_batch(raw)
@@ -109,48 +112,33 @@ class TableDecoder:
             )
         deleted = reduce(pc.or_, [pc.fill_null(mark, False) for mark in marks])
         rows = rows.select(self._changelog.schema.names)
-        return replace(decoded, rows=self._clear_columns(rows, deleted), deleted=deleted.to_numpy())
+        if pc.any(deleted).as_py():
+            # Of a deletion, only key and event time count.
+            for at, field in enumerate(rows.schema):
+                if field.name not in {*self._changelog.key, self._changelog.event_time}:
+                    values = pc.if_else(deleted, pa.scalar(None, field.type), rows.column(at))
+                    rows = rows.set_column(at, field, values)
+        return replace(decoded, rows=rows, deleted=deleted.to_numpy())
 
-    def _clear_columns(self, rows: pa.Table, deleted: pa.ChunkedArray) -> pa.Table:
-        """Clears all columns of deletions except key and event time."""
-        if not pc.any(deleted).as_py():
-            return rows
-        for at, field in enumerate(rows.schema):
-            if field.name not in {*self._changelog.key, self._changelog.event_time}:
-                rows = rows.set_column(at, field, pc.if_else(deleted, pa.scalar(None, field.type), rows.column(at)))
-        return rows
-
-    def _decode_tombstones(self, raw: RawBatch, positions: IntArray) -> Decoded:
-        """Decodes deletions from the records at these places of the batch. `index` counts within these."""
-        assert raw.keys is not None, "the reader of a table input gives keys"
-        assert raw.timestamps is not None, "the reader of a table input gives timestamps"
-        keys, times = raw.keys.take(pa.array(positions)), raw.timestamps(positions)
-        index = np.arange(len(positions), dtype=np.int64)
+    def _decode_tombstones(self, keys: pa.BinaryArray, times: IntArray) -> Decoded:
+        """Decodes deletions from the keys and the timestamps of their records."""
+        index = np.arange(len(keys), dtype=np.int64)
         present, index, keyless = set_aside(keys, index, keys.is_null(), f"{_TOMBSTONE} without a record key")
         decoded = self._keys.decode(present).at(index)
-        rows = self._deletion_rows(decoded.rows, times[decoded.index])
-        missing = times[decoded.index] < 0
-        reason = f"{_TOMBSTONE}: the record has no timestamp, which would be its event time"
-        untimed: Fault = (missing, [reason] * int(missing.sum()))
-        usable = drop_rows(rows, decoded.index, [*self._incomplete_keys(decoded, keys), untimed])
-        rejected = [BadRecord(bad.index, self._rejection_reason(keys[bad.index], bad.reason)) for bad in decoded.bad]
-        return replace(with_bad(usable, [*keyless, *rejected]), deleted=np.ones(len(usable.index), dtype=np.bool_))
-
-    def _deletion_rows(self, keys: pa.Table, times: IntArray) -> pa.Table:
-        schema = self._changelog.schema
-        columns = {field.name: pa.nulls(len(times), field.type) for field in schema}
-        columns |= {name: keys[name] for name in keys.column_names}
-        columns[self._changelog.event_time] = pa.array(times).cast(schema.field(self._changelog.event_time).type)
-        return pa.table(columns, schema=schema)
-
-    def _incomplete_keys(self, decoded: Decoded, keys: pa.BinaryArray) -> list[Fault]:
-        """The faults of keys that lack a column. Otherwise a key with a different layout would silently delete
-        nothing."""
+        schema, event_times = self._changelog.schema, times[decoded.index]
+        columns = {field.name: pa.nulls(len(event_times), field.type) for field in schema}
         faults: list[Fault] = []
         for name in decoded.rows.column_names:
-            missing, reason = decoded.rows[name].is_null().to_numpy(), f"column {name} is missing or null"
+            columns[name] = decoded.rows[name]
+            # A key with a different layout, which lacks a column, would silently delete nothing.
+            missing, reason = columns[name].is_null().to_numpy(), f"column {name} is missing or null"
             faults.append((missing, [self._rejection_reason(keys[i], reason) for i in decoded.index[missing].tolist()]))
-        return faults
+        columns[self._changelog.event_time] = pa.array(event_times).cast(schema.field(self._changelog.event_time).type)
+        untimed, reason = event_times < 0, "the record has no timestamp, which would be its event time"
+        faults.append((untimed, [f"{_TOMBSTONE}: {reason}"] * int(untimed.sum())))
+        usable = drop_rows(pa.table(columns, schema=schema), decoded.index, faults)
+        rejected = [BadRecord(bad.index, self._rejection_reason(keys[bad.index], bad.reason)) for bad in decoded.bad]
+        return replace(with_bad(usable, [*keyless, *rejected]), deleted=np.ones(len(usable.index), dtype=np.bool_))
 
     def _rejection_reason(self, key: pa.BinaryScalar, reason: str) -> str:
         text = key.as_py().decode(errors="replace")

@@ -1,29 +1,39 @@
-"""Decodes columns with a `format`: first as text, which is then read by the format.
+"""Decodes columns with a `format`, and JSON columns: first as text, which is then read by the format or checked.
 
 A format names the unit of numbers (`s`, `ms`, `us`, `ns`), or the usual forms of ISO 8601 (`iso`), or a pattern of
 strptime. Digits below a millisecond are cut off. `text` also accepts numbers and booleans in quotes. A local time that
 occurs twice in its zone is the first of the two. One that the zone skips is a fault.
+
+The text of a JSON column is checked when it is read, so that every output can hold it. An object or an array in a
+record is taken as its own text. Text in a record (a Debezium column, a CSV field) is taken as JSON. Faults are text
+that is not JSON, and text that Postgres cannot store as jsonb: U+0000, half of a surrogate pair, numbers of thousands
+of digits.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from joinery_runtime.core.table.zones import zone_to_utc
 from joinery_runtime.formats.batch import RawBatch
 from joinery_runtime.formats.convert import convert, in_years, shown
+from joinery_runtime.formats.json.texts import reject_constant
 from joinery_runtime.formats.records import BoolArray, Decoded, Decoder, Fault, IntArray, drop_rows, with_bad
 from joinery_runtime.job.model.inputs import Column
 from joinery_runtime.job.model.time_formats import EPOCH_UNITS, ISO, MONTHS, TEXT, TimePattern, parse_pattern
 
 _T = pl.col("t")
 _MS_OF_A_DAY = 86_400_000
+_MOST_DIGITS = 1_000  # of a number in JSON, written out or by its exponent
 _OFFSET = r"(?:[Zz]|[+-]\d{2}(?::?\d{2})?)$"
 _ISO = r"^(\d{4}-\d{2}-\d{2})(?:[Tt ](\d{2}:\d{2})(:\d{2})?(?:[.,](\d+))?)?\s?([Zz]|[+-]\d{2}(?::?\d{2})?)?$"
 
@@ -60,33 +70,30 @@ def read_texts(field: pa.Field, column: Column, text: pl.Series) -> tuple[pa.Arr
     written = column.format or ""
     if written == TEXT:
         return convert(field.name, text, field.type)
-    values = in_years(_make_reader(written, column.zone)(text))
+    if written in EPOCH_UNITS:
+        times = _since_1970(text, EPOCH_UNITS[written])
+    elif written == ISO:
+        times = _read_iso(text, column.zone)
+    else:
+        try:
+            pattern = parse_pattern(written, complete=False)
+        except ValueError:  # of a plan of an earlier release
+            times = _by_polars(text, written, column.zone)
+        else:
+            times = _read_pattern(text, pattern, column.zone)
+    values = in_years(times)
     if pa.types.is_date(field.type):
         values = (values // _MS_OF_A_DAY).cast(pl.Int32)
     typed = values.to_arrow().cast(field.type)
     if typed.null_count == text.null_count():
         return typed, []
     failed = values.is_null() & text.is_not_null()
-    return typed, [(failed.to_numpy(), [_fault_text(column, value) for value in text.filter(failed).to_list()])]
-
-
-def _fault_text(column: Column, value: str) -> str:
-    lacks_zone = column.format == ISO and column.zone is None and not pl.Series([value]).str.contains(_OFFSET)[0]
-    hint = " without a zone: name the column's `zone`" if lacks_zone else ""
-    return f"column {column.name}: {shown(value)} is no time of format {column.format}{hint}"
-
-
-def _make_reader(written: str, zone: str | None) -> Callable[[pl.Series], pl.Series]:
-    """Makes a function that reads texts as milliseconds since 1970; null for texts that are not times."""
-    if written in EPOCH_UNITS:
-        return lambda text: _since_1970(text, EPOCH_UNITS[written])
-    if written == ISO:
-        return lambda text: _read_iso(text, zone)
-    try:
-        pattern = parse_pattern(written, complete=False)
-    except ValueError:  # of a plan of an earlier release
-        return lambda text: _by_polars(text, written, zone)
-    return lambda text: _read_pattern(text, pattern, zone)
+    reasons = []
+    for value in text.filter(failed).to_list():
+        lacks_zone = written == ISO and column.zone is None and not pl.Series([value]).str.contains(_OFFSET)[0]
+        hint = " without a zone: name the column's `zone`" if lacks_zone else ""
+        reasons.append(f"column {column.name}: {shown(value)} is no time of format {written}{hint}")
+    return typed, [(failed.to_numpy(), reasons)]
 
 
 def _since_1970(text: pl.Series, factor: int) -> pl.Series:
@@ -207,3 +214,51 @@ def _count_days(parts: Mapping[str, IntArray], count: int) -> tuple[IntArray, Bo
         first, day = (years * 12 + months - 1).astype("datetime64[M]"), parts.get("day", first_of)
     start, end = (edge.astype("datetime64[D]").astype(np.int64) for edge in (first, first + 1))
     return start + day - 1, day <= end - start
+
+
+class JsonColumns:
+    """Checks the columns with these names, which `values` decodes as text. Line breaks, which can only be between
+    values, become blanks."""
+
+    def __init__(self, names: Sequence[str], values: Decoder) -> None:
+        self._names, self._values = names, values
+
+    def decode_batch(self, raw: RawBatch) -> Decoded:
+        decoded = self._values.decode_batch(raw)
+        rows, faults = decoded.rows, list[Fault]()
+        for name in self._names:
+            reasons = [None if text is None else _find_fault(name, text) for text in rows[name].to_pylist()]
+            if any(reasons):
+                mask = np.array([reason is not None for reason in reasons])
+                faults.append((mask, [reason for reason in reasons if reason is not None]))
+            text = pc.replace_substring_regex(rows[name], r"[\r\n]", " ")
+            rows = rows.set_column(rows.schema.get_field_index(name), pa.field(name, pa.string()), text)
+        return with_bad(
+            replace(drop_rows(rows, decoded.index, faults), deleted=decoded.deleted, dropped=decoded.dropped),
+            decoded.bad,
+        )
+
+
+def _find_fault(name: str, text: str) -> str | None:
+    try:
+        value = _JSON.decode(text)
+    except (ValueError, RecursionError):
+        return f"column {name}: {shown(text)} is not JSON"
+    if "\\u" not in text:
+        return None
+    written = json.dumps(value, ensure_ascii=False)
+    with suppress(UnicodeEncodeError):
+        written.encode()
+        if "\\u0000" not in written.replace("\\\\", ""):
+            return None
+    return f"column {name}: {shown(text)} has U+0000 or half of a surrogate pair, which jsonb has not"
+
+
+def _check_digits(text: str) -> int:
+    _, _, exponent = text.lower().partition("e")
+    if len(text) > _MOST_DIGITS or abs(int(exponent or 0)) > _MOST_DIGITS:
+        raise ValueError("too many digits")
+    return 0
+
+
+_JSON = json.JSONDecoder(parse_float=_check_digits, parse_int=_check_digits, parse_constant=reject_constant)

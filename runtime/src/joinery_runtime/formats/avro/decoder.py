@@ -59,16 +59,33 @@ class AvroDecoder(RowDecoder):
         self._dates = {field.name for field in schema if pa.types.is_date(field.type)}
         self._times = {field.name for field in schema if pa.types.is_timestamp(field.type)}
         of_text = [(field.name, formats[field.name]) for field in schema if field.name in formats]
-        self._as_times = self._times | {name for name, column in of_text if _reads_times(column)}
-        self._as_local = [name for name, column in of_text if _reads_local_times(column)]
+        self._as_times = self._times | {
+            name for name, column in of_text if column.format == ISO or is_pattern(column.format or "")
+        }
+        # A local time counts by the column's zone. Without a zone, it is text with an offset of zero.
+        self._as_local = [
+            name
+            for name, column in of_text
+            if column.zone is not None and (column.format == ISO or needs_zone(column.format or ""))
+        ]
         self._decimals = {field.name for field in schema if pa.types.is_decimal(field.type)}
         # By the id() of schemas, which stay alive.
         self._readers_by_schema: dict[int, Mapping[str, Callable[[Any], Any]]] = {}
 
     def values_of(self, record: bytes) -> Mapping[str, Any]:
-        written, start = self._schema_of(record)
-        value = read_record(record, start, written)
-        values = {name: _value_at(value, path) for name, path in self._columns}
+        written: AvroSchema = self._written
+        start = 0
+        if isinstance(written, Schemas):
+            try:
+                written, start = written.avro(schema_number(record)), FRAME
+            except UnknownSchema as unknown:
+                raise RejectedRecord(str(unknown)) from unknown
+        content = read_record(record, start, written)
+        values: dict[str, Any] = {}
+        for name, path in self._columns:
+            value = inside(content, path)
+            # JSON has no NaN and no infinity.
+            values[name] = None if isinstance(value, float) and value - value != 0 else value
         for name in self._as_times:
             if isinstance(values[name], Nanos):
                 values[name] = values[name].time()
@@ -101,15 +118,6 @@ class AvroDecoder(RowDecoder):
                         readers[column] = variable_decimal
             self._readers_by_schema[id(written)] = readers
         return readers
-
-    def _schema_of(self, record: bytes) -> tuple[AvroSchema, int]:
-        """Returns the record's writer schema, and the position at which its content begins."""
-        if not isinstance(self._written, Schemas):
-            return self._written, 0
-        try:
-            return self._written.avro(schema_number(record)), FRAME
-        except UnknownSchema as unknown:
-            raise RejectedRecord(str(unknown)) from unknown
 
 
 def read_record(record: bytes, start: int, written: AvroSchema) -> Any:
@@ -146,16 +154,6 @@ def columns_with_format(model: Input) -> Mapping[str, Column]:
     return {column.name: column for column in model.columns if column.format is not None}
 
 
-def _reads_times(column: Column) -> bool:
-    """Say whether a column's format reads times as text."""
-    return column.format == ISO or is_pattern(column.format or "")
-
-
-def _reads_local_times(column: Column) -> bool:
-    """Say whether a local time counts by the column's zone. Any other local time is text with an offset of zero."""
-    return column.zone is not None and (column.format == ISO or needs_zone(column.format or ""))
-
-
 def _time_by(divisor: int) -> Callable[[Any], Any]:
     def read_time(number: Any) -> Any:
         if not isinstance(number, int):
@@ -172,12 +170,6 @@ def _read_day(number: Any) -> Any:
 def _read_decimal(value: Any, scale: int) -> Any:
     """Avro's own logical type has made a number of it already, if the schema has that too."""
     return decimal_of(value, scale) if isinstance(value, bytes) else value
-
-
-def _value_at(value: Any, path: Path) -> Any:
-    """The value at a path; None if the path leads nowhere, or to a number that JSON does not have."""
-    inner = inside(value, path)
-    return None if isinstance(inner, float) and inner - inner != 0 else inner
 
 
 DECODER = AvroDecoder

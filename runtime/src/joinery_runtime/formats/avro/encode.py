@@ -34,20 +34,21 @@ class AvroRows:
     def encode(self, rows: pa.Table | pa.RecordBatch) -> list[bytes]:
         """One framed record per row."""
         schema, frame = _parse_schema(self.schema), framed(self.number)
+        columns = []
+        for column in rows.columns:
+            if pa.types.is_timestamp(column.type):
+                # Python's datetimes would take longer than everything else.
+                columns.append(pc.cast(column, pa.int64()).to_pylist())
+            else:
+                columns.append((pc.cast(column, _UINT64) if column.type == pa.uint64() else column).to_pylist())
         records = []
-        for values in zip(*(_encodable_column(column).to_pylist() for column in rows.columns), strict=True):
+        for values in zip(*columns, strict=True):
             row = dict(zip(rows.schema.names, values, strict=True))
             written = io.BytesIO()
             written.write(frame)
             fastavro.schemaless_writer(written, schema, row)
             records.append(written.getvalue())
         return records
-
-
-def _encodable_column(column: Any) -> Any:
-    if pa.types.is_timestamp(column.type):
-        return pc.cast(column, pa.int64())  # Python's datetimes would take longer than everything else
-    return pc.cast(column, _UINT64) if column.type == pa.uint64() else column
 
 
 @functools.lru_cache(maxsize=16)
@@ -76,20 +77,17 @@ class AvroOutput(SchemaOutput):
     def schema(self) -> str:
         """The Avro schema of the rows, as JSON. Raises SinkError for names that Avro does not allow."""
         self.check_names("Avro")
-        fields = [
-            {"name": field.name, "type": ["null", _avro_type(field.type)], "default": None} for field in self.rows
-        ]
+        fields = []
+        for field in self.rows:
+            column, written = _UINT64 if field.type == pa.uint64() else field.type, dict[str, Any]()
+            if pa.types.is_timestamp(column):
+                written = {"type": "long", "logicalType": "timestamp-millis"}
+            elif pa.types.is_decimal(column):
+                digits = {"precision": column.precision, "scale": column.scale}
+                written = {"type": "bytes", "logicalType": "decimal", **digits}
+            fields.append({"name": field.name, "type": ["null", written or _TYPES[column]], "default": None})
         name = "_" + re.sub(r"\W", "_", self.topic, flags=re.ASCII)  # a topic may begin with a digit
         return json.dumps({"type": "record", "name": name, "fields": fields})
-
-
-def _avro_type(column: pa.DataType) -> Any:
-    column = _UINT64 if column == pa.uint64() else column
-    if pa.types.is_timestamp(column):
-        return {"type": "long", "logicalType": "timestamp-millis"}
-    if pa.types.is_decimal(column):
-        return {"type": "bytes", "logicalType": "decimal", "precision": column.precision, "scale": column.scale}
-    return _TYPES[column]
 
 
 _UINT64 = pa.decimal128(20, 0)  # Avro has no unsigned numbers

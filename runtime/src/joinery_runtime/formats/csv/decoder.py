@@ -106,13 +106,7 @@ class CsvDecoder(ByValue, FormatDecoder):
         )
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
-        decoded = self._read_all(values)
-        return (
-            replace(decoded, bad=[_with_likely_format(values, bad) for bad in decoded.bad]) if decoded.bad else decoded
-        )
-
-    def _read_all(self, values: pa.BinaryArray) -> Decoded:
-        index = np.arange(len(values), dtype=np.int64)
+        records, index = values, np.arange(len(values), dtype=np.int64)
         foreign: list[BadRecord] = []
         if may_contain(values, b"\0"):
             # Binary data or UTF-16 text may happen to have as many separators as a record.
@@ -134,7 +128,10 @@ class CsvDecoder(ByValue, FormatDecoder):
             values, index, malformed = set_aside(
                 values, index, stray, f"{_NO_CSV}: a quote or a line break out of place"
             )
-        return with_bad(self._decode_indexed(values, index), [*foreign, *null, *empty, *malformed])
+        decoded = with_bad(self._decode_indexed(values, index), [*foreign, *null, *empty, *malformed])
+        if not decoded.bad:
+            return decoded
+        return replace(decoded, bad=[_with_likely_format(records, bad) for bad in decoded.bad])
 
     def _decode_indexed(self, values: pa.BinaryArray, index: IntArray) -> Decoded:
         if not len(values):
@@ -145,8 +142,24 @@ class CsvDecoder(ByValue, FormatDecoder):
             if len(values) == 1:
                 return Decoded(self._schema.empty_table(), index[:0], all_bad(index, str(rejection)))
             return in_pieces(self._decode_indexed, values, index, -(-len(values) // _PARTS))
-        bad = [BadRecord(int(index[row]), reason) for row, reason in misshapen.items()]
-        return with_bad(self._convert_texts(text, np.delete(index, list(misshapen))), bad)
+        faults: list[Fault] = []
+        columns: list[pa.Array | pa.ChunkedArray] = []
+        for field in self._schema:
+            if pa.types.is_string(field.type):
+                columns.append(text[field.name])
+                continue
+            written = pl.Series(text[field.name], dtype=pl.String)
+            if not pa.types.is_binary(field.type):
+                written = written.to_frame("t").select(pl.when(pl.col("t") != "").then(pl.col("t")))["t"]
+            has_point = pa.types.is_floating(field.type) or pa.types.is_decimal(field.type)
+            read = convert_with_comma if has_point and self._decimal_comma else convert
+            column, fault = read(field.name, written, field.type)
+            if has_point and not self._decimal_comma:
+                fault = [(rows, list(map(_with_hint, reasons))) for rows, reasons in fault]
+            columns.append(column)
+            faults += fault
+        decoded = drop_rows(pa.table(columns, schema=self._schema), np.delete(index, list(misshapen)), faults)
+        return with_bad(decoded, [BadRecord(int(index[row]), reason) for row, reason in misshapen.items()])
 
     def _read_texts(self, values: pa.BinaryArray) -> tuple[pa.Table, dict[int, str]]:
         """Returns all columns as text, and by row the reason for each record with too few or too many fields.
@@ -181,25 +194,6 @@ class CsvDecoder(ByValue, FormatDecoder):
             raise RejectedBatch(f"{_NO_CSV}: not one row")
         return text, misshapen
 
-    def _convert_texts(self, text: pa.Table, index: IntArray) -> Decoded:
-        faults: list[Fault] = []
-        columns: list[pa.Array | pa.ChunkedArray] = []
-        for field in self._schema:
-            if pa.types.is_string(field.type):
-                columns.append(text[field.name])
-                continue
-            written = _text_or_null(text[field.name], field.type)
-            if not (pa.types.is_floating(field.type) or pa.types.is_decimal(field.type)):
-                column, fault = convert(field.name, written, field.type)
-            elif self._decimal_comma:
-                column, fault = convert_with_comma(field.name, written, field.type)
-            else:
-                column, fault = convert(field.name, written, field.type)
-                fault = [(rows, list(map(_with_hint, reasons))) for rows, reasons in fault]
-            columns.append(column)
-            faults += fault
-        return drop_rows(pa.table(columns, schema=self._schema), index, faults)
-
 
 def _with_likely_format(values: pa.BinaryArray, bad: BadRecord) -> BadRecord:
     """Adds to a bad record's reason what the record looks like, if it is recognised."""
@@ -214,13 +208,6 @@ def _with_hint(reason: str) -> str:
     """Says how to read a decimal comma, where the value that a reason quotes has one."""
     has_comma = re.search(r": '[+-]?\d[\d.]*,\d+' is", reason)
     return f'{reason}; for a decimal comma write csv: {{decimal: ","}}' if has_comma else reason
-
-
-def _text_or_null(column: pa.ChunkedArray, target: pa.DataType) -> pl.Series:
-    text = pl.Series(column, dtype=pl.String)
-    if pa.types.is_binary(target):
-        return text
-    return text.to_frame("t").select(pl.when(pl.col("t") != "").then(pl.col("t")))["t"]
 
 
 DECODER = CsvDecoder

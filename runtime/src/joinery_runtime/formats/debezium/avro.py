@@ -7,8 +7,7 @@ from typing import Self
 import pyarrow as pa
 
 from joinery_runtime.formats.avro.decoder import AvroDecoder, columns_with_format, written_with
-from joinery_runtime.formats.debezium.events import BEFORE, ChangeEvents
-from joinery_runtime.formats.debezium.json import DebeziumJsonDecoder
+from joinery_runtime.formats.debezium.events import BEFORE, ChangeEvents, DebeziumJsonDecoder
 from joinery_runtime.formats.json.decoder import JsonDecoder
 from joinery_runtime.job.model.inputs import Input
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import polars as pl
@@ -40,6 +40,7 @@ from joinery_runtime.formats.connect_types import (
 )
 from joinery_runtime.formats.convert import checked, convert, in_years
 from joinery_runtime.formats.debezium.unavailable import NOT_THERE, UnavailableValues, names_of, placeholders
+from joinery_runtime.formats.json.decoder import JsonDecoder
 from joinery_runtime.formats.json.texts import is_number_in_json
 from joinery_runtime.formats.records import (
     BadRecord,
@@ -48,6 +49,7 @@ from joinery_runtime.formats.records import (
     Decoded,
     Decoder,
     Fault,
+    FormatDecoder,
     IntArray,
     LeftOut,
     all_bad,
@@ -144,27 +146,22 @@ class ChangeEvents(ByValue):
     def decode(self, values: pa.BinaryArray) -> Decoded:
         present = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
         present_values = values if len(present) == len(values) else values.take(pa.array(present))
-        events = self._decode_events(present_values)
+        first, *fallbacks = self._decoders
+        events = first.decode(present_values)
+        for number, other in enumerate(fallbacks, start=1):
+            lacks_envelope = events.rows[_OP].is_null().to_numpy(zero_copy_only=False)
+            if not lacks_envelope.any():
+                break
+            positions = events.index[lacks_envelope]
+            redecoded = other.decode(present_values.take(pa.array(positions))).at(positions)
+            if lacks_envelope.all():  # the topic's form, most likely: begin with it
+                self._decoders.insert(0, self._decoders.pop(number))
+            with_envelope = events.rows.filter(pa.array(~lacks_envelope))
+            events = merged(Decoded(with_envelope, events.index[~lacks_envelope], events.bad), redecoded)
         decoded = self._decode_changes(present_values, self._with_documents(present_values, events)).at(present)
         without_value = len(values) - len(present)
         dropped = {**decoded.dropped, **({"tombstone": without_value} if without_value else {})}
         return Decoded(decoded.rows, decoded.index, decoded.bad, dropped=dropped)
-
-    def _decode_events(self, values: pa.BinaryArray) -> Decoded:
-        """By the first decoder, and what has no envelope there by the next."""
-        first, *fallbacks = self._decoders
-        decoded = first.decode(values)
-        for number, other in enumerate(fallbacks, start=1):
-            without = decoded.rows[_OP].is_null().to_numpy(zero_copy_only=False)
-            if not without.any():
-                break
-            positions = decoded.index[without]
-            redecoded = other.decode(values.take(pa.array(positions))).at(positions)
-            if without.all():  # the topic's form, most likely: begin with it
-                self._decoders.insert(0, self._decoders.pop(number))
-            with_envelope = Decoded(decoded.rows.filter(pa.array(~without)), decoded.index[~without], decoded.bad)
-            decoded = merged(with_envelope, redecoded)
-        return decoded
 
     def _with_documents(self, values: pa.BinaryArray, events: Decoded) -> Decoded:
         """The same, with the columns of rows that are documents. Only where an event has no value for any column of its
@@ -214,7 +211,9 @@ class ChangeEvents(ByValue):
         changes = row | deletion if self._deletes else row
         change_rows = events.rows.filter(pa.array(changes))
         deleted = pa.array(deletion[changes])
-        columns = {name: self._changed_column(change_rows, name, deleted) for name in self._rows.names}
+        columns = {name: change_rows[name] for name in self._rows.names}
+        for name in self._before if self._deletes else ():
+            columns[name] = pc.if_else(deleted, change_rows[BEFORE + name], change_rows[name])
         columns |= {first: change_rows[first] for first in self._firsts.values()}
         completed, lacking = self._unavailable.without(pa.table(columns), events.index[changes], values, self._firsts)
         columns = {name: completed[name] for name in self._rows.names}
@@ -225,25 +224,37 @@ class ChangeEvents(ByValue):
         if UNAVAILABLE in self._schema.names:
             columns[UNAVAILABLE] = names_of(lacking, len(deleted))
         rows = pa.table([columns[name] for name in self._schema.names], schema=self._schema)
-        usable = drop_rows(rows, events.index[changes], self._find_unavailable(lacking, change_rows[_OP]))
-        return with_bad(with_bad(replace(usable, dropped=dropped), events.bad), bad)
-
-    def _find_unavailable(self, lacking: Mapping[str, BoolArray], ops: pa.ChunkedArray) -> list[Fault]:
-        """The rows whose values are nowhere: of a stream, of a key or of what is beside the row. Events that are left
-        out need none."""
-        is_selected = pc.is_in(ops, self._ops).to_numpy() if lacking else np.empty(0, np.bool_)
+        # Values of a stream, of a key or of what is beside the row are nowhere else. Events left out need none.
+        is_selected = pc.is_in(change_rows[_OP], self._ops).to_numpy() if lacking else np.empty(0, np.bool_)
         nowhere = {*lacking} if UNAVAILABLE not in self._schema.names else {*lacking} & {*self._fixed, *self._beside}
         masks = {name: lacking[name] & is_selected for name in lacking if name in nowhere}
-        return [(mask, [f"column {name}: {NOT_THERE}"] * int(mask.sum())) for name, mask in masks.items()]
-
-    def _changed_column(self, rows: pa.Table, name: str, deleted: pa.BooleanArray) -> pa.ChunkedArray:
-        if not self._deletes or name not in self._before:
-            return rows[name]
-        return pc.if_else(deleted, rows[BEFORE + name], rows[name])
+        faults = [(mask, [f"column {name}: {NOT_THERE}"] * int(mask.sum())) for name, mask in masks.items()]
+        usable = drop_rows(rows, events.index[changes], faults)
+        return with_bad(with_bad(replace(usable, dropped=dropped), events.bad), bad)
 
 
 def _may_be_large(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
+
+
+class DebeziumJsonDecoder(ByValue, FormatDecoder):
+    """Decodes change events into rows of `schema`."""
+
+    tells_deletions: ClassVar[bool] = True
+    tombstones_repeat: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, schema: pa.Schema, model: Input, /) -> Self:
+        return cls(ChangeEvents(schema, model, JsonDecoder, JsonDecoder, around=((), ("payload",))))
+
+    def __init__(self, events: ChangeEvents) -> None:
+        self._events = events
+
+    def decode(self, values: pa.BinaryArray) -> Decoded:
+        return self._events.decode(values)
+
+
+DECODER = DebeziumJsonDecoder
 
 
 class _Envelope(ByValue):
@@ -451,21 +462,18 @@ class WantedOps:
         counts = Counter(_REASONS[op] for events in unwanted for op in events.rows[OP.name].to_pylist())
         if not counts:
             return replace(decoded, rows=rows)
+        timed = [events for events in unwanted if self._event_time in events.rows.column_names]
+        read = [event_times(events.rows[self._event_time]) for events in timed]
+        event_ms, valid = np.concatenate([ms for ms, _ in read]), np.concatenate([valid for _, valid in read])
         return replace(
             decoded,
             rows=rows.filter(selected),
             index=decoded.index[selected.to_numpy()],
             bad=bad,
             dropped={**decoded.dropped, **counts},
-            left_out=self._valid_times([events for events in unwanted if self._event_time in events.rows.column_names]),
+            left_out=LeftOut(event_ms[valid], np.concatenate([events.index for events in timed])[valid]),
         )
 
     def _select_unwanted(self, events: Decoded) -> Decoded:
         unwanted = pc.invert(pc.is_in(events.rows[OP.name], self._ops))
         return Decoded(events.rows.filter(unwanted), events.index[unwanted.to_numpy()], [])
-
-    def _valid_times(self, parts: Sequence[Decoded]) -> LeftOut:
-        """The valid event times of these events."""
-        read = [event_times(events.rows[self._event_time]) for events in parts]
-        times, valid = np.concatenate([times for times, _ in read]), np.concatenate([valid for _, valid in read])
-        return LeftOut(times[valid], np.concatenate([events.index for events in parts])[valid])

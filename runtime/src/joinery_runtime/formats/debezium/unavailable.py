@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -38,7 +38,16 @@ NOT_THERE = (
 def placeholders(values: pa.ChunkedArray) -> BoolArray:
     """bool[n]: which of these texts or bytes stand for a value that the event does not have."""
     is_placeholder = np.zeros(len(values), np.bool_)
-    likely = np.concatenate([[], *_likely_placeholders(values)]).astype(np.int64)
+    # Most values do not begin as a placeholder does, or are too short: they are seen by their first byte only.
+    before, positions = 0, [np.empty(0, np.int64)]
+    for chunk in values.chunks:
+        _, ends, data = chunk.buffers()
+        if len(chunk) and data is not None and data.size:
+            offsets = np.frombuffer(ends, np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
+            long = np.flatnonzero(np.diff(offsets) >= len(_PLACEHOLDER))
+            positions.append(before + long[_BEGINS[np.frombuffer(data, np.uint8)[offsets[long]]]])
+        before += len(chunk)
+    likely = np.concatenate(positions)
     if len(likely):
         candidates = values.take(pa.array(likely))
         if pa.types.is_binary(values.type):
@@ -47,19 +56,6 @@ def placeholders(values: pa.ChunkedArray) -> BoolArray:
             equal = pc.is_in(pc.replace_substring_regex(candidates, r"\s", ""), _WRITTEN)
         is_placeholder[likely] = pc.fill_null(equal, False).to_numpy()
     return is_placeholder
-
-
-def _likely_placeholders(values: pa.ChunkedArray) -> Iterator[IntArray]:
-    """The places of values that begin as a placeholder does, and are long enough. Most values are neither, and are seen
-    by their first byte only."""
-    before = 0
-    for chunk in values.chunks:
-        _, ends, data = chunk.buffers()
-        if len(chunk) and data is not None and data.size:
-            offsets = np.frombuffer(ends, np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
-            long = np.flatnonzero(np.diff(offsets) >= len(_PLACEHOLDER))
-            yield before + long[_BEGINS[np.frombuffer(data, np.uint8)[offsets[long]]]]
-        before += len(chunk)
 
 
 class UnavailableValues:

@@ -91,20 +91,40 @@ class JsonKernel:
             kernel, [paths.get(name, (name,)) for name in schema.names]
         )
         self._nodes = len(arrays)
+        kinds = {
+            pa.bool_(): kernel.BOOL,
+            pa.int32(): kernel.INT32,
+            pa.int64(): kernel.INT64,
+            pa.float32(): kernel.FLOAT,
+            pa.float64(): kernel.DOUBLE,
+            pa.string(): kernel.STRING,
+            pa.date32(): kernel.DATE,
+            pa.timestamp("ms", tz="UTC"): kernel.TIMESTAMP,
+        }
+        # The kind of each column, with its precision and scale.
+        columns = [
+            (kernel.DECIMAL, arrow.precision, arrow.scale)
+            if pa.types.is_decimal(arrow)
+            else (kinds.get(arrow, kernel.OTHER), 0, 0)
+            for arrow in schema.types
+        ]
         self._name_tables = kernel.Tables(
             names=self._names.ctypes.data,
             table=table,
             buckets=buckets,
             items=items,
             arrays=arrays,
-            kinds=np.array([_column_kind(kernel, field.type) for field in schema], np.int64).reshape(-1, 3),
+            kinds=np.array(columns, np.int64).reshape(-1, 3),
             powers=_powers_of_ten(kernel.MAX_POWER),
             exact=10.0 ** np.arange(23),
         )
 
     def decode(self, values: pa.BinaryArray) -> KernelBatch:
         count = len(values)
-        offsets, data = _value_offsets(values), values.buffers()[2]
+        _, buffer, data = values.buffers()
+        offsets = np.zeros(1, np.int32)
+        if buffer is not None and buffer.size:
+            offsets = np.frombuffer(buffer, np.int32, count + 1, values.offset * 4)
         missing = values.is_null().cast(pa.uint8()).to_numpy() if values.null_count else np.empty(0, np.uint8)
         arena = np.empty(int(offsets[-1] - offsets[0]) + _ROOM, np.uint8)
         address = 0 if data is None else data.address
@@ -133,30 +153,6 @@ class JsonKernel:
             accepted[:rows],
             np.concatenate([rejected[: looked_at - rows], rest]) if looked_at < count else rejected[: looked_at - rows],
         )
-
-
-def _value_offsets(values: pa.BinaryArray) -> npt.NDArray[np.int32]:
-    buffer = values.buffers()[1]
-    if buffer is None or not buffer.size:
-        return np.zeros(1, np.int32)
-    return np.frombuffer(buffer, np.int32, len(values) + 1, values.offset * 4)
-
-
-def _column_kind(kernel: ModuleType, arrow: pa.DataType) -> tuple[int, int, int]:
-    """The kind of a column, with its precision and scale."""
-    if pa.types.is_decimal(arrow):
-        return kernel.DECIMAL, arrow.precision, arrow.scale
-    kinds = {
-        pa.bool_(): kernel.BOOL,
-        pa.int32(): kernel.INT32,
-        pa.int64(): kernel.INT64,
-        pa.float32(): kernel.FLOAT,
-        pa.float64(): kernel.DOUBLE,
-        pa.string(): kernel.STRING,
-        pa.date32(): kernel.DATE,
-        pa.timestamp("ms", tz="UTC"): kernel.TIMESTAMP,
-    }
-    return kinds.get(arrow, kernel.OTHER), 0, 0
 
 
 def follows(paths: Sequence[Path]) -> bool:
@@ -227,7 +223,11 @@ def _build_column(
     nulls = len(valid) - int(np.count_nonzero(valid))
     bitmap = pa.py_buffer(np.packbits(valid, bitorder="little")) if nulls else None
     if pa.types.is_string(arrow):
-        buffers = _gather_texts(kernel, memory, slots)
+        offsets = np.empty(len(slots) + 1, np.int32)
+        size = kernel.lay_out(slots, offsets)
+        text = np.empty(size + _ROOM, np.uint8)
+        kernel.gather(memory.data, memory.limit, memory.arena, slots, offsets, text.ctypes.data)
+        buffers = [offsets, text[:size]]
     elif pa.types.is_boolean(arrow):
         buffers = [np.packbits(slots != 0, bitorder="little")]
     elif pa.types.is_float32(arrow):
@@ -241,12 +241,3 @@ def _build_column(
     else:
         buffers = [slots]
     return pa.Array.from_buffers(arrow, len(slots), [bitmap, *map(pa.py_buffer, buffers)], nulls)
-
-
-def _gather_texts(kernel: Any, memory: Any, slots: IntArray) -> list[npt.NDArray[Any]]:
-    """The offsets and the bytes of a text column."""
-    offsets = np.empty(len(slots) + 1, np.int32)
-    size = kernel.lay_out(slots, offsets)
-    text = np.empty(size + _ROOM, np.uint8)
-    kernel.gather(memory.data, memory.limit, memory.arena, slots, offsets, text.ctypes.data)
-    return [offsets, text[:size]]

@@ -55,27 +55,24 @@ def json_lines(rows: pa.Table | pa.RecordBatch, style: JsonStyle = PLAIN) -> byt
         return b""
     frame = pl.DataFrame(rows).with_columns(_TIMESTAMPS[style.timestamps], *_OTHERS)
     if not style.nested.isdisjoint(frame.columns):
-        return "\n".join([*_with_nested(frame, style.nested), ""]).encode()
+        # Builds the objects, with JSON columns embedded, from comma-separated pieces.
+        pieces: list[pl.Expr] = []
+        for embedded, names in groupby(frame.columns, key=lambda name: name in style.nested):
+            if embedded:
+                for name in names:
+                    member = json.dumps(name, ensure_ascii=False) + ":"
+                    pieces.append(pl.concat_str(pl.lit(member), pl.col(name).fill_null("null")))
+            else:
+                group = pl.struct(list(names)).struct.json_encode()
+                pieces.append(group.str.strip_prefix("{").str.strip_suffix("}"))
+        texts = frame.select(line=pl.lit("{") + pl.concat_str(pieces, separator=",") + pl.lit("}"))["line"]
+        return "\n".join([*texts, ""]).encode()
     if 0 < len(frame) < _FEW_ROWS:  # starting a query that writes a file takes 0.2 ms
         return "\n".join([*frame.to_struct().struct.json_encode(), ""]).encode()
     # Into a buffer: if asked for text, Polars fills one anyway, and two copies of it cost as much as the encoding.
     lines = io.BytesIO()
     frame.write_ndjson(lines)
     return lines.getvalue()
-
-
-def _with_nested(frame: pl.DataFrame, nested: frozenset[str]) -> pl.Series:
-    """Builds the objects, with JSON columns embedded, from comma-separated pieces."""
-    pieces: list[pl.Expr] = []
-    for embedded, names in groupby(frame.columns, key=lambda name: name in nested):
-        if embedded:
-            for name in names:
-                member = json.dumps(name, ensure_ascii=False) + ":"
-                pieces.append(pl.concat_str(pl.lit(member), pl.col(name).fill_null("null")))
-        else:
-            group = pl.struct(list(names)).struct.json_encode()
-            pieces.append(group.str.strip_prefix("{").str.strip_suffix("}"))
-    return frame.select(line=pl.lit("{") + pl.concat_str(pieces, separator=",") + pl.lit("}"))["line"]
 
 
 def as_texts(rows: pa.Table | pa.RecordBatch, column: str, style: JsonStyle = PLAIN) -> list[str | bytes | None]:

@@ -91,14 +91,26 @@ class JsonFallbackDecoder(ByValue):
             values = pc.if_else(pc.starts_with(values, "\0"), values, pc.replace_substring(values, "\n", " "))
         broken: list[BadRecord] = []
         if may_contain(values, b"\\"):
-            values, index, broken = set_aside(values, index, _lone_surrogates(values), _LONE_SURROGATE)
+            # Polars rejects half of an escaped pair, or reads it as U+0000. `\\` begins no escape.
+            plain = pc.replace_substring(values, "\\\\", "__")
+            high, low, pairs = (pc.count_substring_regex(plain, escape) for escape in (_HIGH, _LOW, _HIGH + _LOW))
+            has_halves = pc.or_(pc.not_equal(high, pairs), pc.not_equal(low, pairs))
+            values, index, broken = set_aside(values, index, has_halves, _LONE_SURROGATE)
         return with_bad(self._decode_indexed(values, index), [*null, *broken])
 
     def _decode_indexed(self, values: pa.BinaryArray, index: IntArray) -> Decoded:
         if not len(values):
             return Decoded(self._schema.empty_table(), index, [])
         try:
-            return self._read_values(values, index)
+            lines = joined(values)
+            frame, decimals = self._parse_lines(values, lines)
+            nulls = {name: frame[name].null_count() for name in frame.columns}
+            nulls |= {name: column.null_count for name, column in decimals.items()}
+            twice = _names_twice(values, lines, nulls)
+            if twice is None:
+                return self._make_rows(values, frame, decimals, index)
+            selected = pc.replace_with_mask(values, twice, self._selection.of(values.filter(twice)))
+            return self._make_rows(selected, *self._parse_lines(selected, joined(selected)), index)
         except RejectedBatch:
             if len(values) > _PIECE:
                 return in_pieces(self._decode_indexed, values, index, _PIECE)
@@ -121,23 +133,31 @@ class JsonFallbackDecoder(ByValue):
                 return Decoded(self._schema.empty_table(), index[:0], all_bad(index, str(rejection)))
             return in_pieces(self._decode_selected, values, index, (len(values) + 1) // 2)
 
-    def _read_values(self, values: pa.BinaryArray, index: IntArray) -> Decoded:
-        lines = joined(values)
-        frame, decimals = self._parse_lines(values, lines)
-        nulls = {name: frame[name].null_count() for name in frame.columns}
-        nulls |= {name: column.null_count for name, column in decimals.items()}
-        twice = _names_twice(values, lines, nulls)
-        if twice is not None:
-            values = pc.replace_with_mask(values, twice, self._selection.of(values.filter(twice)))
-            frame, decimals = self._parse_lines(values, joined(values))
-        return self._make_rows(values, frame, decimals, index)
-
     def _parse_lines(self, values: pa.BinaryArray, lines: bytes) -> tuple[pl.DataFrame, dict[str, pa.ChunkedArray]]:
         """The columns of both parsers, one row per record. Raises RejectedBatch."""
-        frame = self._read_frame(lines)
+        try:
+            frame = _read_ndjson(lines, {**self._wire, **self._integer_times} if self._try_integers else self._wire)
+        except RejectedBatch:
+            if not self._try_integers:
+                raise
+            frame = _read_ndjson(lines, self._wire)
+            self._try_integers = False
         if frame.height != len(values):
             raise RejectedBatch("empty record")
-        return frame, _read_decimals(lines, self._decimals)
+        if not self._decimals:
+            return frame, {}
+        # Arrow's JSON reader accepts values with too many digits before the point, so they are read with room to spare
+        # and then cast, which rejects those values.
+        roomy = pa.schema([pa.field(field.name, pa.decimal256(76, field.type.scale)) for field in self._decimals])
+        try:
+            table = pyarrow.json.read_json(
+                pa.BufferReader(lines),
+                read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=len(lines) + 1),
+                parse_options=pyarrow.json.ParseOptions(explicit_schema=roomy, unexpected_field_behavior="ignore"),
+            )
+            return frame, {field.name: table[field.name].cast(field.type) for field in self._decimals}
+        except pa.ArrowInvalid as error:
+            raise RejectedBatch(f"not readable as JSON with decimals: {error}") from error
 
     def _make_rows(
         self, values: pa.BinaryArray, frame: pl.DataFrame, decimals: Mapping[str, pa.ChunkedArray], index: IntArray
@@ -151,20 +171,17 @@ class JsonFallbackDecoder(ByValue):
             read = frame[field.name]
             if pa.types.is_string(field.type):
                 read = with_own_texts(field.name, read, values)
-            column, fault = _convert_column(field, read)
+            if read.dtype == pl.String and not pa.types.is_string(field.type):
+                column, fault = convert(field.name, read, field.type)
+            elif pa.types.is_float32(field.type):
+                column, fault = narrow(field.name, read)
+            elif pa.types.is_timestamp(field.type):
+                column, fault = in_range(field.name, read)
+            else:
+                column, fault = read.to_arrow().cast(field.type), []
             columns.append(column)
             faults += fault
         return drop_rows(pa.table(columns, schema=self._schema), index, faults)
-
-    def _read_frame(self, lines: bytes) -> pl.DataFrame:
-        if self._try_integers:
-            try:
-                return _read_ndjson(lines, {**self._wire, **self._integer_times})
-            except RejectedBatch:
-                frame = _read_ndjson(lines, self._wire)
-                self._try_integers = False
-                return frame
-        return _read_ndjson(lines, self._wire)
 
 
 class NestedJsonDecoder(ByValue):
@@ -253,13 +270,6 @@ def _names_twice(values: pa.BinaryArray, lines: bytes, nulls: Mapping[str, int])
     return twice.to_arrow() if twice.any() else None
 
 
-def _lone_surrogates(values: pa.BinaryArray) -> pa.BooleanArray:
-    r"""Finds records with half of an escaped pair, which Polars rejects or reads as U+0000. `\\` begins no escape."""
-    plain = pc.replace_substring(values, "\\\\", "__")
-    high, low, pairs = (pc.count_substring_regex(plain, escape) for escape in (_HIGH, _LOW, _HIGH + _LOW))
-    return pc.or_(pc.not_equal(high, pairs), pc.not_equal(low, pairs))
-
-
 def _read_ndjson(lines: bytes, schema: dict[str, type[pl.DataType]]) -> pl.DataFrame:
     if lines.startswith(_COMPRESSED):
         raise RejectedBatch("not readable as JSON: no object begins so")
@@ -267,30 +277,3 @@ def _read_ndjson(lines: bytes, schema: dict[str, type[pl.DataType]]) -> pl.DataF
         return pl.read_ndjson(lines, schema=schema)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise RejectedBatch(f"not readable as JSON: {str(error).splitlines()[0]}") from error
-
-
-def _read_decimals(lines: bytes, fields: list[pa.Field]) -> dict[str, pa.ChunkedArray]:
-    """Reads decimal columns, by name. Arrow's JSON reader accepts values with too many digits before the point, so they
-    are read with room to spare and then cast, which rejects those values."""
-    if not fields:
-        return {}
-    roomy = pa.schema([pa.field(field.name, pa.decimal256(76, field.type.scale)) for field in fields])
-    try:
-        table = pyarrow.json.read_json(
-            pa.BufferReader(lines),
-            read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=len(lines) + 1),
-            parse_options=pyarrow.json.ParseOptions(explicit_schema=roomy, unexpected_field_behavior="ignore"),
-        )
-        return {field.name: table[field.name].cast(field.type) for field in fields}
-    except pa.ArrowInvalid as error:
-        raise RejectedBatch(f"not readable as JSON with decimals: {error}") from error
-
-
-def _convert_column(field: pa.Field, column: pl.Series) -> tuple[pa.Array, list[Fault]]:
-    if column.dtype == pl.String and not pa.types.is_string(field.type):
-        return convert(field.name, column, field.type)
-    if pa.types.is_float32(field.type):
-        return narrow(field.name, column)
-    if pa.types.is_timestamp(field.type):
-        return in_range(field.name, column)
-    return column.to_arrow().cast(field.type), []

@@ -43,7 +43,14 @@ class Explainer:
         if not text.strip(_BLANK):
             return "empty record"
         try:
-            return self._judge_row(_DECODER.decode(text))
+            row = _DECODER.decode(text)
+            if not isinstance(row, dict):
+                return f"not a JSON object but {_KINDS[type(row)]}"
+            for field, may_fit in self._checks:
+                value = row.get(field.name)
+                if value is not None and not may_fit(value):
+                    return fault(field.name, str(value) if isinstance(value, Decimal) else value, field.type)
+            return None
         except json.JSONDecodeError as error:
             # One message of Python is "Unterminated string starting at".
             cut = f"; {_LINE_OF_MORE}" if text.strip(_BLANK)[:1] == "[" or text.strip(_BLANK) == "{" else ""
@@ -53,15 +60,6 @@ class Explainer:
         except (RecursionError, ValueError, InvalidOperation):
             # Limits of Python: deep nesting, an integer of thousands of digits, or an exponent of twenty digits.
             return None
-
-    def _judge_row(self, row: Any) -> str | None:
-        if not isinstance(row, dict):
-            return f"not a JSON object but {_KINDS[type(row)]}"
-        for field, may_fit in self._checks:
-            value = row.get(field.name)
-            if value is not None and not may_fit(value):
-                return fault(field.name, str(value) if isinstance(value, Decimal) else value, field.type)
-        return None
 
 
 class _ConstantError(Exception):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import Any, NoReturn
@@ -103,11 +104,10 @@ def texts(record: str, root: WantedValue) -> dict[int, str] | None:
 
 def is_number_in_json(record: bytes, path: Path) -> bool:
     """Whether the value at this path of a record is a number, and no text of one."""
-    try:
-        text = (texts(record.decode(), tree([path])) or {}).get(0, '"')
-    except (ValueError, IndexError, RecursionError):
-        return False
-    return text[0] in "-0123456789"
+    with suppress(UnicodeDecodeError):
+        text = _own_text(record.decode(), tree([path]))
+        return text is not None and text[0] in "-0123456789"
+    return False
 
 
 _WHITE = " \t\r\n"

@@ -130,7 +130,11 @@ def read_as(column: str, values: pa.Array, target: pa.DataType) -> tuple[pa.Arra
     if kinds.is_timestamp(target):
         return _convert_times(column, values, target)
     if kinds.is_date(target):
-        return _convert_dates(column, values, target)
+        # Arrow has days that nobody else can represent: of the year 10000, say.
+        per_day = 1 if kinds.is_date32(file_type) else _MS_OF_A_DAY
+        physical = pl.Series(values.cast(pa.int32() if per_day == 1 else pa.int64())).cast(pl.Int64)
+        days = in_years(physical // per_day * _MS_OF_A_DAY) // _MS_OF_A_DAY
+        return checked(column, physical.cast(pl.String), days.cast(pl.Int32), target)
     if kinds.is_string(target):
         return _convert_texts(column, values)
     if file_type == target:
@@ -158,24 +162,13 @@ def _convert_times(column: str, values: pa.Array, target: pa.DataType) -> tuple[
     return checked(column, physical.cast(pl.String), in_years(times), target)
 
 
-def _convert_dates(column: str, values: pa.Array, target: pa.DataType) -> tuple[pa.Array, list[Fault]]:
-    """Arrow has days that nobody else can represent: of the year 10000, say."""
-    per_day = 1 if kinds.is_date32(values.type) else _MS_OF_A_DAY
-    physical = pl.Series(values.cast(pa.int32() if per_day == 1 else pa.int64())).cast(pl.Int64)
-    days = in_years(physical // per_day * _MS_OF_A_DAY) // _MS_OF_A_DAY
-    return checked(column, physical.cast(pl.String), days.cast(pl.Int32), target)
-
-
 def _convert_texts(column: str, values: pa.Array) -> tuple[pa.Array, list[Fault]]:
     file_type = values.type
-    if _is_bytes(file_type) or _is_text(file_type):  # Arrow reads a text column's bytes unchecked
+    is_text = kinds.is_string(file_type) or kinds.is_large_string(file_type) or kinds.is_string_view(file_type)
+    if is_text or _is_bytes(file_type):  # Arrow reads a text column's bytes unchecked
         return read_utf8(column, values.cast(pa.binary()))
-    if kinds.is_nested(file_type):
-        return _convert_nested(column, values)
-    return _plain_text(values).to_arrow().cast(pa.string()), []
-
-
-def _convert_nested(column: str, values: pa.Array) -> tuple[pa.Array, list[Fault]]:
+    if not kinds.is_nested(file_type):
+        return _plain_text(values).to_arrow().cast(pa.string()), []
     converted, garbled = python_values(values), np.zeros(len(values), dtype=np.bool_)
     try:
         values.validate(full=True)
@@ -213,10 +206,6 @@ def _plain_text(values: pa.Array) -> pl.Series:
     if kinds.is_temporal(file_type):
         return pl.Series([None if value is None else str(value) for value in python_values(values)], dtype=pl.String)
     return pl.Series(values).cast(pl.String)
-
-
-def _is_text(file_type: pa.DataType) -> bool:
-    return bool(kinds.is_string(file_type) or kinds.is_large_string(file_type) or kinds.is_string_view(file_type))
 
 
 def _is_bytes(file_type: pa.DataType) -> bool:

@@ -49,11 +49,8 @@ class ProtobufDecoder(RowDecoder):
         self._readers: dict[bytes, _Reader] = {}  # by the schema's number and the positions, as encoded in records
 
     def values_of(self, record: bytes) -> Mapping[str, Any]:
-        reader, start = (self._plain_value, 0) if self._plain_value is not None else self._reader_of(record)
-        return reader.read(record[start:])
-
-    def _reader_of(self, record: bytes) -> tuple[_Reader, int]:
-        """Returns the record's reader, and the position at which its message begins."""
+        if self._plain_value is not None:
+            return self._plain_value.read(record)
         assert self._schemas is not None, "without a registry there is one reader"
         try:
             number = schema_number(record)
@@ -65,7 +62,7 @@ class ProtobufDecoder(RowDecoder):
             raise RejectedRecord(str(unknown)) from unknown
         except LookupError as missing:
             raise RejectedRecord(f"schema {number}: {missing.args[0]}") from missing
-        return self._readers[begins], start
+        return self._readers[begins].read(record[start:])
 
 
 class _Reader:
@@ -142,12 +139,11 @@ def _plain_value(field: Any, value: Any) -> Any:
     """A field's value as `json_text` takes it."""
     if _is_map(field):
         value_field = field.message_type.fields_by_name["value"]
-        return {_key_text(key): _element_value(value_field, element) for key, element in value.items()}
+        return {
+            (str(key).lower() if isinstance(key, bool) else str(key)): _element_value(value_field, element)
+            for key, element in value.items()
+        }
     return [_element_value(field, element) for element in value] if field.is_repeated else _element_value(field, value)
-
-
-def _key_text(key: Any) -> str:
-    return str(key).lower() if isinstance(key, bool) else str(key)
 
 
 def _element_value(field: Any, value: Any) -> Any:

