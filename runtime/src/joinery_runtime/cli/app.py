@@ -54,7 +54,10 @@ _GET_ENGINE = "Install joinery-runtime[engine]"
 def main(tokens: list[str] | None = None) -> None:
     """The console script."""
     try:
-        _refuse_standard_input(sys.argv[1:] if tokens is None else tokens)
+        words = sys.argv[1:] if tokens is None else tokens
+        if "-" in words or "-f" in words:
+            rule = "a job is named by its path alone, /dev/stdin is standard input: joinery run /dev/stdin < job.yaml"
+            raise JobError("-" if "-" in words else "-f", [Problem("(file)", rule)])
         with writing_ending() as report:
             report(app(tokens))
     except Stopped:
@@ -66,12 +69,6 @@ def main(tokens: list[str] | None = None) -> None:
         text = f"the Python package {error.name} is not installed. {_GET_ENGINE}"
         print(f"joinery: {text}", file=sys.stderr)  # noqa: T201
         sys.exit(EnvironmentProblem.exit_code)
-
-
-def _refuse_standard_input(tokens: list[str]) -> None:
-    if "-" in tokens or "-f" in tokens:
-        rule = "a job is named by its path alone, /dev/stdin is standard input: joinery run /dev/stdin < job.yaml"
-        raise JobError("-" if "-" in tokens else "-f", [Problem("(file)", rule)])
 
 
 @app.command
@@ -141,7 +138,10 @@ def run(
         Modules (.py) and archives (.zip, .whl, .egg) that the job's Python functions are imported from, here and in
         Spark's workers. Repeat the option, or write commas.
     """
-    stalled_after_ms = _parse_duration_option("--stalled-after", stalled_after)
+    try:
+        stalled_after_ms = parse_duration(stalled_after)
+    except ValueError as error:
+        raise JoineryError(f"--stalled-after {stalled_after}", facts=str(error)) from error
     if local and master is not None:
         raise EnvironmentProblem(
             "joinery run was given --local and --master",
@@ -161,13 +161,6 @@ def run(
             return run_command(
                 job, master, status_port, status_host, stalled_after_ms, once=once, local=local, py_files=copies
             )
-
-
-def _parse_duration_option(option: str, text: str) -> int:
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise JoineryError(f"{option} {text}", facts=str(error)) from error
 
 
 @app.command

@@ -305,9 +305,12 @@ class TableProgress(RunProgress):
         for partition, count in report.lost.items():
             records = counted(count, "record", "were")
             self._say(f"[bold red]{escape(partition)}: {records} lost unread[/]")
-        self._live.update(
-            Group(self._inputs_table(progress, now), *_sides_table(self._job, report), *_hottest_keys(report))
-        )
+        # The rows out per record in, and the keys with the most rows in the state.
+        notes = [] if report.amplification is None else [f"{report.amplification:,.2f} rows out per record in"]
+        keys = [f"{key.key} {counted(key.rows, 'row')} (step {key.step + 1})" for key in report.hottest[:HOTTEST]]
+        notes += [f"hottest keys: {', '.join(keys)}"] if keys else []
+        footer = [Text("; ".join(notes))] if notes else []
+        self._live.update(Group(self._inputs_table(progress, now), *_sides_table(self._job, report), *footer))
 
     def _inputs_table(self, progress: CommittedEpoch, now: float) -> Table:
         report, rates = progress.report, self._rates.per_second(now)
@@ -359,15 +362,6 @@ def _side_name(job: Job, part: str) -> str:
             if part_name(number, side) == part:
                 return f"{part}: {', '.join(inputs[side])}"
     return part  # a part of an earlier definition of the job, which is being settled
-
-
-def _hottest_keys(report: EpochReport) -> Iterator[RenderableType]:
-    """The rows out per record in, and the keys with the most rows in the state."""
-    out = [] if report.amplification is None else [f"{report.amplification:,.2f} rows out per record in"]
-    keys = [f"{key.key} {counted(key.rows, 'row')} (step {key.step + 1})" for key in report.hottest[:HOTTEST]]
-    hottest = [f"hottest keys: {', '.join(keys)}"] if keys else []
-    if out or hottest:
-        yield Text("; ".join([*out, *hottest]))
 
 
 _LOCATIONS: Mapping[RunsOn, str] = {"driver": "the driver", "spark": "Spark"}

@@ -37,7 +37,16 @@ def why_command(job: Job, key: Sequence[str], record: str | None, until: int | N
     """Raises JoineryError that says what is wrong with the question, or why there is no answer."""
     if bool(key) == (record is not None):
         raise JoineryError("It is not clear what is asked for", todo="Give either --key COLUMN=VALUE or --record")
-    at = None if record is None else _parse_position(record)
+    at: tuple[str, int, int] | None = None
+    if record is not None:
+        place = _PLACE.fullmatch(record)
+        if place is None:
+            raise JoineryError(
+                f"--record {record} names no record",
+                facts="a record is TOPIC:PARTITION=OFFSET, of a file PATH:0=BYTE, of a trace INPUT:PARTITION=NUMBER",
+                todo="Take it from a dead letter, from `joinery state show`, or from the topic",
+            )
+        at = place["topic"], int(place["partition"]), int(place["offset"])
     job = with_functions(job)
     if steps is not None:
         store, trace_steps = MemoryStore(), [step for _, step in read_steps(steps)]
@@ -70,17 +79,6 @@ def _open_for_reading(job: Job) -> Iterator[tuple[Job, OpenStore, JobInputs]]:
         if not (record := record_of(job, opened.store)).epoch:
             raise without_epochs(record)
         yield with_stored_names(job, record.definition), opened, inputs
-
-
-def _parse_position(text: str) -> tuple[str, int, int]:
-    match = _PLACE.fullmatch(text)
-    if match is None:
-        raise JoineryError(
-            f"--record {text} names no record",
-            facts="a record is TOPIC:PARTITION=OFFSET, of a file PATH:0=BYTE, of a trace INPUT:PARTITION=NUMBER",
-            todo="Take it from a dead letter, from `joinery state show`, or from the topic",
-        )
-    return match["topic"], int(match["partition"]), int(match["offset"])
 
 
 def trace_command(

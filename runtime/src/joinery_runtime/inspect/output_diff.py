@@ -24,6 +24,7 @@ _MEMORY = "512MB"
 _PAIRED = 1000  # rows of each side that are searched for pairs that differ only in some columns
 _PIECE = 10_000  # rows
 _EPOCH = 1 << 32  # numbers count rows within an epoch
+_ORIGIN = ("side", "part", "offset", "partner_part", "partner_offset")
 
 _TABLES = """
 CREATE TABLE expected (text BLOB, key BLOB, epoch BIGINT, number BIGINT, required BOOLEAN, retracted BOOLEAN,
@@ -104,33 +105,27 @@ class OutputDiff:
             return
         by_rank = self.content.upsert_key and not self.in_order and not any_of_key
         ranks = _order_ranks(tables) if by_rank else None
-        first = 0
+        content, first = self.content, 0
         for table in tables:
             numbers = np.arange(table.num_rows) if self.in_order else np.zeros(table.num_rows, dtype=np.int64)
             if ranks is not None:
                 numbers = ranks[first : first + table.num_rows]
                 first += table.num_rows
-            self._expect_table(epoch, table, epoch * _EPOCH + numbers)
-
-    def _expect_table(self, epoch: int, table: pa.Table, numbers: np.ndarray) -> None:
-        origins = [
-            table[name] if name in table.schema.names else pa.nulls(table.num_rows, pa.int64())
-            for name in ORIGIN_COLUMNS
-        ]
-        rows = table.drop_columns([name for name in ORDER_COLUMNS if name in table.schema.names])
-        content, count = self.content, table.num_rows
-        keys = rows_to_json(rows.select(content.upsert_key)) if content.upsert_key else [None] * count
-        is_retracted = pa.repeat(pa.scalar(False), count) if content.retracted is None else rows[content.retracted]
-        if content.retracted is not None:
-            rows = rows.drop_columns([content.retracted])
-        self._insert_rows(
-            "expected",
-            [
-                pa.array(content.texts(rows), pa.binary()), pa.array(keys, pa.binary()),
-                pa.repeat(pa.scalar(epoch), count), pa.array(numbers, pa.int64()),
-                pa.repeat(pa.scalar(epoch <= content.complete_to), count), is_retracted, *origins,
-            ],
-        )  # fmt: skip
+            count, names = table.num_rows, table.schema.names
+            origins = [table[name] if name in names else pa.nulls(count, pa.int64()) for name in ORIGIN_COLUMNS]
+            rows = table.drop_columns([name for name in ORDER_COLUMNS if name in names])
+            keys = rows_to_json(rows.select(content.upsert_key)) if content.upsert_key else [None] * count
+            is_retracted = pa.repeat(pa.scalar(False), count) if content.retracted is None else rows[content.retracted]
+            if content.retracted is not None:
+                rows = rows.drop_columns([content.retracted])
+            self._insert_rows(
+                "expected",
+                [
+                    pa.array(content.texts(rows), pa.binary()), pa.array(keys, pa.binary()),
+                    pa.repeat(pa.scalar(epoch), count), pa.array(epoch * _EPOCH + numbers, pa.int64()),
+                    pa.repeat(pa.scalar(epoch <= content.complete_to), count), is_retracted, *origins,
+                ],
+            )  # fmt: skip
 
     def _insert_rows(self, name: str, columns: Sequence[Any]) -> None:
         self._db.register("piece", pa.table(list(columns), [f"c{number}" for number in range(len(columns))]))
@@ -278,7 +273,9 @@ class OutputDiff:
                 different += other is not None
                 kind: DifferenceKind = "missing" if other is None else "different"
                 actual, found_at = (None, "") if other is None else (other[0], other[1]["location"])
-                into.show(Difference(row["epoch"], self.name, kind, expected, actual, self._origin_text(row), found_at))
+                of_row = RowOrigin(*(row[name] for name in _ORIGIN)) if row["side"] is not None else None
+                origin = "" if of_row is None else of_row.text(self.sides)
+                into.show(Difference(row["epoch"], self.name, kind, expected, actual, origin, found_at))
         for row in self._first_rows(f"extra WHERE twin {requested_epochs}"):
             into.show(Difference(row["twin"], self.name, "extra", None, _row_columns(row["text"]), "", row["location"]))
         for shown, row in unexpected_rows:
@@ -294,12 +291,6 @@ class OutputDiff:
         cursor = self._db.execute(query)
         names = [column[0] for column in cursor.description]
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
-
-    def _origin_text(self, row: dict[str, Any]) -> str:
-        if row["side"] is None:
-            return ""
-        names = ("side", "part", "offset", "partner_part", "partner_offset")
-        return RowOrigin(*(row[name] for name in names)).text(self.sides)
 
     def close(self) -> None:
         self._db.close()

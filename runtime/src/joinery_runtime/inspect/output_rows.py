@@ -53,7 +53,13 @@ def output_rows(
     output `may_be_empty`."""
     output = target.output
     if output.postgres is not None:
-        return _whole_table(TargetTable(output.postgres.table), output.postgres.dsn or dsn).lazy()
+        table = TargetTable(output.postgres.table)
+        with closing(_connect_to_table(table, output.postgres.dsn or dsn)) as connection:
+            try:
+                query = sql.SQL("SELECT * FROM {}").format(table.located(connection).identifier).as_string(connection)
+                return _with_any_times(connection, lambda: pl.read_database(query, connection)).lazy()
+            except psycopg.Error as error:
+                raise _unreadable_table(table, error) from error
     if output.iceberg is not None or output.delta is not None:
         return _scan_lake(stack.enter_context(closing(lake_table(output))))
     if output.kafka is not None:
@@ -104,15 +110,6 @@ def _query_table(query: exp.Query, output: str, table: TargetTable) -> exp.Expre
         return target
 
     return query.transform(replace_name)
-
-
-def _whole_table(table: TargetTable, dsn: str) -> pl.DataFrame:
-    with closing(_connect_to_table(table, dsn)) as connection:
-        try:
-            query = sql.SQL("SELECT * FROM {}").format(table.located(connection).identifier).as_string(connection)
-            return _with_any_times(connection, lambda: pl.read_database(query, connection))
-        except psycopg.Error as error:
-            raise _unreadable_table(table, error) from error
 
 
 def _with_any_times(connection: psycopg.Connection[Any], ask: Callable[[], pl.DataFrame]) -> pl.DataFrame:
@@ -261,7 +258,12 @@ def _scan_files(
         ),
     ]
     try:
-        frame = pl.concat(frames, how="diagonal_relaxed") if frames else pl.LazyFrame(schema=_file_types(target))
+        if frames:
+            frame = pl.concat(frames, how="diagonal_relaxed")
+        elif target.output.format == "parquet":
+            frame = pl.LazyFrame(schema=pl.DataFrame(target.schema.empty_table()).schema)
+        else:
+            frame = pl.LazyFrame(schema=types)
         frame.collect_schema()
     except pl.exceptions.PolarsError as error:
         raise JoineryError(
@@ -270,13 +272,6 @@ def _scan_files(
             todo="Move the files of one definition of the job to a folder of their own and read each folder",
         ) from error
     return frame
-
-
-def _file_types(target: OutputTarget) -> Types:
-    """The types that rows in files of the output's format are read with."""
-    if target.output.format == "parquet":
-        return dict(pl.DataFrame(target.schema.empty_table()).schema)
-    return _json_types(target)
 
 
 def _group_by_shape(paths: Sequence[Path], shape_of: Callable[[Path], Any]) -> dict[Any, list[Path]]:

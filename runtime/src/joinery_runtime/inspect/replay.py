@@ -284,13 +284,16 @@ def _last_course(today: str, plans: Sequence[EpochPlan], jobs: Mapping[str, Job]
     ends: dict[PartitionRef, int] = {}
     floors: dict[str, int] = {}
     for at, plan in enumerate(plans):
+        # The job, or its life after `start_anew`, began with this epoch if no row with an event time had been read
+        # before it, and nothing had been closed.
+        unread = all(highest is None for highest in plan.highest.values()) and (bool(plan.highest) or plan.epoch == 1)
         if plan.fingerprint and plan.fingerprint != today:
             break_reason = f"epoch {plan.epoch} was made by the job before an edit, which the log does not keep"
             course = _EpochSequence(at + 1, False, break_reason)
         elif jobs is not None and plan.definition not in jobs:
             break_reason = f"epoch {plan.epoch} was made by the job before an edit that the log does not keep"
             course = _EpochSequence(at + 1, False, break_reason)
-        elif _state_is_empty(plan):
+        elif unread and all(horizon.previous is None for horizon in plan.horizons.values()):
             course = _EpochSequence(at, True, "")
         elif at > course.begin and (back := _find_discontinuity(plan, ends, floors)):
             course = _EpochSequence(at, False, f"in epoch {plan.epoch} {back}")
@@ -299,13 +302,6 @@ def _last_course(today: str, plans: Sequence[EpochPlan], jobs: Mapping[str, Job]
         ends |= {planned.partition: planned.end_exclusive for planned in plan.ranges}
         floors |= times.floors_after(plan.horizons)
     return course
-
-
-def _state_is_empty(plan: EpochPlan) -> bool:
-    """Whether the job, or its life after `start_anew`, began with this epoch: no row with an event time had been read
-    before it, and nothing had been closed."""
-    unread = all(highest is None for highest in plan.highest.values()) and (bool(plan.highest) or plan.epoch == 1)
-    return unread and all(horizon.previous is None for horizon in plan.horizons.values())
 
 
 def fingerprint_of(job: Job, pipeline: Pipeline) -> str:

@@ -39,7 +39,12 @@ class Difference:
         )
         rows = [("expected", self.expected), (f"found{f' at {self.found_at}' if self.found_at else ''}", self.actual)]
         shown = ", ".join(f"{name} {json.dumps(row)}" for name, row in rows if row is not None)
-        if not (columns := self._json_as_text):
+        columns = []
+        if self.expected is not None and self.actual is not None:
+            for name, value in self.expected.items():
+                if isinstance(value, dict | list) and _is_text_of(self.actual.get(name), value):
+                    columns.append(name)
+        if not columns:
             return f"{heading}: {self.kind}; {shown}"
         return (
             f"{heading}: {self.kind}; {shown}; {', '.join(columns)} found as text has the expected JSON: earlier "
@@ -51,14 +56,6 @@ class Difference:
             "epoch": self.epoch, "output": self.output, "what": self.kind, "expected": self.expected,
             "found": self.actual, "place": self.origin, "found_at": self.found_at,
         }  # fmt: skip
-
-    @property
-    def _json_as_text(self) -> list[str]:
-        """The columns whose found value is the text of the expected object or array."""
-        if self.expected is None or self.actual is None:
-            return []
-        pairs = [(name, value, self.actual.get(name)) for name, value in self.expected.items()]
-        return [name for name, value, actual in pairs if isinstance(value, dict | list) and _is_text_of(actual, value)]
 
 
 @dataclass(slots=True)

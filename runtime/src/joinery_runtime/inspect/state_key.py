@@ -56,7 +56,14 @@ def keys_of(
     if len(pipeline.last.sides) == 1:
         return _of_joins_and_groups(job, pipeline, texts, number)
     keys = step_keys(job, pipeline, texts, number)
-    return [_co_partitioned(job, key, co_partitions) for key in keys] if co_partitions else keys
+    if not co_partitions:
+        return keys
+    addressed_keys = []
+    for key in keys:
+        partition = key_partitions(key.values[0][0], job.joins[key.step].partitioner, co_partitions)
+        address = partition_addresses(partition, np.array([key.hash], dtype=np.uint64), co_partitions)
+        addressed_keys.append(replace(key, hash=int(address[0])))
+    return addressed_keys
 
 
 def _of_steps_behind_joins(
@@ -95,23 +102,26 @@ def _of_joins_and_groups(
         raise JoineryError(error.summary, facts=f"{error.facts}{groups_text}", todo=error.todo) from None
 
 
-def _co_partitioned(job: StreamJoin, key: StepKey, co_partitions: int) -> StepKey:
-    partition = key_partitions(key.values[0][0], job.joins[key.step].partitioner, co_partitions)
-    address = partition_addresses(partition, np.array([key.hash], dtype=np.uint64), co_partitions)
-    return replace(key, hash=int(address[0]))
-
-
 def step_keys(job: StreamJoin, pipeline: Pipeline, texts: Sequence[str], number: int | None) -> list[StepKey]:
     """The steps whose whole key these COLUMN=VALUE texts name; `number` (1 is the first) asks for one of them. Raises
     JoineryError, which says what is wrong with the texts."""
     steps = [index for index, step in enumerate(job.joins) if step.keys and number in {None, index + 1}]
+    if not steps and number is not None and not 1 <= number <= len(job.joins):
+        raise JoineryError(f"Job {job.name} has no step {number}", facts=f"it has {len(job.joins)}")
     if not steps:
-        raise _no_key(job, number)
+        subject = "it joins" if number is None else f"step {number} joins"
+        raise JoineryError(
+            f"Job {job.name} has no such key", facts=f"{subject} on time only", todo="See `joinery state stats` instead"
+        )
     texts_by_column = _texts_by_column(job, texts)
-    texts_by_step = {index: _in_key_order(job.keys_of(job.joins[index]), texts_by_column) for index in steps}
-    complete_keys = [
-        _step_key(job, pipeline, index, values) for index, values in texts_by_step.items() if values is not None
-    ]
+    complete_keys = []
+    for index in steps:
+        pairs = job.keys_of(job.joins[index])
+        places = [_pair_index(pairs, name) for name in texts_by_column]
+        # The texts may name other columns, or not all columns of the key.
+        if sorted(place for place in places if place is not None) == list(range(len(pairs))) and None not in places:
+            values = [value for _, value in sorted(zip(places, texts_by_column.values(), strict=True))]
+            complete_keys.append(_step_key(job, pipeline, index, values))
     if not complete_keys:
         raise JoineryError(
             f"--key {' '.join(texts)} cannot be used",
@@ -146,14 +156,6 @@ def _split(pairs: Sequence[KeyPair], text: str) -> tuple[str, str, str]:
     return text.partition("=")
 
 
-def _in_key_order(pairs: Sequence[KeyPair], texts_by_column: Mapping[str, str]) -> list[str] | None:
-    """The values in the key's order; None if the texts name other columns, or not all columns of the key."""
-    indexes = [_pair_index(pairs, name) for name in texts_by_column]
-    if None in indexes or sorted(index for index in indexes if index is not None) != list(range(len(pairs))):
-        return None
-    return [value for _, value in sorted(zip(indexes, texts_by_column.values(), strict=True))]
-
-
 def _pair_index(pairs: Sequence[KeyPair], name: str) -> int | None:
     """The index of the pair that a name means: `input.column` or a computed key as the job writes it, or `column`,
     looked up on the left side first."""
@@ -171,21 +173,19 @@ def _pair_index(pairs: Sequence[KeyPair], name: str) -> int | None:
 def _step_key(job: StreamJoin, pipeline: Pipeline, index: int, texts: Sequence[str]) -> StepKey:
     pairs, sides = job.keys_of(job.joins[index]), pipeline.steps[index].sides
     fields = zip(*([side.intake.schema.field(name) for name in side.intake.keys] for side in sides), strict=True)
-    values = tuple(_key_value(pair, of_sides, text) for pair, of_sides, text in zip(pairs, fields, texts, strict=True))
+    columns = []
+    for pair, (left, right), text in zip(pairs, fields, texts, strict=True):
+        # In the wider of the pair's types (V2): a record of one side may have a key outside the range of the other
+        # side's type. That of a computed key is what the expression gives.
+        field, ref = (right, pair.right) if right.type == pa.int64() else (left, pair.left)
+        columns.append(_read_value(field.with_name(ref.column), text, ref.input))
+    values = tuple(columns)
     table = pa.table(dict(zip((_short_name(pair, index) for pair in pairs), values, strict=True)))
     return StepKey(index, int(key_hash(values)[0]), (values, values), json.loads(rows_to_json(table)[0]))
 
 
 def _short_name(pair: KeyPair, step: int) -> str:
     return pair.left.column if step == 0 else str(pair.left)
-
-
-def _key_value(pair: KeyPair, fields: tuple[pa.Field, ...], text: str) -> pa.Array:
-    """The value in the wider of the pair's types (V2): a record of one side may have a key outside the range of the
-    other side's type. That of a computed key is what the expression gives."""
-    left, right = fields
-    field, ref = (right, pair.right) if right.type == pa.int64() else (left, pair.left)
-    return _read_value(field.with_name(ref.column), text, ref.input)
 
 
 def _read_value(field: pa.Field, text: str, name: str) -> pa.Array:
@@ -203,15 +203,6 @@ def _read_value(field: pa.Field, text: str, name: str) -> pa.Array:
             todo="Write the values as they are in the records",
         )
     return rows.column(0).combine_chunks()
-
-
-def _no_key(job: StreamJoin, number: int | None) -> JoineryError:
-    if number is not None and not 1 <= number <= len(job.joins):
-        return JoineryError(f"Job {job.name} has no step {number}", facts=f"it has {len(job.joins)}")
-    subject = "it joins" if number is None else f"step {number} joins"
-    return JoineryError(
-        f"Job {job.name} has no such key", facts=f"{subject} on time only", todo="See `joinery state stats` instead"
-    )
 
 
 def _keys_text(job: StreamJoin, steps: Sequence[int]) -> str:
@@ -249,9 +240,16 @@ def group_key(job: Job, step: StepSpec, texts: Sequence[str], number: int | None
             facts=f"the sessions of job {job.name} are grouped by {', '.join(groups)}",
             todo="Give --key COLUMN=VALUE once for each of these columns, or COLUMN alone where it has no value (NULL)",
         )
-    values = tuple(
-        _group_value(intake.schema.field(name), texts_by_column[name], step.sides[0].time) for name in groups
-    )
+    columns = []
+    for name in groups:
+        field, text = intake.schema.field(name), texts_by_column[name]
+        if text is None:
+            columns.append(pa.nulls(1, field.type))
+        elif text == "NaN" and pa.types.is_floating(field.type):
+            columns.append(pa.array([float("nan")], field.type))
+        else:
+            columns.append(_read_value(field, text, step.sides[0].time))
+    values = tuple(columns)
     shown = json.loads(rows_to_json(pa.table(dict(zip(groups, values, strict=True))))[0])
     return StepKey(step.number, int(key_hash(values)[0]), (values,), shown)
 
@@ -266,11 +264,3 @@ def _group_names(intake: Intake, texts: Sequence[str]) -> dict[str, str | None] 
     read = [(names.get(name), value if equals else None) for name, equals, value in (t.partition("=") for t in texts)]
     named = {name: value for name, value in read if name is not None}
     return named if len(read) == len(named) == len(groups) else None
-
-
-def _group_value(field: pa.Field, text: str | None, name: str) -> pa.Array:
-    if text is None:
-        return pa.nulls(1, field.type)
-    if text == "NaN" and pa.types.is_floating(field.type):
-        return pa.array([float("nan")], field.type)
-    return _read_value(field, text, name)

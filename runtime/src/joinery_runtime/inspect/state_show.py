@@ -27,7 +27,7 @@ from joinery_runtime.inspect.stored_state import NextEpoch, record_of
 from joinery_runtime.job import Job, time_value
 from joinery_runtime.job.model.wording import agreeing
 from joinery_runtime.state.live_segments import flagged_rows, read_runs
-from joinery_runtime.state.store import JobRecord, StateReader
+from joinery_runtime.state.store import StateReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,12 @@ def show(
         store, record, lambda meta: any(may_have(step, key, meta) for step, key in keyed_steps), lambda _, run: run
     )
     after = NextEpoch.of(pipeline, record)
-    shown = [_view_step(after, record, runs, step, key) for step, key in keyed_steps]
+    shown = []
+    for keyed_step, key in keyed_steps:
+        segments = [(meta, runs[meta.key]) for meta in record.segments if may_have(keyed_step, key, meta)]
+        rows = entries_of_key(keyed_step, key, segments, after.epoch_times)
+        counted = description_of(keyed_step).count_text([row for row in rows if not row.left])
+        shown.append(StepView(keyed_step.number + 1, key.shown, key.hash, len(segments), counted, rows))
     return KeyView(job.name, record.committed, after.watermarks, shown)
 
 
@@ -108,13 +113,6 @@ def may_have(step: StepSpec, key: StepKey, meta: SegmentMeta) -> bool:
     """Whether a segment may hold rows of the key, or flags of such rows."""
     parts = {part for side in step.sides for part in (side.part, side.flags_part)}
     return meta.part in parts and meta.hash_min <= key.hash <= meta.hash_max
-
-
-def _view_step(after: NextEpoch, record: JobRecord, runs: Mapping[str, Run], step: StepSpec, key: StepKey) -> StepView:
-    segments = [(meta, runs[meta.key]) for meta in record.segments if may_have(step, key, meta)]
-    rows = entries_of_key(step, key, segments, after.epoch_times)
-    counted = description_of(step).count_text([row for row in rows if not row.left])
-    return StepView(step.number + 1, key.shown, key.hash, len(segments), counted, rows)
 
 
 def entries_of_key(

@@ -8,7 +8,7 @@ another `TraceEnvironment`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -98,14 +98,13 @@ class _Trace:
         line |= {"after_eviction": dict(after_eviction)} if after_eviction else {}
         letters = [row for table in self._environment.dead_letters.take() for row in table.to_pylist()]
         letters.sort(key=lambda row: (row["input"], row["topic"], row["partition"], row["offset"]))
-        shown = [self._dead_letter_document(row) for row in letters]
+        sources = {source.name: source for source in (*self._job.inputs, *self._job.read_inputs)}
+        shown = []
+        for letter in letters:
+            has_topics = len(topics_of(sources[letter["input"]])) > 1
+            shown.append({name: letter[name] for name in _OF_DEAD_LETTERS if name != "topic" or has_topics})
         line |= {"dead_letters": shown} if shown else {}
         return line | ({"warnings": warnings} if warnings else {})
-
-    def _dead_letter_document(self, letter: Mapping[str, Any]) -> dict[str, Any]:
-        sources = {source.name: source for source in (*self._job.inputs, *self._job.read_inputs)}
-        has_topics = len(topics_of(sources[letter["input"]])) > 1
-        return {name: letter[name] for name in _OF_DEAD_LETTERS if name != "topic" or has_topics}
 
     def _output_document(self) -> dict[str, Any]:
         """The rows of the last step as JSON, by output if the job has several."""
@@ -125,7 +124,13 @@ class _Trace:
 
     def _apply_step(self, step: Step) -> list[EpochReport]:
         if "resetWatermark" in step:
-            self._reset_watermarks(step["resetWatermark"])
+            # As `joinery state reset --watermark` does to a stopped job.
+            record = self._store.record(self._job.name)
+            assert record is not None, "the trace's driver has acquired the job"
+            lowered = lower_watermarks(self._job, self._pipeline, record, self._store, step["resetWatermark"])
+            self._store.reset_offsets(
+                self._job.name, lowered.offsets(record), replaced=lowered.replaced, by=lowered.written
+            )
         if "restart" in step or "resetWatermark" in step:
             self._restart()
             return []
@@ -163,15 +168,6 @@ class _Trace:
     def _log_of(self, name: str) -> StepLog:
         """The log of an input, or of the union of which it is a branch."""
         return self._logs[union_of(name, self._job.inputs)]
-
-    def _reset_watermarks(self, watermarks: Mapping[str, int]) -> None:
-        """Does what `joinery state reset --watermark` does to a stopped job."""
-        record = self._store.record(self._job.name)
-        assert record is not None, "the trace's driver has acquired the job"
-        lowered = lower_watermarks(self._job, self._pipeline, record, self._store, watermarks)
-        self._store.reset_offsets(
-            self._job.name, lowered.offsets(record), replaced=lowered.replaced, by=lowered.written
-        )
 
     def _restart(self) -> None:
         job_identity = identity(self._job, self._pipeline, lambda _: None)

@@ -296,22 +296,20 @@ class StepLog(UnsharedSource):
         return Range(bounds.partition, bounds.start, min(bounds.end_exclusive, bounds.start + max_records))
 
     def read(self, *planned: Range) -> Iterator[RawBatch]:
-        return map(self._read_range, planned)
-
-    def _read_range(self, planned: Range) -> RawBatch:
-        topic = self.partitions.get(planned.partition, [])
-        records = (self._files or [] if of_files(planned.partition) else topic)[planned.start : planned.end_exclusive]
-        offsets = np.arange(planned.start, planned.end_exclusive, dtype=np.int64)
-        values = pa.array([record.value for record in records], pa.binary())
-        timestamps = np.array([record.timestamp for record in records], dtype=np.int64)
-        keys = pa.array([record.key for record in records], pa.string()).cast(pa.binary()) if self._keyed else None
-        headers = {
-            name: pa.array([record.headers.get(name) for record in records], pa.string()).cast(pa.binary())
-            for name in self._headers
-        }
-        origin = branch_ref(planned.partition) if len(self._parts) > 1 else None
-        stamps = timestamps.__getitem__
-        return RawBatch(planned.partition, offsets, values, keys, stamps, headers=headers, origin=origin)
+        for part in planned:
+            log = self._files or [] if of_files(part.partition) else self.partitions.get(part.partition, [])
+            records = log[part.start : part.end_exclusive]
+            offsets = np.arange(part.start, part.end_exclusive, dtype=np.int64)
+            values = pa.array([record.value for record in records], pa.binary())
+            timestamps = np.array([record.timestamp for record in records], dtype=np.int64)
+            keys = pa.array([record.key for record in records], pa.string()).cast(pa.binary()) if self._keyed else None
+            headers = {
+                name: pa.array([record.headers.get(name) for record in records], pa.string()).cast(pa.binary())
+                for name in self._headers
+            }
+            origin = branch_ref(part.partition) if len(self._parts) > 1 else None
+            stamps = timestamps.__getitem__
+            yield RawBatch(part.partition, offsets, values, keys, stamps, headers=headers, origin=origin)
 
     def close(self) -> None:
         """Does nothing: nothing is open."""

@@ -117,6 +117,11 @@ class Explained:
     def document(self) -> dict[str, Any]:
         position, record = self.record.position, self.record
         nearest = self.outcome.nearest if self.outcome is not None and self.unmatched else None
+        made: list[dict[str, Any]] = []
+        for epoch, row in _list_rows(self.produced):
+            rule = self._padding_rule(epoch, row)
+            label = "unmatched" if rule == ALONE else "padded"
+            made.append({"epoch": epoch, "row": row, **({} if rule is None else {label: rule_of(rule)})})
         return {
             "input": position.partition.input,
             "topic": position.partition.topic,
@@ -129,7 +134,7 @@ class Explained:
             "dropped": self.reason,
             "rule": self.rule,
             "detail": self.detail,
-            "made": [self._produced_document(epoch, row) for epoch, row in _list_rows(self.produced)],
+            "made": made,
             "part_of": [{"epoch": epoch, "row": row} for epoch, row in _list_rows(self.part_of)],
             "prevented": [{"epoch": epoch, "row": row} for epoch, row in _list_rows(self.prevented)],
             "state": None if self.outcome is None else self.outcome.retention.document(),
@@ -137,11 +142,6 @@ class Explained:
             "nearest": None if nearest is None else nearest.document(),
             "having": rule_of("g7") if self.fails_having else None,
         }
-
-    def _produced_document(self, epoch: int, row: Any) -> dict[str, Any]:
-        rule = self._padding_rule(epoch, row)
-        label = "unmatched" if rule == ALONE else "padded"
-        return {"epoch": epoch, "row": row, **({} if rule is None else {label: rule_of(rule)})}
 
     def lines(self) -> Iterator[str]:
         record = self.record
@@ -236,7 +236,12 @@ def explain_records(
         gathered = Gathering(job, pipeline, inputs, keys_by_input(pipeline, steps, names), at, record_only=record_only)
         for entry, plan in zip(course.entries, plans, strict=True):
             check_records(entry, gathered.take(plan))
-        matching_records = [candidate for candidate in gathered.records if at is None or _position_of(candidate) == at]
+        matching_records = [
+            candidate
+            for candidate in gathered.records
+            for position in [candidate.position]
+            if at in {None, (position.partition.topic, position.partition.partition, position.offset)}
+        ]
         if not matching_records:
             raise JoineryError(
                 f"Epochs {plans[0].epoch} to {plans[-1].epoch} of job {job.name} read no record with {' '.join(texts)}",
@@ -320,11 +325,6 @@ def topic_in_plans(topic: str, plans: Sequence[EpochPlan]) -> str:
     return ends[0] if topic not in topics and len(ends) == 1 else topic
 
 
-def _position_of(record: FoundRecord) -> tuple[str, int, int]:
-    position = record.position
-    return position.partition.topic, position.partition.partition, position.offset
-
-
 def _record_at(gathering: Gathering, plans: Sequence[EpochPlan], at: tuple[str, int, int]) -> FoundRecord:
     """The record at a place. Raises JoineryError if no epoch has read it."""
     topic, partition, offset = at
@@ -400,10 +400,16 @@ class _Comparison:
         without, kept_rows = self._run_without(position)
         reason, detail = self._drop_reason(position, record.epoch, without)
         self._reasons[position] = reason
-        self.waiting_times[position] = _times_by_part(self._kept_joined_rows - kept_rows)
+        waiting_times: dict[str, list[int]] = {}
+        for part, ts, *_ in (self._kept_joined_rows - kept_rows).elements():
+            waiting_times.setdefault(part, []).append(ts)
+        self.waiting_times[position] = waiting_times
         rows_with, rows_without = _rows_by_epoch(self._with), _rows_by_epoch(without)
         produced, prevented = _additional_rows(rows_with, rows_without), _additional_rows(rows_without, rows_with)
         part_of = {} if reason is not None else _additional_rows(self._rows_with(record), produced)
+        description, padded = description_of(self._pipeline.last), dict[int, Mapping[str, str]]()
+        if isinstance(description, JoinDescription) and (rules := description.unmatched_by) is not None:
+            padded = {epoch: self._with[epoch].unmatched_rows(rules) for epoch in produced}
         return Explained(
             record,
             watermarks,
@@ -411,7 +417,7 @@ class _Comparison:
             detail,
             produced,
             prevented,
-            self._padded_rows(produced),
+            padded,
             part_of,
             has_having=len(self._pipeline.last.sides) == 1 and self._pipeline.last.filter is not None,
         )
@@ -446,13 +452,6 @@ class _Comparison:
         numbered = partition.partition if read_in is None else read_in.plan.numbered(partition)
         return {number: epoch.rows_with(spec.side, numbered, record.position.offset) for number, epoch in later.items()}
 
-    def _padded_rows(self, produced: Rows) -> Padded:
-        description = description_of(self._pipeline.last)
-        if not isinstance(description, JoinDescription):
-            return {}
-        rules = description.unmatched_by
-        return {epoch: self._with[epoch].unmatched_rows(rules) for epoch in produced} if rules is not None else {}
-
     def _run_without(self, position: RecordPosition) -> tuple[dict[int, ReplayedEpoch], _JoinedRows]:
         return self._run_epochs(replace(self._chosen, without=self._chosen.without | {position}))
 
@@ -468,7 +467,18 @@ class _Comparison:
                     replayed[epoch] = replay.run(plan)
                     if note is not None:
                         note(plan, replay)
-            return replayed, _joined_rows(self._pipeline, replay)
+            chained = {
+                side.part: (step, at)
+                for step in self._pipeline.steps
+                for at, side in enumerate(step.sides)
+                if side.intake.chained and len(step.sides) > 1
+            }
+            joined: _JoinedRows = Counter()
+            for meta, run in replay.live_runs(lambda meta: meta.part in chained):
+                rows = rows_above_floor(*chained[meta.part], run.batch, replay.floors.get(meta.part))
+                columns = (rows.column(name).to_pylist() for name in (TS, HASH, PARTITION, OFFSET))
+                joined.update((meta.part, *row) for row in zip(*columns, strict=True))
+            return replayed, joined
 
     def _note_epoch(self, plan: EpochPlan, replay: Replay) -> None:
         self.joined_rows.note(replay.live_runs)
@@ -499,29 +509,6 @@ class _Comparison:
         if reasons:
             return reasons[0], "".join(detail[:1])
         return ("dead letter", detail[0]) if detail else (None, "")
-
-
-def _joined_rows(pipeline: Pipeline, replay: Replay) -> _JoinedRows:
-    """The rows of earlier steps that later steps keep."""
-    chained = {
-        side.part: (step, at)
-        for step in pipeline.steps
-        for at, side in enumerate(step.sides)
-        if side.intake.chained and len(step.sides) > 1
-    }
-    joined: _JoinedRows = Counter()
-    for meta, run in replay.live_runs(lambda meta: meta.part in chained):
-        rows = rows_above_floor(*chained[meta.part], run.batch, replay.floors.get(meta.part))
-        columns = (rows.column(name).to_pylist() for name in (TS, HASH, PARTITION, OFFSET))
-        joined.update((meta.part, *row) for row in zip(*columns, strict=True))
-    return joined
-
-
-def _times_by_part(rows: _JoinedRows) -> Mapping[str, Sequence[int]]:
-    times: dict[str, list[int]] = {}
-    for part, ts, *_ in rows.elements():
-        times.setdefault(part, []).append(ts)
-    return times
 
 
 def _count_failed(epochs: Mapping[int, ReplayedEpoch], name: str) -> int:

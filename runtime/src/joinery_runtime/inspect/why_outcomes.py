@@ -203,7 +203,14 @@ class RecordOutcomes:
 
     def _row_retention(self, step: StepSpec, side: int, epoch: int, own: Selection) -> RetentionReport:
         """How long the one row `own` stays, which arrived in this epoch (0: before the first one)."""
-        description, near = description_of(step), self._of_key(step, own)
+        # For each input that the step reads itself: its side, its rows, and which of them have the row's key and were
+        # taken. Empty for a join on time only, where all rows have the same key: such a step looks at each row alone.
+        description, near = description_of(step), list[tuple[int, MatchableRows, np.ndarray]]()
+        for other, spec in enumerate(step.sides):
+            rows = None if step.broadcast or spec.intake.chained else self._rows_of_input(spec.time)
+            if rows is not None:
+                of_key = _numbers_of_key(step, own, rows)
+                near.append((other, rows, of_key[self._taken_in(rows, of_key)]))
         for plan in self._plans:
             if plan.epoch < epoch:
                 continue
@@ -277,17 +284,6 @@ class RecordOutcomes:
         if description.is_evicted(row, self._epoch_times):
             words = f"the next epoch: {words}"
         return RetentionReport(None, words, step.kind.retention[side].rule)
-
-    def _of_key(self, step: StepSpec, own: Selection) -> Sequence[tuple[int, MatchableRows, np.ndarray]]:
-        """For each input that the step reads itself: its side, its rows, and which of them have the row's key and were
-        taken. Empty for a join on time only, where all rows have the same key: such a step looks at each row alone."""
-        accepted_rows = []
-        for other, spec in enumerate(step.sides):
-            rows = None if step.broadcast or spec.intake.chained else self._rows_of_input(spec.time)
-            if rows is not None:
-                of_key = _numbers_of_key(step, own, rows)
-                accepted_rows.append((other, rows, of_key[self._taken_in(rows, of_key)]))
-        return accepted_rows
 
     def _taken_in(self, rows: MatchableRows, numbers: np.ndarray) -> np.ndarray:
         """Returns bool[n]: which of these rows were not dropped."""

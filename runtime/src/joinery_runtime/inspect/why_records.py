@@ -17,7 +17,7 @@ from joinery_runtime.connectors.parquet_trial import read_carefully
 from joinery_runtime.connectors.source import Range, SourceReader
 from joinery_runtime.core.pipeline.lateness import FutureCheck
 from joinery_runtime.core.pipeline.prepare import too_far_ahead
-from joinery_runtime.core.pipeline.sides import Intake, SideSpec
+from joinery_runtime.core.pipeline.sides import Intake
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.engine.plan import EpochPlan, partition_id
 from joinery_runtime.engine.worker import InputAccess
@@ -230,6 +230,7 @@ def _key_text(value: pa.Array) -> str | None:
 def keys_by_input(pipeline: Pipeline, keys: Collection[StepKey], inputs: Collection[str]) -> dict[str, list[Key]]:
     """The values of the keys in each input's key columns. Leaves out inputs without such a column."""
     keys_of_inputs: dict[str, list[Key]] = {}
+    input_names = {spec.name for spec in pipeline.inputs}
     for key in keys:
         for side, values in zip(pipeline.steps[key.step].sides, key.values, strict=True):
             by_input: dict[str, dict[str, pa.Array]] = {}
@@ -237,14 +238,14 @@ def keys_by_input(pipeline: Pipeline, keys: Collection[StepKey], inputs: Collect
                 owner, _, column = name.partition(".") if side.intake.chained else (side.time, "", name)
                 by_input.setdefault(owner, {})[column] = value
             for owner, columns in by_input.items():
-                read = {column: value for column, value in columns.items() if _is_read(pipeline, owner, column, side)}
+                # A key column is one of the input, or one that is computed of its records. What is computed of joined
+                # rows is neither, whatever its name.
+                read = {
+                    column: value
+                    for column, value in columns.items()
+                    if not side.intake.chained
+                    or (owner in input_names and column in pipeline.intake(owner).schema.names)
+                }
                 if owner in inputs and read:
                     keys_of_inputs.setdefault(owner, []).append(read)
     return keys_of_inputs
-
-
-def _is_read(pipeline: Pipeline, owner: str, column: str, side: SideSpec) -> bool:
-    """Whether a key column is one of the input, or one that is computed of its records. What is computed of joined rows
-    is neither, whatever its name."""
-    input_names = {spec.name for spec in pipeline.inputs}
-    return not side.intake.chained or (owner in input_names and column in pipeline.intake(owner).schema.names)

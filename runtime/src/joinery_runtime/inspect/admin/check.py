@@ -8,7 +8,6 @@ from contextlib import closing, contextmanager
 
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.engine.assembly import identity
-from joinery_runtime.engine.job_state import JobIdentity
 from joinery_runtime.engine.plan import EpochPlan, input_states
 from joinery_runtime.errors import IncompatibleState, Moved
 from joinery_runtime.hosts.secrets import with_secrets
@@ -89,25 +88,21 @@ def _compare_with_state(job: Job, store: StateReader, record: JobRecord, target:
     if record.signature is not None:
         comparison = compare(record.signature, job_identity.signature)
         refused, warnings = list(comparison.refused), list(comparison.warnings)
-    refused += _find_unreadable(job, job_identity, record)
     try:
-        rehearsal = rehearse(store, record, migrations.MIGRATIONS, target)
-    except IncompatibleState as error:
-        refused.append(str(error))
-        return _state_check(record, target, refused, warnings)
-    return _state_check(record, target, refused, warnings, rehearsal)
-
-
-def _find_unreadable(job: Job, job_identity: JobIdentity, record: JobRecord) -> Iterator[str]:
-    """Yields what else is stored that this release or this job could not take over."""
-    try:
+        # What else is stored that this release or this job could not take over.
         input_states((side.name for side in job.inputs), record)
         if record.plan is not None:
             EpochPlan.from_json(record.plan)
         if record.definition is not None and not job_identity.defines(record):
             under_definition(job, record.definition)
     except IncompatibleState as error:
-        yield str(error)
+        refused.append(str(error))
+    try:
+        rehearsal = rehearse(store, record, migrations.MIGRATIONS, target)
+    except IncompatibleState as error:
+        refused.append(str(error))
+        return _state_check(record, target, refused, warnings)
+    return _state_check(record, target, refused, warnings, rehearsal)
 
 
 def _state_check(
@@ -138,14 +133,14 @@ def message(check: StateCheck) -> str:
         if len(text.encode()) <= MESSAGE_BYTES:
             break
         shorter = {
-            name: tuple(_shorten(sentence, length) for sentence in getattr(check, name)[:_TEXTS]) for name in _LISTS
+            name: tuple(
+                sentence if len(sentence) <= length else f"{sentence[: length - 3]}..."
+                for sentence in getattr(check, name)[:_TEXTS]
+            )
+            for name in _LISTS
         }
         text = check.model_copy(update=shorter).model_dump_json(by_alias=True)
     return text
-
-
-def _shorten(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 def check_lines(job: Job, check: StateCheck) -> Iterator[str]:

@@ -110,7 +110,14 @@ def list_states(dsn: str, schema: str, owners: Sequence[StateOwner] | None, clus
             todo = "Name the database and the schema that stateStore.postgres of the jobs names"
             raise JoineryError("There is no state store", facts=store.location, todo=todo)
         written = store.jobs_written()
-        records = {job: _read_record(store, job) for job in written}
+        records: dict[str, JobRecord | StateError | None] = {}  # None: the state was deleted just now
+        for job in written:
+            try:
+                records[job] = store.record(job)
+            except StoreUnavailable:
+                raise
+            except StateError as error:  # the state is being moved
+                records[job] = error
     resources = None
     if owners is not None:
         uids = {owner.uid for owner in owners}
@@ -122,16 +129,6 @@ def list_states(dsn: str, schema: str, owners: Sequence[StateOwner] | None, clus
     ]
     states.sort(key=lambda state: (state.verdict, state.job))
     return StateListing(store.location, states, None if owners is None else len(owners))
-
-
-def _read_record(store: ReadOnlyStore, job: str) -> JobRecord | StateError | None:
-    """The job's record; None if it was deleted just now, the error if it is being moved."""
-    try:
-        return store.record(job)
-    except StoreUnavailable:
-        raise
-    except StateError as error:
-        return error
 
 
 def _judge_state(

@@ -13,7 +13,7 @@ from joinery_runtime.connectors.kafka.settings import Cluster
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.engine.job_state import live_segments
-from joinery_runtime.engine.lowering import LoweredState, lower_watermarks
+from joinery_runtime.engine.lowering import lower_watermarks
 from joinery_runtime.engine.plan import EpochPlan, InputState, input_states
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.stores import open_store
@@ -99,8 +99,25 @@ def reset_watermark_command(
         if not record.offsets:
             raise JoineryError(f"Job {job.name} has committed no epoch", todo="It has no watermark that could go back")
         lowered = lower_watermarks(job, compile_job(job), record, opened.store, targets)
-        for line in _watermark_report(job, record, lowered):
-            say(line)
+        before = input_states(lowered.inputs, record)
+        for input_name, state in lowered.inputs.items():
+            old, new = before[input_name].progress.watermark, state.progress.watermark
+            say(f"watermark of {input_name}: {format_time(old)} -> {format_time(new)}")
+        if lowered.replaced:
+            rows = sum(meta.rows for meta in live_segments(record) if meta.key in lowered.replaced)
+            removed_rows = rows - sum(meta.rows for meta, _ in lowered.written)
+            segments = counted(len(lowered.replaced), "segment")
+            say(f"{counted(removed_rows, 'row', 'are')} removed that had been emitted already ({segments}).")
+        say(
+            "What was evicted does not return: rows that come from now on meet only what is still in the state. Windows"
+        )
+        say("and sessions that were emitted may be emitted once more with these rows alone.")
+        if len(lowered.inputs) < len(job.inputs):
+            say(
+                linked(
+                    "Other inputs keep theirs: an input that was idle may have been given the same watermark (rule T5)"
+                )
+            )
         if dry_run:
             say(DRY_RUN)
             return
@@ -226,36 +243,16 @@ def offset_report(name: str, reset: Reset) -> Iterator[str]:
 
 
 def _change_row(change: Change) -> tuple[str, ...]:
+    if change.stored is None:
+        effect = "never read"
+    elif change.delta == 0:
+        effect = "the same" if change.stored == change.new else "stored offset is gone"
+    else:
+        effect = f"{change.delta} skipped" if change.delta > 0 else f"{-change.delta} read again"
     return (
         f"{change.partition.topic}-{change.partition.partition}",
         "-" if change.stored is None else str(change.stored),
         str(change.new),
-        _effect_text(change),
+        effect,
         f"{change.available.earliest} to {change.available.end}",
     )
-
-
-def _effect_text(change: Change) -> str:
-    if change.stored is None:
-        return "never read"
-    if change.delta == 0:
-        return "the same" if change.stored == change.new else "stored offset is gone"
-    return f"{change.delta} skipped" if change.delta > 0 else f"{-change.delta} read again"
-
-
-def _watermark_report(job: Job, record: JobRecord, lowered: LoweredState) -> Iterator[str]:
-    before = input_states(lowered.inputs, record)
-    for name, state in lowered.inputs.items():
-        old, new = before[name].progress.watermark, state.progress.watermark
-        yield f"watermark of {name}: {format_time(old)} -> {format_time(new)}"
-    if lowered.replaced:
-        rows = sum(meta.rows for meta in live_segments(record) if meta.key in lowered.replaced)
-        removed_rows = rows - sum(meta.rows for meta, _ in lowered.written)
-        segments = counted(len(lowered.replaced), "segment")
-        yield f"{counted(removed_rows, 'row', 'are')} removed that had been emitted already ({segments})."
-    yield "What was evicted does not return: rows that come from now on meet only what is still in the state. Windows"
-    yield "and sessions that were emitted may be emitted once more with these rows alone."
-    if len(lowered.inputs) < len(job.inputs):
-        yield linked(
-            "Other inputs keep theirs: an input that was idle may have been given the same watermark (rule T5)"
-        )

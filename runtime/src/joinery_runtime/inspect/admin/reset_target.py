@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -91,7 +91,21 @@ def parse_target(to: Literal["earliest", "latest"] | None, to_time: str | None, 
         )
     if to is not None:
         return to
-    return ToTime(parse_time("--to-time", to_time)) if to_time is not None else ToOffsets(_parse_offsets(to_offset))
+    if to_time is not None:
+        return ToTime(parse_time("--to-time", to_time))
+    offsets: dict[tuple[str | None, int], int] = {}
+    for text in to_offset:
+        match = _OFFSET.fullmatch(text)
+        if match is None:
+            raise JoineryError(
+                f"--to-offset {text} cannot be read",
+                todo="Write PARTITION=OFFSET, or TOPIC:PARTITION=OFFSET where the input has several topics",
+            )
+        topic_partition = match["topic"], int(match["partition"])
+        if topic_partition in offsets:
+            raise JoineryError(f"--to-offset names partition {text.partition('=')[0]} twice", todo="Give it once")
+        offsets[topic_partition] = int(match["offset"])
+    return ToOffsets(offsets)
 
 
 def parse_time(option: str, text: str) -> int:
@@ -103,22 +117,6 @@ def parse_time(option: str, text: str) -> int:
             f"{option} {text} is not a time",
             todo="Write milliseconds since 1970 or RFC 3339 with its offset, for example 2026-01-15T10:00:00Z",
         ) from error
-
-
-def _parse_offsets(texts: Iterable[str]) -> dict[tuple[str | None, int], int]:
-    offsets: dict[tuple[str | None, int], int] = {}
-    for text in texts:
-        match = _OFFSET.fullmatch(text)
-        if match is None:
-            raise JoineryError(
-                f"--to-offset {text} cannot be read",
-                todo="Write PARTITION=OFFSET, or TOPIC:PARTITION=OFFSET where the input has several topics",
-            )
-        topic_partition = match["topic"], int(match["partition"])
-        if topic_partition in offsets:
-            raise JoineryError(f"--to-offset names partition {text.partition('=')[0]} twice", todo="Give it once")
-        offsets[topic_partition] = int(match["offset"])
-    return offsets
 
 
 def plan_reset(state: InputState, target: Target, broker: BrokerOffsets) -> Reset:
@@ -156,20 +154,16 @@ def _without_partitions(offsets: Mapping[PartitionRef, int], dropped: set[Partit
 
 
 def _new_offsets(target: Target, broker: BrokerOffsets) -> dict[PartitionRef, int]:
-    if isinstance(target, ToOffsets):
-        return _named_offsets(target, broker)
     if isinstance(target, ToTime):
         return {
             ref: available.end if available.first_at_time is None else available.first_at_time
             for ref, available in broker.partitions.items()
         }
-    return {
-        ref: available.earliest if target == "earliest" else available.end
-        for ref, available in broker.partitions.items()
-    }
-
-
-def _named_offsets(target: ToOffsets, broker: BrokerOffsets) -> dict[PartitionRef, int]:
+    if not isinstance(target, ToOffsets):
+        return {
+            ref: available.earliest if target == "earliest" else available.end
+            for ref, available in broker.partitions.items()
+        }
     offsets: dict[PartitionRef, int] = {}
     for (topic, number), offset in target.offsets.items():
         ref = _find_partition(topic, number, broker)

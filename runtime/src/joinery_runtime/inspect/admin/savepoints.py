@@ -17,7 +17,7 @@ from joinery_runtime.job.model.wording import counted, listed, size_text
 from joinery_runtime.state import decisions
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.savepoints import is_rollout, is_superseded, prune_pins
-from joinery_runtime.state.store import JobRecord, Json, StateStore, StoredSavepoint
+from joinery_runtime.state.store import JobRecord, StateStore, StoredSavepoint
 
 LONGEST_NAME = 253  # characters that a resource's status can hold
 
@@ -160,18 +160,18 @@ def output_text(job: Job, record: JobRecord) -> str:
     """Where rows went, according to the job's definition at the newest epoch. An upsert key that this definition does
     not name follows from the job as it is now, whose groups cannot have changed."""
     defined = record.definition or definition(job)
-    return listed(_target_text(job, output) for output in defined.get("outputs") or [defined["output"]])
-
-
-def _target_text(job: Job, output: Json) -> str:
-    if "kafka" in output:
-        return f"the topic {output['kafka']['topic']}"
-    if "postgres" in output:
-        now = next((at for at in job.outputs if at.name == output.get("name", ONLY_OUTPUT)), None)
-        upserts = output["postgres"].get("upsertKey") or (() if now is None else job.upsert_key(now))
-        by = f" (rows of the same {', '.join(upserts)} are replaced)" if upserts else ""
-        return f"the table {output['postgres']['table']}{by}"
-    return f"the folder {output['file']['path']}"
+    targets = []
+    for output in defined.get("outputs") or [defined["output"]]:
+        if "kafka" in output:
+            targets.append(f"the topic {output['kafka']['topic']}")
+        elif "postgres" in output:
+            now = next((at for at in job.outputs if at.name == output.get("name", ONLY_OUTPUT)), None)
+            upserts = output["postgres"].get("upsertKey") or (() if now is None else job.upsert_key(now))
+            by = f" (rows of the same {', '.join(upserts)} are replaced)" if upserts else ""
+            targets.append(f"the table {output['postgres']['table']}{by}")
+        else:
+            targets.append(f"the folder {output['file']['path']}")
+    return listed(targets)
 
 
 def restore(store: StateStore, job: Job, name: str) -> Repeat:

@@ -59,17 +59,17 @@ class AsOfDescription(JoinDescription[AsOfJoin]):
         return f"the highest event time of {table} is {until} or above (superseded at {format_time(row.newer)})"
 
     def row_statuses(self, rows: Sequence[StoredRow], epoch_times: EpochTimes) -> Sequence[RowStatus]:
-        return [
-            self._waiting_status(row) if row.side == LEFT else self._version_status(rows, row, epoch_times)
-            for row in rows
-        ]
-
-    def _waiting_status(self, row: StoredRow) -> RowStatus:
-        until, (stream, table) = row.ts + self.kind.grace, (side.time for side in self.step.sides)
-        words = f"waits until {table} is read up to {format_time(row.ts)}"
-        if self.kind.grace:
-            words = f"waits until the highest event time of {stream} is {format_time(until)}"
-        return RowStatus(words, {"until_input": stream, "until": until})
+        stream, table = (side.time for side in self.step.sides)
+        statuses = []
+        for row in rows:
+            if row.side != LEFT:
+                statuses.append(self._version_status(rows, row, epoch_times))
+                continue
+            until, words = row.ts + self.kind.grace, f"waits until {table} is read up to {format_time(row.ts)}"
+            if self.kind.grace:
+                words = f"waits until the highest event time of {stream} is {format_time(until)}"
+            statuses.append(RowStatus(words, {"until_input": stream, "until": until}))
+        return statuses
 
     def _version_status(self, rows: Sequence[StoredRow], row: StoredRow, epoch_times: EpochTimes) -> RowStatus:
         """Say until when a version is valid: its key's next one. At equal times the higher offset counts (A1)."""

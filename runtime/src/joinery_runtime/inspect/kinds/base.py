@@ -20,7 +20,6 @@ import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.core.pipeline import times
-from joinery_runtime.core.pipeline.sides import SideSpec
 from joinery_runtime.core.pipeline.spec import AcceptedRow, Pipeline, StepOperator, StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, Horizons
 from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, OutputWatermarks, Times, Watermark
@@ -280,16 +279,17 @@ class JoinDescription(StepDescription[Operator]):
 
     def slower_watermark(self, epoch_times: EpochTimes | None = None) -> str:
         """Name the watermark that closes windows of both sides. With these epoch times, include its present values."""
-        names = " and ".join(self._watermark_of_side(side, epoch_times) for side in self.step.sides)
+        names = []
+        for side in self.step.sides:
+            chained, name = side.intake.chained, side.time
+            if chained:
+                name += f" after step {self.step.number}"
+            if epoch_times is not None and not side.one_window:
+                at = epoch_times.output_watermarks[self.step.number] if chained else epoch_times.watermarks
+                name += f" ({format_time(at[side.time])})"
+            names.append(name)
         late = f" - {self.kind.allowed_lateness} ms" if self.kind.allowed_lateness else ""
-        return f"the lower watermark of {names}{late}"
-
-    def _watermark_of_side(self, side: SideSpec, epoch_times: EpochTimes | None) -> str:
-        name = f"{side.time} after step {self.step.number}" if side.intake.chained else side.time
-        if epoch_times is None or side.one_window:
-            return name
-        watermarks = epoch_times.output_watermarks[self.step.number] if side.intake.chained else epoch_times.watermarks
-        return f"{name} ({format_time(watermarks[side.time])})"
+        return f"the lower watermark of {' and '.join(names)}{late}"
 
 
 def description_of(step: StepSpec) -> StepDescription[Any]:
@@ -312,26 +312,20 @@ def _find_descriptions() -> Mapping[type[StepOperator], type[StepDescription[Any
 
 def rows_of_key(step: StepSpec, stored: Sequence[StoredRows], to_json: ToJson) -> list[StoredRow]:
     """List the stored rows of one key by side, event time and place."""
-    return sorted(
-        (row for segment_rows in stored for row in _read_rows(step, segment_rows, to_json)),
-        key=lambda row: (row.side, row.ts, row.partition, row.offset),
-    )
-
-
-def _read_rows(step: StepSpec, stored: StoredRows, to_json: ToJson) -> Iterator[StoredRow]:
-    spec, batch = step.sides[stored.side], stored.rows
-    documents = to_json(pa.table(batch.select(list(spec.intake.stored))))
-    partitions = partitions_of(batch.column(PARTITION).to_numpy()).tolist()
-    row_positions = zip(batch.column(TS).to_pylist(), partitions, batch.column(OFFSET).to_pylist(), strict=True)
-    flagged = stored.flagged.tolist() if spec.flags else [None] * batch.num_rows
-    deleted = _deletion_flags(batch).tolist()
-    for (ts, partition, offset), document, flag, is_deletion in zip(
-        row_positions, documents, flagged, deleted, strict=True
-    ):
-        yield StoredRow(stored.side, ts, partition, offset, json.loads(document), flag, is_deletion)
-
-
-def _deletion_flags(batch: pa.RecordBatch) -> np.ndarray:
-    if DELETED not in batch.schema.names:
-        return np.zeros(batch.num_rows, dtype=bool)
-    return np.asarray(batch.column(DELETED).to_numpy(zero_copy_only=False))
+    rows = []
+    for segment_rows in stored:
+        spec, batch = step.sides[segment_rows.side], segment_rows.rows
+        documents = to_json(pa.table(batch.select(list(spec.intake.stored))))
+        partitions = partitions_of(batch.column(PARTITION).to_numpy()).tolist()
+        positions = zip(batch.column(TS).to_pylist(), partitions, batch.column(OFFSET).to_pylist(), strict=True)
+        flagged = segment_rows.flagged.tolist() if spec.flags else [None] * batch.num_rows
+        deleted = [False] * batch.num_rows
+        if DELETED in batch.schema.names:
+            deleted = batch.column(DELETED).to_pylist()
+        rows += [
+            StoredRow(segment_rows.side, ts, partition, offset, json.loads(document), flag, is_deletion)
+            for (ts, partition, offset), document, flag, is_deletion in zip(
+                positions, documents, flagged, deleted, strict=True
+            )
+        ]
+    return sorted(rows, key=lambda row: (row.side, row.ts, row.partition, row.offset))

@@ -54,26 +54,27 @@ class IntervalDescription(JoinDescription[IntervalJoin]):
         return f"{upstream}the watermark of {other.time}{now} is above {format_time(until)}"
 
     def row_statuses(self, rows: Sequence[StoredRow], epoch_times: EpochTimes) -> Sequence[RowStatus]:
-        return [self._row_status(row, epoch_times) for row in rows]
-
-    def _row_status(self, row: StoredRow, epoch_times: EpochTimes) -> RowStatus:
-        other = self.step.sides[1 - row.side]
-        last_partner, late = self._last_partner(row.side, row.ts)
-        horizon = epoch_times.horizon(self.step.sides[row.side].part)
-        watermark = epoch_times.watermarks[other.time]
-        settled = bool(row.flagged) and self.kind.flagged_rows_leave(self.step)
-        if settled or (horizon is not None and row.ts < horizon):
-            may_match = "no"
-        else:
-            may_match = "on time" if watermark is None or last_partner >= watermark else "late"
-        fields = {
-            "until_input": other.time,
-            "until": last_partner + late,
-            "may_match": may_match,
-            **({"matched": row.flagged} if row.flagged is not None else {}),
-        }
-        goes = f"goes when {self._watermark_text(row.side, row.ts, epoch_times)}"
-        return RowStatus(f"{goes}; {_MATCHES[may_match]}{_match_text(self.step, row, epoch_times)}", fields)
+        statuses = []
+        for row in rows:
+            other = self.step.sides[1 - row.side]
+            last_partner, late = self._last_partner(row.side, row.ts)
+            horizon = epoch_times.horizon(self.step.sides[row.side].part)
+            watermark = epoch_times.watermarks[other.time]
+            settled = bool(row.flagged) and self.kind.flagged_rows_leave(self.step)
+            if settled or (horizon is not None and row.ts < horizon):
+                may_match = "no"
+            else:
+                may_match = "on time" if watermark is None or last_partner >= watermark else "late"
+            fields = {
+                "until_input": other.time,
+                "until": last_partner + late,
+                "may_match": may_match,
+                **({"matched": row.flagged} if row.flagged is not None else {}),
+            }
+            goes = f"goes when {self._watermark_text(row.side, row.ts, epoch_times)}"
+            words = f"{goes}; {_MATCHES[may_match]}{_match_text(self.step, row, epoch_times)}"
+            statuses.append(RowStatus(words, fields))
+        return statuses
 
 
 _MATCHES = {"on time": "may still match", "late": "may match late rows only", "no": "matches nothing any more"}

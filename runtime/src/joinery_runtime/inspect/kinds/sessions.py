@@ -163,23 +163,29 @@ class SessionView:
             rest = "forgotten with the next epoch" if self.goes else until
             return f"mark of a session that reached maxDuration, {bounds}: it was emitted; {rest}"
         values = ", ".join(f"{name} {json.dumps(value)}" for name, value in self.aggregates.items())
-        return f"session {bounds}: {values}{'; ' if values else ''}{self._coming_text()}"
-
-    def _coming_text(self) -> str:
         out, forgotten = self.timers.goes_out_above(self.last), self.timers.forgotten_above(self.last)
         eviction = "forgotten with the next epoch" if self.goes else f"forgotten when {self.timers.above(forgotten)}"
         if self.emitted:
-            return f"has been emitted; {eviction}"
-        if self.due:
-            return f"is emitted with the next epoch; {eviction}"
-        if out == forgotten:
-            return f"is emitted, and forgotten, when {self.timers.above(out)}, unless it grows"
-        return f"is emitted when {self.timers.above(out)}, unless it grows; {eviction}"
+            coming = f"has been emitted; {eviction}"
+        elif self.due:
+            coming = f"is emitted with the next epoch; {eviction}"
+        elif out == forgotten:
+            coming = f"is emitted, and forgotten, when {self.timers.above(out)}, unless it grows"
+        else:
+            coming = f"is emitted when {self.timers.above(out)}, unless it grows; {eviction}"
+        return f"session {bounds}: {values}{'; ' if values else ''}{coming}"
 
 
 def _session_views(timers: SessionTimers, rows: pa.RecordBatch, to_json: ToJson) -> Iterator[SessionView]:
     last, forced, emitted = rows.column(TS).to_numpy(), bool_column(rows, FORCED), bool_column(rows, EMITTED)
     groups = [rows.column(name) for name in timers.step.sides[0].intake.keys]
+    # The present aggregates of each session, as in the output; capped sessions have none.
+    calls, aggregates = timers.sessions.aggregates, list[dict[str, Any]]({} for _ in forced)
+    numbers = np.flatnonzero(~forced)
+    if calls and len(numbers):
+        results = pa.table(Folding(calls).results(rows.take(pa.array(numbers))), names=[call.name for call in calls])
+        for number, text in zip(numbers.tolist(), to_json(results), strict=True):
+            aggregates[number] = json.loads(text)
     columns = {
         "start": rows.column(START).to_pylist(),
         "last": last.tolist(),
@@ -188,24 +194,10 @@ def _session_views(timers: SessionTimers, rows: pa.RecordBatch, to_json: ToJson)
         "emitted": (forced | timers.has_gone_out(last, emitted)).tolist(),
         "due": timers.goes_out_next(last).tolist(),
         "goes": (~_is_not_before(last, timers.epoch_times.horizon(timers.step.sides[0].part))).tolist(),
-        "aggregates": _aggregate_results(timers.sessions, rows, forced, to_json),
+        "aggregates": aggregates,
     }
     for values in zip(*columns.values(), strict=True):
         yield SessionView(timers, **dict(zip(columns, values, strict=True)))
-
-
-def _aggregate_results(
-    sessions: SessionParameters, rows: pa.RecordBatch, forced: np.ndarray, to_json: ToJson
-) -> list[dict[str, Any]]:
-    """The present aggregates of each session, as in the output; capped sessions have none."""
-    calls = sessions.aggregates
-    results_by_session: list[dict[str, Any]] = [{} for _ in forced]
-    numbers = np.flatnonzero(~forced)
-    if calls and len(numbers):
-        results = pa.table(Folding(calls).results(rows.take(pa.array(numbers))), names=[call.name for call in calls])
-        for number, text in zip(numbers.tolist(), to_json(results), strict=True):
-            results_by_session[number] = json.loads(text)
-    return results_by_session
 
 
 # --- of all -----------------------------------------------------------------------------------------------------------
