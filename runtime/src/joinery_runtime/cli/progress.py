@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Literal, TextIO
 
 import structlog
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
@@ -27,7 +27,7 @@ from joinery_runtime.engine.driver import Driver
 from joinery_runtime.engine.late_rows import closed_inputs, delays_to_name, late_inputs
 from joinery_runtime.engine.loop import Backoff, CommittedEpoch, JobListener, Outage
 from joinery_runtime.engine.messages import RunsOn
-from joinery_runtime.engine.report import EpochReport, Rates, Totals, furthest
+from joinery_runtime.engine.report import Rates, Totals, furthest
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job, StreamJoin
 from joinery_runtime.job.model.outputs import NamedOutput
@@ -310,7 +310,18 @@ class TableProgress(RunProgress):
         keys = [f"{key.key} {counted(key.rows, 'row')} (step {key.step + 1})" for key in report.hottest[:HOTTEST]]
         notes += [f"hottest keys: {', '.join(keys)}"] if keys else []
         footer = [Text("; ".join(notes))] if notes else []
-        self._live.update(Group(self._inputs_table(progress, now), *_sides_table(self._job, report), *footer))
+        tables = [self._inputs_table(progress, now)]
+        if report.totals.parts:  # what each side of each step keeps now, and has kept since the state began
+            table = Table(expand=False)
+            for heading in ("side", "rows", "MB", "stored", "expired", "lookups", "matches", "peak"):
+                table.add_column(heading, justify="left" if heading == "side" else "right")
+            for part, totals in report.totals.parts.items():
+                size = report.parts[part]
+                counts = (totals.stored, totals.expired, totals.lookups, totals.matches, totals.peak)
+                side = _side_name(self._job, part)
+                table.add_row(side, f"{size.rows:,}", f"{size.bytes / 1e6:,.1f}", *(f"{n:,}" for n in counts))
+            tables.append(table)
+        self._live.update(Group(*tables, *footer))
 
     def _inputs_table(self, progress: CommittedEpoch, now: float) -> Table:
         report, rates = progress.report, self._rates.per_second(now)
@@ -335,20 +346,6 @@ class TableProgress(RunProgress):
         output_label = "joined" if joins else "aggregated" if isinstance(self._job, StreamJoin) else "sessions"
         table.add_row(output_label, f"{rates[_OUT]:,.0f}", f"{self._rows_out:,}", "", state, "")
         return table
-
-
-def _sides_table(job: Job, report: EpochReport) -> Iterator[RenderableType]:
-    """A table of what each side of each step keeps now, and has kept since the state began."""
-    if not report.totals.parts:
-        return
-    table = Table(expand=False)
-    for heading in ("side", "rows", "MB", "stored", "expired", "lookups", "matches", "peak"):
-        table.add_column(heading, justify="left" if heading == "side" else "right")
-    for part, totals in report.totals.parts.items():
-        size = report.parts[part]
-        counts = (totals.stored, totals.expired, totals.lookups, totals.matches, totals.peak)
-        table.add_row(_side_name(job, part), f"{size.rows:,}", f"{size.bytes / 1e6:,.1f}", *(f"{n:,}" for n in counts))
-    yield table
 
 
 def _side_name(job: Job, part: str) -> str:

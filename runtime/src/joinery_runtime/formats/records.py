@@ -282,11 +282,16 @@ def set_aside(
 
 def not_utf8(values: pa.BinaryArray) -> pa.BooleanArray:
     """Which values are not UTF-8. Checks them one by one only if at least one is not."""
+    garbled = np.zeros(len(values), dtype=np.bool_)
     try:
         values.cast(pa.string())
     except pa.ArrowInvalid:
-        return pa.array([value is not None and not _is_utf8(value) for value in values.to_pylist()])
-    return pa.array(np.zeros(len(values), dtype=np.bool_))
+        for position, value in enumerate(values.to_pylist()):
+            try:
+                (value or b"").decode()
+            except UnicodeDecodeError:
+                garbled[position] = True
+    return pa.array(garbled)
 
 
 def read_utf8(column: str, values: pa.BinaryArray) -> tuple[pa.StringArray, list[Fault]]:
@@ -298,14 +303,6 @@ def read_utf8(column: str, values: pa.BinaryArray) -> tuple[pa.StringArray, list
 
 def not_utf8_faults(column: str, garbled: BoolArray) -> list[Fault]:
     return [(garbled, [f"column {column}: not UTF-8"] * int(garbled.sum()))] if garbled.any() else []
-
-
-def _is_utf8(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def may_contain(values: pa.BinaryArray, needle: bytes) -> bool:

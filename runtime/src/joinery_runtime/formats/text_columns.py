@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ from joinery_runtime.core.table.zones import zone_to_utc
 from joinery_runtime.formats.batch import RawBatch
 from joinery_runtime.formats.convert import convert, in_years, shown
 from joinery_runtime.formats.json.texts import reject_constant
-from joinery_runtime.formats.records import BoolArray, Decoded, Decoder, Fault, IntArray, drop_rows, with_bad
+from joinery_runtime.formats.records import Decoded, Decoder, Fault, IntArray, drop_rows, with_bad
 from joinery_runtime.job.model.inputs import Column
 from joinery_runtime.job.model.time_formats import EPOCH_UNITS, ISO, MONTHS, TEXT, TimePattern, parse_pattern
 
@@ -160,12 +160,22 @@ def _read_pattern(text: pl.Series, pattern: TimePattern, zone: str | None) -> pl
         before_1970 = groups["epoch"].str.starts_with("-").fill_null(False).to_numpy()
         times = parts["epoch"] * 1000 + fraction * np.where(before_1970, -1, 1)
     else:
-        days, on_calendar = _count_days(parts, len(text))
+        # What a pattern does not name is the first: the first month, the first day.
+        first_of = np.ones(len(text), np.int64)
+        years = parts.get("year", parts.get("year_of_century", first_of)) - 1970
+        months = parts.get("month", parts.get("month_name"))
+        if months is None and "day_of_year" in parts:
+            first, day = years.astype("datetime64[Y]"), parts["day_of_year"]
+        else:
+            months = first_of if months is None else months
+            first, day = (years * 12 + months - 1).astype("datetime64[M]"), parts.get("day", first_of)
+        start, end = (edge.astype("datetime64[D]").astype(np.int64) for edge in (first, first + 1))
+        days = start + day - 1
         hours = parts.get("hour", zero) + parts.get("hour_of_half", zero) % 12 + parts.get("half", zero)
         minutes = hours * 60 + parts.get("minute", zero)
         seconds = minutes * 60 + parts.get("second", zero) - parts.get("offset", zero)
         times = days * 86_400_000 + seconds * 1000 + fraction
-        fits &= pl.Series(on_calendar)
+        fits &= pl.Series(day <= end - start)  # whether the calendar has the day
     read = pl.select(pl.when(fits).then(pl.Series(times))).to_series()
     return read if zone is None or pattern.has_offset else zone_to_utc(read, zone)
 
@@ -200,20 +210,6 @@ def _read_numbers(part: str, text: pl.Series) -> IntArray:
         case _:
             numbers = text.str.strip_chars().cast(pl.Int64)
     return numbers.cast(pl.Int64).fill_null(0).to_numpy()
-
-
-def _count_days(parts: Mapping[str, IntArray], count: int) -> tuple[IntArray, BoolArray]:
-    """Return the days since 1970, and which of them the calendar has. What a pattern does not name is the first."""
-    first_of = np.ones(count, np.int64)
-    years = parts.get("year", parts.get("year_of_century", first_of)) - 1970
-    months = parts.get("month", parts.get("month_name"))
-    if months is None and "day_of_year" in parts:
-        first, day = years.astype("datetime64[Y]"), parts["day_of_year"]
-    else:
-        months = first_of if months is None else months
-        first, day = (years * 12 + months - 1).astype("datetime64[M]"), parts.get("day", first_of)
-    start, end = (edge.astype("datetime64[D]").astype(np.int64) for edge in (first, first + 1))
-    return start + day - 1, day <= end - start
 
 
 class JsonColumns:

@@ -28,7 +28,7 @@ from joinery_runtime.connectors.postgres.client import connect, is_away
 from joinery_runtime.connectors.postgres.table import TargetTable
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job
-from joinery_runtime.job.model.outputs import FileOutput, Timestamps
+from joinery_runtime.job.model.outputs import FileOutput
 from joinery_runtime.job.model.wording import counted
 
 _GROUP = "joinery.sql"
@@ -75,9 +75,17 @@ def output_rows(
 
 def ask_postgres(query: exp.Query, name: str, table: TargetTable, dsn: str) -> pl.DataFrame:
     """Has Postgres answer a query over the output called `name` alone. Raises JoineryError."""
-    text = _query_table(query, name, table).sql(
-        dialect="postgres", identify=True
-    )  # keeps names as written, as polars does
+    schema, _, table_name = table.name.rpartition(".")
+
+    def replace_name(node: exp.Expression) -> exp.Expression:
+        if not isinstance(node, exp.Table) or node.name != name:
+            return node
+        target = exp.table_(table_name, db=schema or None, quoted=True)
+        target.set("alias", node.args.get("alias") or exp.TableAlias(this=exp.to_identifier(name)))
+        return target
+
+    # Keeps names as written, as polars does.
+    text = query.transform(replace_name).sql(dialect="postgres", identify=True)
     with closing(_connect_to_table(table, dsn)) as connection:
         connection.adapters.register_loader("numeric", TextLoader)  # of any scale, and NaN
 
@@ -96,20 +104,6 @@ def ask_postgres(query: exp.Query, name: str, table: TargetTable, dsn: str) -> p
             raise JoineryError(
                 "The query cannot be run", facts=f"Postgres says: {' '.join(str(error).split())}"
             ) from error
-
-
-def _query_table(query: exp.Query, output: str, table: TargetTable) -> exp.Expression:
-    """The query with the table in place of the output's name."""
-    schema, _, name = table.name.rpartition(".")
-
-    def replace_name(node: exp.Expression) -> exp.Expression:
-        if not isinstance(node, exp.Table) or node.name != output:
-            return node
-        target = exp.table_(name, db=schema or None, quoted=True)
-        target.set("alias", node.args.get("alias") or exp.TableAlias(this=exp.to_identifier(output)))
-        return target
-
-    return query.transform(replace_name)
 
 
 def _with_any_times(connection: psycopg.Connection[Any], ask: Callable[[], pl.DataFrame]) -> pl.DataFrame:
@@ -175,18 +169,19 @@ def _in_batches(read_batches: Callable[[], Iterator[pl.DataFrame]], types: Types
 
 
 def _json_types(target: OutputTarget) -> Types:
-    return {field.name: _json_type(field.type, target.output.timestamps) for field in target.schema}
-
-
-def _json_type(arrow: pa.DataType, timestamps: Timestamps) -> pl.DataType:
-    """The type of the JSON that the encoder writes for a column (`formats.json.encode`)."""
-    if pa.types.is_boolean(arrow):
-        return pl.Boolean()
-    if pa.types.is_uint64(arrow):  # ids of sessions are too large for int64
-        return pl.UInt64()
-    if pa.types.is_integer(arrow) or (pa.types.is_timestamp(arrow) and timestamps == "epochMillis"):
-        return pl.Int64()
-    return pl.Float64() if pa.types.is_floating(arrow) else pl.String()
+    """The types of the JSON that the encoder writes for the columns (`formats.json.encode`)."""
+    types: dict[str, pl.DataType] = {}
+    for field in target.schema:
+        in_millis = pa.types.is_timestamp(field.type) and target.output.timestamps == "epochMillis"
+        if pa.types.is_boolean(field.type):
+            types[field.name] = pl.Boolean()
+        elif pa.types.is_uint64(field.type):  # ids of sessions are too large for int64
+            types[field.name] = pl.UInt64()
+        elif pa.types.is_integer(field.type) or in_millis:
+            types[field.name] = pl.Int64()
+        else:
+            types[field.name] = pl.Float64() if pa.types.is_floating(field.type) else pl.String()
+    return types
 
 
 def _scan_topic(target: KafkaTarget, types: Types, notes: list[str]) -> pl.LazyFrame:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from joinery_runtime.connectors.inputs import decoder_for, guarded, planner_for, reader_for
 from joinery_runtime.connectors.kafka.planner import newest_ranges
-from joinery_runtime.connectors.source import Range, StoredOffsets
+from joinery_runtime.connectors.source import StoredOffsets
 from joinery_runtime.connectors.store_identity import StoreIdentity
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.pipeline.lateness import FutureRows, Timestamps, behind_highest
@@ -79,7 +80,15 @@ def _measure_delays(side: Input, intake: Intake, job: str) -> np.ndarray:
     most = side.watermark.max_future
     future = None if most is None else FutureRows(most, time.time_ns() // 1_000_000)
     times: dict[PartitionRef, list[np.ndarray]] = {}
-    ranges = _sample_ranges(side, job)
+    if side.kafka is not None:
+        ranges = newest_ranges(side.name, side.kafka, SAMPLED)
+    else:
+        ranges, rest = [], SAMPLED
+        with closing(planner_for(side, job, StoreIdentity("", ""), once=True)) as planner:
+            for bounds in planner.bounds(StoredOffsets()):
+                if rest > 0 and bounds.start < bounds.end_exclusive:
+                    ranges.append(planner.cut(bounds, rest))
+                    rest -= planner.records(ranges[-1], 100)
     try:
         for raw in reader.read(*ranges):
             decoded = decoder.decode_batch(raw)
@@ -97,18 +106,3 @@ def _measure_delays(side: Input, intake: Intake, job: str) -> np.ndarray:
 
 def _of_rows(of_records: Timestamps, index: np.ndarray, at: np.ndarray) -> np.ndarray:
     return of_records(index[at])
-
-
-def _sample_ranges(side: Input, job: str) -> list[Range]:
-    if side.kafka is not None:
-        return newest_ranges(side.name, side.kafka, SAMPLED)
-    planner = planner_for(side, job, StoreIdentity("", ""), once=True)
-    try:
-        ranges, rest = list[Range](), SAMPLED
-        for bounds in planner.bounds(StoredOffsets()):
-            if rest > 0 and bounds.start < bounds.end_exclusive:
-                ranges.append(planner.cut(bounds, rest))
-                rest -= planner.records(ranges[-1], 100)
-        return ranges
-    finally:
-        planner.close()

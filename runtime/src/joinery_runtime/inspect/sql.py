@@ -155,15 +155,14 @@ def json_rows(frame: pl.DataFrame) -> Iterator[dict[str, Any]]:
     beyond = [name for name in times if not frame[name].dt.year().is_between(1, 9999).all()]
     texts = frame.with_columns(pl.col(name).dt.to_string("iso:strict") for name in beyond)
     for row in texts.iter_rows(named=True):
-        yield {name: _json_value(value) for name, value in row.items()}
-
-
-def _json_value(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, datetime | date):
-        return value.isoformat()
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+        for name, value in row.items():
+            if isinstance(value, bytes):
+                row[name] = value.hex()
+            elif isinstance(value, datetime | date):
+                row[name] = value.isoformat()
+            elif value is not None and not isinstance(value, bool | int | float | str):
+                row[name] = str(value)
+        yield row
 
 
 def _parse_query(text: str) -> exp.Query:

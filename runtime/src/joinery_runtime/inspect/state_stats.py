@@ -58,42 +58,37 @@ class SideStats:
 
 
 def side_stats(after: NextEpoch, record: JobRecord, totals: Totals, caps: Mapping[str, StateQuota]) -> list[SideStats]:
-    live = live_segments(record)
-    return [
-        _measure_side(after, part, live, totals.parts.get(part, PartTotals()), caps[part])
-        for part in after.pipeline.parts()
-    ]
-
-
-def _measure_side(
-    after: NextEpoch, part: str, live: Sequence[SegmentMeta], totals: PartTotals, cap: StateQuota
-) -> SideStats:
-    step, side = after.pipeline.side(part)
-    spec, horizon = step.sides[side], after.horizon(part)
-    size = StateSize.by_part(live, after.pipeline.parts())[part]
-    rows = [meta for meta in live if meta.part == part]
-    keep_from = None if horizon is None else step.kind.retention[side].may_leave_before(horizon)
-    expired_segments = [meta for meta in rows if times.expired(after.pipeline, meta, after.horizons)]
-    expiring_segments = [
-        meta for meta in rows if meta not in expired_segments and keep_from is not None and meta.ts_min < keep_from
-    ]
-    return SideStats(
-        part=part,
-        step=step.number + 1,
-        side=part.partition(".")[0],
-        inputs=spec.inputs,
-        rows=size.rows,
-        bytes=size.bytes,
-        segments=size.segments,
-        event_time=(min(s.ts_min for s in rows), max(s.ts_max for s in rows)) if rows else None,
-        state_versions=tuple(sorted({s.state_version for s in live if s.part in {part, spec.flags_part}})),
-        keep_from=keep_from,
-        expired=sum(s.rows for s in expired_segments),
-        expiring=sum(s.rows for s in expiring_segments),
-        goes="keeps all rows" if horizon is None else description_of(step).next_epoch_text(side, after.horizons),
-        totals=totals,
-        over=tuple(f"{name} is {most:,}, it has {current:,}" for name, current, most in cap.over(size)),
-    )
+    live, sides = live_segments(record), []
+    sizes = StateSize.by_part(live, after.pipeline.parts())
+    for part in after.pipeline.parts():
+        step, side = after.pipeline.side(part)
+        spec, horizon, size = step.sides[side], after.horizon(part), sizes[part]
+        rows = [meta for meta in live if meta.part == part]
+        keep_from = None if horizon is None else step.kind.retention[side].may_leave_before(horizon)
+        expired = [meta for meta in rows if times.expired(after.pipeline, meta, after.horizons)]
+        expiring = [meta for meta in rows if meta not in expired and keep_from is not None and meta.ts_min < keep_from]
+        sides.append(
+            SideStats(
+                part=part,
+                step=step.number + 1,
+                side=part.partition(".")[0],
+                inputs=spec.inputs,
+                rows=size.rows,
+                bytes=size.bytes,
+                segments=size.segments,
+                event_time=(min(s.ts_min for s in rows), max(s.ts_max for s in rows)) if rows else None,
+                state_versions=tuple(sorted({s.state_version for s in live if s.part in {part, spec.flags_part}})),
+                keep_from=keep_from,
+                expired=sum(s.rows for s in expired),
+                expiring=sum(s.rows for s in expiring),
+                goes="keeps all rows"
+                if horizon is None
+                else description_of(step).next_epoch_text(side, after.horizons),
+                totals=totals.parts.get(part, PartTotals()),
+                over=tuple(f"{name} is {most:,}, it has {now:,}" for name, now, most in caps[part].over(size)),
+            )
+        )
+    return sides
 
 
 @dataclass(frozen=True, slots=True)

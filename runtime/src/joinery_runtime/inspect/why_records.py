@@ -201,11 +201,14 @@ class Gathering:
             columns = None if row is None else json.loads(rows_to_json(row)[0])
             intake = self.pipeline.intake(name)
             ts = None if row is None else row[intake.event_time].cast(pa.int64())[0].as_py()
-            key = (
-                {}
-                if row is None
-                else {column: _key_text(_column_values(intake, row, column)) for column in intake.keys}
-            )
+            key: dict[str, str | None] = {}  # as `--key COLUMN=VALUE` takes the values
+            for column in intake.keys if row is not None else ():
+                value = _column_values(intake, row, column)
+                if pa.types.is_floating(value.type) and value.is_nan()[0].as_py():
+                    key[column] = "NaN"
+                else:
+                    read = json.loads(rows_to_json(pa.table({"value": value}))[0])["value"]
+                    key[column] = read if read is None or isinstance(read, str) else json.dumps(read)
             yield FoundRecord(position, epoch, columns, ts, key)
 
 
@@ -217,14 +220,6 @@ def _column_values(intake: Intake, rows: pa.Table, name: str) -> pa.Array:
         return evaluated.values.cast(intake.schema.field(name).type)
     column = rows[name].combine_chunks()
     return column.chunk(0) if isinstance(column, pa.ChunkedArray) and column.num_chunks else column
-
-
-def _key_text(value: pa.Array) -> str | None:
-    """The one value of an array, as `--key COLUMN=VALUE` takes it."""
-    if pa.types.is_floating(value.type) and value.is_nan()[0].as_py():
-        return "NaN"
-    read = json.loads(rows_to_json(pa.table({"value": value}))[0])["value"]
-    return read if read is None or isinstance(read, str) else json.dumps(read)
 
 
 def keys_by_input(pipeline: Pipeline, keys: Collection[StepKey], inputs: Collection[str]) -> dict[str, list[Key]]:

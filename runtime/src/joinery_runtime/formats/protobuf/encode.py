@@ -125,7 +125,17 @@ class ProtobufOutput(SchemaOutput):
         fields = {field.name: field for field in message.fields}
         if fields.keys() >= set(self.rows.names):
             return ProtobufRows(newest.schema.schema_str, tuple(sorted(imports.items())), newest.schema_id)
-        self._check_extensible(message, fields, where)
+        # Only its authors may extend a schema that this class could not have written for its fields.
+        written = all(_field_kind(field) in _WRITTEN for field in message.fields)
+        if not written or _file_descriptor(message) != _file_descriptor(
+            self._compile_message(self.schema(fields), {}, where)
+        ):
+            missing = [f"{column.name} ({kind_of(column.type)})" for column in self.rows if column.name not in fields]
+            raise self.problem(
+                f"message {message.full_name} has no field for {', '.join(missing)}",
+                f"{where} was not registered by a job",
+                "Add the fields to that schema and register it, or write another topic",
+            )
         return self._registered_as(client, self.schema(fields, self._highest_number(client)), newest.version or 0)
 
     def _registered_as(self, client: SchemaRegistryClient, text: str, after: int) -> ProtobufRows:
@@ -234,20 +244,6 @@ class ProtobufOutput(SchemaOutput):
                     f"{where}, message {message.full_name}",
                     todo,
                 )
-
-    def _check_extensible(self, message: Any, fields: Mapping[str, Any], where: str) -> None:
-        """Raises SinkError unless this class could have written the schema for its fields. Only its authors may extend
-        any other schema."""
-        if all(_field_kind(field) in _WRITTEN for field in message.fields):
-            own = self._compile_message(self.schema(fields), {}, where)
-            if _file_descriptor(own) == _file_descriptor(message):
-                return
-        missing = [f"{column.name} ({kind_of(column.type)})" for column in self.rows if column.name not in fields]
-        raise self.problem(
-            f"message {message.full_name} has no field for {', '.join(missing)}",
-            f"{where} was not registered by a job",
-            "Add the fields to that schema and register it, or write another topic",
-        )
 
     def _highest_number(self, client: SchemaRegistryClient) -> int:
         """The highest number that any version of the subject, deleted ones included, has used or reserved."""

@@ -124,26 +124,22 @@ def list_states(dsn: str, schema: str, owners: Sequence[StateOwner] | None, clus
         recorded = [record.owner for record in records.values() if isinstance(record, JobRecord) and record.owner]
         seen = {owner.owner.cluster for owner in recorded if owner.owner.uid in uids}
         resources = ClusterResources(tuple(owners), frozenset({cluster} if cluster else seen))
-    states = [
-        _judge_state(job, written[job], record, resources) for job, record in records.items() if record is not None
-    ]
+    states = []
+    for job, record in records.items():
+        if isinstance(record, StateError):
+            states.append(JudgedState(job, "unknown", str(record), None, 0, 0, written[job]))
+        elif record is not None:
+            owner, segments = record.owner, live_segments(record)
+            verdict: Verdict = "unknown"
+            if resources is not None:
+                verdict, reason = resources.judge(job, owner)
+            else:
+                reason = "no owner is on record" if owner is None else f"it belongs to {owner.owner}"
+            rows, size = sum(segment.rows for segment in segments), sum(segment.bytes for segment in segments)
+            owner_id = None if owner is None else owner.id
+            states.append(JudgedState(job, verdict, reason, owner_id, rows, size, written[job]))
     states.sort(key=lambda state: (state.verdict, state.job))
     return StateListing(store.location, states, None if owners is None else len(owners))
-
-
-def _judge_state(
-    job: str, written_at: int, record: JobRecord | StateError, resources: ClusterResources | None
-) -> JudgedState:
-    if isinstance(record, StateError):
-        return JudgedState(job, "unknown", str(record), None, 0, 0, written_at)
-    owner, segments = record.owner, live_segments(record)
-    verdict: Verdict = "unknown"
-    if resources is not None:
-        verdict, reason = resources.judge(job, owner)
-    else:
-        reason = "no owner is on record" if owner is None else f"it belongs to {owner.owner}"
-    rows, size = sum(segment.rows for segment in segments), sum(segment.bytes for segment in segments)
-    return JudgedState(job, verdict, reason, None if owner is None else owner.id, rows, size, written_at)
 
 
 def read_resources(path: Path) -> list[StateOwner]:

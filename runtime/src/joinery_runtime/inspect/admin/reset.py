@@ -19,7 +19,6 @@ from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts.stores import open_store
 from joinery_runtime.inspect.admin.reset_target import (
     BrokerOffsets,
-    Change,
     PartitionOffsets,
     Reset,
     Target,
@@ -42,7 +41,21 @@ def reset_command(
 ) -> None:
     """Says what changes per partition, and changes it unless `dry_run`. Raises JoineryError; then nothing changed."""
     job = durable(job)
-    kafka = _kafka_input(job, name)
+    side = _find_input(job, name)
+    kafka = side.kafka
+    if isinstance(side, UnionInput):
+        raise JoineryError(
+            f"Input {name} of job {job.name} is a union of {listed(part.name for part in side.parts)}",
+            facts="only the offsets of an input that is read by itself can be reset",
+            todo="To read it again, start the job with new state, or restore a savepoint (joinery state restore)",
+        )
+    if kafka is None:
+        raise JoineryError(
+            f"Input {name} of job {job.name} is a file",
+            facts="only the offsets of Kafka inputs can be reset",
+            todo="To read it again, start the job with new state. To give a planned epoch up, write --drop-planned "
+            "without --input",
+        )
     with open_store(job, say) as opened:
         state = _input_state(record_of(job, opened.store), name, drop_planned=drop_planned)
         broker = _on_broker(name, kafka, state, target)
@@ -145,25 +158,6 @@ def _find_input(job: Job, name: str) -> Input:
     return inputs[name]
 
 
-def _kafka_input(job: Job, name: str) -> KafkaInput:
-    side = _find_input(job, name)
-    kafka = side.kafka
-    if isinstance(side, UnionInput):
-        raise JoineryError(
-            f"Input {name} of job {job.name} is a union of {listed(part.name for part in side.parts)}",
-            facts="only the offsets of an input that is read by itself can be reset",
-            todo="To read it again, start the job with new state, or restore a savepoint (joinery state restore)",
-        )
-    if kafka is None:
-        raise JoineryError(
-            f"Input {name} of job {job.name} is a file",
-            facts="only the offsets of Kafka inputs can be reset",
-            todo="To read it again, start the job with new state. To give a planned epoch up, write --drop-planned "
-            "without --input",
-        )
-    return kafka
-
-
 def _on_broker(name: str, kafka: KafkaInput, state: InputState, target: Target) -> BrokerOffsets:
     """The broker's offsets of the input's topics; for a topic pattern, of the topics that were read. Raises SourceError
     if there is no topic or no broker."""
@@ -223,7 +217,18 @@ def _planned_refusal(record: JobRecord) -> JoineryError:
 
 def offset_report(name: str, reset: Reset) -> Iterator[str]:
     """Yields a line per partition, and what the change means."""
-    rows = [("partition", "stored", "new", "records", "broker has"), *map(_change_row, reset.changes)]
+    rows = [("partition", "stored", "new", "records", "broker has")]
+    for change in reset.changes:
+        if change.stored is None:
+            effect = "never read"
+        elif change.delta == 0:
+            effect = "the same" if change.stored == change.new else "stored offset is gone"
+        else:
+            effect = f"{change.delta} skipped" if change.delta > 0 else f"{-change.delta} read again"
+        name_of_partition = f"{change.partition.topic}-{change.partition.partition}"
+        stored = "-" if change.stored is None else str(change.stored)
+        available = f"{change.available.earliest} to {change.available.end}"
+        rows.append((name_of_partition, stored, str(change.new), effect, available))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -240,19 +245,3 @@ def offset_report(name: str, reset: Reset) -> Iterator[str]:
         yield "Rows that are still in the state join again with rows that are read again: output repeats."
     if any(change.delta > 0 for change in reset.changes):
         yield "Records that are skipped are not read: what they would have joined with stays without them."
-
-
-def _change_row(change: Change) -> tuple[str, ...]:
-    if change.stored is None:
-        effect = "never read"
-    elif change.delta == 0:
-        effect = "the same" if change.stored == change.new else "stored offset is gone"
-    else:
-        effect = f"{change.delta} skipped" if change.delta > 0 else f"{-change.delta} read again"
-    return (
-        f"{change.partition.topic}-{change.partition.partition}",
-        "-" if change.stored is None else str(change.stored),
-        str(change.new),
-        effect,
-        f"{change.available.earliest} to {change.available.end}",
-    )

@@ -41,7 +41,28 @@ class SessionsDescription(StepDescription[SessionAggregation]):
         timers, last = SessionTimers(self.kind, self.step, epoch_times), rows.column(TS).to_numpy()
         rows = rows.filter(pa.array(timers.is_kept(last)))
         rows = rows.take(pc.sort_indices(pa.table([rows.column(START)], names=[START]), [(START, "ascending")]))
-        return list(_session_views(timers, rows, to_json))
+        last, forced, emitted = rows.column(TS).to_numpy(), bool_column(rows, FORCED), bool_column(rows, EMITTED)
+        groups = [rows.column(name) for name in self.step.sides[0].intake.keys]
+        # The present aggregates of each session, as in the output; capped sessions have none.
+        calls, aggregates = self.kind.aggregates, list[dict[str, Any]]({} for _ in forced)
+        numbers = np.flatnonzero(~forced)
+        if calls and len(numbers):
+            folded = Folding(calls).results(rows.take(pa.array(numbers)))
+            results = pa.table(folded, names=[call.name for call in calls])
+            for number, text in zip(numbers.tolist(), to_json(results), strict=True):
+                aggregates[number] = json.loads(text)
+        columns = {
+            "start": rows.column(START).to_pylist(),
+            "last": last.tolist(),
+            "session_id": key_hash([*groups, rows.column(START)]).tolist(),
+            "capped": forced.tolist(),
+            "emitted": (forced | timers.has_gone_out(last, emitted)).tolist(),
+            "due": timers.goes_out_next(last).tolist(),
+            "goes": (~_is_not_before(last, epoch_times.horizon(self.step.sides[0].part))).tolist(),
+            "aggregates": aggregates,
+        }
+        values = zip(*columns.values(), strict=True)
+        return [SessionView(timers, **dict(zip(columns, of_session, strict=True))) for of_session in values]
 
     def count_text(self, entries: Sequence[EntryView]) -> str:
         capped = sum(isinstance(session, SessionView) and session.capped for session in entries)
@@ -174,30 +195,6 @@ class SessionView:
         else:
             coming = f"is emitted when {self.timers.above(out)}, unless it grows; {eviction}"
         return f"session {bounds}: {values}{'; ' if values else ''}{coming}"
-
-
-def _session_views(timers: SessionTimers, rows: pa.RecordBatch, to_json: ToJson) -> Iterator[SessionView]:
-    last, forced, emitted = rows.column(TS).to_numpy(), bool_column(rows, FORCED), bool_column(rows, EMITTED)
-    groups = [rows.column(name) for name in timers.step.sides[0].intake.keys]
-    # The present aggregates of each session, as in the output; capped sessions have none.
-    calls, aggregates = timers.sessions.aggregates, list[dict[str, Any]]({} for _ in forced)
-    numbers = np.flatnonzero(~forced)
-    if calls and len(numbers):
-        results = pa.table(Folding(calls).results(rows.take(pa.array(numbers))), names=[call.name for call in calls])
-        for number, text in zip(numbers.tolist(), to_json(results), strict=True):
-            aggregates[number] = json.loads(text)
-    columns = {
-        "start": rows.column(START).to_pylist(),
-        "last": last.tolist(),
-        "session_id": key_hash([*groups, rows.column(START)]).tolist(),
-        "capped": forced.tolist(),
-        "emitted": (forced | timers.has_gone_out(last, emitted)).tolist(),
-        "due": timers.goes_out_next(last).tolist(),
-        "goes": (~_is_not_before(last, timers.epoch_times.horizon(timers.step.sides[0].part))).tolist(),
-        "aggregates": aggregates,
-    }
-    for values in zip(*columns.values(), strict=True):
-        yield SessionView(timers, **dict(zip(columns, values, strict=True)))
 
 
 # --- of all -----------------------------------------------------------------------------------------------------------
