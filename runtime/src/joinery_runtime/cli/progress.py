@@ -317,9 +317,9 @@ class TableProgress(RunProgress):
                 table.add_column(heading, justify="left" if heading == "side" else "right")
             for part, totals in report.totals.parts.items():
                 size = report.parts[part]
-                counts = (totals.stored, totals.expired, totals.lookups, totals.matches, totals.peak)
+                since_start = (totals.stored, totals.expired, totals.lookups, totals.matches, totals.peak)
                 side = _side_name(self._job, part)
-                table.add_row(side, f"{size.rows:,}", f"{size.bytes / 1e6:,.1f}", *(f"{n:,}" for n in counts))
+                table.add_row(side, f"{size.rows:,}", f"{size.bytes / 1e6:,.1f}", *(f"{n:,}" for n in since_start))
             tables.append(table)
         self._live.update(Group(*tables, *footer))
 

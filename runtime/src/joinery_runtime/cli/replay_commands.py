@@ -39,14 +39,14 @@ def why_command(job: Job, key: Sequence[str], record: str | None, until: int | N
         raise JoineryError("It is not clear what is asked for", todo="Give either --key COLUMN=VALUE or --record")
     at: tuple[str, int, int] | None = None
     if record is not None:
-        place = _PLACE.fullmatch(record)
-        if place is None:
+        match = _PLACE.fullmatch(record)
+        if match is None:
             raise JoineryError(
                 f"--record {record} names no record",
                 facts="a record is TOPIC:PARTITION=OFFSET, of a file PATH:0=BYTE, of a trace INPUT:PARTITION=NUMBER",
                 todo="Take it from a dead letter, from `joinery state show`, or from the topic",
             )
-        at = place["topic"], int(place["partition"]), int(place["offset"])
+        at = match["topic"], int(match["partition"]), int(match["offset"])
     job = with_functions(job)
     if steps is not None:
         store, trace_steps = MemoryStore(), [step for _, step in read_steps(steps)]

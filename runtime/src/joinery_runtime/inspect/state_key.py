@@ -117,10 +117,10 @@ def step_keys(job: StreamJoin, pipeline: Pipeline, texts: Sequence[str], number:
     complete_keys = []
     for index in steps:
         pairs = job.keys_of(job.joins[index])
-        places = [_pair_index(pairs, name) for name in texts_by_column]
+        indexes = [_pair_index(pairs, name) for name in texts_by_column]
         # The texts may name other columns, or not all columns of the key.
-        if sorted(place for place in places if place is not None) == list(range(len(pairs))) and None not in places:
-            values = [value for _, value in sorted(zip(places, texts_by_column.values(), strict=True))]
+        if sorted(index for index in indexes if index is not None) == list(range(len(pairs))) and None not in indexes:
+            values = [value for _, value in sorted(zip(indexes, texts_by_column.values(), strict=True))]
             complete_keys.append(_step_key(job, pipeline, index, values))
     if not complete_keys:
         raise JoineryError(
