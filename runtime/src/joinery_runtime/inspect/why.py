@@ -117,11 +117,11 @@ class Explained:
     def document(self) -> dict[str, Any]:
         position, record = self.record.position, self.record
         nearest = self.outcome.nearest if self.outcome is not None and self.unmatched else None
-        made: list[dict[str, Any]] = []
+        output_rows: list[dict[str, Any]] = []
         for epoch, row in _list_rows(self.produced):
             rule = self._padding_rule(epoch, row)
             label = "unmatched" if rule == ALONE else "padded"
-            made.append({"epoch": epoch, "row": row, **({} if rule is None else {label: rule_of(rule)})})
+            output_rows.append({"epoch": epoch, "row": row, **({} if rule is None else {label: rule_of(rule)})})
         return {
             "input": position.partition.input,
             "topic": position.partition.topic,
@@ -134,7 +134,7 @@ class Explained:
             "dropped": self.reason,
             "rule": self.rule,
             "detail": self.detail,
-            "made": made,
+            "made": output_rows,
             "part_of": [{"epoch": epoch, "row": row} for epoch, row in _list_rows(self.part_of)],
             "prevented": [{"epoch": epoch, "row": row} for epoch, row in _list_rows(self.prevented)],
             "state": None if self.outcome is None else self.outcome.retention.document(),
