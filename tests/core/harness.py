@@ -51,10 +51,13 @@ from joinery_runtime.engine.tasks import (
     WorkerProcesses,
     outcome,
     ranges_by_peer,
+    read_own_rows,
     run_epoch,
     run_share,
+    run_step,
+    sorted_by_shard,
 )
-from joinery_runtime.engine.worker import Block, Worker, WorkerParts
+from joinery_runtime.engine.worker import Block, Sent, Worker, WorkerParts
 from joinery_runtime.formats.batch import PartitionRef, RawBatch
 from joinery_runtime.formats.records import Decoded, Decoder
 from joinery_runtime.inspect.trace_environment import LocalCapture
@@ -175,11 +178,13 @@ class Result:
 
 @dataclass
 class PeersHost:
-    """Peers of co-partitioned inputs, as on Spark: each reads its own partitions and sees no row of another one. What
-    they report is pickled. `apart` counts the epochs that were run so; the others are run by one of them."""
+    """Peers as on Spark. Those of co-partitioned inputs each read their own partitions and see no row of another one;
+    others each read everything (small epochs), and exchange what a step makes. What they report is pickled. `apart` and
+    `reading_all` count the epochs that were run so; the others are run by one of them."""
 
     workers: Sequence[Worker]
     apart: int = 0
+    reading_all: int = 0
     attempts: int = 0
     cores: int | None = None
     processes: int = 1
@@ -189,17 +194,42 @@ class PeersHost:
         peers = WorkerProcesses(len(self.workers))
         if not work.judges_inputs:
             peers = peers.without_exchange(work.plan.co_partitions, shards)
-        if not peers.co_partitions:
-            return run_epoch(self.workers[0], work, f"whole-{self.attempts}", Threads())
+        peers = peers.each_reading_all(shards)
+        if peers.co_partitions:
+            return self._run_apart(work, peers)
+        if peers.reads_all:
+            return self._run_reading_all(work, peers)
+        return run_epoch(self.workers[0], work, f"whole-{self.attempts}", Threads())
+
+    def _run_reading_all(self, work: EpochWork, peers: WorkerProcesses) -> EpochOutcome:
+        shards, workers = work.plan.shards, self.workers[: peers.count]
+        self.reading_all += 1
+        inboxes = [
+            sorted_by_shard(read_own_rows(worker, work, peers, peer, Threads())) for peer, worker in enumerate(workers)
+        ]
+        for step in range(workers[0].steps):
+            sent: list[list[Sent]] = [[] for _ in workers]
+            for peer, worker in enumerate(workers):
+                attempt, own = f"peer-{peer}-{self.attempts}", peers.shards_of(peer, shards)
+                for shard, block in run_step(worker, work, step, own, inboxes[peer], attempt, Threads()):
+                    sent[peers.owner(shard, shards)].append((shard, block))
+            inboxes = list(map(sorted_by_shard, sent))
+        return self._collected(work, pickle.loads(pickle.dumps(list(inboxes[0][shards]))))
+
+    def _run_apart(self, work: EpochWork, peers: WorkerProcesses) -> EpochOutcome:
+        shards = work.plan.shards
         self.apart += 1
         made: list[Block] = []
         for peer, (worker, ranges) in enumerate(zip(self.workers, ranges_by_peer(work, peers), strict=True)):
             attempt = f"peer-{peer}-{self.attempts}"
             given = run_share(worker, work, ranges, peers.shards_of(peer, shards), attempt, Threads())
             made += pickle.loads(pickle.dumps(list(given)))
+        return self._collected(work, made)
+
+    def _collected(self, work: EpochWork, made: Sequence[Block]) -> EpochOutcome:
         reports = [block for block in made if isinstance(block, ReadReport | LateRecords)]
         read = self.workers[0].collect(work, reports, f"collect-{self.attempts}")
-        return outcome(read, made, self.workers[0].steps, shards)
+        return outcome(read, made, self.workers[0].steps, work.plan.shards)
 
 
 BRANCHES = 6  # of each union: more than any history has partitions

@@ -12,6 +12,7 @@ from pyspark import SparkContext
 
 from e2e.spark_trace import TASK_CONF, SparkTrace
 from joinery_devkit.spark_cluster import spark_home
+from joinery_runtime.engine.planner import Planner
 from joinery_runtime.hosts.spark import start_context
 from joinery_runtime.hosts.stores import PostgresStoreAddress
 from joinery_runtime.inspect.trace import run_trace
@@ -89,6 +90,11 @@ def test_the_sample_has_every_kind() -> None:
 
 
 class TestFirstHalf:
+    @pytest.fixture(autouse=True)
+    def exchange(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """All epochs are small, and executors would exchange nothing before a second step."""
+        monkeypatch.setattr(Planner, "is_small", lambda *_: False)
+
     @pytest.mark.parametrize("trace", SAMPLE[::2], ids=lambda trace: trace.name)
     def test_a_trace(self, trace: Trace, environment: SparkTrace, store: PostgresStore) -> None:
         run_straight(trace, environment, store)
@@ -101,6 +107,10 @@ class TestSecondHalf:
 
 
 class TestRestarts:
+    @pytest.fixture(autouse=True)
+    def exchange_in_every_other_epoch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Planner, "is_small", lambda _, plan: plan.epoch % 2 == 0)
+
     @pytest.mark.parametrize("trace", ONE_OF_EACH.values(), ids=ONE_OF_EACH)
     def test_a_trace_with_restarts_and_rescaling(
         self, trace: Trace, environment: SparkTrace, store: PostgresStore

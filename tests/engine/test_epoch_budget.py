@@ -20,6 +20,7 @@ from joinery_runtime.engine.epoch_budget import (
     RecordSizes,
     RowSpread,
     allowed_bytes,
+    is_small,
     smaller_plan,
 )
 from joinery_runtime.engine.loop import JobListener, Outages, run_until_stopped
@@ -199,3 +200,23 @@ def test_large_records_that_nobody_expected_are_read_in_small_epochs(
     assert len(world.output.table) == len(set(world.output.table)) == 40 * 40
     assert record(world).plan is None
     world.close()
+
+
+# --- small epochs -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("records_of_a", "records_of_b", "small"),
+    [(0, 0, True), (4_096, 0, True), (4_000, 96, True), (4_000, 97, False), (96, 1_000, True), (96, 1_048, False)],
+    ids=["nothing", "all", "of both", "too many", "few", "too many bytes"],
+)
+def test_an_epoch_is_small_by_its_records_and_by_their_bytes(records_of_a: int, records_of_b: int, small: bool) -> None:
+    sizes = sizes_of(a=10, b=1_000 if records_of_a < 4_000 else 10)
+    ranges = [Range(A, 5, 5 + records_of_a), Range(B, 7, 7 + records_of_b)]
+    assert is_small(ranges, sizes, count) is small
+
+
+def test_records_of_an_unknown_size_are_not_taken_for_small_ones() -> None:
+    sizes = RecordSizes()
+    for records, small in ((1_024, True), (1_025, False)):
+        assert is_small([Range(A, 0, records)], sizes, count) is small

@@ -16,9 +16,10 @@ from joinery_runtime.connectors.source import Range
 from joinery_runtime.core.pipeline.sides import LEFT
 from joinery_runtime.core.table.keyhash import shard_starts
 from joinery_runtime.core.table.partitioning import partition_addresses
-from joinery_runtime.engine.messages import EpochWork, ReadSummary, ShardSummary
+from joinery_runtime.engine.messages import EpochWork, PartitionRead, ReadSummary, ShardSummary
 from joinery_runtime.engine.plan import EpochPlan
-from joinery_runtime.engine.tasks import Threads, WorkerProcesses, run_share
+from joinery_runtime.engine.read_report import ReadReport
+from joinery_runtime.engine.tasks import Threads, WorkerProcesses, read_own_rows, run_share
 from joinery_runtime.engine.worker import Block, RowBlock, Sent
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.formats.batch import PartitionRef
@@ -191,3 +192,50 @@ def test_a_row_that_another_peer_should_have_read_is_not_lost_in_silence() -> No
         run_share(_Lost(), work, places, [0], "a", Threads())
     (summary,) = run_share(_Lost(), work, places, [1], "a", Threads())
     assert summary == ShardSummary(0, 1, rows_in=1)
+
+
+# --- peers that each read all -----------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 12), st.integers(1, 12))
+def test_peers_that_each_read_all_have_a_shard_each(count: int, shards: int) -> None:
+    peers = WorkerProcesses(count, 3).each_reading_all(shards)
+    assert peers.threads == 3
+    if peers.reads_all:
+        assert 1 < peers.count <= 8
+        assert all(peers.shards_of(peer, shards) for peer in range(peers.count))
+    else:
+        assert min(count, shards) == 1 or min(count, shards) > 8
+
+
+def test_peers_that_exchange_nothing_read_their_own_partitions() -> None:
+    peers = WorkerProcesses(2).without_exchange(4, 8)
+    assert peers.each_reading_all(8) == peers
+
+
+class _ReadsAll(_Lost):
+    """A worker that reads, of each range, a row for each shard."""
+
+    def read(self, work: EpochWork, ranges: Iterable[Range], lane: int = 0) -> Iterator[Sent]:
+        for planned in ranges:
+            row = pa.record_batch({"partition": [planned.partition.partition]})
+            yield from ((shard, RowBlock(0, LEFT, row)) for shard in range(work.plan.shards))
+            yield work.plan.shards, ReadReport(PartitionRead(planned.partition, records=1, dead=1), b"letters")
+
+
+@given(count=st.integers(2, 5), shards=st.integers(2, 8), ranges=st.integers(0, 7), threads=st.integers(1, 2))
+def test_each_shard_gets_all_rows_once_and_each_range_is_reported_once(
+    count: int, shards: int, ranges: int, threads: int
+) -> None:
+    planned = tuple(Range(PartitionRef("l", "t", partition), 0, 1 + partition) for partition in range(ranges))
+    work = EpochWork(1, EpochPlan(7, shards, planned, {}), ())
+    peers, pool = WorkerProcesses(count).each_reading_all(shards), Threads(threads)
+    kept = [list(read_own_rows(_ReadsAll(), work, peers, peer, pool)) for peer in range(peers.count)]
+    pool.close()
+    for peer, of_peer in enumerate(kept):
+        rows = {(shard, *block.rows.column(0).to_pylist()) for shard, block in of_peer if isinstance(block, RowBlock)}
+        own = peers.shards_of(peer, shards)
+        assert rows == {(shard, partition) for shard in own for partition in range(ranges)}
+        assert sum(isinstance(block, RowBlock) for _, block in of_peer) == len(rows)
+    reports = [block.read.partition for of_peer in kept for _, block in of_peer if isinstance(block, ReadReport)]
+    assert sorted(reports) == [one.partition for one in planned]

@@ -81,6 +81,21 @@ class HasDeadLetters(FailingWorker):
 
 
 @dataclass(frozen=True, kw_only=True)
+class HasDeadLettersOnce(HasDeadLetters):
+    """Each range of one epoch has a dead letter."""
+
+    epoch: int
+
+    def read(self, work: EpochWork, ranges: Sequence[Range], lane: int = 0) -> Iterator[tuple[int, Any]]:
+        of_kind = HasDeadLetters if work.plan.epoch == self.epoch else FailingWorker
+        return of_kind.read(self, work, ranges, lane)
+
+    def collect(self, work: EpochWork, reports: Iterable[ReadReport], attempt: str) -> ReadSummary:
+        of_kind = HasDeadLetters if work.plan.epoch == self.epoch else FailingWorker
+        return of_kind.collect(self, work, reports, attempt)
+
+
+@dataclass(frozen=True, kw_only=True)
 class EndsItsExecutor(FailingWorker):
     """The first step of shard 0 takes its executor with it, when its rows are there."""
 

@@ -22,6 +22,7 @@ from hosts.stand_ins import (
     FailingWorker,
     FailsAfterwards,
     HasDeadLetters,
+    HasDeadLettersOnce,
     KillsItsExecutor,
     WaitsForTheOther,
 )
@@ -30,6 +31,7 @@ from joinery_devkit.spark_cluster import StandaloneCluster, spark_home
 from joinery_runtime.connectors.source import Range
 from joinery_runtime.engine.messages import EpochWork
 from joinery_runtime.engine.plan import EpochPlan
+from joinery_runtime.engine.planner import Planner
 from joinery_runtime.errors import DataLoss, JoineryError, RecordError, SinkError
 from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.hosts.spark import DEFAULT_CONF, SparkHost, start_context
@@ -153,6 +155,85 @@ def test_dead_letters_of_peers_that_exchange_no_rows_are_collected_by_one_task(c
         assert stage_names(context, ids[0]) == names
 
 
+SMALL = replace(WORK, is_small=True)
+
+
+@pytest.mark.parametrize(
+    ("steps", "named", "expected"),
+    [
+        (1, ["small: read, join 1"], {(0, 0): 3, (0, 1): 0}),
+        (2, ["small: read, join 1", "small: join 2"], {(0, 0): 3, (0, 1): 0, (1, 0): 0, (1, 1): 3}),
+    ],
+)
+def test_in_a_small_epoch_each_peer_reads_all_and_what_is_read_counts_once(
+    context: SparkContext, steps: int, named: list[str], expected: dict[tuple[int, int], int]
+) -> None:
+    """All three ranges have their row in shard 0."""
+    worker = FailingWorker("never", RuntimeError(), steps)
+    work = replace(SMALL, plan=replace(SMALL.plan, epoch=80 + steps))
+    outcome = SparkHost(context, WorkerSetup(f"small {steps}", worker, steps), "small").run(work)
+    assert {task: summary.rows_out for task, summary in outcome.shards.items()} == expected
+    assert sorted(read.partition.partition for read in outcome.read.partitions) == [0, 1, 2]
+    (job,) = context.statusTracker().getJobIdsForGroup(f"small epoch {work.plan.epoch}")
+    assert stage_names(context, job) == named
+
+
+@pytest.mark.parametrize(
+    ("work", "functions"), [(SMALL, True), (replace(SMALL, careful=True), False)], ids=["functions", "careful"]
+)
+def test_what_may_be_dear_to_read_is_read_by_one_peer(context: SparkContext, work: EpochWork, functions: bool) -> None:
+    worker, epoch = FailingWorker("never", RuntimeError(), 1), 84 + functions
+    setup = WorkerSetup(f"dear {functions}", worker, 1, calls_functions=functions)
+    SparkHost(context, setup, "dear").run(replace(work, plan=replace(work.plan, epoch=epoch)))
+    (job,) = context.statusTracker().getJobIdsForGroup(f"dear epoch {epoch}")
+    assert stage_names(context, job) == ["dear: read", "dear: join 1"]
+
+
+def test_dead_letters_of_small_epochs_are_collected_by_one_task(context: SparkContext) -> None:
+    worker = HasDeadLetters("never", RuntimeError(), steps=1)
+    host = SparkHost(context, WorkerSetup("small letters", worker, worker.steps), "letters")
+    jobs = [(91, ["letters: read, join 1"], 2), (92, ["letters: read, join 1", "letters: collect"], 1)]
+    for epoch, names, count in jobs:
+        outcome = host.run(replace(SMALL, plan=replace(SMALL.plan, epoch=epoch)))
+        assert outcome.read.dead_letters == LETTERS
+        assert sorted(read.partition.partition for read in outcome.read.partitions) == [0, 1, 2]
+        assert {task: summary.rows_out for task, summary in outcome.shards.items()} == {(0, 0): 3, (0, 1): 0}
+        ids = sorted(context.statusTracker().getJobIdsForGroup(f"letters epoch {epoch}"))
+        assert len(ids) == count, "the first epoch with dead letters is run again, later ones are not"
+        assert stage_names(context, ids[0]) == names
+
+
+def test_the_stage_that_collects_is_left_out_again_after_a_while_without_dead_letters(
+    context: SparkContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("joinery_runtime.hosts.spark._COLLECTING_EPOCHS", 1)
+    worker = HasDeadLettersOnce("never", RuntimeError(), steps=1, epoch=95)
+    host = SparkHost(context, WorkerSetup("letters once", worker, worker.steps), "once")
+    newest: list[list[str]] = []
+    for epoch in (94, 95, 96, 97):
+        outcome = host.run(replace(SMALL, plan=replace(SMALL.plan, epoch=epoch)))
+        assert outcome.read.dead_letters == (LETTERS if epoch == 95 else None)
+        newest.append(stage_names(context, max(context.statusTracker().getJobIdsForGroup(f"once epoch {epoch}"))))
+    assert [names[1:] for names in newest] == [[], ["once: collect"], ["once: collect"], []]
+
+
+@pytest.mark.parametrize("at", ["read", "step 0", "collect"])
+def test_an_error_of_a_small_epoch_arrives_as_it_was_raised(context: SparkContext, at: str) -> None:
+    error = DataLoss("what happened", facts="at t/0 offset 5", todo="Mend it")
+    worker = (HasDeadLetters if at == "collect" else FailingWorker)(at, error, steps=1)
+    with pytest.raises(DataLoss) as raised:
+        SparkHost(context, WorkerSetup(f"small {at}", worker, worker.steps), "job").run(SMALL)
+    assert str(raised.value) == str(error)
+
+
+def test_a_small_epochs_peer_is_run_again_where_its_executor_dies(context: SparkContext, tmp_path: Path) -> None:
+    worker = EndsItsExecutor("never", RuntimeError(), steps=1, directory=tmp_path)
+    outcome = SparkHost(context, WorkerSetup("a small epoch's peer dies", worker, worker.steps), "job").run(SMALL)
+    assert (tmp_path / "ended").exists()
+    assert {task: summary.rows_out for task, summary in outcome.shards.items()} == {(0, 0): 3, (0, 1): 0}
+    assert sorted(read.partition.partition for read in outcome.read.partitions) == [0, 1, 2]
+
+
 @pytest.mark.parametrize("at", ["read", "step 0", "collect"])
 def test_an_error_of_a_peer_that_exchanges_no_rows_arrives_as_it_was_raised(context: SparkContext, at: str) -> None:
     error = DataLoss("what happened", facts="at t/0 offset 5", todo="Mend it")
@@ -252,15 +333,23 @@ def check_state(job: StreamJoin, store: PostgresStore) -> None:
     assert store.sweep(job.name, record.generation) > 0
 
 
+@pytest.mark.parametrize("small", [True, False], ids=["each peer reads all", "peers exchange rows"])
 @pytest.mark.parametrize(
     "around",
     [FailsAfterwards, WaitsForTheOther, KillsItsExecutor],
     ids=["a task that failed once", "a task that ran twice at once", "an executor that died"],
 )
 def test_attempts_leave_rows_and_state_once(
-    around: Any, context: SparkContext, address: PostgresStoreAddress, store: PostgresStore, tmp_path: Path
+    around: Any,
+    small: bool,
+    context: SparkContext,
+    address: PostgresStoreAddress,
+    store: PostgresStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    job = parse_job(JOB.format(name=around.__name__.lower()), "job.yaml")
+    monkeypatch.setattr(Planner, "is_small", lambda *_: small)
+    job = parse_job(JOB.format(name=f"{around.__name__.lower()}-{'small' if small else 'large'}"), "job.yaml")
     environment = SparkTrace(context, address, tmp_path, partial(around, directory=tmp_path / "attempts"))
     once, never = Counter(KEYS), Counter[int]()
     assert traced(job, store, environment) == [never, once, once]

@@ -204,6 +204,16 @@ def test_placed_rdd(context: SparkContext) -> None:
     assert items.collect() == ["a", "b", "c"]
 
 
+def test_placed_empty_rdd(context: SparkContext) -> None:
+    locations = _locations(context)
+    placed = internals.placed_empty_rdd(context, 3, locations)
+    assert _preferred(context, placed, 3) == [*locations, locations[0]]
+    assert placed.collect() == [None] * 3
+    again, fewer = (internals.placed_empty_rdd(context, count, locations) for count in (3, 2))
+    assert again._jrdd.id() == placed._jrdd.id(), "Java keeps it"
+    assert fewer.collect() == [None] * 2
+
+
 def test_exchanged_rdd(context: SparkContext) -> None:
     """Under the name that is set, and with more pairs than are pickled at once."""
     context.setJobGroup("exchanged", "exchanged")

@@ -474,6 +474,28 @@ def test_peers_exchange_rows_while_the_keys_or_times_of_an_input_are_judged() ->
     assert share_out(replace(work, milliseconds={"in": "ts"}), 8, 4) == WorkerProcesses(4, 2)
 
 
+@pytest.mark.parametrize(
+    ("cores", "executors", "shards", "co_partitions", "peers"),
+    [
+        (6, 3, 8, 0, WorkerProcesses(3, 2, reads_all=True)),
+        (6, 3, 2, 0, WorkerProcesses(2, 2, reads_all=True)),  # who has no shard has nothing to read
+        (6, 3, 1, 0, WorkerProcesses(1, 2)),
+        (9, 9, 18, 0, WorkerProcesses(9, 1)),  # too many readers
+        (8, 4, 8, 4, WorkerProcesses(4, 2, co_partitions=4)),
+    ],
+)
+def test_peers_of_a_small_epoch_each_read_all(
+    cores: int, executors: int, shards: int, co_partitions: int, peers: WorkerProcesses
+) -> None:
+    plan = EpochPlan(7, shards, tuple(ranges_of([1] * 10)), {}, co_partitions=co_partitions)
+    work = EpochWork(1, plan, (), is_small=True)
+    assert share_out(work, cores, executors) == peers
+    assert not share_out(work, cores, executors, reads_once=True).reads_all
+    assert not share_out(replace(work, careful=True), cores, executors).reads_all
+    judged = replace(work, new_keys={"in": (frozenset({"k"}),)})
+    assert share_out(judged, cores, executors).co_partitions == 0, "each judges what all of them have read"
+
+
 # --- balanced ranges --------------------------------------------------------------------------------------------------
 
 sizes = st.lists(st.integers(0, 1000), max_size=12)

@@ -132,7 +132,7 @@ def test_an_epoch_is_a_job_with_a_group_to_cancel_and_a_description(seen: Seen) 
 
 
 def test_stages_say_what_they_do(seen: Seen) -> None:
-    group = {"orders-payments: read", "orders-payments: inner interval join"}
+    group = {"orders-payments: read, inner interval join"}
     assert {stage["name"] for stage in seen.stages if "epoch 1," in stage["description"]} == group
     assert group <= set(seen.listener.stages)
     assert group <= {event["Stage Info"]["Stage Name"] for event in seen.logged("StageCompleted")}

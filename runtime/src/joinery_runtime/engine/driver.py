@@ -421,6 +421,7 @@ class Driver:
             allowed=self._parts.planner.allowed_bytes(plan) if pending.may_shrink else {},
             merge_all=self._parts.planner.limits.capped,
             careful=self._is_deadly(plan),
+            is_small=self._parts.planner.is_small(plan),
             milliseconds={name: self._milliseconds[name] for name in new if name in self._milliseconds},
             new_keys={name: self._keys[name] for name in new if name in self._keys},
         )

@@ -29,6 +29,10 @@ PROBE_RECORDS = 20_000
 UNKNOWN_BYTES = 1024.0
 """The assumed size of a record while no record of its input has been read."""
 
+SMALL_RECORDS, SMALL_BYTES = 4_096, 1 << 20
+"""What several processes may all read of a small epoch. Reading it takes each of them some milliseconds, and a stage of
+Spark that exchanges its rows takes some tens."""
+
 _TOO_LARGE = 1.25
 """A plan may exceed its budget by this factor: sizes change from epoch to epoch, and each new partition is read."""
 
@@ -246,6 +250,13 @@ def allowed_bytes(ranges: Sequence[Range], sizes: RecordSizes, budget: Budget, c
     return {
         ref: min(most, int(budget.bytes * (size / total + 1 / len(expected)))) for ref, (_, size) in expected.items()
     }
+
+
+def is_small(ranges: Sequence[Range], sizes: RecordSizes, count: Count) -> bool:
+    """Say whether reading these ranges costs so little that several processes may each read all of them."""
+    expected = [_expected_size(planned, sizes, count) for planned in ranges]
+    records, size = sum(number for number, _ in expected), sum(of_range for _, of_range in expected)
+    return records <= SMALL_RECORDS and size <= SMALL_BYTES
 
 
 def _expected_size(planned: Range, sizes: RecordSizes, count: Count) -> tuple[int, float]:

@@ -57,7 +57,8 @@ class EpochWork:
     `milliseconds` are inputs of the plan, and branches of its unions, of which no event time is known yet, with the
     int64 column that is taken for milliseconds without a word of the user: the task rejects times that most likely
     count seconds. `new_keys` are the keys (`null_keys`) of those of which nothing is committed. `careful`: processes
-    have died of this plan, so each batch is decoded in another process first."""
+    have died of this plan, so each batch is decoded in another process first. `is_small`: the plan reads so little that
+    several processes may each read all of it."""
 
     generation: int
     plan: EpochPlan
@@ -70,6 +71,7 @@ class EpochWork:
     milliseconds: Mapping[str, str] = field(default_factory=dict)
     new_keys: Mapping[str, tuple[frozenset[str], ...]] = field(default_factory=dict)
     careful: bool = False
+    is_small: bool = False
 
     @property
     def judges_inputs(self) -> bool:

@@ -16,6 +16,7 @@ from joinery_runtime.engine.epoch_budget import (
     RecordSizes,
     RowSpread,
     allowed_bytes,
+    is_small,
     smaller_plan,
 )
 from joinery_runtime.engine.idleness import Idleness
@@ -311,6 +312,10 @@ class Planner:
     def allowed_bytes(self, plan: EpochPlan) -> dict[PartitionRef, int]:
         """The most bytes that reading each range of the plan may yield. A range that is not named has no limit."""
         return allowed_bytes(plan.ranges, self._sizes, self._budget, self._estimate_records)
+
+    def is_small(self, plan: EpochPlan) -> bool:
+        """Say whether the plan reads so little that several processes may each read all of it."""
+        return is_small(plan.ranges, self._sizes, self._estimate_records)
 
     def smaller(self, plan: EpochPlan) -> EpochPlan | None:
         """Returns the same epoch cut to the present budget; None if the plan is within it."""

@@ -3,7 +3,7 @@
 A peer reads its share of the planned ranges and runs every step of its share of the shards. What it makes for its own
 shards stays in its memory; the host carries what other peers' shards need. With one peer nothing is carried, and
 `run_epoch` runs the whole epoch. With co-partitioned inputs no peer needs what another one reads, and `run_share` runs
-all of a peer's part.
+all of a peer's part. In a small epoch each peer reads all ranges, and `read_own_rows` keeps the rows of its shards.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ from joinery_runtime.errors import JoineryError
 
 MAX_THREADS = 8
 """The most threads of one process: already with two, Python's lock was held a quarter of the time."""
+
+_MOST_READING_ALL = 8
+"""The most peers that each read all ranges: each of them is one more reader for the brokers."""
 
 _READY = 16  # items that may wait between the threads that make them and their reader; each has a bounded size
 
@@ -116,17 +119,27 @@ def _run_part(part: Iterator[T], ready: Queue[_QueueItem[T]], stopped: Event) ->
 @dataclass(frozen=True, slots=True)
 class WorkerProcesses:
     """`count` peers of a job, with `threads` threads each. With `co_partitions` they exchange no rows: each reads the
-    partitions whose rows live in its own shards. 0: the inputs are not co-partitioned, or there are too many peers."""
+    partitions whose rows live in its own shards. 0: the inputs are not co-partitioned, or there are too many peers.
+    With `reads_all`, each peer reads all ranges, and they exchange no rows before the first step."""
 
     count: int = 1
     threads: int = 1
     co_partitions: int = 0
+    reads_all: bool = False
 
     def without_exchange(self, co_partitions: int, shards: int) -> WorkerProcesses:
         """The same peers with these `co_partitions`, if every peer can get whole shards and whole partitions; else with
         0."""
         separable = self.count > 1 and bool(co_partitions) and math.gcd(co_partitions, shards) >= self.count
         return replace(self, co_partitions=co_partitions if separable else 0)
+
+    def each_reading_all(self, shards: int) -> WorkerProcesses:
+        """As many of these peers as get a shard, each of which reads all ranges. The same peers if there are too many
+        for that, or if they exchange nothing anyway."""
+        count = min(self.count, shards)
+        if self.co_partitions or count > _MOST_READING_ALL:
+            return self
+        return replace(self, count=count, reads_all=count > 1)
 
     def owner(self, shard: int, shards: int) -> int:
         """The peer that owns a shard. The shard number `shards` stands for the reports of reading and of the steps."""
@@ -215,6 +228,22 @@ def read_ranges(
 ) -> Generator[Sent, None, None]:
     dealt = deal_ranges(ranges, threads.count)
     yield from threads.merge([worker.read(work, share, lane) for lane, share in enumerate(dealt)])
+
+
+def read_own_rows(
+    worker: TaskWorker, work: EpochWork, peers: WorkerProcesses, peer: int, threads: Threads
+) -> Generator[Sent, None, None]:
+    """Reads all ranges, and keeps what a peer's own shards get. The report of each range is kept by one peer, so that
+    records and dead letters are counted once."""
+    shards, dealt = work.plan.shards, deal_ranges(work.plan.ranges, peers.count)
+    own = frozenset(peers.shards_of(peer, shards))
+    reported = {planned.partition for planned in dealt[peer]} if peer < len(dealt) else set()
+    for shard, block in read_ranges(worker, work, work.plan.ranges, threads):
+        if isinstance(block, ReadReport):
+            if block.read.partition in reported:
+                yield shard, block
+        elif shard in own:
+            yield shard, block
 
 
 def run_step(

@@ -82,7 +82,14 @@ class RunSpark:
         context = self._started_context(wiring, java)
         build = self.worker_builder(wiring.referring, context.master, stack)
         finds_late, routes = wiring.pipeline.finds_late_records, wiring.tasks.outputs.routing is not None
-        setup = WorkerSetup(build.digest, build, wiring.tasks.steps, finds_late, routes_rows=routes)
+        setup = WorkerSetup(
+            build.digest,
+            build,
+            wiring.tasks.steps,
+            finds_late,
+            routes_rows=routes,
+            calls_functions=bool(wiring.spec.functions),
+        )
         host = SparkHost(context, setup, wiring.name, self._warn, wiring.step_titles)
         if self._watch is not None:
             self._watch.begin_trial(None if settle else host.try_task)

@@ -2,14 +2,15 @@
 
     one peer:       parallelize([0]) -> mapPartitions(whole) -> collect
     several peers:  placed_on(ranges) -> mapPartitions(read) -> [exchange by peer -> mapPartitions(step)] -> collect
+    small epochs:   placed_on(nothing) -> mapPartitions(read_and_step) -> [exchange -> mapPartitions(step)] -> collect
     co-partitioned: placed_on(ranges) -> mapPartitions(share) -> [exchange to 0 -> mapPartitions(collect)] -> collect
 
 A peer's tasks go to the same executor in every epoch (`hosts.executors`), whose consumers have fetched what comes next,
 and whose caches have the segments of its shards.
 
 The RDD form costs half of the same job as DataFrames, and blocks stay opaque bytes: the JVM never sees a record (see
-docs/architecture.md, "Why an epoch loop of our own"). What stands in brackets comes once per step; where inputs are
-co-partitioned, only if peers may have dead letters.
+docs/architecture.md, "Why an epoch loop of our own"). What stands in brackets comes once per step, or per further step
+of a small epoch; where inputs are co-partitioned, only if peers may have dead letters.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from pyspark.errors import PySparkException
 from joinery_runtime.engine.function_calls import ENDED_TODO, calls_in
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary, TaskFailure
 from joinery_runtime.engine.read_report import read_summary
-from joinery_runtime.engine.tasks import MAX_THREADS, WorkerProcesses, deal_ranges, outcome, ranges_by_peer
+from joinery_runtime.engine.tasks import MAX_THREADS, WorkerProcesses, deal_ranges, ranges_by_peer
+from joinery_runtime.engine.tasks import outcome as epoch_outcome
 from joinery_runtime.errors import EnvironmentProblem, JoineryError, is_full, no_room, says_full
 from joinery_runtime.hosts.exchange_tls import encryption_warnings, exchange_todo, keep_from_tasks, tls_settings
 from joinery_runtime.hosts.executors import ActiveExecutors
@@ -45,6 +47,7 @@ from joinery_runtime.hosts.spark_internals import (
     exchanged_rdd,
     keep_environment_in_java,
     placed_again_rdd,
+    placed_empty_rdd,
     placed_rdd,
     silence_accumulator_server,
     start_java,
@@ -86,6 +89,10 @@ DEFAULT_CONF = {
     "spark.shuffle.reduceLocality.enabled": "false",  # else a peer that read most would get two tasks, another none
 }
 
+_COLLECTING_EPOCHS = 100
+"""After an epoch with dead letters, as many further ones have the stage that collects them. Without it, an epoch with
+dead letters is run twice."""
+
 _SPARKS_FILES = "Spark's own files"
 _LOG = Path(__file__).with_name("log4j2.properties")
 
@@ -104,17 +111,24 @@ class SparkHost:
     ) -> None:
         self._context, self._setup, self._warn = context, setup, warn
         self._warned = False
+        self._finds_letters_late, self._collects_letters_until = setup.collects_letters, 0
         self._cores: int | None = None
         self._processes = 1
         self._names = JobNames(context, job, steps or tuple(f"join {n + 1}" for n in range(setup.steps)))
         self._executors = ActiveExecutors(context, lambda _: process_for(setup, 1), self._names)
 
     def run(self, work: EpochWork) -> EpochOutcome:
+        epoch = work.plan.epoch
+        collects = self._finds_letters_late or epoch < self._collects_letters_until
+        self._setup = replace(self._setup, collects_letters=collects)
         try:
-            return self._run_epoch(work)
+            outcome = self._run_epoch(work)
         except LettersAfterSteps:
             self._setup = replace(self._setup, collects_letters=True)
-            return self._run_epoch(work)
+            outcome = self._run_epoch(work)
+        if self._setup.collects_letters and outcome.read.dead_letters is not None:
+            self._collects_letters_until = epoch + 1 + _COLLECTING_EPOCHS
+        return outcome
 
     def _run_epoch(self, work: EpochWork) -> EpochOutcome:
         results = self._run_stages(work)
@@ -125,7 +139,8 @@ class SparkHost:
         if epoch_outcomes:
             return replace(epoch_outcomes[0], runs_on="spark")
         (read,) = [result for result in results if isinstance(result, ReadSummary)] or [read_summary(results)]
-        return replace(outcome(read, results, self._setup.steps, work.plan.shards), runs_on="spark")
+        made = epoch_outcome(read, results, self._setup.steps, work.plan.shards)
+        return replace(made, runs_on="spark")
 
     @property
     def cores(self) -> int:
@@ -181,7 +196,13 @@ class SparkHost:
             executors = self._executors.locations()
             self._cores = self._executors.cores
             self._processes, _ = _processes_and_threads(self._cores, len(executors))
-            peers = share_out(work, self._cores, len(executors), routes_rows=self._setup.routes_rows)
+            peers = share_out(
+                work,
+                self._cores,
+                len(executors),
+                routes_rows=self._setup.routes_rows,
+                reads_once=self._setup.calls_functions,
+            )
             task = PeerTask(self._setup, work, peers)
             self._warn_of_exchange(work, task.peers)
             if task.peers.count == 1:
@@ -228,13 +249,23 @@ class SparkHost:
             reports = _exchange_parcels(shares, 1, executors)
             self._names.name_collect_stage()
             return reports.mapPartitionsWithIndex(partial(task.stage, self._setup.stages)), 1
-        shares = deal_ranges(task.work.plan.ranges, count)
-        carried = self._distribute_shares(shares, executors).mapPartitionsWithIndex(task.read)
-        self._names.name_read_stage()
-        for number in range(self._setup.stages):
+        carried: RDD[Any]
+        if task.peers.reads_all:
+            carried = self._distribute_nothing(count, executors).mapPartitionsWithIndex(task.read_and_step)
+            self._names.name_first_stage()
+        else:
+            shares = deal_ranges(task.work.plan.ranges, count)
+            carried = self._distribute_shares(shares, executors).mapPartitionsWithIndex(task.read)
+            self._names.name_read_stage()
+        for number in range(1 if task.peers.reads_all else 0, self._setup.stages):
             carried = _exchange_parcels(carried, count, executors).mapPartitionsWithIndex(partial(task.stage, number))
             self._names.name_step_stage(number)
         return carried, count
+
+    def _distribute_nothing(self, count: int, executors: Sequence[str]) -> RDD[Any]:
+        if executors:
+            return placed_empty_rdd(self._context, count, executors)
+        return self._context.parallelize([None] * count, count)
 
     def _distribute_shares(self, shares: Sequence[object], executors: Sequence[str]) -> RDD[Any]:
         if shares and executors:
@@ -247,14 +278,21 @@ def _exchange_parcels(sent: RDD[Any], peers: int, executors: Sequence[str]) -> R
     return placed_again_rdd(received, peers, executors) if executors else received
 
 
-def share_out(work: EpochWork, cores: int, executors: int, *, routes_rows: bool = False) -> WorkerProcesses:
+def share_out(
+    work: EpochWork, cores: int, executors: int, *, routes_rows: bool = False, reads_once: bool = False
+) -> WorkerProcesses:
     """One peer per executor, or per `MAX_THREADS` of its cores; never more than have something to do. `cores` are those
-    of all executors. There may be no executor yet. `routes_rows` is the setup's: peers then exchange rows anyway."""
+    of all executors. There may be no executor yet. `routes_rows` is the setup's: peers then exchange rows anyway. With
+    `reads_once`, no record is read by several peers."""
     processes, threads = _processes_and_threads(cores, executors)
     peers = WorkerProcesses(min(processes, max(work.plan.shards, len(work.plan.ranges))), threads)
     # Whether an input is read wrongly (`engine.null_keys`) is judged by what all peers have read.
     exchanges = work.judges_inputs or routes_rows
-    return peers if exchanges else peers.without_exchange(work.plan.co_partitions, work.plan.shards)
+    if not exchanges:
+        peers = peers.without_exchange(work.plan.co_partitions, work.plan.shards)
+    # A careful epoch decodes each batch in another process first.
+    may_read_all = work.is_small and not work.careful and not reads_once
+    return peers.each_reading_all(work.plan.shards) if may_read_all else peers
 
 
 def _processes_and_threads(cores: int, executors: int) -> tuple[int, int]:

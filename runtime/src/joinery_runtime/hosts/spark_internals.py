@@ -291,6 +291,14 @@ def placed_rdd(context: SparkContext, items: Sequence[object], locations: Sequen
     return RDD(_java(context).placed_rdd(payloads, locations), context, AutoBatchedSerializer(_PICKLING))
 
 
+def placed_empty_rdd(context: SparkContext, count: int, locations: Sequence[str]) -> RDD[Any]:
+    """Make `count` partitions with one None each: partition n prefers location n, and so on from the first one. As
+    `placed_rdd`, but Java keeps the RDD while the locations are the same, which saves an epoch the calls that make
+    it."""
+    placed = _java(context).location_rdd(tuple(locations[n % len(locations)] for n in range(count)))
+    return RDD(placed, context, AutoBatchedSerializer(_PICKLING))
+
+
 def exchanged_rdd(sent: RDD[Any], receivers: int) -> RDD[Any]:
     """Bring pairs of a receiver's number and a value to the receiver's partition.
 

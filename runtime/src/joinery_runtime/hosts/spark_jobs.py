@@ -54,6 +54,10 @@ class JobNames:
         """Name the stage whose end is built next: it reads."""
         self._name_stage("read")
 
+    def name_first_stage(self) -> None:
+        """Name the stage whose end is built next: each peer reads all ranges, and runs the first step."""
+        self._name_stage(f"read, {self._steps[0]}")
+
     def name_step_stage(self, number: int) -> None:
         """Name the stage whose end is built next: it runs this step, or collects reports after the last one."""
         self._name_stage(self._steps[number] if number < len(self._steps) else "collect")

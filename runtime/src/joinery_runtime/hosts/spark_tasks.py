@@ -1,8 +1,9 @@
 """The part of a Spark task that runs in an executor's Python process: a peer's share of an epoch.
 
 With one peer, its task runs the whole epoch. With co-partitioned inputs, a peer's task runs all of its part, and hands
-its reports to the driver; dead letters need a task that collects them from all peers. Otherwise a task reads, and a
-task per step follows; what they send each other goes through Spark's shuffle as (peer, parcel) and (peer, (shard,
+its reports to the driver; dead letters need a task that collects them from all peers. In a small epoch, a peer's task
+reads all ranges and runs the first step, and a task per further step follows. Otherwise a task reads, and a task per
+step follows; what they send each other goes through Spark's shuffle as (peer, parcel) and (peer, (shard,
 report)) (`engine.exchange`). A task consumes all of its input, even when it fails: PySpark ends a process that has not
 read its input to the end, and with it consumers, connections and caches.
 """
@@ -13,7 +14,7 @@ import gc
 import os
 import uuid
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,10 +31,12 @@ from joinery_runtime.engine.tasks import (
     Threads,
     WorkerProcesses,
     deal_ranges,
+    read_own_rows,
     read_ranges,
     run_epoch,
     run_share,
     run_step,
+    sorted_by_shard,
 )
 from joinery_runtime.engine.worker import Sent
 from joinery_runtime.errors import JoineryError, Superseded
@@ -53,13 +56,15 @@ class WorkerSetup:
     """How an executor process builds its worker. `digest` tells setups apart. `build` takes the cache directory, and
     the end of its context closes what the worker has opened. `steps` is the number of `TaskWorker.steps`.
     `collects_letters`: all peers may have dead letters after the last step, which a further stage collects.
-    `routes_rows`: the last step writes rows that any shard has made. Must pickle."""
+    `routes_rows`: the last step writes rows that any shard has made. `calls_functions`: reading a record may call
+    functions of the job, whose cost nobody knows. Must pickle."""
 
     digest: str
     build: WorkerFactory
     steps: int
     collects_letters: bool = False
     routes_rows: bool = False
+    calls_functions: bool = False
 
     @property
     def stages(self) -> int:
@@ -111,13 +116,28 @@ class PeerTask:
             if self.setup.collects_letters:
                 yield from ((0, (shards, report)) for report in reports)
                 return
-            if any(isinstance(report, ReadReport | LateRecords) and report.dead is not None for report in reports):
-                raise self._letters_after_steps("dead letters of peers that exchange no rows")
-            yield from ((0, report) for report in reports if isinstance(report, ReadReport | ShardSummary))
+            yield from self._report_to_driver(reports)
         except Superseded:
             raise
         except JoineryError as error:
             yield 0, TaskFailure(error)
+
+    def read_and_step(self, peer: int, partition: Iterable[object]) -> Iterator[Carried | tuple[int, Report]]:
+        """Reads all ranges of an epoch, and runs the first step of a peer's shards. If no stage follows, the reports go
+        to the driver."""
+        deque(partition, maxlen=0)
+        try:
+            process = process_for(self.setup, self.peers.threads)
+            inbox = sorted_by_shard(read_own_rows(process.worker, self.work, self.peers, peer, process.threads))
+            outgoing = self._run_own_shards(process, 0, peer, inbox, _attempt_name())
+            if self.setup.stages > 1:
+                yield from self._pack_parcels(outgoing)
+            else:
+                yield from self._report_to_driver([report for _, report in outgoing])
+        except Superseded:
+            raise
+        except JoineryError as error:
+            yield from self._broadcast_failure(error)
 
     def stage(self, number: int, peer: int, carried: Iterable[Carried]) -> Iterator[Carried | tuple[int, Result]]:
         """Runs a step of a peer's shards. In the last stage, the peer that gets the reports also ends the epoch."""
@@ -129,7 +149,7 @@ class PeerTask:
             yield from self._broadcast_failure(error)
 
     def _run_stage(self, number: int, peer: int, carried: Iterable[Carried]) -> Iterator[Carried | tuple[int, Result]]:
-        work, shards, attempt = self.work, self.work.plan.shards, _attempt_name()
+        attempt = _attempt_name()
         inbox: Inbox = defaultdict(deque)
         local: list[LocalParcel] = []
         for item in _receive_parcels(carried):
@@ -141,8 +161,7 @@ class PeerTask:
         own_rows = opened(local)
         for parcel in self._reread_own_rows(process, peer) if own_rows is None else own_rows:
             _deliver_item(inbox, parcel)
-        own = self.peers.shards_of(peer, shards) if number < self.setup.steps else []
-        outgoing = run_step(process.worker, work, number, own, inbox, attempt, process.threads)
+        outgoing = self._run_own_shards(process, number, peer, inbox, attempt)
         if number < self.setup.stages - 1:
             yield from self._pack_parcels(outgoing)
             return
@@ -152,7 +171,21 @@ class PeerTask:
         yield from ((0, report) for report in reports if isinstance(report, ShardSummary))
         if peer == 0:
             collected = [report for report in reports if isinstance(report, ReadReport | LateRecords)]
-            yield 0, process.worker.collect(work, collected, attempt)
+            yield 0, process.worker.collect(self.work, collected, attempt)
+
+    def _run_own_shards(
+        self, process: _Process, number: int, peer: int, inbox: Inbox, attempt: str
+    ) -> Generator[Sent, None, None]:
+        own = self.peers.shards_of(peer, self.work.plan.shards) if number < self.setup.steps else []
+        return run_step(process.worker, self.work, number, own, inbox, attempt, process.threads)
+
+    def _report_to_driver(self, reports: Iterable[object]) -> Iterator[tuple[int, Report]]:
+        """Yields the reports of a peer that has run all of its part. Raises LettersAfterSteps if there are dead letters
+        among them."""
+        listed = list(reports)
+        if any(isinstance(report, ReadReport | LateRecords) and report.dead is not None for report in listed):
+            raise self._letters_after_steps("dead letters of peers that exchange no rows")
+        yield from ((0, report) for report in listed if isinstance(report, ReadReport | ShardSummary))
 
     def _reread_own_rows(self, process: _Process, peer: int) -> Iterator[Parcel]:
         """Reads the rows that a peer's read task has left in another executor. That task has sent everything else."""
