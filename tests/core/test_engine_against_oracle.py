@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -14,11 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from budget import examples
-from core.cases import HISTORIES, Case, cases, cuts, punctual
+from core.cases import HISTORIES, START, Case, Epoch, cases, cuts, punctual
 from core.harness import check_against_oracle, few_hashes, merge_early, run
-from core.random_jobs import KINDS
-from joinery_devkit.oracle import brute_force, multiset, output_columns, output_row
+from core.random_jobs import KINDS, Job, known
+from joinery_devkit.oracle import Predicates, Row, brute_force, multiset, output_columns, output_row
 from joinery_runtime.core.table import compaction, sort
+from joinery_runtime.job import StreamJoin
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +43,39 @@ def search(kind: str, count: int, check: Callable[[Case], object]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_epoch_gives_the_oracles_rows_and_counts(kind: str) -> None:
     search(kind, 120, check_against_oracle)
+
+
+def test_a_condition_on_an_earlier_table_drops_no_version() -> None:
+    """A later step's condition on a table of an earlier step is about the version that was found (A1, J4)."""
+    schema = [{"name": name, "type": kind} for name, kind in (("k", "int64"), ("v", "int64"), ("ts", "timestamp"))]
+    inputs = [
+        {
+            "name": name,
+            "file": {"path": f"{name}.jsonl"},
+            "format": "json",
+            "schema": schema,
+            "eventTime": "ts",
+            "watermark": {"delay": "0ms"},
+            **({"table": {"key": ["k"]}} if name != "o" else {}),
+        }
+        for name in ("o", "r", "x")
+    ]
+    as_of = {"keys": {"o.k": "r.k"}, "asOf": {"historyRetention": "1h"}}
+    steps = [{"right": "r", **as_of}, {"right": "x", **as_of, "keys": {"o.k": "x.k"}, "where": "r.v > 0"}]
+    spec = {"inputs": inputs, "joins": steps, "output": {"file": {"path": "out.jsonl"}, "format": "json"}}
+    resource = StreamJoin.model_validate({"metadata": {"name": "early"}, "spec": spec})
+    condition = Predicates(known(lambda v: v > 0, ("r", "v")), left_reads=frozenset({"r"}))
+
+    def row(offset: int, v: int | None, *, deleted: bool = False) -> Row:
+        ts = START + 10 * offset
+        return Row(0, offset, ts, {"k": 1, "v": v, "ts": datetime.fromtimestamp(ts / 1000, UTC)}, deleted)
+
+    versions = [row(0, 3), row(1, 0), row(2, None, deleted=True), row(3, 4)]
+    epoch = Epoch({"r": versions, "x": [row(0, 1)], "o": [row(number, number) for number in range(4)]})
+    subject = Job(resource, {1: condition}, {}, {"k": "int64", "n": "integers"})
+    (result,) = check_against_oracle(Case(subject, dict.fromkeys("orx", (0,)), (epoch,)))
+    assert [(emitted["o_v"], emitted["r_v"]) for emitted in result.rows] == [(0, 3), (3, 4)]
+    assert not any(result.report.dropped.values())
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "broadcast"])

@@ -191,9 +191,9 @@ def steps_of(
                 own, right = checked[earliest], job.joins[earliest].right
                 if right not in step_predicates.left_reads:
                     checked[earliest] = replace(own, left=_both(own.left, step_predicates.left))
-                elif step_predicates.left_reads == {right}:
+                elif step_predicates.left_reads == {right} and job.joins[earliest].as_of is None:
                     checked[earliest] = replace(own, right=_both(own.right, step_predicates.left))
-                else:
+                else:  # also what reads a table alone: it is about the version that was found (A1)
                     checked[earliest] = replace(own, both=_both(own.both, step_predicates.left))
     by_step = keeps or {}
     first_windows = next((n for n, step in enumerate(job.joins) if step.window is not None), len(job.joins))
