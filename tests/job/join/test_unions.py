@@ -109,6 +109,62 @@ def test_sql_and_fields_are_the_same_job() -> None:
     }
 
 
+AGAIN = "SELECT who, ts FROM (SELECT order_id AS who, ts FROM us UNION ALL SELECT upper(order_id), ts FROM us {0}) x"
+
+
+def test_a_further_alias_in_sql_is_an_input_that_is_declared_twice() -> None:
+    written = document(inputs=[US])
+    text = AGAIN.format("second").replace("upper(order_id)", "CAST(upper(order_id) AS VARCHAR)")
+    in_sql = parse_job(json.dumps({**written, "spec": {**written["spec"], "sql": text}}), "job.json")
+    upper = {"expression": "CAST(upper(order_id) AS VARCHAR)", "as": "who"}
+    branches = [
+        {"input": "us", "select": [{"column": "order_id", "as": "who"}, {"column": "ts"}]},
+        {"input": "second", "select": [upper, {"column": "ts"}]},
+    ]
+    select = [{"column": "x.who"}, {"column": "x.ts"}]
+    twice = [US, {**US, "name": "second"}]
+    fields = job(inputs=twice, unions=[{"name": "x", "branches": branches}], select=select)
+    assert [source.name for source in in_sql.read_inputs] == ["us", "second"]
+    assert in_sql.repeats == {"second": "us"}
+    assert compile_job(in_sql) == compile_job(fields)
+    stored = stored_columns(compile_job(fields))
+    assert signature(in_sql, stored) == signature(fields, stored)
+
+
+@pytest.mark.parametrize(
+    ("alias", "words"),
+    [
+        ("", "give it an alias here, FROM us <alias>, and it is read again for this SELECT"),
+        ("us2", "'us' is read again as 'us2', which is the name of another input; write another alias"),
+        ('"s-2"', "which is then the name of an input; write an alias of letters, digits and underscores"),
+    ],
+)
+def test_an_alias_of_a_branch_that_is_read_again(alias: str, words: str) -> None:
+    said = mistakes(inputs=[US, {**US, "name": "us2"}], sql=AGAIN.format(alias))
+    assert words in said["spec.sql"], said
+
+
+def test_the_event_time_of_a_union_is_the_name_that_all_branches_have_for_it() -> None:
+    times = [{"column": "ts", "as": "seen"}, {"column": "ts", "as": "at"}]
+    branches = [
+        {"input": "us", "select": times},
+        {"input": "eu", "select": [{"column": "created", "as": "at"}, {"expression": "created", "as": "seen"}]},
+    ]
+    loaded = job(inputs=[EU, US], unions=[{"name": "x", "branches": branches}])
+    assert loaded.inputs[0].event_time == "at"
+
+
+@pytest.mark.parametrize(
+    ("field", "one", "other"),
+    [("idleTimeout", "60s", None), ("idleTimeout", "1m", "60s"), ("maxFuture", "24h", None), ("onIdle", "hold", None)],
+)
+def test_branches_may_write_one_watermark_in_two_ways(field: str, one: str, other: str | None) -> None:
+    written = {**US, "watermark": {field: one}}
+    plain = {**US, "name": "us2", **({"watermark": {field: other}} if other is not None else {})}
+    union = {"name": "x", "branches": [{"input": "us"}, {"input": "us2"}]}
+    assert [side.name for side in job(inputs=[written, plain], unions=[union]).inputs] == ["x"]
+
+
 @pytest.mark.parametrize(
     ("more", "path", "words"),
     [

@@ -214,8 +214,8 @@ REJECTED: list[tuple[str, str]] = [
         grouped("o.currency, COUNT(*) AS n", f"o.currency, {SESSION}", end=""),
         "write WITH ('aggregate.max_duration' = '12h')",
     ),
-    (grouped("o.currency, COUNT(*) AS n", "o.currency"), "nothing says which rows are of one session"),
-    (grouped("o.currency, COUNT(*) AS n", "o.currency"), "or TUMBLE, HOP or CUMULATE"),
+    (grouped("o.currency, COUNT(*) AS n", "o.currency"), "without a window no group would ever end"),
+    (grouped("o.currency, COUNT(*) AS n", "o.currency"), "or HOP, CUMULATE or SESSION"),
     *(
         (grouped("COUNT(*) AS n", day, end=""), "or, for windows of days, CAST(ts AS DATE)")
         for day in (
@@ -307,7 +307,7 @@ REJECTED: list[tuple[str, str]] = [
     (grouped("o.currency, COUNT(*) AS n", f"o.currency, {SESSION} HAVING foo(n) > 1"), "there is no function FOO"),
     (
         grouped("o.currency, COUNT(*) AS n", f"o.currency, {SESSION} HAVING COUNT(*) OVER () > 1"),
-        "OVER is not supported",
+        "a job computes nothing over the groups of a window",
     ),
     (
         grouped("o.currency, COUNT(*) AS n", f"o.currency, {SESSION} HAVING n > (SELECT 1)"),

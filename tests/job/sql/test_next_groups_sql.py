@@ -129,7 +129,12 @@ def again(select: str, group: str, more: str = "") -> str:
 BOTH = "window_start, window_end"
 BAD: list[tuple[str, str]] = [
     (again("MAX(n) AS m", "currency"), "TUMBLE(window_time, INTERVAL '1' DAY) into this GROUP BY"),
-    (again("MAX(n) AS m", "window_end"), "without a window no group of groups would ever end"),
+    (
+        again("MAX(n) AS m", "window_start")
+        .replace("TUMBLE(", "CUMULATE(")
+        .replace("DESCRIPTOR(ts), ", "DESCRIPTOR(ts), INTERVAL '10' MINUTE, "),
+        "without a window no group of groups would ever end",
+    ),
     (again("MAX(n) FILTER (WHERE n > 1) AS m", BOTH), "write the condition into WHERE"),
     (again("MAX(amount) AS m", BOTH), "the sub-query has no column 'amount'"),
     (again("MAX(m) AS m", BOTH, "WHERE curency = 'x'"), "(did you mean 'currency'?)"),

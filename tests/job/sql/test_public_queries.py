@@ -1,9 +1,10 @@
-"""Queries of the public documentation and tests of seven systems: which work, with the rows that they give, and what a
-message says to write for the others.
+"""Queries of the public documentation and tests of seven systems, and of jobs as people of some trades write them:
+which work, with the rows that they give, and what a message says to write for the others.
 
-public_queries.yaml has them, and the inputs that they read. Of a query:
+public_queries.yaml and streaming_queries.yaml have them, and the inputs that they read. Of a query:
 
-* `source` is the system and the page; `sql` has its form, over our names and constants;
+* `source` is the system and the page, or the trade; `sql` has its form, over our names and constants;
+* `beside` is what stands beside `sql` in the job;
 * `needs` is what a job must say beyond it: without it the query is rejected, with the words `rejected`;
 * `truth` is a text that DuckDB runs over the same rows, `same` if it is the query itself; `rows` were reckoned by hand,
   with a time as "08:05";
@@ -31,13 +32,16 @@ from joinery_runtime.inspect.trace import run_trace
 from joinery_runtime.job import Job, parse_job
 from joinery_runtime.state.memory import MemoryStore
 
-DOCUMENT = yaml.safe_load((Path(__file__).parent / "public_queries.yaml").read_text())
-INPUTS: Mapping[str, Mapping[str, Any]] = DOCUMENT["inputs"]
-QUERIES: Sequence[Mapping[str, Any]] = DOCUMENT["queries"]
+DOCUMENTS = [
+    yaml.safe_load((Path(__file__).parent / f"{name}.yaml").read_text())
+    for name in ("public_queries", "streaming_queries")
+]
+INPUTS: Mapping[str, Mapping[str, Any]] = {name: entry for it in DOCUMENTS for name, entry in it["inputs"].items()}
+QUERIES: Sequence[Mapping[str, Any]] = [query for it in DOCUMENTS for query in it["queries"]]
 WORKING = [query for query in QUERIES if "truth" in query or "rows" in query]
 REJECTED = [query for query in QUERIES if "rejected" in query]
-FIELDS = {"name", "source", "inputs", "sql", "needs", "truth", "rows", "rejected"}
-LEAST_QUERIES, LEAST_WORKING = 60, 50
+FIELDS = {"name", "source", "inputs", "sql", "needs", "beside", "truth", "rows", "rejected"}
+LEAST_QUERIES, LEAST_WORKING = 140, 100
 TYPES = {"int64": pa.int64(), "string": pa.string(), "double": pa.float64(), "timestamp": pa.timestamp("ms")}
 
 
@@ -66,7 +70,8 @@ def job_of(query: Mapping[str, Any], sql: str) -> Job:
                 **({"table": {"key": [key]}} if key else {}),
             }
         )
-    spec = {"inputs": inputs, "sql": sql, "output": {"file": {"path": "out.jsonl"}}, "stateStore": {"memory": {}}}
+    output = {"output": {"file": {"path": "out.jsonl"}}, "stateStore": {"memory": {}}}
+    spec = {"inputs": inputs, "sql": sql, **query.get("beside", {}), **output}
     resource = {"apiVersion": "joinery.dev/v1alpha1", "kind": "StreamJoin", "metadata": {"name": "q"}, "spec": spec}
     job = parse_job(json.dumps(resource), "q.yaml")
     compile_job(job)
@@ -75,8 +80,10 @@ def job_of(query: Mapping[str, Any], sql: str) -> Job:
 
 def rows_of_job(query: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     """The rows that the job emits. It reads one input after the other, tables first, in the order of event time."""
+    job = job_of(query, f"{query['sql']} {query.get('needs', '')}")
     steps: list[dict[str, Any]] = []
-    for name in sorted(query["inputs"], key=lambda name: "table" not in INPUTS[name]):
+    read = {part.name: job.repeats.get(part.name, part.name) for part in job.read_inputs}
+    for alias, name in sorted(read.items(), key=lambda names: "table" not in INPUTS[names[1]]):
         columns = columns_of(name)
         rows = [
             {
@@ -85,9 +92,8 @@ def rows_of_job(query: Mapping[str, Any]) -> list[tuple[Any, ...]]:
             }
             for row in INPUTS[name]["rows"]
         ]
-        steps.append({"input": name, "rows": sorted(rows, key=lambda row: str(row[columns[-1][0]]))})
-    text = f"{query['sql']} {query.get('needs', '')}"
-    lines = run_trace(job_of(query, text), [*steps, {"end": True}], MemoryStore())
+        steps.append({"input": alias, "rows": sorted(rows, key=lambda row: str(row[columns[-1][0]]))})
+    lines = run_trace(job, [*steps, {"end": True}], MemoryStore())
     return [tuple(row.values()) for line in lines for row in line["output"]]
 
 

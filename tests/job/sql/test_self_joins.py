@@ -178,15 +178,15 @@ def test_a_constant_for_a_table_is_written_as_an_expression_of_the_other_input()
     [
         (
             "LAG(amount) OVER (PARTITION BY customer ORDER BY ts)",
-            "write FROM orders a JOIN orders b ON a.customer = b.customer AND b.ts < a.ts AND b.ts >= a.ts - "
-            "INTERVAL '1' HOUR, and for the nearest one QUALIFY ROW_NUMBER() OVER (PARTITION BY a.<id> ORDER BY b.ts "
-            "DESC) = 1, and deduplicate: {within: 1h} beside sql",
+            "write FROM orders a LEFT JOIN orders b ON a.customer = b.customer AND b.ts < a.ts AND b.ts >= a.ts - "
+            "INTERVAL '1' HOUR QUALIFY ROW_NUMBER() OVER (PARTITION BY a.<id>, TUMBLE(a.ts, INTERVAL '1' MINUTE) "
+            "ORDER BY b.ts DESC) = 1",
         ),
         (
             "ts - LEAD(ts) OVER (PARTITION BY customer, order_id ORDER BY ts)",
             "ON a.customer = b.customer AND a.order_id = b.order_id AND b.ts > a.ts AND b.ts <= a.ts + "
-            "INTERVAL '1' HOUR, and for the nearest one QUALIFY ROW_NUMBER() OVER (PARTITION BY a.<id> ORDER BY b.ts) "
-            "= 1",
+            "INTERVAL '1' HOUR QUALIFY ROW_NUMBER() OVER (PARTITION BY a.<id>, TUMBLE(a.ts, INTERVAL '1' MINUTE) "
+            "ORDER BY b.ts) = 1",
         ),
         (
             "SUM(amount) OVER (ORDER BY ts)",

@@ -53,7 +53,8 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
     for name in _FROM_SQL:
         if spec.get(name):
             yield _SQL, f"{name} and sql are both named; keep one"
-    data, labels = _with_unions(data, sql)
+    declared = [source.name for source in read_draft(data).sources]
+    data, labels, repeated_branches = _with_unions(data, sql)
     spec, draft = data["spec"], read_draft(data)
     tables = [table for source in draft.inputs if (table := table_of(source)) is not None]
     tables_known = 0 < len(tables) == len(draft.by_name) == len(draft.inputs)
@@ -82,8 +83,7 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
     # A wrong aggregate is none of the fields, but its job needs one input only.
     grouped = problems and translation is not None and translation.aggregate is not None
     findings = _broken({**data, "spec": {**rest, **translated_fields}})
-    repeats = translation.repeats if translation is not None else {}
-    declared = [source.name for source in draft.sources]
+    repeats = {**repeated_branches, **(translation.repeats if translation is not None else {})}
     for at, message in _placed(findings, labels, declared, repeats):
         if ranking is not None and at[1:2] == (ranking.field,) and at[2:3] and at[2] in ranking.entries:
             yield _SQL, message
@@ -97,20 +97,27 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
         yield _SQL if at[1:2] and at[1] in _FROM_SQL else at, message
 
 
-def _with_unions(data: Mapping[str, Any], sql: str) -> tuple[Mapping[str, Any], Mapping[Loc, str]]:
-    """The resource with the unions of the SQL behind those of `unions`, and words for the places in `spec` that only
-    the SQL has."""
+def _with_unions(data: Mapping[str, Any], sql: str) -> tuple[Mapping[str, Any], Mapping[Loc, str], Mapping[str, str]]:
+    """The resource with the unions of the SQL behind those of `unions`, words for the places in `spec` that only
+    the SQL has, and by alias the inputs that branches read again, which are the last inputs of the resource."""
     sources = read_draft(data).sources
     columns = [(source.name, tuple(source.types)) for source in sources if source.name and source.types is not None]
     written, sql_unions = items(data, "spec", "unions"), unions_of(sql, tuple(columns))
     if not sql_unions:
-        return data, {}
+        return data, {}, {}
     labels: dict[Loc, str] = {}
     for number, union in enumerate(sql_unions, len(written)):
         labels["unions", number] = union.place_text
         labels |= {("unions", number, "branches", branch): text for branch, text in enumerate(union.branch_texts)}
-    entries = (union.entry for union in sql_unions)
-    return {**data, "spec": {**data["spec"], "unions": [*written, *entries]}}, labels
+    repeats = {alias: name for union in sql_unions for alias, name in union.repeats.items()}
+    by_name = {source.name: source.data for source in sources}
+    again = [{**by_name[name], "name": alias} for alias, name in repeats.items() if name in by_name]
+    spec = {
+        **data["spec"],
+        "inputs": [*items(data, "spec", "inputs"), *again],
+        "unions": [*written, *(union.entry for union in sql_unions)],
+    }
+    return {**data, "spec": spec}, labels, repeats
 
 
 def _fitting_translation(

@@ -44,6 +44,7 @@ from joinery_runtime.job.model.unions import InputUnion, united
 from joinery_runtime.job.model.wording import listed
 from joinery_runtime.job.sql import (
     SqlInput,
+    SqlUnion,
     Translation,
     fitting_stars,
     translate,
@@ -198,13 +199,26 @@ class StreamJoin(Job):
         if self._inputs_of_spec is None or self._inputs_of_spec[0] is not self.spec:
             read_once = self._read_once
             by_name = {side.name: side for side in read_once}
-            again = (_read_again(by_name[name], alias) for alias, name in self.repeats.items() if name in by_name)
+            repeats = self._translation("whenNeeded").repeats if self.spec.sql is not None else {}
+            again = (_read_again(by_name[name], alias) for alias, name in repeats.items() if name in by_name)
             self._inputs_of_spec = (self.spec, (*read_once, *again))
         return self._inputs_of_spec[1]
 
     @property
     def _read_once(self) -> tuple[Input, ...]:
-        return united(self.spec.inputs, self.unions)
+        by_name = {source.name: source for source in self.spec.inputs}
+        again = (_read_again(by_name[name], alias) for alias, name in self._repeated_branches.items())
+        return united((*self.spec.inputs, *again), self.unions)
+
+    @property
+    def _repeated_branches(self) -> Mapping[str, str]:
+        """The inputs that branches of unions in `spec.sql` read again, by alias."""
+        return {alias: name for union in self._sql_unions for alias, name in union.repeats.items()}
+
+    @property
+    def _sql_unions(self) -> tuple[SqlUnion, ...]:
+        columns = tuple((source.name, tuple(source.types)) for source in self.spec.inputs)
+        return unions_of(self.spec.sql, columns) if self.spec.sql is not None else ()
 
     @property
     def declared_inputs(self) -> tuple[Input, ...]:
@@ -212,18 +226,14 @@ class StreamJoin(Job):
 
     @property
     def repeats(self) -> Mapping[str, str]:
-        return self._translation("whenNeeded").repeats if self.spec.sql is not None else {}
+        if self.spec.sql is None:
+            return {}
+        return {**self._repeated_branches, **self._translation("whenNeeded").repeats}
 
     @property
     def unions(self) -> tuple[InputUnion, ...]:
         """`spec.unions`, and those that `spec.sql` says."""
-        if self.spec.sql is None:
-            return self.spec.unions
-        columns = tuple((source.name, tuple(source.types)) for source in self.spec.inputs)
-        return (
-            *self.spec.unions,
-            *(InputUnion.model_validate(union.entry) for union in unions_of(self.spec.sql, columns)),
-        )
+        return (*self.spec.unions, *(InputUnion.model_validate(union.entry) for union in self._sql_unions))
 
     def left_inputs(self, step_index: int) -> tuple[str, ...]:
         """The inputs whose rows the left side of a step holds: the first one, then what the steps before joined and

@@ -156,9 +156,10 @@ def _union_draft(at: Loc, union: object, sources: Sequence[InputDraft]) -> Input
     name, fields = dig(union, "name"), union_fields(union, sources)
     complete = [branch for branch in fields if branch is not None]
     columns = union_types(complete)
-    first = next((source for source in sources if source.name == dig(union, "branches", 0, "input")), None)
-    event_time = event_time_name(complete[0], first.data.get("eventTime")) if complete and first is not None else None
     names = [dig(branch, "input") for branch in items(union, "branches")]
+    times = [next((source.data.get("eventTime") for source in sources if source.name == name), None) for name in names]
+    readable = [(branch, time) for branch, time in zip(fields, times, strict=True) if branch is not None]
+    event_time = event_time_name(readable) if readable else None
     data = {
         "name": name,
         "branches": [source.name for source in sources if source.name in names],

@@ -45,10 +45,17 @@ def branch_fields(branch: Mapping[str, Any], types: Types) -> list[BranchField] 
     return fields
 
 
-def event_time_name(fields: Sequence[BranchField], event_time: object) -> str | None:
-    """The name under which a branch has the event time of its input; None: it is not among the columns."""
+def event_time_names(fields: Sequence[BranchField], event_time: object) -> list[str]:
+    """The names under which a branch has the event time of its input; none: it is not among the columns."""
     written = quoted(event_time) if isinstance(event_time, str) else None
-    return next((field.name for field in fields if field.expression == written), None)
+    return [field.name for field in fields if field.expression == written]
+
+
+def event_time_name(branches: Sequence[tuple[Sequence[BranchField], object]]) -> str | None:
+    """The name of a union's event time: the first one that is that of each branch, or else one of the first branch;
+    None: it has none. A branch is its columns and the event time of its input."""
+    by_branch = [event_time_names(fields, event_time) for fields, event_time in branches]
+    return next((name for name in by_branch[0] if all(name in names for names in by_branch)), (*by_branch[0], None)[0])
 
 
 def union_types(branches: Sequence[Sequence[BranchField]]) -> dict[str, ColumnType | None]:
@@ -92,6 +99,8 @@ def _type_of(text: str, types: tuple[tuple[str, ColumnType | None], ...]) -> Col
             return dict(types).get(node.name)
         case exp.Literal(is_string=True):
             return ColumnType("string")
+        case exp.Literal() if node.name.isdigit():
+            return ColumnType("int64")
         case exp.Boolean():
             return ColumnType("boolean")
         case exp.Cast():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from pydantic import ValidationError
 from sqlglot import exp
 
 from joinery_runtime.job.model.draft import (
@@ -20,7 +21,8 @@ from joinery_runtime.job.model.draft import (
     union_fields,
     unknown_column,
 )
-from joinery_runtime.job.model.union_columns import BranchField, Types, event_time_name, union_types
+from joinery_runtime.job.model.inputs import Watermark
+from joinery_runtime.job.model.union_columns import BranchField, Types, event_time_name, event_time_names, union_types
 from joinery_runtime.job.model.wording import listed, suggestion
 
 # How the watermark of the whole union moves; each branch has a delay of its own.
@@ -62,7 +64,10 @@ def _inputs(draft: JobDraft) -> Iterator[Finding]:
             yield (*at, "input"), f"{name!r} is not an input{hint}; inputs are {listed(inputs)}"
         elif name in seen:
             facts = f"{name!r} is a branch already, and each record counts once"
-            yield (*at, "input"), f"{facts} (rule U3); drop one, or declare a second input that reads the same"
+            todo = "drop one, or declare a second input that reads the same"
+            if dig(draft.data, "spec", "sql") is not None:
+                todo = f"give it an alias here, FROM {name} <alias>, and it is read again for this SELECT"
+            yield (*at, "input"), f"{facts} (rule U3); {todo}"
         elif source.data.get("table") is not None:
             facts = f"{name!r} is a table, whose rows replace each other"
             yield (*at, "input"), f"{facts}; drop `table`, or let a job write the changelogs to one topic"
@@ -137,11 +142,11 @@ def _alike(draft: JobDraft) -> Iterator[Finding]:
             continue
         names = [dig(branch, "input") for branch in items(union, "branches")]
         types, first = union_types(complete), str(names[0])
-        time = _event_time(complete[0], first, draft)
+        declared = [draft.declared(name) for name in names]
+        times = [None if source is None else source.data.get("eventTime") for source in declared]
+        time = event_time_name([*zip(complete, times, strict=True)])
         if time is None:
-            source = draft.declared(first)
-            written = None if source is None else source.data.get("eventTime")
-            facts = f"the branch lacks {written!r}, the event time of {first!r}"
+            facts = f"the branch lacks {times[0]!r}, the event time of {first!r}"
             yield (*at, "branches", 0), f"{facts}; select it too, in each branch under one name"
         for name, kind in types.items():
             if kind is None:
@@ -150,8 +155,8 @@ def _alike(draft: JobDraft) -> Iterator[Finding]:
         for number, branch in enumerate(complete[1:], 1):
             loc = (*at, "branches", number)
             yield from _differences(loc, branch, types, first)
-            own_time = _event_time(branch, str(names[number]), draft)
-            if time is not None and own_time != time and time in {field.name for field in branch}:
+            own_times = event_time_names(branch, times[number])
+            if time is not None and time not in own_times and time in {field.name for field in branch}:
                 facts = f"{time!r} is the event time of the union, and here it is not that of {names[number]!r}"
                 yield loc, f"{facts}; select that column as {time}"
 
@@ -170,21 +175,29 @@ def _differences(at: Loc, branch: Sequence[BranchField], types: Types, first: st
             yield at, f"{facts}; write CAST(... AS <type>) as {name} in one of them"
 
 
-def _event_time(fields: Sequence[BranchField], name: str, draft: JobDraft) -> str | None:
-    source = draft.declared(name)
-    return None if source is None else event_time_name(fields, source.data.get("eventTime"))
-
-
 def _watermarks(draft: JobDraft) -> Iterator[Finding]:
     sources = {source.name: source for source in draft.sources}
     for at, union in _unions(draft):
         names = [dig(branch, "input") for branch in items(union, "branches")]
         of_union = [sources[name] for name in names if isinstance(name, str) and name in sources]
         for field in _SHARED:
-            values = {str(dig(source.data, "watermark", field)) for source in of_union}
-            if len(values) > 1:
-                facts = f"watermark.{field} is of the union as a whole, and its branches have {listed(sorted(values))}"
-                yield (*at, "branches"), f"{facts.replace('None', 'none')}; write the same into each of these inputs"
+            written = {
+                source.name: value for source in of_union if (value := dig(source.data, "watermark", field)) is not None
+            }
+            if len({_meaning(field, written.get(source.name)) for source in of_union}) > 1:
+                values = [str(written.get(source.name, "none")) for source in of_union]
+                facts = f"watermark.{field} is of the union as a whole, and its branches have"
+                facts = f"{facts} {listed(sorted({*values}))}"
+                yield (*at, "branches"), f"{facts}; write the same into each of these inputs"
+
+
+def _meaning(field: str, written: object) -> object:
+    """What a setting of a watermark says, with the default in place of None; a wrong one says what it is."""
+    try:
+        watermark = Watermark.model_validate({} if written is None else {field: written})
+    except ValidationError:
+        return str(written)
+    return watermark.model_dump(by_alias=True)[field]
 
 
 RULES: tuple[Callable[[JobDraft], Iterator[Finding]], ...] = (

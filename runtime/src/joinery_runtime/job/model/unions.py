@@ -117,7 +117,8 @@ def _side(union: InputUnion, inputs: Mapping[str, Input]) -> UnionInput | None:
     listed_fields = [branch_fields(branch, source.types) for branch, source in zip(written, sources, strict=True)]
     branches = [fields for fields in listed_fields if fields is not None]
     first = sources[0]
-    event_time = event_time_name(branches[0], first.event_time) if len(branches) == len(sources) else None
+    times = [source.event_time for source in sources]
+    event_time = event_time_name([*zip(branches, times, strict=True)]) if len(branches) == len(sources) else None
     types = {name: kind for name, kind in union_types(branches).items() if kind is not None}
     if event_time is None or len(types) < len(branches[0]):
         return None

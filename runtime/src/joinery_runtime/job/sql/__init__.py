@@ -22,12 +22,14 @@ from joinery_runtime.job.sql.ranking import SqlRanking
 from joinery_runtime.job.sql.report import UNION
 from joinery_runtime.job.sql.scope import SqlInput, table_of
 from joinery_runtime.job.sql.sessions import SessionTranslation, check_session_shape, translate_sessions
+from joinery_runtime.job.sql.unions import SqlUnion
 
 __all__ = [
     "UNION",
     "SessionTranslation",
     "SqlInput",
     "SqlRanking",
+    "SqlUnion",
     "Translation",
     "check_session_shape",
     "check_shape",

@@ -132,8 +132,8 @@ def _rewrite_time_groups(query: exp.Select, columns: Columns, queries: Mapping[s
     for node in nodes:
         plain = isinstance(node, exp.Column) and not node.table
         value = (aliases.get(node.name, node) if plain else node).unnest()
-        column, call = WINDOW_COLUMNS[0], _window_of(value)
-        if call is None and isinstance(value, exp.Add) and (call := _window_of(value.left.unnest())) is not None:
+        column, call = WINDOW_COLUMNS[0], window_of(value)
+        if call is None and isinstance(value, exp.Add) and (call := window_of(value.left.unnest())) is not None:
             column = WINDOW_COLUMNS[1]
             is_end = _length_of(value.right) == call.expressions[1] and not is_text(call.expressions[-1])
             call = call if is_end else None  # of a zone, the length is not always that of the window
@@ -143,14 +143,16 @@ def _rewrite_time_groups(query: exp.Select, columns: Columns, queries: Mapping[s
             text = value.sql(comments=False)
             facts = f"in GROUP BY is the column, before {text} AS {node.name}"
             report.add(node_position(node), f"{facts}; write GROUP BY {text}, or another alias")
-        for item in query.expressions:
+        clauses = [clause for name in ("having", "qualify") if (clause := query.args.get(name)) is not None]
+        for item in [*query.expressions, *clauses]:
             for part in [part for part in item.walk() if _same(part, value, query)]:
                 if part.find_ancestor(exp.AggFunc, exp.Filter) is not None:
                     continue  # an aggregate reads the rows, which have no window yet
                 time = column_at(column, value)
                 is_moment = not _is_day(value) and _local_part(value) is None
                 is_whole = part.unnest() is item.unalias().unnest() and is_moment
-                part.replace(time if is_whole else _as_written(value, time))
+                is_key = part.arg_key == "partition_by"  # rows are numbered in the windows of the groups
+                part.replace(time if is_whole or is_key else _as_written(value, time))
         node.replace(call)
         return
 
@@ -185,11 +187,11 @@ def _columns_of_from(query: exp.Select, columns: Columns, queries: Mapping[str, 
     return names
 
 
-def _window_of(value: exp.Expr) -> exp.Anonymous | None:
+def window_of(value: exp.Expr) -> exp.Anonymous | None:
     """Return TUMBLE(<time>, <length>[, <offset>][, <zone>]) for a call that cuts off times; None for another
     expression, and for units whose lengths differ."""
     if isinstance(value, exp.AtTimeZone) and _local_part(value.this.unnest()) is not None:
-        window = _window_of(value.this.unnest())  # the local time as a moment again
+        window = window_of(value.this.unnest())  # the local time as a moment again
         return window if window is not None and window.expressions[-1] == value.args["zone"] else None
     name, arguments = function_name(value), [*value.expressions] if isinstance(value, exp.Anonymous) else []
     if _is_day(value):
@@ -240,6 +242,19 @@ def _time_and_zone(value: exp.Expr) -> tuple[exp.Column | None, list[exp.Expr]]:
     elif function_name(value) == "FROM_UTC_TIMESTAMP" and len(value.expressions) == 2:
         value, zone = value.expressions[0], value.expressions[1:]
     return (value if isinstance(value, exp.Column) else None), zone
+
+
+def with_local_times(value: exp.Expr) -> exp.Expr:
+    """Return a call that cuts off times with FROM_UTC_TIMESTAMP in place of AT TIME ZONE, which expressions lack. A
+    local time that is made a moment again stays a local time."""
+    value = value.unnest()
+    written = (value.this.unnest() if isinstance(value, exp.AtTimeZone) else value).copy()
+    local = _local_part(written)
+    time, zone = _time_and_zone(local) if local is not None else (None, [])
+    if local is not None and time is not None:
+        arguments = [time.copy(), *(node.copy() for node in zone)]
+        local.replace(exp.Anonymous(this="FROM_UTC_TIMESTAMP", expressions=arguments))
+    return written
 
 
 def _local_part(value: exp.Expr) -> exp.Expr | None:

@@ -190,8 +190,11 @@ def _read_window(nodes: Sequence[exp.Expr], query: Query, table: SqlInput, scope
         return read_window_call(nodes[0], table, scope, "GROUP BY")
     has_two_bounds = query.window is not None and any(join.within is not None for join in query.joined)
     if query.groups and not has_two_bounds:  # which are reported
-        todo = _GAP.format(time=table.event_time)
-        other_windows = ", or TUMBLE, HOP or CUMULATE" if scope.qualified else ""
+        facts, todo = "nothing says which rows are of one session (rule S1)", _GAP.format(time=table.event_time)
+        if scope.qualified:
+            facts = "without a window no group would ever end (rule G1)"
+            todo = f"write {_FORMS['TUMBLE'].format(time=table.event_time)} into GROUP BY"
+        other_windows = ", or HOP, CUMULATE or SESSION" if scope.qualified else ""
         other_windows += ", or window_start and window_end, for the windows of the joins" if scope.windowed else ""
         names = {function_name(node.unnest()) for node in query.groups} if scope.qualified else set()
         time = table.event_time
@@ -210,7 +213,7 @@ def _read_window(nodes: Sequence[exp.Expr], query: Query, table: SqlInput, scope
             other_windows += (
                 "have one name); months differ in length: group by days, and add these up where rows are read"
             )
-        scope.report.add(query.group_at, f"nothing says which rows are of one session (rule S1); {todo}{other_windows}")
+        scope.report.add(query.group_at, f"{facts}; {todo}{other_windows}")
     return None
 
 
@@ -381,11 +384,15 @@ def is_aggregate(value: exp.Expr) -> bool:
 
 
 def number_problem(window: exp.Expr) -> str:
-    """Say why a number of rows is rejected that no condition reads; empty for other functions before OVER."""
+    """Say why a function before OVER is rejected in the select list of groups, which no condition reads."""
     if problem := shared_number_problem(window.this):
         return problem
     if function_name(window.this) != "ROW_NUMBER":
-        return ""
+        facts = "a job computes nothing over the groups of a window, such as a total of them"
+        joined = "FROM sums a JOIN sums b ON a.window_end = b.window_end AND b.window_start = a.window_start"
+        todo = "emit the groups with window_start and window_end, and let a second job read them, here as sums"
+        grouped = "GROUP BY a.<group>, TUMBLE(a.window_start, <length>)"
+        return f"{facts}; {todo}: SELECT 100 * MAX(a.x) / SUM(b.x) AS share {joined} {grouped}"
     todo = "write QUALIFY rn <= 10, or WHERE rn <= 10 around this SELECT"
     return f"the number says nothing without a condition on it; {todo}"
 

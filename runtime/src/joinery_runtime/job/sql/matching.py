@@ -21,13 +21,16 @@ from joinery_runtime.job.model.duration import MAX_MS, format_duration
 from joinery_runtime.job.model.expression_tree import NotALengthError, interval_ms
 from joinery_runtime.job.model.references import inputs_of
 from joinery_runtime.job.sql.conditions import Link
+from joinery_runtime.job.sql.dialects import window_of, with_local_times
 from joinery_runtime.job.sql.distances import MIRRORED, NoBoundError, comparisons_of_sums
 from joinery_runtime.job.sql.report import Report
 from joinery_runtime.job.sql.scope import SqlInput
+from joinery_runtime.job.sql.window_functions import is_text
 
 _COMPARISONS = (exp.LT, exp.LTE, exp.GT, exp.GTE, exp.EQ, exp.Between)
 _INVERSE: dict[type[exp.Expr], type[exp.Binary]] = {exp.LT: exp.GTE, exp.LTE: exp.GT, exp.GT: exp.LTE, exp.GTE: exp.LT}
 _Column = tuple[str, str]  # input and column
+_DAY_MS = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class Bound:
 @dataclass(frozen=True, slots=True)
 class TimeBound:
     """A bound of the right input's time, counted from the time of the input `from_input`. `source` is the condition
-    behind it; None for an option."""
+    that says the same; None: there is none, as for an option."""
 
     from_input: str
     bound: Bound
@@ -95,7 +98,10 @@ def read_matching(link: Link, *, timed: bool, report: Report) -> Matching:
 
 def _sort_condition(part: exp.Expr, link: Link, timed: bool, matching: Matching) -> None:
     pair = _key_pair(part, link)
-    if timed and _compares_times(part, link):
+    if timed and (limits := _limits_of_range(part, link)):
+        matching.limits += limits
+        matching.conditions.append(part)
+    elif timed and _compares_times(part, link):
         inner = part.this.unnest() if isinstance(part, exp.Not) else part
         inverse = _INVERSE.get(type(inner))
         if isinstance(part, exp.Not) and inverse is not None:  # if a time is NULL, neither is true
@@ -117,6 +123,28 @@ def _sort_condition(part: exp.Expr, link: Link, timed: bool, matching: Matching)
         matching.conditions.append(part)
     else:
         matching.keys[pair[0]] = pair[1]
+
+
+def _limits_of_range(part: exp.Expr, link: Link) -> list[TimeBound]:
+    """Return the bounds of an equality that cuts both event times down to the start of a range, such as
+    `DATE_TRUNC('day', a.ts) = DATE_TRUNC('day', b.ts)`: times of one range are less than its length apart. None for
+    another condition. A range of a zone's clocks may be longer by what clocks go back, at most a day. Local times are
+    written as expressions have them."""
+    sides = (part.left, part.right) if isinstance(part, exp.EQ) else ()
+    windows = [window for side in sides if (window := window_of(side.unnest())) is not None]
+    if len(windows) < 2 or windows[0].expressions[1:] != windows[1].expressions[1:]:
+        return []
+    times = {(time.table, time.name) for time in (window.expressions[0] for window in windows)}
+    right = link.right.table
+    for relation in link.earlier:
+        if times == {_event_time(relation.table), _event_time(right)} and not right.integer_time:
+            _, length, *more = windows[0].expressions
+            reach = int(interval_ms(length)) - 1 + (_DAY_MS if more and is_text(more[-1]) else 0)
+            for name in ("this", "expression"):
+                part.set(name, with_local_times(part.args[name]))
+            bounds = Bound("lower", -reach), Bound("upper", reach)
+            return [TimeBound(relation.table.name, bound) for bound in bounds]
+    return []
 
 
 def _limits(part: exp.Expr, link: Link) -> list[TimeBound]:

@@ -66,7 +66,8 @@ def read_next(
     source = Source(alias, alias, True, outer.at)
     scope = Scope((source,), (table,), report, qualified=False, keeps_groups=True)
     aliases = {item.alias: item.this for item in items if isinstance(item, exp.Alias)}
-    grouping, window = _read_groups(groups, aliases, table, outer, scope)
+    starts_differ = "cumulative" not in first.get("window", {})
+    grouping, window = _read_groups(groups, aliases, table, outer, scope, starts_differ=starts_differ)
     having = names.renamed(outer.having) if outer.having is not None else None
     for node in [*items, *([having] if having is not None else [])]:
         for call in node.find_all(exp.Filter):
@@ -132,9 +133,16 @@ class _Names:
 
 
 def _read_groups(
-    nodes: Sequence[exp.Expr], aliases: Mapping[str, exp.Expr], table: SqlInput, outer: NextGroups, scope: Scope
+    nodes: Sequence[exp.Expr],
+    aliases: Mapping[str, exp.Expr],
+    table: SqlInput,
+    outer: NextGroups,
+    scope: Scope,
+    *,
+    starts_differ: bool,
 ) -> tuple[Grouping, GroupWindow | None]:
-    """Return the groups and the window; None: the windows are those of the rows, or wrong, which is reported."""
+    """Return the groups and the window; None: the windows are those of the rows, or wrong, which is reported.
+    `starts_differ`: no two windows of the rows begin together, so that either time tells the window."""
     grouping, report = Grouping(), scope.report
     before = len(report.problems)
     calls = [node for node in nodes if window_function(node)]
@@ -143,8 +151,8 @@ def _read_groups(
         if node not in calls and node not in named:
             read_group(node, aliases, table, grouping, scope)
     grouping.broken = len(report.problems) > before
-    missing = [name for name in WINDOW_COLUMNS if name not in {node.name for node in named}]
-    if not calls and missing:
+    tells_window = set(WINDOW_COLUMNS) if starts_differ else {WINDOW_COLUMNS[1]}
+    if not calls and tells_window.isdisjoint(node.name for node in named):
         facts = "without a window no group of groups would ever end"
         todo = f"write {', '.join(WINDOW_COLUMNS)} into both SELECTs and GROUP BY, or {_OWN_WINDOW} into this GROUP BY"
         report.add(outer.at, f"{facts}; {todo}")

@@ -143,9 +143,9 @@ def _instead_of_window(window: exp.Expr, scope: Scope) -> str:
         bound = f"b.{time} > a.{time} AND b.{time} <= a.{time} + INTERVAL '1' HOUR"
     joined = f"FROM {source} a JOIN {source} b ON {equal} AND {bound}"
     if later or window.find(exp.Lag, exp.FirstValue, exp.LastValue, exp.NthValue) is not None:
-        over = f"PARTITION BY a.<id> ORDER BY b.{time}{'' if later else ' DESC'}"
-        nearest = f"QUALIFY ROW_NUMBER() OVER ({over}) = 1, and deduplicate: {{within: 1h}} beside sql"
-        return f"for another row of the key write {joined}, and for the nearest one {nearest}"
+        one_row = f"PARTITION BY a.<id>, TUMBLE(a.{time}, INTERVAL '1' MINUTE)"
+        nearest = f"QUALIFY ROW_NUMBER() OVER ({one_row} ORDER BY b.{time}{'' if later else ' DESC'}) = 1"
+        return f"for the nearest other row of the key, or NULL, write {joined.replace('JOIN', 'LEFT JOIN')} {nearest}"
     todo = "write GROUP BY with HOP(...) or CUMULATE(...) for a value of each window"
     return f"{todo}, or for one of each row {joined} GROUP BY a.<id>, TUMBLE(a.{time}, INTERVAL '1' MINUTE)"
 

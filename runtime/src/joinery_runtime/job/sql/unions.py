@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sqlglot import exp
 
+from joinery_runtime.job.model.inputs import INPUT_NAME
 from joinery_runtime.job.model.wording import counted, listed
 from joinery_runtime.job.sql.report import Report, node_position
 from joinery_runtime.job.sql.select_tree import REJECTED
@@ -30,20 +32,22 @@ _IN_WITH = "a SELECT of a union reads an input, not a query of WITH; write the c
 
 @dataclass(frozen=True, slots=True)
 class SqlUnion:
-    """A UNION ALL as an entry of `spec.unions`, with the words for its place in the text and those of its SELECTs."""
+    """A UNION ALL as an entry of `spec.unions`, with the words for its place in the text and those of its SELECTs.
+    `repeats` are the inputs that its branches read again, by their aliases (rule J13)."""
 
     entry: Mapping[str, Any]
     place_text: str
     branch_texts: tuple[str, ...]
+    repeats: Mapping[str, str]
 
 
 def take_unions(select: exp.Select, columns: Columns, report: Report) -> list[SqlUnion]:
     """Put an input of the union's name in the place of each UNION ALL, and return the unions. `columns` are those of
     the job's inputs, for stars."""
-    unions = list[SqlUnion]()
+    unions, own_aliases = list[SqlUnion](), _own_aliases(select)
     for named in [*select.find_all(exp.CTE)]:
         if isinstance(named.this, exp.Union):
-            taken = [*_take(named, named.alias, columns, report)]
+            taken = [*_take(named, named.alias, columns, own_aliases, report)]
             for table in select.find_all(exp.Table) if not taken else ():
                 if table.name == named.alias:
                     table.meta[REJECTED] = True
@@ -55,7 +59,7 @@ def take_unions(select: exp.Select, columns: Columns, report: Report) -> list[Sq
     for query in [*select.find_all(exp.Subquery)]:
         if isinstance(query.this, exp.Union) and isinstance(query.parent, exp.From | exp.Join):
             alias = query.args.get("alias")
-            taken = [*_take(query, query.alias_or_name, columns, report)]
+            taken = [*_take(query, query.alias_or_name, columns, own_aliases, report)]
             table = exp.Table(this=alias.this.copy() if alias is not None else exp.to_identifier(""))
             if not taken:
                 table.meta[REJECTED] = True
@@ -64,7 +68,22 @@ def take_unions(select: exp.Select, columns: Columns, report: Report) -> list[Sq
     return unions
 
 
-def _take(query: exp.Expr, name: str, columns: Columns, report: Report) -> Iterator[SqlUnion]:
+def _own_aliases(select: exp.Select) -> Mapping[str, str]:
+    """Return, by input, the alias under which a branch reads the input itself: its own name, or else the first alias.
+    Each further alias is an input of its own."""
+    aliases: dict[str, list[tuple[int, str]]] = {}
+    for union in select.find_all(exp.Union):
+        for side in (union.this, union.expression):
+            start = side.unnest().args.get("from_")
+            if start is not None and isinstance(start.this, exp.Table):
+                table = start.this
+                aliases.setdefault(table.name, []).append((node_position(table).start, table.alias_or_name))
+    return {name: name if name in {alias for _, alias in named} else min(named)[1] for name, named in aliases.items()}
+
+
+def _take(
+    query: exp.Expr, name: str, columns: Columns, own_aliases: Mapping[str, str], report: Report
+) -> Iterator[SqlUnion]:
     """Yield the union of the query; nothing if it is reported."""
     alias = query.args.get("alias")
     if not name:
@@ -85,7 +104,8 @@ def _take(query: exp.Expr, name: str, columns: Columns, report: Report) -> Itera
         todo = "write UNION ALL, and for the first row of a key within a time deduplicate: {within: 1h} beside sql"
         report.add(node_position(query), f"{facts}; {todo}")
         return
-    branches = [_branch(node, columns, report) for node in selects]
+    repeats = dict[str, str]()
+    branches = [_branch(node, columns, own_aliases, repeats, report) for node in selects]
     complete = [branch for branch in branches if branch is not None]
     if len(complete) < len(branches):
         return
@@ -105,7 +125,7 @@ def _take(query: exp.Expr, name: str, columns: Columns, report: Report) -> Itera
         # By place: the first SELECT names the columns.
         branch["select"] = [{**item, "as": named} for item, named in zip(listed_items, names, strict=True)]
     texts = tuple(report.place_text(node_position(node)) for node in selects)
-    yield SqlUnion({"name": name, "branches": complete}, report.place_text(node_position(query)), texts)
+    yield SqlUnion({"name": name, "branches": complete}, report.place_text(node_position(query)), texts, repeats)
 
 
 def _unread(query: exp.Expr) -> Iterator[tuple[exp.Expr, str]]:
@@ -135,8 +155,11 @@ def _selects(node: exp.Expr) -> Iterator[exp.Expr]:
         yield inner
 
 
-def _branch(select: exp.Expr, columns: Columns, report: Report) -> dict[str, Any] | None:
-    """Read a SELECT of the union as an entry of `branches`; None if it is reported."""
+def _branch(
+    select: exp.Expr, columns: Columns, own_aliases: Mapping[str, str], repeats: dict[str, str], report: Report
+) -> dict[str, Any] | None:
+    """Read a SELECT of the union as an entry of `branches`; None if it is reported. Adds to `repeats` an input that it
+    reads again under another alias."""
     at = node_position(select)
     shape = "write SELECT <columns> FROM <input> WHERE <condition>"
     more = [name.strip("_").upper() for name, value in select.args.items() if value and name not in _PARTS]
@@ -160,8 +183,18 @@ def _branch(select: exp.Expr, columns: Columns, report: Report) -> dict[str, Any
         column.set("table", None)
     items = [item for node in select.expressions for item in _items(node, columns.get(table.name))]
     selected = {"select": [item for item in items if item is not None]} if None not in items else {}
-    where = select.args.get("where")
-    return {"input": table.name, **selected, **({"where": where.this.sql(comments=False)} if where is not None else {})}
+    where, name = select.args.get("where"), table.name
+    if table.alias_or_name not in {name, own_aliases.get(name)}:
+        name = table.alias_or_name
+        facts = f"{table.name!r} is read again as {name!r}, which is"
+        if name in columns:
+            report.add(at, f"{facts} the name of another input; write another alias")
+            return None
+        if re.fullmatch(INPUT_NAME, name) is None:
+            report.add(at, f"{facts} then the name of an input; write an alias of letters, digits and underscores")
+            return None
+        repeats[name] = table.name
+    return {"input": name, **selected, **({"where": where.this.sql(comments=False)} if where is not None else {})}
 
 
 def _items(node: exp.Expr, columns: Collection[str] | None) -> Iterator[Item | None]:

@@ -246,11 +246,15 @@ JSON.define(
 # backslash unless ESCAPE names another one, as in Postgres and Spark. At the end of a pattern it stands for itself.
 
 _REGULAR = {"%": ".*", "_": "."}
+_LONGEST_PATTERN = 10_000
+"""Characters. One of twice as many `_` is too large for Polars, and takes seconds before that is known."""
 
 
 def match_like(texts: Value, patterns: Value, escape: str, *, any_case: bool) -> Value:
     """Match the texts against patterns. One pattern for all rows is matched by Arrow, which needs no regular expression
     for those such as `a%`; `texts` may be binary then. Raises ArrowInvalid for a pattern that is too long."""
+    if (longest := pc.max(pc.utf8_length(patterns)).as_py() or 0) > _LONGEST_PATTERN:
+        raise pa.ArrowInvalid(f"a LIKE pattern has at most {_LONGEST_PATTERN:,} characters, and this one {longest:,}")
     if isinstance(patterns, pa.Scalar):
         if not patterns.is_valid:
             return pa.scalar(None, pa.bool_())
