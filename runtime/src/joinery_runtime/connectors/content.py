@@ -120,7 +120,11 @@ class KafkaRecords:
     def _asked_ranges(self) -> dict[int, tuple[int, int]]:
         everything = {**self._settings, "isolation.level": "read_uncommitted"}
         with closing(self._target.connect(Consumer, everything, self._errors)) as consumer:
-            ends = {number: self._offset_range(consumer, number)[1] for number in self._list_partitions(consumer)}
+            with _translate_errors(self._target, self._errors):
+                topic = consumer.list_topics(self._target.topic, ANSWER_SECONDS).topics[self._target.topic]
+                if topic.error is not None:
+                    raise KafkaException(topic.error)
+            ends = {number: self._offset_range(consumer, number)[1] for number in topic.partitions}
         ranges = {number: self._offset_range(self._consumer, number) for number in ends}
         deadline = time.monotonic() + _END_SECONDS
         while hidden := [number for number, end in ends.items() if ranges[number][1] < end]:
@@ -134,13 +138,6 @@ class KafkaRecords:
             for number in hidden
         ]
         return ranges
-
-    def _list_partitions(self, consumer: Consumer) -> list[int]:
-        with _translate_errors(self._target, self._errors):
-            topic = consumer.list_topics(self._target.topic, ANSWER_SECONDS).topics[self._target.topic]
-            if topic.error is not None:
-                raise KafkaException(topic.error)
-            return list(topic.partitions)
 
     def _offset_range(self, consumer: Consumer, partition: int) -> tuple[int, int]:
         """The first offset, and the one after the last as this consumer sees it."""
@@ -234,17 +231,15 @@ class KafkaContent:
         return SEPARATOR.join(parts)
 
     def pieces(self) -> Iterator[Piece]:
-        return map(self._read_piece, self._records.messages())
-
-    def _read_piece(self, messages: Sequence[Message]) -> Piece:
-        texts = self._texts_of(messages, self._records.values(messages, self._defaults))
-        for text, message in zip(texts, messages, strict=True):
-            head = self.heads.get(message.partition() or 0)
-            if head is not None and len(head) < _HEAD:
-                head.append(text)
-        topic = self._target.topic
-        locations = [f"{topic}:{message.partition()}={message.offset()}" for message in messages]
-        return Piece(texts, locations, [message.offset() or 0 for message in messages])
+        for messages in self._records.messages():
+            texts = self._texts_of(messages, self._records.values(messages, self._defaults))
+            for text, message in zip(texts, messages, strict=True):
+                head = self.heads.get(message.partition() or 0)
+                if head is not None and len(head) < _HEAD:
+                    head.append(text)
+            topic = self._target.topic
+            locations = [f"{topic}:{message.partition()}={message.offset()}" for message in messages]
+            yield Piece(texts, locations, [message.offset() or 0 for message in messages])
 
     def _texts_of(self, messages: Sequence[Message], values: list[bytes]) -> list[bytes]:
         if not self._target.key and not self._target.headers:

@@ -74,8 +74,11 @@ class Tried:
         process = self._ensure_started()
         if process is None:
             return None
+        picklable = raw
+        if raw.timestamps is not None:
+            picklable = replace(raw, timestamps=raw.timestamps(np.arange(len(raw.offsets))).__getitem__)
         with suppress(BrokenPipeError):
-            _send_value(process, _as_picklable(raw))
+            _send_value(process, picklable)
         if _await_answer(process, _SECONDS) == _DONE:
             return None
         self.close()
@@ -138,13 +141,6 @@ def name_of_death(code: int | None) -> str:
         with suppress(ValueError):
             return signal.Signals(-code).name
     return f"exit code {code}"
-
-
-def _as_picklable(raw: RawBatch) -> RawBatch:
-    """The batch with its timestamps as numbers."""
-    if raw.timestamps is None:
-        return raw
-    return replace(raw, timestamps=raw.timestamps(np.arange(len(raw.offsets))).__getitem__)
 
 
 def serve(make: Callable[[Input], Decoder] = decoder_for) -> None:

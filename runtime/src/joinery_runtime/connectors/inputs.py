@@ -216,15 +216,11 @@ def _as_written(model: Input) -> tuple[pa.Schema, dict[str, Path]]:
 def _with_formats(model: Input, decoder: type[FormatDecoder], schema: pa.Schema) -> Decoder:
     """A decoder of rows of `schema`, in which columns may have their own format or be JSON."""
     nested = [column.name for column in model.columns if column.type.name == "json"]
-    inner = _with_own_formats(model, decoder, schema)
-    return JsonColumns(nested, inner) if nested else inner
-
-
-def _with_own_formats(model: Input, decoder: type[FormatDecoder], schema: pa.Schema) -> Decoder:
     written = [column for column in model.columns if column.format is not None]
-    if not written:
-        return _with_metadata(model, decoder, schema)
-    return TextDecoder(schema, written, _with_metadata(model, decoder, as_text(schema, written)))
+    inner = _with_metadata(model, decoder, as_text(schema, written) if written else schema)
+    if written:
+        inner = TextDecoder(schema, written, inner)
+    return JsonColumns(nested, inner) if nested else inner
 
 
 def _with_metadata(model: Input, decoder: type[FormatDecoder], schema: pa.Schema) -> Decoder:

@@ -155,10 +155,12 @@ class ParquetReader:
                 fault = str(error)
             if death is not None:
                 fault = f"reading them ended the process ({death.words})"
-            if names and at < end:
-                yield _unreadable_rows(
-                    planned.partition, max(planned.start, at), min(planned.end_exclusive, end), number, fault
-                )
+            if names and at < end:  # the rows of the group that cannot be read are one bad record
+                first_row, last_row = max(planned.start, at), min(planned.end_exclusive, end) - 1
+                rows = pa.table({"first_row": [first_row], "last_row": [last_row]})
+                cause = f"of row group {number}, cannot be read: {' '.join(fault.split())}"
+                bad_record = RawBatch.of_columns(planned.partition, np.array([first_row]), rows)
+                yield replace(bad_record, refusal=f"rows {first_row:,} to {last_row:,}, {cause}")
 
     def close(self) -> None:
         """Does nothing: no file stays open."""
@@ -172,13 +174,6 @@ def batches_of(file: pq.ParquetFile, group: RowGroup) -> Iterator[pa.RecordBatch
 def _is_damage(error: Exception) -> bool:
     """Whether the file's bytes are to blame. What the operating system reports has a number, and may pass."""
     return not isinstance(error, OSError) or error.errno is None
-
-
-def _unreadable_rows(partition: PartitionRef, start: int, end: int, group: int, fault: str) -> RawBatch:
-    """The rows of a row group from `start` to before `end`, which cannot be read, as one bad record."""
-    rows = pa.table({"first_row": [start], "last_row": [end - 1]})
-    reason = f"rows {start:,} to {end - 1:,}, of row group {group}, cannot be read: {' '.join(fault.split())}"
-    return replace(RawBatch.of_columns(partition, np.array([start]), rows), refusal=reason)
 
 
 @contextmanager

@@ -141,22 +141,20 @@ class WatchedFiles(UnsharedSource):
             time.sleep(SETTLE_S)
             self._list_directories()
         planned = sorted(ref for ref in stored.offsets if self._pattern.follows(ref.topic))
-        stamps = {ref.topic: self._stored_stamp(ref, stored) for ref in planned}
+        for ref in planned:
+            if ref.topic not in stored.topic_ids:
+                raise SourceError(
+                    f"Input {self._name} cannot be watched from here on",
+                    facts=f"{ref.topic} was read without watch: true: which files were read was not recorded",
+                    todo="Take watch: true out again, or start the job with new state",
+                )
+        stamps = {ref.topic: _Stamp.of(stored.topic_ids[ref.topic]) for ref in planned}
         self._sort_out(stamps)
         ends = [self._planned_bounds(ref, stored.offsets[ref], stamps[ref.topic]) for ref in planned]
         unread = [bound for bound in ends if bound.start < bound.end_exclusive]
         latest = max((stamp.latest_ns for stamp in stamps.values()), default=0)
         new = self._next_files(self._window - len(unread), latest)
         return [*_without_those_before(ends, following=bool(new)), *new]
-
-    def _stored_stamp(self, ref: PartitionRef, stored: StoredOffsets) -> _Stamp:
-        if ref.topic not in stored.topic_ids:
-            raise SourceError(
-                f"Input {self._name} cannot be watched from here on",
-                facts=f"{ref.topic} was read without watch: true: which files were read was not recorded",
-                todo="Take watch: true out again, or start the job with new state",
-            )
-        return _Stamp.of(stored.topic_ids[ref.topic])
 
     def _list_directories(self) -> None:
         """Lists the directories that may have changed."""

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, TypeVar
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition, Uuid
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec, TopicDescription
 
 from joinery_runtime.connectors.kafka import errors as kafka_errors
@@ -144,9 +144,12 @@ class KafkaMetadata:
                 return None
             raise self._unanswered_error(error.args[0], self._cluster.at(name)) from error
         numbers = sorted(int(partition.id) for partition in description.partitions)
+        # As Kafka's own tools print it, in URL-safe base64. All zeros mean no id.
+        topic_id = description.topic_id
+        has_id = topic_id.get_most_significant_bits() or topic_id.get_least_significant_bits()
         return Topic(
             name,
-            _topic_id_text(description.topic_id),
+            str(topic_id).translate(_URL_SAFE) if has_id else "",
             tuple(PartitionRef(self._cluster.input, name, n) for n in numbers),
         )
 
@@ -183,9 +186,3 @@ class KafkaMetadata:
             todo = "Set security.protocol: SSL (or SASL_SSL, with a login) in kafka.properties"
             return cluster.problem("the port speaks TLS, and the job does not", secure, todo)
         return cluster.outage("the Kafka broker does not answer", f"{cause}; {self._errors}")
-
-
-def _topic_id_text(topic_id: Uuid) -> str:
-    """A topic id as Kafka's own tools print it, in URL-safe base64. All zeros mean no id: ""."""
-    has_id = topic_id.get_most_significant_bits() or topic_id.get_least_significant_bits()
-    return str(topic_id).translate(_URL_SAFE) if has_id else ""

@@ -70,7 +70,13 @@ class KafkaPlanner:
         stored = StoredOffsets(own_offsets, stored.stops, stored.topic_ids)
         topics = self._topics.existing(stored, self._ends)
         valid = self._topics.valid(stored, topics)
-        self._forget_former(topics)
+        # What was resolved for topics that were since replaced by others of the same name is forgotten.
+        former = {name for name, topic in topics.items() if self._ids.get(name, topic.id) != topic.id}
+        forgotten = [ref for ref in self._ends if ref.topic in former]
+        self._positions.forget(forgotten)
+        for ref in forgotten:
+            del self._ends[ref]
+        self._ids |= {name: topic.id for name, topic in topics.items()}
         partitions = {*(ref for topic in topics.values() for ref in topic.partitions), *valid.offsets}
         offsets_by_partition = log_offsets(self._admin, sorted(partitions))
         self._ends |= {ref: offsets.stable for ref, offsets in offsets_by_partition.items()}
@@ -140,15 +146,6 @@ class KafkaPlanner:
 
     def close(self) -> None:
         self._member.close()
-
-    def _forget_former(self, topics: Mapping[str, Topic]) -> None:
-        """Forgets what was resolved for topics that were since replaced by others of the same name."""
-        former = {name for name, topic in topics.items() if self._ids.get(name, topic.id) != topic.id}
-        forgotten = [ref for ref in self._ends if ref.topic in former]
-        self._positions.forget(forgotten)
-        for ref in forgotten:
-            del self._ends[ref]
-        self._ids |= {name: topic.id for name, topic in topics.items()}
 
     def _warn_of_partitions(self, partitions: Collection[PartitionRef]) -> None:
         """Warns once of partitions that the job names and that are not there: the job would read others from another

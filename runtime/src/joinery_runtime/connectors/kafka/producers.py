@@ -63,19 +63,16 @@ class OwningProducer:
         own = {"transactional.id": name, "transaction.timeout.ms": target.transaction_ms}
         settings = {**target.producer_settings(_SETTINGS), **own}
         self._producer = open_producer(target, settings, self._errors)
-        self._meet_brokers()
+        # While the client is not connected, it looks for the id's coordinator only every 500 ms: without this, one in
+        # four producers takes that much longer. The first answer may come from the address that was given, the second
+        # comes from the broker itself. The next call reports errors better.
+        with contextlib.suppress(KafkaException):
+            for _ in range(2):
+                self._producer.meet_brokers(target.topic, min(5.0, kafka_target.ANSWER_SECONDS))
         try:
             self._repeat_call(self._producer.init_transactions, target.delivery_seconds)
         except KafkaException as error:
             raise self._sink_error("no transaction can be begun", error.args[0]) from error
-
-    def _meet_brokers(self) -> None:
-        """Connects the client. While it is not connected, it looks for the id's coordinator only every 500 ms: without
-        this, one in four producers takes that much longer. The first answer may come from the address that was given,
-        the second comes from the broker itself. Ignores errors, which the next call reports better."""
-        with contextlib.suppress(KafkaException):
-            for _ in range(2):
-                self._producer.meet_brokers(self._target.topic, min(5.0, kafka_target.ANSWER_SECONDS))
 
     def begin(self) -> None:
         with self._abort_on_error():

@@ -90,19 +90,16 @@ class KafkaReader:
             # Until a range has been read completely, the part already handed out cannot be read again without a seek.
             partition.position = -1
         if self._client is None or len(self._partitions) > _OUTGROWN * self._made_for:
-            self._connect_client(len(self._partitions))
+            if self._client is not None:
+                self._client.close()
+            for partition in self._partitions.values():
+                partition.assigned = False
+            settings = consumer_settings(self._cluster, self._errors, len(self._partitions))
+            self._client = open_client(self._cluster, settings, keyed=self._keyed, headers=self._headers)
+            self._made_for = len(self._partitions)
         self._assign_partitions(
             ref for ref, planned in waiting.items() if self._partitions[ref].seen < planned.end_exclusive
         )
-
-    def _connect_client(self, partitions: int) -> None:
-        if self._client is not None:
-            self._client.close()
-        for partition in self._partitions.values():
-            partition.assigned = False
-        settings = consumer_settings(self._cluster, self._errors, partitions)
-        self._client = open_client(self._cluster, settings, keyed=self._keyed, headers=self._headers)
-        self._made_for = partitions
 
     @property
     def _connected_client(self) -> RecordClient:

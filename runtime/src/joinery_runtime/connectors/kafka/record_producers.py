@@ -215,30 +215,20 @@ class MessageProducer:
 
     def enqueue(self, topic: str, records: Records, start: int) -> int:
         messages = records.messages(start, min(start + _BATCH, len(records)))
-        accepted = (
-            self._produce_one_by_one(topic, messages)
-            if records.headers is not None
-            else self._produce_batch(topic, messages)
-        )
-        return start + accepted
-
-    def _produce_one_by_one(self, topic: str, messages: list[dict[str, Any]]) -> int:
-        """Produces messages with headers, which `produce_batch` does not take."""
-        for index, message in enumerate(messages):
-            try:
-                self._client.produce(topic, **message, on_delivery=self._on_delivered)
-            except BufferError:
-                return index
-        return len(messages)
-
-    def _produce_batch(self, topic: str, messages: list[dict[str, Any]]) -> int:
-        """Produces messages as a batch. The client notes an error in each message that it has not taken."""
+        if records.headers is not None:  # `produce_batch` does not take them
+            for index, message in enumerate(messages):
+                try:
+                    self._client.produce(topic, **message, on_delivery=self._on_delivered)
+                except BufferError:
+                    return start + index
+            return start + len(messages)
         self._client.produce_batch(topic, messages, on_delivery=self._on_delivered)
+        # The client notes an error in each message that it has not taken.
         errors = [message["_error"] for message in messages if "_error" in message]
         for error in errors:
             if error.code() != KafkaError._QUEUE_FULL:
                 raise KafkaException(error)
-        return len(messages) - len(errors)
+        return start + len(messages) - len(errors)
 
     def _on_delivered(self, error: KafkaError | None, _: Message) -> None:
         if error is not None:

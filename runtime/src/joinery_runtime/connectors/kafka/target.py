@@ -321,21 +321,17 @@ class RecordLimit:
         return self.target.client_limit if self.of_topic is None else self.of_topic
 
     def excess(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64] | None:
-        if _size_bound(rows) <= self._size_limit:
+        # More bytes than any of the rows takes in any format, in its value, its key and its headers together.
+        longest = 0.0
+        for name, column in zip(rows.schema.names, rows.columns, strict=True):
+            text = pa.types.is_string(column.type) or pa.types.is_binary(column.type)
+            size = pc.max(pc.binary_length(column)).as_py() or 0 if text else _FIXED_BYTES
+            longest += _ESCAPED * size + len(name.encode()) + _FIXED_BYTES
+        if 3 * longest <= self._size_limit:
             return None
         sizes = self.target.records(rows).sizes
         large = sizes > self._size_limit
         return np.where(large, sizes, 0) if large.any() else None
-
-
-def _size_bound(rows: pa.RecordBatch) -> float:
-    """More bytes than any of the rows takes in any format, in its value, its key and its headers together."""
-    longest = 0.0
-    for name, column in zip(rows.schema.names, rows.columns, strict=True):
-        text = pa.types.is_string(column.type) or pa.types.is_binary(column.type)
-        size = pc.max(pc.binary_length(column)).as_py() or 0 if text else _FIXED_BYTES
-        longest += _ESCAPED * size + len(name.encode()) + _FIXED_BYTES
-    return 3 * longest
 
 
 class BrokerCheck:

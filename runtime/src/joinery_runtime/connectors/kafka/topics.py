@@ -58,7 +58,18 @@ class InputTopics:
 
     def valid(self, stored: StoredOffsets, topics: Mapping[str, Topic]) -> StoredOffsets:
         """The stored progress of the existing topics. Raises DataLoss if one of them was recreated since."""
-        valid = {name for name, topic in topics.items() if not self._is_another(topic, stored)}
+        valid: set[str] = set()
+        for name, topic in topics.items():
+            stored_id = stored.topic_ids.get(topic.name, "")
+            if not _ids_differ(stored_id, topic.id):
+                valid.add(name)
+                continue
+            lost_offsets = {ref: offset for ref, offset in stored.offsets.items() if ref.topic == topic.name}
+            facts = (
+                f"the stored offsets ({_offsets_text(lost_offsets)}) are of id {stored_id}, "
+                f"the broker has one with id {topic.id}"
+            )
+            self._report_loss(topic.name, stored_id, "was deleted and recreated", facts)
         offsets = {ref: offset for ref, offset in stored.offsets.items() if ref.topic in valid}
         return replace(stored, offsets=offsets, stops={r: stop for r, stop in stored.stops.items() if r.topic in valid})
 
@@ -68,26 +79,17 @@ class InputTopics:
         """Planned partitions of topics that were deleted or recreated. Raises DataLoss unless the job allows it."""
         topics = {ref.topic for ref in partitions}
         existing = self._admin.topics(topics)
-        former = {name for name in topics if self._is_former(name, topic_ids.get(name, ""), existing.get(name))}
+        former: set[str] = set()
+        for name in topics:
+            planned_id, topic = topic_ids.get(name, ""), existing.get(name)
+            if topic is not None and not _ids_differ(planned_id, topic.id):
+                continue
+            now = f"the broker has one with id {topic.id}" if topic is not None else "the broker has none of this name"
+            self._report_loss(
+                name, planned_id, "was deleted while an epoch of it was planned", f"its id was {planned_id}, {now}"
+            )
+            former.add(name)
         return {ref for ref in partitions if ref.topic in former}
-
-    def _is_former(self, name: str, planned_id: str, topic: Topic | None) -> bool:
-        if topic is not None and not _ids_differ(planned_id, topic.id):
-            return False
-        now = f"the broker has one with id {topic.id}" if topic is not None else "the broker has none of this name"
-        self._report_loss(
-            name, planned_id, "was deleted while an epoch of it was planned", f"its id was {planned_id}, {now}"
-        )
-        return True
-
-    def _is_another(self, topic: Topic, stored: StoredOffsets) -> bool:
-        stored_id = stored.topic_ids.get(topic.name, "")
-        if not _ids_differ(stored_id, topic.id):
-            return False
-        offsets = _offsets_text({ref: offset for ref, offset in stored.offsets.items() if ref.topic == topic.name})
-        facts = f"the stored offsets ({offsets}) are of id {stored_id}, the broker has one with id {topic.id}"
-        self._report_loss(topic.name, stored_id, "was deleted and recreated", facts)
-        return True
 
     def _judge_deleted(self, topic: str, stored: StoredOffsets, ends: Mapping[PartitionRef, int]) -> None:
         topic_id = stored.topic_ids.get(topic, "")

@@ -140,7 +140,13 @@ class IcebergTable(OpenedTable[Table]):
 
     def _connected(self) -> Catalog:
         if self._catalog is None:
-            self._catalog = load_catalog(self._catalog_name, **_with_own_driver(self._properties))
+            properties, uri = dict(self._properties), self._properties.get("uri", "")
+            if uri.startswith(("postgresql://", "postgresql+psycopg2://")):
+                # A SQL catalog in Postgres uses the state store's driver: psycopg2 would bring a libpq of its own. It
+                # is also SQLAlchemy's default before 2.1, and what jobs of earlier releases name.
+                url = make_url(uri).set(drivername="postgresql+psycopg")
+                properties["uri"] = url.render_as_string(hide_password=False)
+            self._catalog = load_catalog(self._catalog_name, **properties)
         return self._catalog
 
     def _find(self) -> Table | None:
@@ -164,16 +170,6 @@ class IcebergTable(OpenedTable[Table]):
         if self._catalog is not None:
             self._catalog.close()
         self._catalog = self._opened = None
-
-
-def _with_own_driver(properties: Mapping[str, str]) -> dict[str, str]:
-    """Have a SQL catalog in Postgres use the state store's driver: psycopg2 would bring a libpq of its own. It is also
-    SQLAlchemy's default before 2.1, and what jobs of earlier releases name."""
-    uri = properties.get("uri", "")
-    if not uri.startswith(("postgresql://", "postgresql+psycopg2://")):
-        return dict(properties)
-    url = make_url(uri).set(drivername="postgresql+psycopg")
-    return {**properties, "uri": url.render_as_string(hide_password=False)}
 
 
 def _mark_key(job: str, incarnation: str) -> str:

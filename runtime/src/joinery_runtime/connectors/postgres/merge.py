@@ -106,11 +106,16 @@ class StagingMerge:
         )
 
     def _moved_column(self, field: pa.Field) -> sql.Composable:
-        return (
-            sql.SQL("{}::jsonb").format(sql.Identifier(field.name))
-            if field.name in self.target.nested
-            else _moved_value(field)
-        )
+        name = sql.Identifier(field.name)
+        if field.name in self.target.nested:
+            return sql.SQL("{}::jsonb").format(name)
+        if pa.types.is_timestamp(field.type):
+            # Postgres multiplies intervals as doubles, which is exact only if seconds and the rest are separate.
+            return sql.SQL(
+                "timestamptz 'epoch' + {0} / 1000 * interval '1 second' + "
+                "pg_catalog.mod({0}, 1000) * interval '1 millisecond'"
+            ).format(name)
+        return name
 
     def _newest_rows(self, staging: sql.Identifier, chosen: sql.Composable, *among: sql.Composable) -> sql.Composed:
         """The last row for each key, among rows that fulfil `among`, if that row fulfils `chosen`."""
@@ -135,14 +140,3 @@ def _sorted_by(field: pa.Field) -> sql.Composable:
     """The sort expression for a key column. Text is sorted by its bytes, which costs a fraction of a language's
     collation. Equality is the same."""
     return sql.SQL('{} COLLATE "C"' if pa.types.is_string(field.type) else "{}").format(sql.Identifier(field.name))
-
-
-def _moved_value(field: pa.Field) -> sql.Composable:
-    name = sql.Identifier(field.name)
-    if pa.types.is_timestamp(field.type):
-        # Postgres multiplies intervals as doubles, which is exact only if seconds and the rest are separate.
-        return sql.SQL(
-            "timestamptz 'epoch' + {0} / 1000 * interval '1 second' + "
-            "pg_catalog.mod({0}, 1000) * interval '1 millisecond'"
-        ).format(name)
-    return name
