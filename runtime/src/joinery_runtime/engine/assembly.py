@@ -17,7 +17,7 @@ from joinery_runtime.engine.limits import StateLimits, StateQuota
 from joinery_runtime.engine.next_plan import PlanSettings
 from joinery_runtime.job import Job, definition, definition_hash, signature
 from joinery_runtime.job.model.owner import OwnerCandidate
-from joinery_runtime.job.model.resource import PROCESS_BYTES, PROCESS_RECORDS, Trigger
+from joinery_runtime.job.model.resource import PROCESS_BYTES, PROCESS_RECORDS
 
 
 def identity(
@@ -27,9 +27,15 @@ def identity(
 
 
 def plan_settings(job: Job, identity: JobIdentity) -> PlanSettings:
+    records, size = job.spec.trigger.max_records_per_epoch, job.spec.trigger.max_bytes_per_epoch
     return PlanSettings(
         shards=job.spec.shards,
-        budget=_budget(job.spec.trigger),
+        budget=Budget(
+            records or PROCESS_RECORDS,
+            size or PROCESS_BYTES,
+            records_per_process=records is None,
+            bytes_per_process=size is None,
+        ),
         checkpoint_interval_ms=job.spec.state_store.checkpoint_interval,
         interval_ms=job.spec.trigger.interval,
         fingerprint=fingerprint(identity.signature),
@@ -42,16 +48,6 @@ def plan_settings(job: Job, identity: JobIdentity) -> PlanSettings:
         max_future={
             side.name: side.watermark.max_future for side in job.inputs if side.watermark.max_future is not None
         },
-    )
-
-
-def _budget(trigger: Trigger) -> Budget:
-    records, size = trigger.max_records_per_epoch, trigger.max_bytes_per_epoch
-    return Budget(
-        records or PROCESS_RECORDS,
-        size or PROCESS_BYTES,
-        records_per_process=records is None,
-        bytes_per_process=size is None,
     )
 
 

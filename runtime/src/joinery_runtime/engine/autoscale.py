@@ -118,16 +118,21 @@ class Autoscaler:
         load = self.load(executors)
         if within != self.executors:
             self._set_target(within, load, by_load=False)
-        elif load.cost is not None and executors:
-            self._update_wish(now, self._executors_needed(load, wish))
-            self._by_windows(now, load, wish.up_after / 1000, wish.down_after / 1000)
-
-    def _update_wish(self, now: float, executors: int) -> None:
+            return
+        if load.cost is None or not executors:
+            return
+        for_arrivals = load.arriving * load.cost / (wish.target_busy / 100)
+        to_catch_up = (load.arriving + load.waiting * 1000 / wish.target_lag) * load.cost
+        ideal = max(for_arrivals, to_catch_up) / (1 + _TOLERANCE)
+        # Fewer than arrivals keep busy all of the time would fall behind: what waits then asks for more of them again.
+        needed = math.ceil(max(ideal, load.arriving * load.cost))
+        needed = min(max(needed, wish.min_instances), wish.max_instances)
         if self._demand and now - self._demand[-1].at < 1:
             newest = self._demand[-1]
-            newest.until, newest.least, newest.most = now, min(newest.least, executors), max(newest.most, executors)
+            newest.until, newest.least, newest.most = now, min(newest.least, needed), max(newest.most, needed)
         else:
-            self._demand.append(_Second(now, now, executors, executors))
+            self._demand.append(_Second(now, now, needed, needed))
+        self._by_windows(now, load, wish.up_after / 1000, wish.down_after / 1000)
 
     def _by_windows(self, now: float, load: Load, up: float, down: float) -> None:
         since = self._demand[0].at
@@ -150,15 +155,6 @@ class Autoscaler:
         cost = self._cost
         busy = None if cost is None or not executors else arriving * cost / executors
         return Load(arriving, self._waiting, cost, busy)
-
-    def _executors_needed(self, load: Load, wish: Autoscale) -> int:
-        assert load.cost is not None, "it is known"
-        for_arrivals = load.arriving * load.cost / (wish.target_busy / 100)
-        to_catch_up = (load.arriving + load.waiting * 1000 / wish.target_lag) * load.cost
-        ideal = max(for_arrivals, to_catch_up) / (1 + _TOLERANCE)
-        # Fewer than arrivals keep busy all of the time would fall behind: what waits then asks for more of them again.
-        needed = math.ceil(max(ideal, load.arriving * load.cost))
-        return min(max(needed, wish.min_instances), wish.max_instances)
 
     def _set_target(self, executors: int, load: Load, *, by_load: bool) -> None:
         self.executors, self.reason, self.by_load = executors, str(load), by_load

@@ -74,7 +74,13 @@ class SegmentCache:
         """Returns the runs of these segments, in order. Reads the missing ones in few calls of the store. Raises
         StateError when the store lacks one or has it with other bytes."""
         # Holds the runs itself: a stale attempt of another epoch may meanwhile drop them from the cache.
-        runs = {s.key: run for s in segments if (run := self._cached_run(s)) is not None}
+        runs = dict[str, Run]()
+        for segment in segments:
+            cached = self._open.get(segment.key)
+            if cached is None and (content := _map_checked(self._path_of(segment.key))) is not None:
+                cached = self._open[segment.key] = _view_content(segment.epoch, content)
+            if cached is not None:
+                runs[segment.key] = cached.run
         missing = {s.key: s for s in segments if s.key not in runs}
         for keys in by_bytes(((key, meta.bytes) for key, meta in missing.items()), most=READ_BYTES):
             blobs = self._store.read_segments(self._job, keys)
@@ -130,11 +136,9 @@ class SegmentCache:
         for key in [key for key, cached in self._open.items() if cached.epoch < epoch and key not in live]:
             del self._open[key]
             self._path_of(key).unlink(missing_ok=True)
-        if epoch != self._evicted_in:
-            self._evicted_in = epoch
-            self._evict_oldest()
-
-    def _evict_oldest(self) -> None:
+        if epoch == self._evicted_in:
+            return
+        self._evicted_in = epoch
         files = [
             (status.st_mtime_ns, status.st_size, path) for path, status in self._list_files() if path.suffix == _SUFFIX
         ]
@@ -157,16 +161,6 @@ class SegmentCache:
                 with suppress(FileNotFoundError):
                     files.append((Path(entry.path), entry.stat()))
         return files
-
-    def _cached_run(self, segment: SegmentMeta) -> Run | None:
-        """Returns the run if it is available without the store."""
-        cached = self._open.get(segment.key)
-        if cached is None:
-            content = _map_checked(self._path_of(segment.key))
-            if content is None:
-                return None
-            cached = self._open[segment.key] = _view_content(segment.epoch, content)
-        return cached.run
 
     def _path_of(self, key: str) -> Path:
         return self._directory / f"{key.replace('/', os.extsep)}{_SUFFIX}"

@@ -234,11 +234,8 @@ class Driver:
             # a signature the job was started from the beginning, and what it wrote before is no longer its own.
             if newest is not None and record.signature is not None and self._identity.defines(record):
                 sink.publish(newest.epoch, receipts)
-            try:
+            with self._fenced_first():
                 visible |= sink.recover(recovery)
-            except SinkError:
-                self._require_ownership()  # a driver that slept may take a newer driver's output for an error
-                raise
         if recovery.claims:
             store.release_claims(record.job, record.generation)
         return visible
@@ -281,7 +278,13 @@ class Driver:
         nothing, and is made only while rows are held. Raises PartitionsLost when the driver has to rejoin its groups,
         DuplicateJobName when a job of the same name with another store writes to the same output."""
         if self._pending_plan.may_have_rival:
-            self._reject_duplicate_name()
+            self._pending_plan = replace(self._pending_plan, may_have_rival=False)
+            other = self._parts.output.other_store()
+            # Each job has its own markers and transactions, so nothing is lost, but a reader of the output gets the
+            # rows of both.
+            if other is not None:
+                self._require_ownership()
+                raise self._duplicate_name(other, "began to write to this one's output topic after it")
         with self._in_its_groups():
             plan = self._pinned_plan(always=always, reads=reads)
         self.planned = plan is not None
@@ -346,15 +349,6 @@ class Driver:
                 todo="The newest driver is this one; it joins again, and the other one ends",
             ) from error
 
-    def _reject_duplicate_name(self) -> None:
-        """Raises DuplicateJobName if another job of this name writes to the output. Each job has its own markers and
-        transactions, so nothing is lost, but a reader of the output gets the rows of both."""
-        self._pending_plan = replace(self._pending_plan, may_have_rival=False)
-        other = self._parts.output.other_store()
-        if other is not None:
-            self._require_ownership()
-            raise self._duplicate_name(other, "began to write to this one's output topic after it")
-
     def _duplicate_name(self, other: StoreIdentity | None, did: str) -> DuplicateJobName:
         """The error about a second job of this name. An older driver of this job ends when it asks this store, so one
         that keeps coming back uses another store."""
@@ -375,6 +369,16 @@ class Driver:
             "metadata.name",
         )
 
+    @contextmanager
+    def _fenced_first(self) -> Iterator[None]:
+        """Raises Fenced instead of a SinkError if another driver has taken over: one that slept may take what a newer
+        driver has written or published for an error."""
+        try:
+            yield
+        except SinkError:
+            self._require_ownership()
+            raise
+
     def _require_ownership(self) -> None:
         ownership = self._parts.store.ownership(self._identity.name)
         if ownership is None or ownership.generation != self.generation:
@@ -394,19 +398,16 @@ class Driver:
             self._parts.planner.learn_size(PartitionRef(name, topic, partition), records, size)
             raise
         except MisreadInput:
-            self._drop_plan(plan)
+            # Nothing of the plan is visible, and its replay would read the same records again, whatever has come since.
+            # This takes the next generation, so this driver is fenced.
+            self._require_ownership()
+            planned = OwnershipToken(self.generation, plan.epoch - 1, plan.epoch)
+            self._parts.store.reset_offsets(self._identity.name, {}, expected=planned, drop_plan=True)
             raise
         check_arrivals(outcome)
         if self._parts.dead_letters is None:
             refuse_dead(outcome)
         return outcome
-
-    def _drop_plan(self, plan: EpochPlan) -> None:
-        """Drops the pending plan, of which nothing is visible: its replay would read the same records again, whatever
-        has come since. Takes the next generation, so this driver is fenced."""
-        self._require_ownership()
-        planned = OwnershipToken(self.generation, plan.epoch - 1, plan.epoch)
-        self._parts.store.reset_offsets(self._identity.name, {}, expected=planned, drop_plan=True)
 
     def _epoch_work(self, plan: EpochPlan) -> EpochWork:
         state, pending = self.state, self._pending_plan
@@ -420,7 +421,8 @@ class Driver:
             replaced_partitions=pending.replaced_partitions,
             allowed=self._parts.planner.allowed_bytes(plan) if pending.may_shrink else {},
             merge_all=self._parts.planner.limits.capped,
-            careful=self._is_deadly(plan),
+            # A record may have ended processes. Drivers that this process has made after an error do not count.
+            careful=pending.may_shrink and plan.is_deadly(self._first_generation),
             is_small=self._parts.planner.is_small(plan),
             milliseconds={name: self._milliseconds[name] for name in new if name in self._milliseconds},
             new_keys={name: self._keys[name] for name in new if name in self._keys},
@@ -442,11 +444,6 @@ class Driver:
             {source(ref.input, ref.topic) for ref in (planned.partition for planned in plan.ranges)} - committed
         )
 
-    def _is_deadly(self, plan: EpochPlan) -> bool:
-        """Say whether one of the plan's records may have ended processes, if no row of the plan may be visible. Drivers
-        that this process has made after an error do not count."""
-        return self._pending_plan.may_shrink and plan.is_deadly(self._first_generation)
-
     # --- commit -----------------------------------------------------------------------------------------------------
 
     def commit(self, plan: EpochPlan, outcome: EpochOutcome, *, last: bool = False) -> EpochReport:
@@ -460,18 +457,25 @@ class Driver:
         refuse_growth(planner.limits, self._pipeline, before.part_sizes, sizes, plan.epoch)
         planner.learn(plan, outcome, before.inputs)
         if not last:
-            after = after.planned(self._next_plan(after))
+            # This epoch's work is done and commits; the next `plan` call meets the error again.
+            with suppress(SourceError, Fenced, LimitReached):
+                after = after.planned(self._new_plan(after))
         result = result_json(plan, outcome, after.totals)
         # Once for each change: `joinery verify` runs earlier epochs again under the definition that made them.
         if plan.definition != before.definition and plan.definition == definition_hash(self._identity.definition):
             result["definition"] = dict(self._identity.definition)
-        self._seal_outputs(plan.epoch, result, last=last)
+        with self._fenced_first():
+            for kind, buffered in self._buffered_sinks():
+                sealed = buffered.seal(self.generation, plan.epoch, result[kind], last=last)
+                result[kind] = [*result[kind], *sealed]
         work = self._epoch_work(plan)
         work.failpoint("before-commit")
-        self._write_commit(self._epoch_commit(plan, outcome, after, result))
+        self._write_commit(plan, outcome, after, result)
         planner.unpin(after.inputs)
         work.failpoint("after-commit")
-        self._publish_outputs(plan.epoch, result)
+        with self._fenced_first():
+            for sink, receipts in self._receipts_by_sink(result):
+                sink.publish(plan.epoch, receipts)
         self.state, self._pending_plan = after, PendingPlan(may_have_rival=plan.checkpoint)
         hot_keys = self._hot_keys.learn(
             plan.shards, {task: summary.hottest for task, summary in outcome.shards.items()}
@@ -480,7 +484,13 @@ class Driver:
             # Commits only retire segments: without a sweep they would fill the store of a job that runs for weeks.
             with suppress(StoreUnavailable):  # the epoch is done, and the next checkpoint sweeps instead
                 self._parts.store.sweep(self._identity.name, self.generation)
-                self._save_if_due()
+                schedule, name = self._parts.savepoints, self._identity.name
+                newest = None if schedule is None else self._parts.store.newest_epoch(name)
+                if schedule is not None and newest is not None:
+                    every_ms, keep = schedule.every, schedule.keep
+                    save_if_due(
+                        self._parts.store, name, newest.epoch, newest.committed_at, every_ms=every_ms, keep=keep
+                    )
         warnings = self._input_warnings.learn(outcome.read.partitions)
         report = epoch_report(
             plan,
@@ -508,32 +518,9 @@ class Driver:
             ),
         )
 
-    def _seal_outputs(self, epoch: int, result: dict[str, Any], *, last: bool) -> None:
-        try:
-            for kind, sink in self._buffered_sinks():
-                result[kind] = [*result[kind], *sink.seal(self.generation, epoch, result[kind], last=last)]
-        except SinkError:
-            self._require_ownership()  # a newer driver may have published what this one held while it slept
-            raise
-
-    def _publish_outputs(self, epoch: int, result: Mapping[str, Any]) -> None:
-        try:
-            for sink, receipts in self._receipts_by_sink(result):
-                sink.publish(epoch, receipts)
-        except SinkError:
-            self._require_ownership()
-            raise
-
-    def _save_if_due(self) -> None:
-        schedule, store, name = self._parts.savepoints, self._parts.store, self._identity.name
-        newest = None if schedule is None else store.newest_epoch(name)
-        if schedule is not None and newest is not None:
-            save_if_due(store, name, newest.epoch, newest.committed_at, every_ms=schedule.every, keep=schedule.keep)
-
-    def _epoch_commit(
-        self, plan: EpochPlan, outcome: EpochOutcome, after: JobState, result: Mapping[str, Any]
-    ) -> EpochCommit:
-        return EpochCommit(
+    def _write_commit(self, plan: EpochPlan, outcome: EpochOutcome, after: JobState, result: Mapping[str, Any]) -> None:
+        store, name = self._parts.store, self._identity.name
+        commit = EpochCommit(
             epoch=plan.epoch,
             plan=plan.to_json(),
             result=result,
@@ -545,33 +532,28 @@ class Driver:
             next_plan=after.pending.to_json() if after.pending is not None else None,
             effects=[_commit_effect(sink, plan.epoch, receipts) for sink, receipts in self._receipts_by_sink(result)],
         )
-
-    def _write_commit(self, commit: EpochCommit) -> None:
-        store, name = self._parts.store, self._identity.name
         try:
             store.commit(name, self.generation, commit)
         except StoreUnavailable:
-            result = resolve_commit(store.record(name), self.generation, commit.epoch)
-            if result is CommitResult.FENCED:
+            resolved = resolve_commit(store.record(name), self.generation, commit.epoch)
+            if resolved is CommitResult.FENCED:
                 raise self._takeover_error() from None
-            if result is CommitResult.NOT_COMMITTED:
+            if resolved is CommitResult.NOT_COMMITTED:
                 raise
-
-    def _next_plan(self, after: JobState) -> EpochPlan | None:
-        try:
-            return self._new_plan(after)
-        except (SourceError, Fenced, LimitReached):
-            return None  # this epoch's work is done and commits; the next `plan` call meets the error again
 
     def _check_partitions(self, plan: EpochPlan) -> None:
         """Raises PartitionsLost unless this driver still holds the plan's partitions, and they are still the planned
         ones: only then may the input be committed."""
         planner = self._parts.planner
         with self._in_its_groups():
-            if (
-                self._current_replaced_partitions(plan) == self._pending_plan.replaced_partitions
-                and planner.is_pinned()
-            ):
+            replaced = self._pending_plan.replaced_partitions
+            try:
+                now_replaced = planner.replaced_partitions(plan, self.state.inputs)
+            except DataLoss:
+                raise
+            except SourceError:
+                now_replaced = replaced  # the broker no longer answers, but this epoch's work is done
+            if now_replaced == replaced and planner.is_pinned():
                 return
         planner.unpin({})
         self._pending_plan = replace(self._pending_plan, is_old=True)
@@ -580,14 +562,6 @@ class Driver:
             facts="another member of the consumer group took them, or their topic was recreated",
             todo="Nothing of it was committed; it is run again when they are back",
         )
-
-    def _current_replaced_partitions(self, plan: EpochPlan) -> frozenset[PartitionRef]:
-        try:
-            return self._parts.planner.replaced_partitions(plan, self.state.inputs)
-        except DataLoss:
-            raise
-        except SourceError:
-            return self._pending_plan.replaced_partitions  # the broker no longer answers, but this epoch's work is done
 
 
 def takeover_of(

@@ -110,19 +110,16 @@ class RowSpread:
         """Return how many of the processes the next epoch's rows fill, from 1 to `processes`."""
         if processes == 1 or 2 * self._newest <= 1 or not self._epochs:
             return 1.0
-        filled = [
-            rows_read / (max((_fullest(rows, processes) for rows in by_step), default=0) or 1)
-            for rows_read, by_step in self._epochs
-        ]
+        filled = list[float]()
+        for rows_read, by_step in self._epochs:
+            fullest = 0  # rows of the process that has the most of them; neighbouring shards share a process
+            for rows in by_step:
+                totals = [0] * processes
+                for shard, count in enumerate(rows):
+                    totals[shard * processes // len(rows)] += count
+                fullest = max(fullest, *totals)
+            filled.append(rows_read / (fullest or 1))
         return min(processes, *(max(1.0, number) for number in (*filled, 2 * self._newest)))
-
-
-def _fullest(rows: Sequence[int], processes: int) -> int:
-    """Return the rows of the process that has the most of them. Neighbouring shards share a process."""
-    totals = [0] * processes
-    for shard, count in enumerate(rows):
-        totals[shard * processes // len(rows)] += count
-    return max(totals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,15 +278,15 @@ def smaller_plan(
     limits = {ref: int(number / over) for ref, number in records.items()}
     if not any(limits.values()):
         limits[next(ref for ref, number in records.items() if number)] = 1
-    ranges = tuple(_cut_range(r, limits[r.partition], records[r.partition], cut) for r in plan.ranges)
+    ranges = list[Range]()
+    for planned in plan.ranges:
+        limit = limits[planned.partition]
+        if limit >= records[planned.partition]:
+            ranges.append(planned)
+        else:
+            ranges.append(cut(planned, limit) if limit else replace(planned, end_exclusive=planned.start))
     shortened = {new.partition.input for new, old in zip(ranges, plan.ranges, strict=True) if new != old}
     if not shortened:
         return None
     # If this epoch no longer reads a table to its first end, the next ones continue with it (A4).
-    return replace(plan, ranges=ranges, tables_read=tuple(t for t in plan.tables_read if t not in shortened))
-
-
-def _cut_range(planned: Range, limit: int, records: int, cut: Callable[[Range, int], Range]) -> Range:
-    if limit >= records:
-        return planned
-    return cut(planned, limit) if limit else replace(planned, end_exclusive=planned.start)
+    return replace(plan, ranges=tuple(ranges), tables_read=tuple(t for t in plan.tables_read if t not in shortened))

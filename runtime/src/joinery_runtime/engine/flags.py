@@ -53,39 +53,36 @@ class FlagCache:
                 del by_key[key]
 
     def _rows_of(self, flags: Sequence[SegmentMeta]) -> list[Mapping[str, np.ndarray]]:
+        """The row numbers in each of these flag segments, by the first key of the segment that has the rows."""
         # Holds the rows itself, as `SegmentCache.get` does: another thread may drop them from the cache meanwhile.
         groups = {meta.key: rows for meta in flags if (rows := self._by_segment.get(meta.key)) is not None}
         new = [meta for meta in flags if meta.key not in groups]
         for meta, run in zip(new, self._cache.get(new), strict=True):
-            groups[meta.key] = self._by_segment[meta.key] = _group_by_segment(run.batch)
+            names = run.batch.column(SEGMENT).dictionary_encode()
+            keys, group_of = np.unique([first_key(name) for name in names.dictionary.to_pylist()], return_inverse=True)
+            group = group_of[names.indices.to_numpy()]
+            rows = run.batch.column(ROW).to_numpy()[np.argsort(group, kind="stable")]
+            pieces = np.split(rows, np.cumsum(np.bincount(group, minlength=len(keys)))[:-1])
+            groups[meta.key] = self._by_segment[meta.key] = dict(zip(keys.tolist(), pieces, strict=True))
         return [groups[meta.key] for meta in flags]
-
-
-def _group_by_segment(flags: pa.RecordBatch) -> dict[str, np.ndarray]:
-    """Groups row numbers by the first key of their segment."""
-    names = flags.column(SEGMENT).dictionary_encode()
-    keys, group_of = np.unique([first_key(name) for name in names.dictionary.to_pylist()], return_inverse=True)
-    groups = group_of[names.indices.to_numpy()]
-    rows = flags.column(ROW).to_numpy()[np.argsort(groups, kind="stable")]
-    pieces = np.split(rows, np.cumsum(np.bincount(groups, minlength=len(keys)))[:-1])
-    return dict(zip(keys.tolist(), pieces, strict=True))
 
 
 def flags_run(state_runs: Iterable[StateRun], numbers: Mapping[str, np.ndarray]) -> Run | None:
     """Makes a flag segment. `numbers` has row numbers by segment, and `state_runs` holds the rows of these segments."""
-    batches = [_flags_of(run, numbers[run.segment]) for run in state_runs if run.segment in numbers]
+    batches = list[pa.RecordBatch]()
+    for state_run in state_runs:
+        if state_run.segment not in numbers:
+            continue
+        row_numbers = numbers[state_run.segment]
+        rows = pa.array(row_numbers - state_run.first)
+        columns = [
+            state_run.run.batch.column(HASH).take(rows),
+            state_run.run.batch.column(TS).take(rows),
+            pa.repeat(pa.scalar(state_run.segment), len(row_numbers)),
+            pa.array(row_numbers),
+        ]
+        batches.append(pa.record_batch(columns, schema=FLAGS_SCHEMA))
     return Run.sort(concat(batches)) if batches else None
-
-
-def _flags_of(state_run: StateRun, numbers: np.ndarray) -> pa.RecordBatch:
-    rows = pa.array(numbers - state_run.first)
-    columns = [
-        state_run.run.batch.column(HASH).take(rows),
-        state_run.run.batch.column(TS).take(rows),
-        pa.repeat(pa.scalar(state_run.segment), len(numbers)),
-        pa.array(numbers),
-    ]
-    return pa.record_batch(columns, schema=FLAGS_SCHEMA)
 
 
 def flags_of_live(runs: Sequence[Run], live: Collection[str]) -> list[Run]:

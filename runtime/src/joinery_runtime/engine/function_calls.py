@@ -164,14 +164,6 @@ if text:
 """
 
 
-def _notes_of_process() -> _Notes:
-    with _notes_lock:
-        if os.getpid() not in _notes:
-            _notes.clear()
-            _notes[os.getpid()] = _open_notes()
-        return _notes[os.getpid()]
-
-
 def _open_notes() -> _Notes:
     folder = os.environ.get("PYTHON_FAULTHANDLER_DIR")
     if folder is not None and (path := Path(folder, str(os.getpid()))).exists():
@@ -191,7 +183,12 @@ def _call_with_note(rows: Callable[[], str], function: DeclaredFunction, columns
     imported(function.python)
     module = sys.modules.get(function.python.partition(":")[0])
     where = getattr(module, "__file__", None) or "a module without a file"
-    with _notes_of_process().calling(f"{function.name} ({function.python}, {where}) for rows of {rows()}"):
+    with _notes_lock:
+        if os.getpid() not in _notes:
+            _notes.clear()
+            _notes[os.getpid()] = _open_notes()
+        notes = _notes[os.getpid()]
+    with notes.calling(f"{function.name} ({function.python}, {where}) for rows of {rows()}"):
         return function.compute(columns)
 
 
@@ -216,11 +213,12 @@ class SeparateProcesses:
         """Compute a batch. Raises ArrowInvalid if the function raises or ends its process, BatchFailed for a wrong
         result, and ExpressionError if it ends its process on too many rows."""
         with self._lock:
-            return (
-                self._call_for_one_row(function, columns)
-                if len(columns[0]) == 1
-                else self._call_for_rows(function, columns)
-            )
+            if len(columns[0]) == 1:
+                return self._call_for_one_row(function, columns)
+            answer = self._answer(function, columns)
+            if isinstance(answer, str):
+                raise pa.ArrowInvalid(f"{function.name} ({function.python}) ended the process ({answer})")
+            return _result(answer, function)
 
     def close(self) -> None:
         if self._processes or self._deadly:
@@ -229,12 +227,6 @@ class SeparateProcesses:
                 while self._processes:
                     _, process = self._processes.popitem()
                     process.communicate()  # its standard input ends
-
-    def _call_for_rows(self, function: DeclaredFunction, columns: Sequence[pa.Array]) -> pa.Array:
-        answer = self._answer(function, columns)
-        if isinstance(answer, str):
-            raise pa.ArrowInvalid(f"{function.name} ({function.python}) ended the process ({answer})")
-        return _result(answer, function)
 
     def _call_for_one_row(self, function: DeclaredFunction, columns: Sequence[pa.Array]) -> pa.Array:
         deadly, row = self._deadly.setdefault(function, {}), pickle.dumps([column.to_pylist() for column in columns])
@@ -347,18 +339,16 @@ class _Fork:
 def _answer_calls(calls: IO[bytes], answers: IO[bytes]) -> None:
     volunteer_for_oom_killer()
     while (call := _receive(calls)) is not None:
-        _send(answers, _computed(*call))
-
-
-def _computed(function: DeclaredFunction, columns: Sequence[pa.Array]) -> Answer:
-    try:
-        return "values", function.compute(columns)
-    except BatchFailed as error:
-        return "batch", str(error)
-    except ExpressionError as error:
-        return "expression", str(error)
-    except pa.ArrowInvalid as error:
-        return "rows", str(error)
+        function, columns = call
+        try:
+            answer: Answer = "values", function.compute(columns)
+        except BatchFailed as error:
+            answer = "batch", str(error)
+        except ExpressionError as error:
+            answer = "expression", str(error)
+        except pa.ArrowInvalid as error:
+            answer = "rows", str(error)
+        _send(answers, answer)
 
 
 def _send(stream: IO[bytes], value: object) -> None:

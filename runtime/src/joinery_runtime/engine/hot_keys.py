@@ -51,7 +51,15 @@ class KeyCounter:
         filled = [(side, stored) for side, stored in state_runs if len(stored.run)]
         if not filled or self._step.broadcast:
             return ()
-        hashes = self._find_candidates(filled)
+        longest = list[tuple[np.ndarray, np.ndarray]]()
+        for _, stored in filled:
+            key = (stored.segment, int(stored.run.hash[0]), len(stored.run))
+            if key not in self._longest:
+                self._longest[key] = longest_runs(stored.run.hash)
+            longest.append(self._longest[key])
+        candidates, inverse = np.unique(np.concatenate([h for h, _ in longest]), return_inverse=True)
+        rows = np.bincount(inverse, weights=np.concatenate([n for _, n in longest]))
+        hashes = candidates[np.argsort(-rows, kind="stable")[:LONGEST_RUNS]]
         counts = np.zeros(len(hashes), dtype=np.int64)
         for _, stored in filled:
             first, stop = (np.searchsorted(stored.run.hash, hashes, side=side) for side in ("left", "right"))
@@ -63,18 +71,6 @@ class KeyCounter:
 
     def retain(self, segments: Collection[str]) -> None:
         self._longest = {key: longest for key, longest in self._longest.items() if key[0] in segments}
-
-    def _find_candidates(self, state_runs: Iterable[SideRun]) -> np.ndarray:
-        longest = [self._longest_of(stored) for _, stored in state_runs]
-        hashes, inverse = np.unique(np.concatenate([h for h, _ in longest]), return_inverse=True)
-        rows = np.bincount(inverse, weights=np.concatenate([n for _, n in longest]))
-        return np.asarray(hashes[np.argsort(-rows, kind="stable")[:LONGEST_RUNS]])
-
-    def _longest_of(self, stored: StateRun) -> tuple[np.ndarray, np.ndarray]:
-        key = (stored.segment, int(stored.run.hash[0]), len(stored.run))
-        if key not in self._longest:
-            self._longest[key] = longest_runs(stored.run.hash)
-        return self._longest[key]
 
     def _key_text(self, state_runs: Iterable[SideRun], key_hash: np.uint64) -> str:
         for side, stored in state_runs:
@@ -127,24 +123,23 @@ class HotKeyTracker:
         self._by_shard: dict[tuple[int, int], tuple[KeyRows, ...]] = {}
         self._warned: set[tuple[int, str]] = set()
 
-    def learn(self, shards: int, counted: Mapping[tuple[int, int], tuple[KeyRows, ...] | None]) -> HotKeys:
+    def learn(self, shards: int, counts: Mapping[tuple[int, int], tuple[KeyRows, ...] | None]) -> HotKeys:
         """Takes the counts of an epoch with `shards` shards, by step and shard (None: not counted this time). Warns
         about a key once, and again only after it fell below the level."""
         if shards != self._shards:
             self._shards, self._by_shard = shards, {}
-        self._by_shard.update({shard: keys for shard, keys in counted.items() if keys is not None})
+        self._by_shard.update({shard: keys for shard, keys in counts.items() if keys is not None})
         every = [key for keys in self._by_shard.values() for key in keys]
         every.sort(key=lambda key: (-key.rows, key.step, key.key))
         too_hot = [key for key in every if key.rows > self._warn_above.get(key.step, key.rows)]
         new = [key for key in too_hot if (key.step, key.key) not in self._warned]
-        if self._by_shard.keys() == counted.keys():  # else some shard has yet to count after a rescale
+        if self._by_shard.keys() == counts.keys():  # else some shard has yet to count after a rescale
             self._warned.clear()
         self._warned |= {(key.step, key.key) for key in too_hot}
-        return HotKeys(tuple(every[:TOP]), tuple(too_hot[:TOP]), tuple(self._warning_text(key) for key in new))
-
-    def _warning_text(self, key: KeyRows) -> str:
-        return (
+        warnings = tuple(
             f"Hot key {key.key} of step {key.step + 1}: {counted(key.rows, 'row')} in the state, hotKeyWarning is "
             f"{self._warn_above[key.step]:,}. Each of its rows is compared with those of the other side that are near "
             "enough in time: a narrower bound, a further key column, or a `where` that keeps such rows out helps"
+            for key in new
         )
+        return HotKeys(tuple(every[:TOP]), tuple(too_hot[:TOP]), warnings)

@@ -67,25 +67,19 @@ class _Input:
 
     def add(self, reads: list[PartitionRead]) -> None:
         """Adds what one epoch has read."""
-        self._add_rows([read for read in reads if read.empty is not None])
-        self._add_records(reads)
+        with_rows = [read for read in reads if read.empty is not None]
+        if with_rows:
+            empty = frozenset.intersection(*(read.empty for read in with_rows if read.empty is not None))
+            for column in empty:
+                run = self.empty.setdefault(column, _Run(earlier=0 if self.rows_seen else None))
+                run.length += sum(read.decoded for read in with_rows)
+            for column in self.empty.keys() - empty:
+                self.empty[column].end()
+            self.rows_seen = True
         lowest = [read.lowest for read in reads if read.lowest is not None]
         highest = [read.highest for read in reads if read.highest is not None]
         if lowest and highest:
             self.times = min(lowest), max(highest)
-
-    def _add_rows(self, reads: list[PartitionRead]) -> None:
-        if not reads:
-            return
-        empty = frozenset.intersection(*(read.empty for read in reads if read.empty is not None))
-        for column in empty:
-            run = self.empty.setdefault(column, _Run(earlier=0 if self.rows_seen else None))
-            run.length += sum(read.decoded for read in reads)
-        for column in self.empty.keys() - empty:
-            self.empty[column].end()
-        self.rows_seen = True
-
-    def _add_records(self, reads: list[PartitionRead]) -> None:
         records = sum(read.records for read in reads)
         self.records += records
         self.future += sum(read.dropped.get("future", 0) for read in reads)

@@ -90,7 +90,12 @@ class JobState:
     @classmethod
     def of(cls, pipeline: Pipeline, record: JobRecord, newest: EpochRecord | None) -> JobState:
         """Builds the state from the store's record; `newest` is the log entry of the epoch that the state stands on."""
-        floors = stored_floors(record)
+        floors, pending = stored_floors(record), None
+        if record.plan is not None and next_action(record) is Action.REPLAY:
+            pending = EpochPlan.from_json(record.plan)
+            # Releases that stored no horizons knew inner joins only, where watermarks imply the horizons.
+            if not pending.horizons:
+                pending = replace(pending, horizons=times.horizons(pipeline, pending.times, floors))
         return cls(
             pipeline=pipeline,
             inputs=input_states((spec.name for spec in pipeline.inputs), record),
@@ -101,7 +106,7 @@ class JobState:
             removed=stored_removed(record),
             co_partitions=stored_co_partitions(record),
             totals=Totals() if newest is None else Totals.of(newest.result),
-            pending=_pending_plan(pipeline, record, floors),
+            pending=pending,
             committed_at_ms=None if newest is None else newest.committed_at,
             definition="" if newest is None else newest.plan.get("definition", ""),
         )
@@ -168,6 +173,9 @@ class JobState:
         """The state after the epoch of this plan is committed, with no next epoch planned yet."""
         dropped = self.dropped(plan, outcome)
         segments = {key: s for key, s in {**self.segments, **staged(outcome)}.items() if key not in dropped}
+        removed, live = Counter(self.removed), set(map(first_key, segments))
+        for summary in outcome.shards.values():
+            removed.update({first_key(key): count for key, count in summary.removed.items()})
         highest: dict[str, dict[str, int | None]] = {name: {} for name in self.inputs}
         for read in outcome.read.partitions:
             highest[read.partition.input][partition_id(read.partition)] = read.highest
@@ -180,7 +188,7 @@ class JobState:
             epoch=plan.epoch,
             segments=segments,
             floors={**self.floors, **times.floors_after(plan.horizons)},
-            removed=self._removed_after(outcome, segments),
+            removed={key: count for key, count in removed.items() if key in live},
             co_partitions=plan.co_partitions,
             pending=None,
             committed_at_ms=None,
@@ -204,13 +212,6 @@ class JobState:
         }
         return expired | replaced | by_all
 
-    def _removed_after(self, outcome: EpochOutcome, segments: Iterable[str]) -> dict[str, int]:
-        removed = Counter(self.removed)
-        for summary in outcome.shards.values():
-            removed.update({first_key(key): count for key, count in summary.removed.items()})
-        live = set(map(first_key, segments))
-        return {key: count for key, count in removed.items() if key in live}
-
     # --- how it is stored ---------------------------------------------------------------------------------------------
 
     def offsets(self) -> dict[str, bytes]:
@@ -226,15 +227,6 @@ class JobState:
 def staged(outcome: EpochOutcome) -> dict[str, SegmentMeta]:
     """The segments that the epoch adds to the live ones, by key."""
     return {meta.key: meta for summary in outcome.shards.values() for meta in summary.staged}
-
-
-def _pending_plan(pipeline: Pipeline, record: JobRecord, floors: Floors) -> EpochPlan | None:
-    """The plan to replay, if there is one. Releases that stored no horizons knew inner joins only, where watermarks
-    imply the horizons."""
-    if record.plan is None or next_action(record) is not Action.REPLAY:
-        return None
-    plan = EpochPlan.from_json(record.plan)
-    return plan if plan.horizons else replace(plan, horizons=times.horizons(pipeline, plan.times, floors))
 
 
 # --- a record of the store --------------------------------------------------------------------------------------------

@@ -160,14 +160,13 @@ class LateCounts:
             if count:
                 epoch = _Epoch(at_ms, count, late.get(name, 0), behind.get(name))
                 self._windows.setdefault(name, _Window()).add(epoch)
-        before, self.active = self.active, {warning.input: warning for warning in self._new_warnings()}
-        return tuple(warning for name, warning in self.active.items() if name not in before)
-
-    def _new_warnings(self) -> Iterator[LateInput]:
+        before, warnings = self.active, dict[str, LateInput]()
         for name, window in self._windows.items():
             share = self._shares.get(name)
             if share is not None and window.late and window.late >= share * window.records:
-                behind = window.behind_ms
                 clock = self._clocks[name]
-                delay = None if behind is None else clock.delay_ms + behind
-                yield LateInput(name, window.late, behind, delay, window.records, tuple(clock.branch_delays))
+                delay = None if window.behind_ms is None else clock.delay_ms + window.behind_ms
+                branches = tuple(clock.branch_delays)
+                warnings[name] = LateInput(name, window.late, window.behind_ms, delay, window.records, branches)
+        self.active = warnings
+        return tuple(warning for name, warning in self.active.items() if name not in before)

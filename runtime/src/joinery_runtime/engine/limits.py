@@ -78,16 +78,12 @@ def refuse_growth(
     for part, cap in limits.caps.items():
         if cap.pauses:
             continue
-        old = dict(_limited_amounts(before.get(part)))
+        size = before.get(part)
+        old = {} if size is None else {"maxRecords": size.rows, "maxStateBytes": size.bytes}
         for name, amount, most in cap.over(after[part]):
             if amount > old.get(name, 0):
                 over = ExceededQuota(part, name, amount, most)
                 raise _limit_reached(pipeline, over, f"after epoch {epoch}, of which nothing was committed")
-
-
-def _limited_amounts(size: StateSize | None) -> Iterator[tuple[str, int]]:
-    if size is not None:
-        yield from (("maxRecords", size.rows), ("maxStateBytes", size.bytes))
 
 
 def _limit_reached(pipeline: Pipeline, over: ExceededQuota, reason: str) -> LimitReached:
@@ -138,17 +134,7 @@ class Pauses:
     def stuck(self, activity: InputActivity) -> LimitReached | None:
         """Why unread records can never be read: the inputs that would release rows of the part are paused too, or idle.
         None if there are no such records."""
-        progressing = self._progressing_inputs(activity)
-        for over in self.over:
-            waiting = [name for name in self._paused_by(over) if name in activity.unread and name not in progressing]
-            if waiting:
-                held_up = ", ".join(sorted(self._releasing_inputs(over.part, activity) - progressing))
-                reason = f"{', '.join(waiting)} waits for it to shrink, and {held_up} is paused or idle too"
-                return _limit_reached(self._pipeline, over, reason)
-        return None
-
-    def _progressing_inputs(self, activity: InputActivity) -> set[str]:
-        """Inputs that will still be read, now or after others have been."""
+        # The inputs that will still be read, now or after others have been.
         everything = {spec.name for spec in self._pipeline.inputs}
         progressing = (everything - self.inputs().keys() - set(activity.idle)) | set(activity.ended)
         paused = everything - set(activity.idle)
@@ -159,7 +145,13 @@ class Pauses:
             if all(self._releasing_inputs(part, activity) <= progressing for part in causes[name])
         }:
             progressing |= resumed
-        return progressing
+        for over in self.over:
+            waiting = [name for name in self._paused_by(over) if name in activity.unread and name not in progressing]
+            if waiting:
+                held_up = ", ".join(sorted(self._releasing_inputs(over.part, activity) - progressing))
+                reason = f"{', '.join(waiting)} waits for it to shrink, and {held_up} is paused or idle too"
+                return _limit_reached(self._pipeline, over, reason)
+        return None
 
     def _paused_by(self, over: ExceededQuota) -> tuple[str, ...]:
         step, side = self._pipeline.side(over.part)

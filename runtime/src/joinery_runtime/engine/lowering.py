@@ -13,7 +13,6 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.core.pipeline import times
@@ -21,7 +20,7 @@ from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.step import Horizon, StateRun, with_flags
 from joinery_runtime.core.pipeline.watermark import InputClock
 from joinery_runtime.core.table.blob import to_blob
-from joinery_runtime.core.table.segment import Run, SegmentMeta, describe, first_key
+from joinery_runtime.core.table.segment import SegmentMeta, describe, first_key
 from joinery_runtime.engine.assembly import input_clocks
 from joinery_runtime.engine.job_state import HORIZONS, live_segments, stored_co_partitions, stored_floors
 from joinery_runtime.engine.plan import InputState, input_states
@@ -122,7 +121,18 @@ class _Rewriting:
         spec = step.sides[side]
         state_run = self._read_run(meta, spec.flags_part if spec.flags else None)
         floor = self._floors[spec.part]
-        self._refuse_half_closed(meta, step.kind.half_closed(side, state_run.run.ts, floor), state_run)
+        half = step.kind.half_closed(side, state_run.run.ts, floor)
+        if half.any():
+            times_of = state_run.run.ts[half]
+            raise JoineryError(
+                f"The watermark of job {self._job.name} cannot be brought down",
+                facts=f"{counted(int(half.sum()), 'row')} of {step.side_name(side)} (event times "
+                f"{format_time(int(times_of.min()))} to {format_time(int(times_of.max()))}) would be emitted again in "
+                "windows that were emitted, beside windows that were not",
+                todo="Restore a savepoint from before the watermark went ahead (joinery state restore), or start from "
+                "the beginning: joinery state migrate --anew. Once a regular watermark has passed these times, it "
+                "needs no reset",
+            )
         live = step.kind.without_emitted(step, side, state_run, Horizon(floor, floor), self._floors.get(spec.complete))
         if not len(live.run):
             return
@@ -135,26 +145,8 @@ class _Rewriting:
         run = decode_run(meta, self._store.read_segments(self._record.job, [meta.key])[meta.key])
         if flags_part is None:
             return StateRun(meta.key, run)
-        return StateRun(meta.key, run, 0, flagged_rows(run.batch, meta.key, self._flags_of(flags_part)))
-
-    def _flags_of(self, part: str) -> list[pa.RecordBatch]:
-        if part not in self._flags:
-            metas = {meta.key: meta for meta in self._record.segments if meta.part == part}
+        if flags_part not in self._flags:
+            metas = {meta.key: meta for meta in self._record.segments if meta.part == flags_part}
             blobs = self._store.read_segments(self._record.job, metas)
-            self._flags[part] = [decode_run(metas[key], blob).batch for key, blob in blobs.items()]
-        return self._flags[part]
-
-    def _refuse_half_closed(self, meta: SegmentMeta, half: np.ndarray, state_run: StateRun) -> None:
-        if not half.any():
-            return
-        step, side = self._pipeline.side(meta.part)
-        times_of = Run.view(state_run.run.batch.filter(pa.array(half))).ts
-        raise JoineryError(
-            f"The watermark of job {self._job.name} cannot be brought down",
-            facts=f"{counted(int(half.sum()), 'row')} of {step.side_name(side)} (event times "
-            f"{format_time(int(times_of.min()))} to {format_time(int(times_of.max()))}) would be emitted again in "
-            "windows that were emitted, beside windows that were not",
-            todo="Restore a savepoint from before the watermark went ahead (joinery state restore), or start from the "
-            "beginning: "
-            "joinery state migrate --anew. Once a regular watermark has passed these times, it needs no reset",
-        )
+            self._flags[flags_part] = [decode_run(metas[key], blob).batch for key, blob in blobs.items()]
+        return StateRun(meta.key, run, 0, flagged_rows(run.batch, meta.key, self._flags[flags_part]))

@@ -123,17 +123,13 @@ def refuse_null_keys(reads: Iterable[ColumnsRead], keys: Mapping[str, KeyParts],
         if part is not None and records >= ENOUGH_RECORDS:
             paths = min((read.paths for read in of_source if read.paths), default=())
             columns = sorted(pipeline.message_name(name, column) for column in part)
-            raise _refusal_error(name, columns, records, paths)
-
-
-def _refusal_error(name: str, columns: Sequence[str], records: int, paths: Sequence[str]) -> MisreadInput:
-    example = f"; a record has {', '.join(paths)}" if paths else ""
-    are = "columns {} are" if len(columns) > 1 else "column {} is"
-    return MisreadInput(
-        f"Input {name}: the key has no value in any of the {records:,} records read so far",
-        facts=f"{are.format(listed(columns))} null in all of them{example}; nothing of the input was committed",
-        todo="Correct the column's name or path in the schema; a value inside of an object is written as "
-        "path: customer.id, of an array as path: items[0].sku. If the records are right, start the job once a record "
-        "has the key and, if more come before it, with a larger trigger.maxRecordsPerEpoch; or leave those without it "
-        f"out: where: {columns[0]} IS NOT NULL",
-    )
+            example = f"; a record has {', '.join(paths)}" if paths else ""
+            are = "columns {} are" if len(columns) > 1 else "column {} is"
+            raise MisreadInput(
+                f"Input {name}: the key has no value in any of the {records:,} records read so far",
+                facts=f"{are.format(listed(columns))} null in all of them{example}; nothing of the input was committed",
+                todo="Correct the column's name or path in the schema; a value inside of an object is written as "
+                "path: customer.id, of an array as path: items[0].sku. If the records are right, start the job once a "
+                "record has the key and, if more come before it, with a larger trigger.maxRecordsPerEpoch; or leave "
+                f"those without it out: where: {columns[0]} IS NOT NULL",
+            )

@@ -225,7 +225,7 @@ class EpochPlan:
             definition=doc.get("definition", ""),
             reached=dict(doc.get("reached", {})),
             unread=tuple(doc.get("unread", [])),
-            row_limits=_row_limits_from_json(doc),
+            row_limits={ONLY_OUTPUT: doc["row_limit"]} if "row_limit" in doc else dict(doc.get("row_limits", {})),
             topic_numbers={name: dict(numbers) for name, numbers in doc.get("topic_numbers", {}).items()},
         )
 
@@ -235,10 +235,6 @@ def _row_limits_to_json(limits: Mapping[str, int]) -> dict[str, Any]:
     if not limits:
         return {}
     return {"row_limit": limits[ONLY_OUTPUT]} if ONLY_OUTPUT in limits else {"row_limits": dict(limits)}
-
-
-def _row_limits_from_json(doc: Mapping[str, Any]) -> Mapping[str, int]:
-    return {ONLY_OUTPUT: doc["row_limit"]} if "row_limit" in doc else dict(doc.get("row_limits", {}))
 
 
 def _offsets_to_json(offsets: Mapping[PartitionRef, int]) -> list[list[str | int]]:

@@ -125,7 +125,10 @@ class Planner:
         self._history = self._history.with_observed_ends((*snapshot.bounds, *snapshot.waiting))
         # While all unread records of an input are in partitions that others hold, the other inputs wait for it: their
         # rows would only fill the state.
-        lacks = self._lacks_partitions(state, snapshot)
+        # The number of partitions that co-partitioned inputs have in common is unknown while an input's topic pattern
+        # matches no topic.
+        needs_partitions = self._settings.co_partitioned and not state.co_partitions
+        lacks = needs_partitions and {b.partition.input for b in snapshot.bounds} != self._sources.keys()
         if lacks or not reads:
             snapshot = snapshot.without_reads(state.inputs if reads else None)
         elif {b.partition.input for b in readable} == {b.partition.input for b in readable if b.is_assigned}:
@@ -166,12 +169,6 @@ class Planner:
             for bound, count in shares
         ]
 
-    def _lacks_partitions(self, state: JobState, snapshot: SourceSnapshot) -> bool:
-        """Whether the number of partitions that co-partitioned inputs have in common is still unknown, because an
-        input's topic pattern matches no topic yet."""
-        inputs = {bound.partition.input for bound in snapshot.bounds}
-        return self._settings.co_partitioned and not state.co_partitions and inputs != self._sources.keys()
-
     def _is_due(self, snapshot: SourceSnapshot, paused: Collection[str]) -> bool:
         """Whether an epoch may begin: after the interval, or when waiting would not make it larger."""
         last, interval = self._planned_at_ms, self._settings.interval_ms
@@ -193,7 +190,20 @@ class Planner:
         existing = tuple(stop_at_end(bound, inputs[bound.partition.input]) for bound in bounds if not bound.deleted)
         self._idleness.observe((bound for bound in existing if not bound.waits), now_ms)
         if self._once:
-            existing = self._cut_to_first_ends(existing, inputs)
+            # One run ends where the partitions ended at the first call. A partition that appears later waits for the
+            # next run. An input that ended in an earlier run stays ended.
+            if self._ends_of_now is None:
+                self._ends_of_now = {bound.partition: bound.end_exclusive for bound in existing}
+            ends = self._ends_of_now
+            existing = tuple(
+                replace(
+                    bound,
+                    end_exclusive=max(bound.start, min(bound.end_exclusive, ends.get(bound.partition, bound.start))),
+                    final=inputs[bound.partition.input].progress.ended,
+                    stop=None,
+                )
+                for bound in existing
+            )
         ready = tuple(bound for bound in existing if not bound.waits)
         idle, ended = with_released(self._idleness.idle(), ready), ended_inputs(ready, self._sources)
         backlog = dict.fromkeys(self._sources, 0)
@@ -209,22 +219,6 @@ class Planner:
             progress=self.watermarks(with_partitions(inputs, ready), idle, ended, now_ms),
             now_ms=now_ms,
             beyond_end=beyond_end_warnings(bounds, inputs),
-        )
-
-    def _cut_to_first_ends(self, bounds: tuple[Bounds, ...], inputs: Inputs) -> tuple[Bounds, ...]:
-        """Cuts the bounds to where the partitions ended at the first call. A partition that appears later waits for
-        the next run. An input that ended in an earlier run stays ended."""
-        if self._ends_of_now is None:
-            self._ends_of_now = {bound.partition: bound.end_exclusive for bound in bounds}
-        ends = self._ends_of_now
-        return tuple(
-            replace(
-                bound,
-                end_exclusive=max(bound.start, min(bound.end_exclusive, ends.get(bound.partition, bound.start))),
-                final=inputs[bound.partition.input].progress.ended,
-                stop=None,
-            )
-            for bound in bounds
         )
 
     def check_sources(self, inputs: Inputs) -> None:

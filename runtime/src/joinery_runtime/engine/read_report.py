@@ -52,18 +52,14 @@ class DeadLetters:
             reasons=[record.reason for record in faults],
             values=records_of(raw, [record.index for record in faults]),
         )
-        return cls(len(faults), rows, f"{_record_location(raw, offsets[0])}: {faults[0].reason}")
-
-
-def _record_location(raw: RawBatch, offset: int) -> str:
-    """Where a record is, as people look for it: in a file by its line or row. Only files have no timestamps."""
-    partition = raw.origin or raw.partition
-    path = partition.topic
-    if raw.columns is not None:
-        return f"{path} row {offset}"
-    if raw.timestamps is None and Path(path).is_file():
-        return f"{path} line {line_number(path, offset)} (byte {offset})"
-    return f"{path}/{partition.partition} offset {offset}"
+        path, offset = partition.topic, offsets[0]
+        if raw.columns is not None:
+            location = f"{path} row {offset}"
+        elif raw.timestamps is None and Path(path).is_file():  # only files have no timestamps
+            location = f"{path} line {line_number(path, offset)} (byte {offset})"
+        else:
+            location = f"{path}/{partition.partition} offset {offset}"
+        return cls(len(faults), rows, f"{location}: {faults[0].reason}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +197,10 @@ class ReadCounter:
                 self._example = records_of(raw, [int(index[0])])[0].as_py()
 
     def report(self, lost: int = 0) -> ReadReport:
+        paths: tuple[str, ...] = ()
+        wrong = missing_part(self._key, self._empty) is not None
+        if wrong and self._example is not None and self._paths_of is not None:
+            paths = self._paths_of(self._example)
         read = PartitionRead(
             partition=self.planned.partition,
             records=self.records,
@@ -215,15 +215,9 @@ class ReadCounter:
             lost=self._lost + lost,
             decoded=self._decoded,
             empty=self._empty,
-            paths=self._example_paths(),
+            paths=paths,
         )
         return ReadReport(read, encode(concat([dead.rows for dead in self._dead])) if self._dead else None)
-
-    def _example_paths(self) -> tuple[str, ...]:
-        wrong = missing_part(self._key, self._empty) is not None
-        if not wrong or self._example is None or self._paths_of is None:
-            return ()
-        return self._paths_of(self._example)
 
 
 def read_summary(reports: Iterable[object], dead_letters: Receipt | None = None) -> ReadSummary:

@@ -201,6 +201,9 @@ def epoch_report(
     backlog: Mapping[str, int],
     unpublished_rows: int = 0,
 ) -> EpochReport:
+    bytes_in = Counter[str]()
+    for read in outcome.read.partitions:
+        bytes_in[read.partition.input] += read.bytes
     return EpochReport(
         epoch=plan.epoch,
         rows_in=_add_counts(dict.fromkeys(plan.watermarks, 0), _rows_in(outcome)),
@@ -221,7 +224,7 @@ def epoch_report(
         after_eviction=_after_eviction(outcome),
         input_warnings=input_warnings,
         unpublished_rows=unpublished_rows,
-        bytes_in=_bytes_in(outcome),
+        bytes_in=bytes_in,
         runs_on=outcome.runs_on,
     )
 
@@ -254,13 +257,6 @@ def _rows_in(outcome: EpochOutcome) -> Counter[str]:
     counts: Counter[str] = Counter()
     for read in outcome.read.partitions:
         counts[read.partition.input] += read.records
-    return counts
-
-
-def _bytes_in(outcome: EpochOutcome) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for read in outcome.read.partitions:
-        counts[read.partition.input] += read.bytes
     return counts
 
 

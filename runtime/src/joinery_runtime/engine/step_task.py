@@ -108,53 +108,46 @@ class StepTask:
             result = yield from (run if self._step.filter is None else _without_empty(run))
         merged = [group for groups in flag_merges.values() for group in groups]
         shared = {meta.key for rewrite in rewrites if rewrite.shared for meta in rewrite.group}
+        added = [
+            (side.part, run)
+            for side, run in zip(self._step.sides, result.added, strict=True)
+            if run is not None and (self._first or not side.broadcast)
+        ]
+        after_eviction, behind = self._late_figures(arrivals, result)
         return StepOutcome(
             result,
             chain(
-                self._added_runs(result),
+                added,
                 self._rewritten_runs(result, rewrites),
                 self._flag_runs(result, rewrites, flag_merges),
             ),
             tuple(s.key for g in (*(r.group for r in rewrites if not r.shared), *merged) for s in g),
             tuple(sorted(result.finished | shared | self._finished_flags())),
-            after_eviction=self._after_eviction(arrivals, result),
-            behind=self._late_distances(arrivals, result),
+            after_eviction=after_eviction,
+            behind=behind,
             put_off=len(merged_now) < len(to_merge),
         )
 
     # --- rows that come late ------------------------------------------------------------------------------------------
 
-    def _after_eviction(self, arrivals: SideBatches, result: StepResult) -> dict[int, int]:
-        """Counts accepted rows older than the time from which the state is complete. Late rows are all older than that,
-        so subtracting them leaves the accepted ones."""
-        older_rows = dict(result.after_eviction)
-        for side, rows in self._input_arrivals(arrivals):
-            complete = self._step.kind.complete_from(self._step, side, self._horizons)
+    def _late_figures(self, arrivals: SideBatches, result: StepResult) -> tuple[dict[int, int], dict[int, int]]:
+        """Returns `after_eviction` and `behind` of the outcome. Late rows are all older than the time from which the
+        state is complete, so subtracting them from the older rows leaves the accepted ones. The watermark of an input
+        is never behind the one that a join hands on (N3). No delay keeps joined rows of an input that has ended."""
+        older_rows, behind = dict(result.after_eviction), dict[int, int]()
+        for side, rows in enumerate(arrivals):
+            if rows is None or not rows.num_rows:
+                continue
+            ts, late = rows.column(TS).to_numpy(), result.dropped[side].get("late", 0)
+            complete = None
+            if not self._step.sides[side].intake.chained:  # only records of inputs count (N2)
+                complete = self._step.kind.complete_from(self._step, side, self._horizons)
             if complete is not None:
-                older = int((rows.column(TS).to_numpy() < complete).sum())
-                older_rows[side] = older - result.dropped[side].get("late", 0)
-        return {side: count for side, count in older_rows.items() if count > 0}
-
-    def _late_distances(self, arrivals: SideBatches, result: StepResult) -> dict[int, int]:
-        """Say how far the oldest row of each side with late rows is behind the watermark of its input (ms), which is
-        never behind the one that a join hands on (N3). No delay keeps joined rows of an input that has ended."""
-        behind: dict[int, int] = {}
-        for side, rows in enumerate(arrivals):
+                older_rows[side] = int((ts < complete).sum()) - late
             watermark = self._work.plan.watermarks.get(self._step.sides[side].time)
-            if (
-                rows is not None
-                and watermark is not None
-                and watermark < END_OF_TIME
-                and result.dropped[side].get("late")
-            ):
-                behind[side] = watermark - int(rows.column(TS).to_numpy().min())
-        return behind
-
-    def _input_arrivals(self, arrivals: SideBatches) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yields the arrivals that are records of inputs; rows of the step before are not (N2)."""
-        for side, rows in enumerate(arrivals):
-            if rows is not None and rows.num_rows and not self._step.sides[side].intake.chained:
-                yield side, rows
+            if watermark is not None and watermark < END_OF_TIME and late:
+                behind[side] = watermark - int(ts.min())
+        return {side: count for side, count in older_rows.items() if count > 0}, behind
 
     # --- what the kernel gets -----------------------------------------------------------------------------------------
 
@@ -177,18 +170,15 @@ class StepTask:
         return self._load_runs(side, self.sides[side])
 
     def _load_runs(self, side: int, segments: Sequence[SegmentMeta]) -> list[StateRun]:
-        new = [meta for meta in segments if meta.key not in self._loaded]
+        """Returns the shard's own rows of these segments. Reads those that were not read yet."""
+        spec, new = self._step.sides[side], [meta for meta in segments if meta.key not in self._loaded]
         for meta, segment_run in zip(new, self._cache.get(new), strict=True):
-            self._loaded[meta.key] = self._own_rows(side, meta, segment_run)
+            rows = slice(0, len(segment_run)) if spec.broadcast else segment_run.rows_in(self._owned)
+            flagged = self._flag_cache.flagged(meta, segment_run, self._flags[side])[rows] if spec.flags else None
+            batch = stored_rows(spec, segment_run.batch)
+            run = Run.view(batch.slice(rows.start, rows.stop - rows.start), source=segment_run)
+            self._loaded[meta.key] = StateRun(meta.key, run, rows.start, flagged)
         return [self._loaded[meta.key] for meta in segments]
-
-    def _own_rows(self, side: int, meta: SegmentMeta, segment_run: Run) -> StateRun:
-        spec = self._step.sides[side]
-        rows = slice(0, len(segment_run)) if spec.broadcast else segment_run.rows_in(self._owned)
-        flagged = self._flag_cache.flagged(meta, segment_run, self._flags[side])[rows] if spec.flags else None
-        batch = stored_rows(spec, segment_run.batch)
-        run = Run.view(batch.slice(rows.start, rows.stop - rows.start), source=segment_run)
-        return StateRun(meta.key, run, rows.start, flagged)
 
     def _segments_of(self, side: SideSpec, part: str) -> list[SegmentMeta]:
         part_segments = [meta for meta in self._work.segments if meta.part == part]
@@ -198,11 +188,6 @@ class StepTask:
 
     # --- what is staged -----------------------------------------------------------------------------------------------
 
-    def _added_runs(self, result: StepResult) -> Iterator[tuple[str, Run]]:
-        for side, run in zip(self._step.sides, result.added, strict=True):
-            if run is not None and (self._first or not side.broadcast):
-                yield side.part, run
-
     def _to_merge(self, side: int) -> Groups:
         spec = self._step.sides[side]
         if spec.broadcast and not self._first:
@@ -210,7 +195,11 @@ class StepTask:
         chosen = self._segments_to_merge(side, self.sides[side], self._merged_hashes(side))
         if self._lasts_forever(side):
             return chosen
-        return [part for group in chosen for part in compaction.split_to_fit(group, self._decoded_sizes(side, group))]
+        groups: Groups = []
+        for group in chosen:
+            decoded = [loaded.run.batch.nbytes for loaded in self._load_runs(side, group)]
+            groups += compaction.split_to_fit(group, decoded)
+        return groups
 
     def _merged_hashes(self, side: int) -> HashRange:
         """The hashes whose segments this shard merges."""
@@ -218,42 +207,36 @@ class StepTask:
 
     def _plan_rewrites(self, side: int, groups: Groups) -> list[_Rewrite]:
         owned = self._merged_hashes(side)
-        merges = [_Rewrite(side, group, tuple(compaction.pieces(group, owned))) for group in groups]
-        return merges + [_Rewrite(side, [meta], (owned,), shared=True) for meta in self._spanning_segments(side)]
-
-    def _spanning_segments(self, side: int) -> list[SegmentMeta]:
-        """Segments that span several shards after a rescale, and that event time never expires. Each shard rewrites its
-        own rows, all shards in the same epoch."""
+        rewrites = [_Rewrite(side, group, tuple(compaction.pieces(group, owned))) for group in groups]
         if not self._work.plan.checkpoint or not self._lasts_forever(side) or self._step.sides[side].broadcast:
-            return []
-        return [meta for meta in self.sides[side] if not self._owned.contains(meta.hash_min, meta.hash_max)]
+            return rewrites
+        # Segments that span several shards after a rescale, and that event time never expires. Each shard rewrites its
+        # own rows, all shards in the same epoch.
+        spanning = [meta for meta in self.sides[side] if not self._owned.contains(meta.hash_min, meta.hash_max)]
+        return rewrites + [_Rewrite(side, [meta], (owned,), shared=True) for meta in spanning]
 
     def _lasts_forever(self, side: int) -> bool:
         """Whether event time never expires the rows of this side."""
         return self._step.kind.retention[side].kept_for_ms is None
-
-    def _decoded_sizes(self, side: int, group: Sequence[SegmentMeta]) -> list[int]:
-        """How many bytes the rows of each segment have. Reads segments that were not read yet."""
-        return [loaded.run.batch.nbytes for loaded in self._load_runs(side, group)]
 
     def _segments_to_merge(self, side: int, segments: Sequence[SegmentMeta], owned: HashRange) -> Groups:
         kept_for = self._step.kind.retention[side].kept_for_ms
         return compaction.choose(segments, owned, kept_for_ms=kept_for, checkpoint=self._compact_eagerly)
 
     def _rewritten_runs(self, result: StepResult, rewrites: Sequence[_Rewrite]) -> Iterator[tuple[str, Run]]:
+        kind = self._step.kind
         for rewrite in rewrites:
             kept_runs = self._load_runs(rewrite.side, rewrite.group)
             runs = [_with_new_flags(state_run, result.flags[rewrite.side]) for state_run in kept_runs]
             for piece in rewrite.pieces:
-                run = self._merge_runs(rewrite.side, [state_run.within(piece) for state_run in runs])
+                in_piece = [state_run.within(piece) for state_run in runs]
+                live = kind.survivors(self._step, rewrite.side, in_piece, self._horizons[rewrite.side])
+                flagged = [rows.run if rows.flagged is None else with_flags(rows.run, rows.flagged) for rows in live]
+                run = merge(flagged, by_offset=kind.sorts_by_offset(rewrite.side))
+                del in_piece, live, flagged  # their rows are in the run now
                 if len(run):
                     yield self._step.sides[rewrite.side].part, run
                 del run  # before the next one is made
-
-    def _merge_runs(self, side: int, runs: Sequence[StateRun]) -> Run:
-        survivors = self._step.kind.survivors(self._step, side, runs, self._horizons[side])
-        flagged = [rows.run if rows.flagged is None else with_flags(rows.run, rows.flagged) for rows in survivors]
-        return merge(flagged, by_offset=self._step.kind.sorts_by_offset(side))
 
     def _flag_runs(
         self, result: StepResult, rewrites: Sequence[_Rewrite], flag_merges: Mapping[int, Groups]

@@ -24,7 +24,7 @@ from joinery_runtime.connectors.decoder_trial import carefully
 from joinery_runtime.connectors.parquet_trial import read_carefully
 from joinery_runtime.connectors.sink import Attempt, AttemptId, RowLimit, RowRouting, SinkWriter
 from joinery_runtime.connectors.source import Range, SourceReader
-from joinery_runtime.core.pipeline.lateness import FutureCheck, LateRows, Timestamps
+from joinery_runtime.core.pipeline.lateness import LateRows
 from joinery_runtime.core.pipeline.prepare import DecodedRecords, RecordChecks, cut_by_shard, prepare, prepare_joined
 from joinery_runtime.core.pipeline.sides import LEFT, Placement
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
@@ -54,7 +54,7 @@ from joinery_runtime.engine.read_report import (
 from joinery_runtime.engine.step_task import SideBatches, StepOutcome, StepTask
 from joinery_runtime.errors import PlanTooLarge
 from joinery_runtime.formats.batch import RawBatch
-from joinery_runtime.formats.records import BadRecord, Decoder, LeftOut
+from joinery_runtime.formats.records import BadRecord, Decoder
 from joinery_runtime.state.store import OwnershipToken, TaskStore
 
 STAGED_BYTES = 16 << 20
@@ -163,7 +163,7 @@ class Worker:
         }
         late = LateRows.of(self._pipeline, name, plan.watermarks, plan.horizons)
         checks = {ref: RecordChecks(plan.future_check(name), late, plan.co_partitions) for ref in counters}
-        may_be_late: list[Sent] = []
+        spec, may_be_late = self._pipeline.input(name), list[Sent]()
 
         def prepared() -> Generator[pa.RecordBatch, None, None]:
             for raw in reader.read(*ranges):
@@ -179,7 +179,14 @@ class Worker:
                     yield rows
 
         for rows in in_chunks(prepared()):
-            yield from self._cut_blocks(name, rows, plan.shards)
+            if self._pipeline.intake(name).placement is Placement.EVERYWHERE:
+                block = RowBlock(spec.step, spec.side, rows)
+                yield from ((shard, block) for shard in range(plan.shards))
+            else:
+                # No variable holds a cut while the next chunk is made.
+                yield from (
+                    (shard, RowBlock(spec.step, spec.side, cut)) for shard, cut in cut_by_shard(rows, plan.shards)
+                )
         yield from may_be_late
         reports = [counter.report() for counter in counters.values()]
         for source in sorted(set(sources.values()) & {*work.new_keys, *work.milliseconds}):
@@ -207,7 +214,14 @@ class Worker:
         prepared = prepare(self._pipeline.intake(name), records, checks, self._parts.hasher)
         unusable = [BadRecord(int(decoded.index[row]), reason) for row, reason in prepared.bad.items()]
         bad = [*decoded.bad, *unusable]
-        reached = _event_time_span(decoded.left_out, checks.future, of_all)
+        reached: tuple[int, int] | tuple[None, None] = None, None
+        if decoded.left_out is not None:
+            times, index = decoded.left_out.times, decoded.left_out.index
+            if checks.future is not None:  # what is too far ahead moves no watermark (T11)
+                of_left_out = None if of_all is None else lambda at: of_all(index[at])
+                times = np.delete(times, list(checks.future.find(times, of_left_out)))
+            if len(times):
+                reached = int(times.min()), int(times.max())
         counter.add(raw, decoded, prepared, DeadLetters.of(raw, bad) if bad else None, reached)
         return prepared.rows
 
@@ -226,15 +240,6 @@ class Worker:
         spec = self._pipeline.input(name)
         for shard, cut in cut_by_shard(rows.filter(rows.column(UNAVAILABLE).is_valid()), shards):
             yield shard, LateCandidates.lacking_values(spec, raw, cut)
-
-    def _cut_blocks(self, name: str, rows: pa.RecordBatch, shards: int) -> Iterator[Sent]:
-        spec = self._pipeline.input(name)
-        if self._pipeline.intake(name).placement is Placement.EVERYWHERE:
-            block = RowBlock(spec.step, spec.side, rows)
-            yield from ((shard, block) for shard in range(shards))
-        else:
-            for shard, cut in cut_by_shard(rows, shards):
-                yield shard, RowBlock(spec.step, spec.side, cut)
 
     # --- step -------------------------------------------------------------------------------------------------------
 
@@ -357,6 +362,18 @@ class Worker:
         done, result = ended.done, ended.done.result
         # Every shard gets the rows of a broadcast side, but they are counted once.
         counted = [side for side, spec in enumerate(step.sides) if shard == 0 or not spec.broadcast]
+        parts = {}
+        for side, spec in step.stored_sides:
+            added = result.added[side]
+            # Arrivals of the other side that were looked up in this one; sessions look their own arrivals up.
+            other = 1 - side if len(step.sides) > 1 else side
+            parts[spec.part] = PartCounts(
+                len(added) if added is not None and side in counted else 0,
+                result.lookups[other] if other in counted else 0,
+            )
+        removed = {}
+        if step.kind.flagged_rows_leave(step):  # other flags are on rows that stay
+            removed = {segment: len(rows) for flags in result.flags for segment, rows in flags.items()}
         return ShardSummary(
             step=step.number,
             shard=shard,
@@ -367,9 +384,9 @@ class Worker:
             replaced=done.replaced,
             finished=done.finished,
             hottest=hottest,
-            parts={side.part: _part_counts(step, i, result, shard) for i, side in step.stored_sides},
+            parts=parts,
             matches=result.matches,
-            removed=_count_removed(step, result),
+            removed=removed,
             after_eviction={step.sides[side].time: n for side, n in done.after_eviction.items() if side in counted},
             behind={step.sides[side].time: ms for side, ms in done.behind.items()},
         )
@@ -399,7 +416,13 @@ class Worker:
         step = self._pipeline.steps[number] if number < len(self._pipeline.steps) else None
         for batch in rows.to_batches():
             if step is not None:
-                cuts = cut_by_shard(self._prepare_joined(step, batch, shard, work), work.plan.shards)
+                intake = step.sides[LEFT].intake
+                partitions, offsets = (batch.column(n).to_numpy() for n in (ARRIVED_PARTITION, ARRIVED_OFFSET))
+                columns = batch.select(intake.schema.names)
+                with self._calls.within(work, partial(step_text, step, shard, work)):
+                    cuts = cut_by_shard(
+                        prepare_joined(intake, columns, partitions, offsets, self._parts.hasher), work.plan.shards
+                    )
             else:
                 assert routing is not None, "a step that only writes follows the last one"
                 cuts = cut_by_shard(batch, work.plan.shards, routing.hashes(batch, self._parts.hasher))
@@ -407,12 +430,6 @@ class Worker:
                 yield receiver, RowBlock(number, LEFT, cut, read=False)
                 handed += cut.num_rows
         return handed
-
-    def _prepare_joined(self, step: StepSpec, rows: pa.RecordBatch, shard: int, work: EpochWork) -> pa.RecordBatch:
-        intake = step.sides[LEFT].intake
-        partitions, offsets = (rows.column(name).to_numpy() for name in (ARRIVED_PARTITION, ARRIVED_OFFSET))
-        with self._calls.within(work, partial(step_text, step, shard, work)):
-            return prepare_joined(intake, rows.select(intake.schema.names), partitions, offsets, self._parts.hasher)
 
     def _write_routed(self, work: EpochWork, shard: int, blocks: Iterable[Block], attempt: str) -> Iterator[Sent]:
         """Writes the rows that are routed to a shard, and yields its summary."""
@@ -481,19 +498,6 @@ class Worker:
         return read_summary(listed, self._parts.dead_letters.write(self._attempt_of(work, attempt_id), rows))
 
 
-def _event_time_span(
-    events: LeftOut | None, future: FutureCheck | None, timestamps: Timestamps | None
-) -> tuple[int, int] | tuple[None, None]:
-    """Return the lowest and the highest event time of these events, without those too far ahead (T11)."""
-    if events is None:
-        return None, None
-    times = events.times
-    if future is not None:
-        of_events = None if timestamps is None else lambda at: timestamps(events.index[at])
-        times = np.delete(times, list(future.find(times, of_events)))
-    return (int(times.min()), int(times.max())) if len(times) else (None, None)
-
-
 def _too_large(work: EpochWork, counter: ReadCounter) -> PlanTooLarge:
     planned, partition = counter.planned, counter.planned.partition
     return PlanTooLarge(
@@ -545,20 +549,3 @@ def _dropped_rows(step: StepSpec, result: StepResult, shard: int) -> dict[str, M
         right = step.sides[-1].time
         dropped[right] = {**dropped.get(right, {}), FILTERED_ROWS: result.filtered}
     return dropped
-
-
-def _part_counts(step: StepSpec, side: int, result: StepResult, shard: int) -> PartCounts:
-    added, spec = result.added[side], step.sides[side]
-    stored = len(added) if added is not None and (shard == 0 or not spec.broadcast) else 0
-    # Arrivals of the other side that were looked up in this one; sessions look their own arrivals up.
-    other = 1 - side if len(step.sides) > 1 else side
-    lookups = result.lookups[other] if shard == 0 or not step.sides[other].broadcast else 0
-    return PartCounts(stored, lookups)
-
-
-def _count_removed(step: StepSpec, result: StepResult) -> dict[str, int]:
-    """Counts flagged rows by segment if flags mean that rows are gone from the state, as those of sessions do. Other
-    flags are on rows that stay."""
-    if not step.kind.flagged_rows_leave(step):
-        return {}
-    return {segment: len(rows) for flags in result.flags for segment, rows in flags.items()}

@@ -91,11 +91,12 @@ class AsOfJoin(Join):
         """Looks up every stream row that is emitted in this epoch. No stream row is dropped as late (A3)."""
         work, unresolved = _with_unavailable_values(step, work)
         runs = [state_run.run for state_run in work.state_runs[RIGHT]]
-        table_rows, horizon, expired = work.arrivals[RIGHT], work.horizons[RIGHT].current, 0
-        if table_rows is not None and horizon is not None:
-            superseded = superseded_on_arrival(step, table_rows, runs, horizon)
-            table_rows, expired = table_rows.filter(pa.array(~superseded)), int(superseded.sum())
-        new_versions = _to_run(step, RIGHT, table_rows)
+        arrivals, horizon, expired = work.arrivals[RIGHT], work.horizons[RIGHT].current, 0
+        if arrivals is None or horizon is None:
+            new_versions = _to_run(step, RIGHT, arrivals)
+        else:
+            superseded = superseded_on_arrival(step, arrivals, runs, horizon)
+            new_versions, expired = _to_run(step, RIGHT, arrivals.filter(pa.array(~superseded))), int(superseded.sum())
         if new_versions is not None:
             runs.append(new_versions)
         at_once, waiting = self._split_arrivals(step, work)
