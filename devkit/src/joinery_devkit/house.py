@@ -71,14 +71,15 @@ class Figures(NamedTuple):
 
 
 BUDGETS: Mapping[str, Mapping[str, float]] = {
-    "runtime": {"vague": 1.3, "used_once": 23.9, "one_word": 40, "short_files": 71},
-    "operator": {"vague": 2, "used_once": 24.4, "one_word": 34, "short_files": 10},
-    "devkit": {"vague": 2, "used_once": 23.3, "one_word": 51, "short_files": 31},
-    "bench": {"vague": 2, "used_once": 17.2, "one_word": 46, "short_files": 8},
+    "runtime": {"vague": 1.3, "used_once": 18, "one_word": 41.1, "short_files": 58},
+    "operator": {"vague": 0.8, "used_once": 24.2, "one_word": 32.3, "short_files": 10},
+    "devkit": {"vague": 0.2, "used_once": 15.8, "one_word": 53.1, "short_files": 28},
+    "bench": {"vague": 0, "used_once": 13.8, "one_word": 47.4, "short_files": 8},
 }
 """The highest figure allowed for each distribution. `used_once` counted public functions too until 2026-11-29: budgets
 of 33.7 % (runtime) and 37.6 % (operator) then are 23.8 % and 24.3 % now, without a change of the code. Of one word are
-47 % of kopf's functions, 41 % of psycopg's, 18 % of pydantic's and 14 % of sqlglot's."""
+47 % of kopf's functions, 41 % of psycopg's, 18 % of pydantic's and 14 % of sqlglot's. Then 400 private helpers of
+several words were inlined, which raised the budgets of `one_word` by 1.1 to 2.1 without a new name of one word."""
 WORD_BUDGETS: Mapping[str, int] = {
     "anew": 6,
     "away (not available)": 0,

@@ -139,8 +139,8 @@ class SparkHost:
         if epoch_outcomes:
             return replace(epoch_outcomes[0], runs_on="spark")
         (read,) = [result for result in results if isinstance(result, ReadSummary)] or [read_summary(results)]
-        made = epoch_outcome(read, results, self._setup.steps, work.plan.shards)
-        return replace(made, runs_on="spark")
+        outcome = epoch_outcome(read, results, self._setup.steps, work.plan.shards)
+        return replace(outcome, runs_on="spark")
 
     @property
     def cores(self) -> int:

@@ -260,8 +260,8 @@ class _SessionJoinEpoch:
             return late
         arrived = [Selection(joinable[side], np.flatnonzero(np.isin(hashes[side], suspect_hashes))) for side in SIDES]
         open_rows = self._open_rows(suspect_hashes)
-        kept = [(side, rows) for side in SIDES for rows in open_rows[side]]
-        sessions = form(self._step, [*((side, arrived[side]) for side in SIDES), *kept], self._gap)
+        open_sides = [(side, rows) for side in SIDES for rows in open_rows[side]]
+        sessions = form(self._step, [*((side, arrived[side]) for side in SIDES), *open_sides], self._gap)
         closed = _by_selection((sessions.last < self._open_from)[sessions.number], arrived)
         for side in SIDES:
             late[side][arrived[side].index] = closed[side]

@@ -148,11 +148,11 @@ def _apply(rows: EvaluatedRows, function: Callable[..., Value], *values: Value, 
     except RowsFailed as error:
         for row in () if null else np.flatnonzero(error.failed.to_numpy(zero_copy_only=False)).tolist():
             rows.fail(row, first_line(error))
-        others = [
+        arguments = [
             value if isinstance(value, pa.Scalar) else pc.if_else(error.failed, pa.scalar(None, value.type), value)
             for value in values
         ]
-        return _apply(rows, function, *others, null=null)
+        return _apply(rows, function, *arguments, null=null)
     except BatchFailed as error:
         count = row_count(values)
         for row in () if null else range(count):

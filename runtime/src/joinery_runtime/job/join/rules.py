@@ -67,8 +67,8 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
     ranking = translation.ranking if translation is not None else None
     if translation is not None and not problems:
         translated_fields: dict[str, Any] = {"joins": list(translation.steps), "select": translation.select}
-        again = [{**draft.by_name[name].data, "name": alias} for alias, name in translation.repeats.items()]
-        translated_fields["inputs"] = [*(source.data for source in draft.sources), *again]
+        repeated = [{**draft.by_name[name].data, "name": alias} for alias, name in translation.repeats.items()]
+        translated_fields["inputs"] = [*(source.data for source in draft.sources), *repeated]
         if translation.aggregate is not None:
             translated_fields["aggregate"] = translation.aggregate
         if ranking is not None:
@@ -111,10 +111,10 @@ def _with_unions(data: Mapping[str, Any], sql: str) -> tuple[Mapping[str, Any], 
         labels |= {("unions", number, "branches", branch): text for branch, text in enumerate(union.branch_texts)}
     repeats = {alias: name for union in sql_unions for alias, name in union.repeats.items()}
     by_name = {source.name: source.data for source in sources}
-    again = [{**by_name[name], "name": alias} for alias, name in repeats.items() if name in by_name]
+    repeated = [{**by_name[name], "name": alias} for alias, name in repeats.items() if name in by_name]
     spec = {
         **data["spec"],
-        "inputs": [*items(data, "spec", "inputs"), *again],
+        "inputs": [*items(data, "spec", "inputs"), *repeated],
         "unions": [*written, *(union.entry for union in sql_unions)],
     }
     return {**data, "spec": spec}, labels, repeats

@@ -200,15 +200,15 @@ class StreamJoin(Job):
             read_once = self._read_once
             by_name = {side.name: side for side in read_once}
             repeats = self._translation("whenNeeded").repeats if self.spec.sql is not None else {}
-            again = (_read_again(by_name[name], alias) for alias, name in repeats.items() if name in by_name)
-            self._inputs_of_spec = (self.spec, (*read_once, *again))
+            repeated = (_read_again(by_name[name], alias) for alias, name in repeats.items() if name in by_name)
+            self._inputs_of_spec = (self.spec, (*read_once, *repeated))
         return self._inputs_of_spec[1]
 
     @property
     def _read_once(self) -> tuple[Input, ...]:
         by_name = {source.name: source for source in self.spec.inputs}
-        again = (_read_again(by_name[name], alias) for alias, name in self._repeated_branches.items())
-        return united((*self.spec.inputs, *again), self.unions)
+        repeated = (_read_again(by_name[name], alias) for alias, name in self._repeated_branches.items())
+        return united((*self.spec.inputs, *repeated), self.unions)
 
     @property
     def _repeated_branches(self) -> Mapping[str, str]:

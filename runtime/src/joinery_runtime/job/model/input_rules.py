@@ -198,8 +198,8 @@ def _sources(draft: JobDraft) -> Iterator[Finding]:
         values = [dig(source.data, "kafka", "properties", name) for source in draft.sources]
         for i, value in repeats(values):
             facts = f"two inputs have {name} {value!r}; each input is a group of its own"
-            place = (*draft.sources[i].at, "kafka", "properties", name)
-            yield place, f"{facts}: give each another name, or leave it out"
+            path = (*draft.sources[i].at, "kafka", "properties", name)
+            yield path, f"{facts}: give each another name, or leave it out"
 
 
 def _tables(draft: JobDraft) -> Iterator[Finding]:
