@@ -79,4 +79,4 @@ def test_a_pattern_that_is_too_long_fails_its_row_alone(like: str, pattern: str)
 
 
 def test_a_pattern_of_the_longest_length_matches() -> None:
-    assert by_row([("a" * 10_000, "%" * 9_999 + "_")], "\\", any_case=False) == [True]
+    assert by_row([("a" * 10_000, "a" * 9_999 + "_")], "\\", any_case=False) == [True]
