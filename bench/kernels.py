@@ -40,7 +40,7 @@ from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.formats.compiled import kernels
 from joinery_runtime.formats.csv.decoder import CsvDecoder
 from joinery_runtime.formats.debezium.avro import DebeziumAvroDecoder
-from joinery_runtime.formats.debezium.json import DebeziumJsonDecoder
+from joinery_runtime.formats.debezium.events import DebeziumJsonDecoder
 from joinery_runtime.formats.json.decoder import JsonDecoder, JsonKernel
 from joinery_runtime.formats.json.encode import json_lines
 from joinery_runtime.formats.json.fallback import JsonFallbackDecoder
