@@ -1,5 +1,6 @@
 """The SQL of a job in other ways of writing it: names, places, bounds, options. test_sql_forms.py has every join."""
 
+import json
 import math
 import operator
 from itertools import product
@@ -10,11 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from job.chains import document, stream
 from job.resources import problems
 from job.sql_jobs import HOUR, KEY, joined, load, resource, twin
 from joinery_runtime.core.compile import compile_join
 from joinery_runtime.core.pipeline.expression import parse_expression
+from joinery_runtime.inspect.trace import run_trace
 from joinery_runtime.job import Interval, StreamJoin, definition, load_job, parse_job, under_definition
+from joinery_runtime.state.memory import MemoryStore
 
 KEYS = "keys: {orders.order_id: payments.order_id}"
 ORDER = "[{column: orders.order_id}]"
@@ -232,6 +236,40 @@ def test_a_bound_on_whole_units_holds_for_the_times_for_which_the_comparison_is_
 
 
 INT64 = [("type: timestamp}\n      eventTime", "type: int64}\n      eventTime")]
+
+
+ZONE = "'Europe/Zurich'"
+LOCAL = f"{{}}.ts AT TIME ZONE {ZONE}"
+LOCAL_DAYS = [
+    f"DATE_TRUNC('day', {{}}.ts, {ZONE})",
+    f"DATE_TRUNC('day', {LOCAL})",
+    f"DATE_TRUNC('day', {LOCAL}) AT TIME ZONE {ZONE}",
+    f"DATE_TRUNC('day', FROM_UTC_TIMESTAMP({{}}.ts, {ZONE}))",
+    f"CAST({LOCAL} AS DATE)",
+]
+LOCAL_BUCKETS = [f"TIME_BUCKET(INTERVAL '1 day', {{}}.ts, {ZONE})", f"TIME_BUCKET(INTERVAL '1 day', {LOCAL})"]
+UTC_DAYS = ["DATE_TRUNC('day', {}.ts)", "TIMESTAMP_TRUNC({}.ts, DAY)", "CAST({}.ts AS DATE)", "DATE({}.ts)"]
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "of_day"),
+    [
+        *((left, right, "1 2 3") for left, right in product(LOCAL_DAYS, LOCAL_DAYS)),
+        *((left, right, "1 2 3") for left, right in product(LOCAL_BUCKETS, LOCAL_BUCKETS)),
+        *((left, right, "2 3 4") for left, right in product(UTC_DAYS, UTC_DAYS)),
+    ],
+)
+def test_two_ways_of_writing_one_range_of_time_are_equal(left, right, of_day):
+    times = ["2024-06-01T21:59:59Z", "2024-06-01T22:00:00Z", "2024-06-02T00:00:00Z", "2024-06-02T21:59:59Z"]
+    times.append("2024-06-02T23:59:59Z")
+    sql = f"SELECT p.id FROM o JOIN p ON o.k = p.k AND {left.format('o')} = {right.format('p')}"
+    written = document(inputs=[stream(name, "k", "id:int64") for name in "op"], sql=sql)
+    steps = [
+        {"input": "o", "rows": [{"k": "a", "id": 0, "ts": "2024-06-02T12:00:00Z"}]},
+        {"input": "p", "rows": [{"k": "a", "id": id_, "ts": time} for id_, time in enumerate(times)]},
+    ]
+    lines = run_trace(parse_job(json.dumps(written), "job.json"), [*steps, {"end": True}], MemoryStore())
+    assert " ".join(str(row["id"]) for line in lines for row in line["output"]) == of_day
 
 
 def test_plain_numbers_are_milliseconds_where_both_event_times_are_int64():

@@ -245,15 +245,22 @@ def _time_and_zone(value: exp.Expr) -> tuple[exp.Column | None, list[exp.Expr]]:
 
 
 def with_local_times(value: exp.Expr) -> exp.Expr:
-    """Return a call that cuts off times with FROM_UTC_TIMESTAMP in place of AT TIME ZONE, which expressions lack. A
-    local time that is made a moment again stays a local time."""
+    """Return a call that cuts off times as expressions have it: with FROM_UTC_TIMESTAMP in place of AT TIME ZONE and of
+    a zone of TIME_BUCKET, and with CAST in place of DATE. A local time that is made a moment again stays a local
+    time."""
     value = value.unnest()
     written = (value.this.unnest() if isinstance(value, exp.AtTimeZone) else value).copy()
+    arguments = [*written.expressions] if isinstance(written, exp.Anonymous) else []
+    if function_name(written) == "DATE":
+        written = exp.cast(arguments[0], exp.DType.DATE)
+    if function_name(written) == "TIME_BUCKET" and len(arguments) == 3 and _ms_of_literal(arguments[2]) is None:
+        length, time, zone = arguments
+        written.set("expressions", [length, exp.AtTimeZone(this=time, zone=zone)])
     local = _local_part(written)
-    time, zone = _time_and_zone(local) if local is not None else (None, [])
+    time, zones = _time_and_zone(local) if local is not None else (None, [])
     if local is not None and time is not None:
-        arguments = [time.copy(), *(node.copy() for node in zone)]
-        local.replace(exp.Anonymous(this="FROM_UTC_TIMESTAMP", expressions=arguments))
+        parts = [time.copy(), *(node.copy() for node in zones)]
+        local.replace(exp.Anonymous(this="FROM_UTC_TIMESTAMP", expressions=parts))
     return written
 
 

@@ -128,20 +128,22 @@ def _sort_condition(part: exp.Expr, link: Link, timed: bool, matching: Matching)
 def _limits_of_range(part: exp.Expr, link: Link) -> list[TimeBound]:
     """Return the bounds of an equality that cuts both event times down to the start of a range, such as
     `DATE_TRUNC('day', a.ts) = DATE_TRUNC('day', b.ts)`: times of one range are less than its length apart. None for
-    another condition. A range of a zone's clocks may be longer by what clocks go back, at most a day. Local times are
-    written as expressions have them."""
+    another condition. A range of a zone's clocks may be longer by what clocks go back, at most a day. The right side
+    is then written as the left one, as expressions have it: one side may be an instant, the other a local time."""
     sides = (part.left, part.right) if isinstance(part, exp.EQ) else ()
     windows = [window for side in sides if (window := window_of(side.unnest())) is not None]
     if len(windows) < 2 or windows[0].expressions[1:] != windows[1].expressions[1:]:
         return []
-    times = {(time.table, time.name) for time in (window.expressions[0] for window in windows)}
+    left_time, right_time = (window.expressions[0] for window in windows)
+    times = {(time.table, time.name) for time in (left_time, right_time)}
     right = link.right.table
     for relation in link.earlier:
         if times == {_event_time(relation.table), _event_time(right)} and not right.integer_time:
             _, length, *more = windows[0].expressions
             reach = int(interval_ms(length)) - 1 + (_DAY_MS if more and is_text(more[-1]) else 0)
-            for name in ("this", "expression"):
-                part.set(name, with_local_times(part.args[name]))
+            start = with_local_times(part.this)
+            part.set("this", start)
+            part.set("expression", start.transform(lambda node: right_time.copy() if node == left_time else node))
             bounds = Bound("lower", -reach), Bound("upper", reach)
             return [TimeBound(relation.table.name, bound) for bound in bounds]
     return []
