@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,13 @@ from joinery_runtime.connectors.store_identity import StoreIdentity
 from joinery_runtime.core.table.segment import STATE_VERSION
 from joinery_runtime.engine import driver as driver_module
 from joinery_runtime.engine.driver import REJOINS_OF_A_DUPLICATE, Driver
-from joinery_runtime.engine.messages import EpochOutcome
+from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.planner import REJOINS_MS
 from joinery_runtime.engine.protocol import Action, CommitResult, choose_attempts, next_action, resolve_commit
+from joinery_runtime.engine.read_report import LateRecords, ReadReport
 from joinery_runtime.engine.report import EpochReport
+from joinery_runtime.engine.worker import Worker
 from joinery_runtime.errors import (
     DataLoss,
     DuplicateJobName,
@@ -376,6 +378,29 @@ def test_a_bad_record_without_dead_letters_commits_nothing(world: World) -> None
         driver.run(plan)
     assert (record(world).epoch, world.output.table, record(world).segments) == (0, [], ())
     assert record(world).plan == plan.to_json(), "the plan must be replayed once the record is repaired"
+
+
+def test_where_no_dead_letters_are_written_none_leaves_its_reader(world: World, monkeypatch: Any) -> None:
+    """Peers that exchange nothing would run the epoch once more to collect them."""
+    fill(world, 2)
+    world.topics["orders"].append(0, b"not JSON")
+    collect, letters = Worker.collect, list[bytes | None]()
+
+    def noted(
+        worker: Worker, work: EpochWork, reports: Iterable[ReadReport | LateRecords], attempt: str
+    ) -> ReadSummary:
+        listed = list(reports)
+        letters.extend(report.dead for report in listed)
+        return collect(worker, work, listed, attempt)
+
+    monkeypatch.setattr(Worker, "collect", noted)
+    driver = started(world, dead_letters=False)
+    plan = driver.plan()
+    assert plan is not None
+    with pytest.raises(RecordError, match="not JSON"):
+        driver.run(plan)
+    assert letters
+    assert set(letters) == {None}
 
 
 @pytest.mark.parametrize(

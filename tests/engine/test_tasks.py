@@ -237,5 +237,8 @@ def test_each_shard_gets_all_rows_once_and_each_range_is_reported_once(
         own = peers.shards_of(peer, shards)
         assert rows == {(shard, partition) for shard in own for partition in range(ranges)}
         assert sum(isinstance(block, RowBlock) for _, block in of_peer) == len(rows)
-    reports = [block.read.partition for of_peer in kept for _, block in of_peer if isinstance(block, ReadReport)]
-    assert sorted(reports) == [one.partition for one in planned]
+    reports, *of_others = [
+        [block.read.partition for _, block in of_peer if isinstance(block, ReadReport)] for of_peer in kept
+    ]
+    assert sorted(reports) == [one.partition for one in planned], "one peer can collect all dead letters"
+    assert not any(of_others)

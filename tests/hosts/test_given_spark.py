@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from joinery_runtime.errors import JoineryError
 from joinery_runtime.hosts import given_spark
 from joinery_runtime.hosts.given_spark import session_context
 from joinery_runtime.hosts.spark import SparkHost
+from joinery_runtime.hosts.spark_tasks import WorkerSetup
 
 SET_BY_THE_NOTEBOOK = {
     "spark.job.description": "of the notebook",
@@ -89,7 +91,7 @@ def test_an_interrupt_after_which_java_has_no_connection_is_an_interrupt() -> No
     """PySpark cleans up after the call that was interrupted, and may find no connection left."""
     context: Any = SimpleNamespace(setJobGroup=interrupted)
     work: Any = SimpleNamespace(plan=SimpleNamespace(epoch=7))
-    setup: Any = SimpleNamespace(steps=1)
+    setup = WorkerSetup("d", lambda _: nullcontext(context), 1)
     with pytest.raises(KeyboardInterrupt):
         SparkHost(context, setup, "job").run(work)
 

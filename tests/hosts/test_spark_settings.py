@@ -20,7 +20,7 @@ from pyspark import SparkConf
 from pyspark.errors import PySparkRuntimeError
 
 from joinery_runtime.connectors.source import Range
-from joinery_runtime.engine.messages import EpochWork
+from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.tasks import WorkerProcesses, deal_ranges
 from joinery_runtime.errors import EnvironmentProblem, JoineryError
@@ -36,7 +36,7 @@ from joinery_runtime.hosts.spark import (
     stop_context,
 )
 from joinery_runtime.hosts.spark_security import ENV_KEY_FOLDER, SECRET
-from joinery_runtime.hosts.spark_tasks import WorkerSetup
+from joinery_runtime.hosts.spark_tasks import LettersAfterSteps, WorkerSetup
 
 Start = Callable[..., dict[str, str]]
 
@@ -426,8 +426,7 @@ class LostContext:
 
 def test_a_java_process_that_is_gone_is_an_error_of_ours() -> None:
     context: Any = LostContext()
-    setup: Any = SimpleNamespace(steps=1)
-    host = SparkHost(context, setup, "job")
+    host = SparkHost(context, WorkerSetup("d", lambda _: nullcontext(context), 1), "job")
     with pytest.raises(JoineryError, match="Spark gave up on epoch 7: the driver's Java process is gone"):
         host.run(EpochWork(1, EpochPlan(7, 2, (), {}), ()))
     stop_context(context)
@@ -564,3 +563,24 @@ def test_a_host_whose_java_is_gone_has_the_cores_that_it_had() -> None:
     for error in (ConnectionRefusedError(), Py4JNetworkError()):
         context.cores = error
         assert host.cores == 3
+
+
+@pytest.mark.parametrize(("repeats", "epochs"), [(False, [7, 7, 300, 300]), (True, [7, 7, 300])])
+def test_late_found_letters_repeat_rows_in_one_epoch_of_a_driver(
+    monkeypatch: pytest.MonkeyPatch, repeats: bool, epochs: list[int]
+) -> None:
+    """Exactly once, a second run repeats none, so the stage that collects is left out again after a while."""
+    runs = list[int]()
+
+    def run_epoch(host: SparkHost, work: EpochWork) -> EpochOutcome:
+        runs.append(work.plan.epoch)
+        if not host._setup.collects_letters:
+            raise LettersAfterSteps("a row is too large")
+        return EpochOutcome(ReadSummary((), {"rows": 1}), {})
+
+    monkeypatch.setattr(SparkHost, "_run_epoch", run_epoch)
+    context: Any = SimpleNamespace(master="local[2]")
+    host = SparkHost(context, WorkerSetup("d", lambda _: nullcontext(context), 1, repeats_rows=repeats), "job")
+    for epoch in (7, 300):
+        host.run(EpochWork(1, EpochPlan(epoch, 2, (), {}), ()))
+    assert runs == epochs

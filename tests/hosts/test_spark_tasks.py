@@ -8,6 +8,7 @@ import pickle
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,46 @@ def test_a_step_in_another_executor_reads_the_rows_again(monkeypatch: pytest.Mon
     worker = Reads()
     assert exchanged(worker, monkeypatch, [tmp_path / "a", tmp_path / "b"], [tmp_path / "b"]) == SUMS
     assert sorted(worker.reads) == [0, 0, 1], "those of the executor that is gone, and no others"
+
+
+# --- peers that each read all ranges ----------------------------------------------------------------------------------
+
+
+class ReadsLetters(Reads):
+    """Each range has a dead letter. Notes which shards have been stepped, and which letters have been collected."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stepped: list[int] = []
+        self.collected: list[bytes | None] = []
+
+    def read(self, work: EpochWork, ranges: Iterable[Range], lane: int = 0) -> Iterator[Any]:
+        for shard, block in super().read(work, ranges, lane):
+            yield shard, replace(block, dead=b"letter") if isinstance(block, ReadReport) else block
+
+    def step(self, work: EpochWork, number: int, shard: int, blocks: Iterable[Any], attempt: str) -> Iterator[Any]:
+        self.stepped.append(shard)
+        return super().step(work, number, shard, blocks, attempt)
+
+    def collect(self, work: EpochWork, reports: Iterable[ReadReport], attempt: str) -> ReadSummary:
+        listed = list(reports)
+        self.collected += [report.dead for report in listed]
+        return super().collect(work, listed, attempt)
+
+
+def test_a_dead_letter_of_a_small_epoch_repeats_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An output that is written at least once has the rows of each step that has run."""
+    worker: Any = ReadsLetters()
+    monkeypatch.setattr(spark_tasks, "_processes", {"d": spark_tasks._Process(worker, Threads(), ExitStack())})
+    work = EpochWork(1, EpochPlan(epoch=1, shards=4, ranges=TWO, watermarks={}), ())
+    task = PeerTask(WorkerSetup("d", lambda _: nullcontext(worker), 1), work, WorkerProcesses(2, reads_all=True))
+    results = [result for peer in (0, 1) for _, result in task.read_and_step(peer, [None])]
+    assert not [result for result in results if isinstance(result, TaskFailure)]
+    assert {result.shard: result.rows_out for result in results if isinstance(result, ShardSummary)} == SUMS
+    assert sorted(worker.stepped) == [0, 1, 2, 3]
+    assert worker.collected == [b"letter", b"letter"], "of both ranges, once"
+    (read,) = (result for result in results if isinstance(result, ReadSummary))
+    assert sorted(part.partition.partition for part in read.partitions) == [0, 1]
 
 
 # --- one process, several jobs ----------------------------------------------------------------------------------------

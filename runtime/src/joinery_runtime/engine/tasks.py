@@ -233,16 +233,11 @@ def read_ranges(
 def read_own_rows(
     worker: TaskWorker, work: EpochWork, peers: WorkerProcesses, peer: int, threads: Threads
 ) -> Generator[Sent, None, None]:
-    """Reads all ranges, and keeps what a peer's own shards get. The report of each range is kept by one peer, so that
-    records and dead letters are counted once."""
-    shards, dealt = work.plan.shards, deal_ranges(work.plan.ranges, peers.count)
-    own = frozenset(peers.shards_of(peer, shards))
-    reported = {planned.partition for planned in dealt[peer]} if peer < len(dealt) else set()
+    """Reads all ranges, and keeps what a peer's own shards get. The peer that owns the reports keeps those of all
+    ranges, so that it can collect the dead letters."""
+    shards = work.plan.shards
     for shard, block in read_ranges(worker, work, work.plan.ranges, threads):
-        if isinstance(block, ReadReport):
-            if block.read.partition in reported:
-                yield shard, block
-        elif shard in own:
+        if peers.owner(shard, shards) == peer:
             yield shard, block
 
 

@@ -189,6 +189,8 @@ class Worker:
                 )
         yield from may_be_late
         reports = [counter.report() for counter in counters.values()]
+        if self._parts.dead_letters is None:  # then the counts end the job, and nobody collects the letters
+            reports = [replace(report, dead=None) for report in reports]
         for source in sorted(set(sources.values()) & {*work.new_keys, *work.milliseconds}):
             columns = ColumnsRead.of(
                 source, [report.read for report in reports if sources[report.read.partition] == source]

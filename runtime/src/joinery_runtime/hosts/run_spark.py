@@ -89,6 +89,7 @@ class RunSpark:
             finds_late,
             routes_rows=routes,
             calls_functions=bool(wiring.spec.functions),
+            repeats_rows=wiring.spec.delivery == "atLeastOnce" and wiring.spec.dead_letter is not None,
         )
         host = SparkHost(context, setup, wiring.name, self._warn, wiring.step_titles)
         if self._watch is not None:

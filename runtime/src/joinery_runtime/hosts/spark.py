@@ -90,8 +90,8 @@ DEFAULT_CONF = {
 }
 
 _COLLECTING_EPOCHS = 100
-"""After an epoch with dead letters, as many further ones have the stage that collects them. Without it, an epoch with
-dead letters is run twice."""
+"""After an epoch with dead letters that needed a stage which collects them, as many further ones have it. Without it,
+such an epoch is run twice. Where that repeats rows, all further epochs have it."""
 
 _SPARKS_FILES = "Spark's own files"
 _LOG = Path(__file__).with_name("log4j2.properties")
@@ -111,7 +111,7 @@ class SparkHost:
     ) -> None:
         self._context, self._setup, self._warn = context, setup, warn
         self._warned = False
-        self._finds_letters_late, self._collects_letters_until = setup.collects_letters, 0
+        self._finds_letters_late, self._collects_letters_until = setup.collects_letters, 0.0
         self._cores: int | None = None
         self._processes = 1
         self._names = JobNames(context, job, steps or tuple(f"join {n + 1}" for n in range(setup.steps)))
@@ -127,7 +127,7 @@ class SparkHost:
             self._setup = replace(self._setup, collects_letters=True)
             outcome = self._run_epoch(work)
         if self._setup.collects_letters and outcome.read.dead_letters is not None:
-            self._collects_letters_until = epoch + 1 + _COLLECTING_EPOCHS
+            self._collects_letters_until = math.inf if self._setup.repeats_rows else epoch + 1 + _COLLECTING_EPOCHS
         return outcome
 
     def _run_epoch(self, work: EpochWork) -> EpochOutcome:
@@ -203,7 +203,10 @@ class SparkHost:
                 routes_rows=self._setup.routes_rows,
                 reads_once=self._setup.calls_functions,
             )
-            task = PeerTask(self._setup, work, peers)
+            setup = self._setup
+            if peers.co_partitions and setup.repeats_rows:  # no peer knows what the others have read
+                setup = replace(setup, collects_letters=True)
+            task = PeerTask(setup, work, peers)
             self._warn_of_exchange(work, task.peers)
             if task.peers.count == 1:
                 self._names.name_full_stage()
@@ -244,11 +247,11 @@ class SparkHost:
             ranges = self._distribute_shares(ranges_by_peer(task.work, task.peers), executors)
             shares = ranges.mapPartitionsWithIndex(task.share)
             self._names.name_full_stage(collects=False)
-            if not self._setup.collects_letters:
+            if not task.setup.collects_letters:
                 return shares, count
             reports = _exchange_parcels(shares, 1, executors)
             self._names.name_collect_stage()
-            return reports.mapPartitionsWithIndex(partial(task.stage, self._setup.stages)), 1
+            return reports.mapPartitionsWithIndex(partial(task.stage, task.setup.stages)), 1
         carried: RDD[Any]
         if task.peers.reads_all:
             carried = self._distribute_nothing(count, executors).mapPartitionsWithIndex(task.read_and_step)
@@ -257,7 +260,7 @@ class SparkHost:
             shares = deal_ranges(task.work.plan.ranges, count)
             carried = self._distribute_shares(shares, executors).mapPartitionsWithIndex(task.read)
             self._names.name_read_stage()
-        for number in range(1 if task.peers.reads_all else 0, self._setup.stages):
+        for number in range(1 if task.peers.reads_all else 0, task.setup.stages):
             carried = _exchange_parcels(carried, count, executors).mapPartitionsWithIndex(partial(task.stage, number))
             self._names.name_step_stage(number)
         return carried, count

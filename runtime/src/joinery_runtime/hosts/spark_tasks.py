@@ -2,10 +2,11 @@
 
 With one peer, its task runs the whole epoch. With co-partitioned inputs, a peer's task runs all of its part, and hands
 its reports to the driver; dead letters need a task that collects them from all peers. In a small epoch, a peer's task
-reads all ranges and runs the first step, and a task per further step follows. Otherwise a task reads, and a task per
-step follows; what they send each other goes through Spark's shuffle as (peer, parcel) and (peer, (shard,
-report)) (`engine.exchange`). A task consumes all of its input, even when it fails: PySpark ends a process that has not
-read its input to the end, and with it consumers, connections and caches.
+reads all ranges and runs the first step, and a task per further step follows; the first peer has the reports of all
+ranges, so its last task collects. Otherwise a task reads, and a task per step follows; what they send each other goes
+through Spark's shuffle as (peer, parcel) and (peer, (shard, report)) (`engine.exchange`). A task consumes all of its
+input, even when it fails: PySpark ends a process that has not read its input to the end, and with it consumers,
+connections and caches.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import gc
 import os
 import uuid
 from collections import defaultdict, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,7 +58,8 @@ class WorkerSetup:
     the end of its context closes what the worker has opened. `steps` is the number of `TaskWorker.steps`.
     `collects_letters`: all peers may have dead letters after the last step, which a further stage collects.
     `routes_rows`: the last step writes rows that any shard has made. `calls_functions`: reading a record may call
-    functions of the job, whose cost nobody knows. Must pickle."""
+    functions of the job, whose cost nobody knows. `repeats_rows`: outputs are written at least once and dead letters
+    are collected, so a second run of an epoch because of letters would write its rows again. Must pickle."""
 
     digest: str
     build: WorkerFactory
@@ -65,6 +67,7 @@ class WorkerSetup:
     collects_letters: bool = False
     routes_rows: bool = False
     calls_functions: bool = False
+    repeats_rows: bool = False
 
     @property
     def stages(self) -> int:
@@ -122,18 +125,14 @@ class PeerTask:
         except JoineryError as error:
             yield 0, TaskFailure(error)
 
-    def read_and_step(self, peer: int, partition: Iterable[object]) -> Iterator[Carried | tuple[int, Report]]:
-        """Reads all ranges of an epoch, and runs the first step of a peer's shards. If no stage follows, the reports go
-        to the driver."""
+    def read_and_step(self, peer: int, partition: Iterable[object]) -> Iterator[Carried | tuple[int, Result]]:
+        """Reads all ranges of an epoch, and runs the first step of a peer's shards. If no stage follows, the peer that
+        has the reports also ends the epoch."""
         deque(partition, maxlen=0)
         try:
             process = process_for(self.setup, self.peers.threads)
             inbox = sorted_by_shard(read_own_rows(process.worker, self.work, self.peers, peer, process.threads))
-            outgoing = self._run_own_shards(process, 0, peer, inbox, _attempt_name())
-            if self.setup.stages > 1:
-                yield from self._pack_parcels(outgoing)
-            else:
-                yield from self._report_to_driver([report for _, report in outgoing])
+            yield from self._run_own_shards(process, 0, peer, inbox, _attempt_name())
         except Superseded:
             raise
         except JoineryError as error:
@@ -161,7 +160,14 @@ class PeerTask:
         own_rows = opened(local)
         for parcel in self._reread_own_rows(process, peer) if own_rows is None else own_rows:
             _deliver_item(inbox, parcel)
-        outgoing = self._run_own_shards(process, number, peer, inbox, attempt)
+        yield from self._run_own_shards(process, number, peer, inbox, attempt)
+
+    def _run_own_shards(
+        self, process: _Process, number: int, peer: int, inbox: Inbox, attempt: str
+    ) -> Iterator[Carried | tuple[int, Result]]:
+        """Runs a step of a peer's shards, and yields what the next stage or the driver gets."""
+        own = self.peers.shards_of(peer, self.work.plan.shards) if number < self.setup.steps else []
+        outgoing = run_step(process.worker, self.work, number, own, inbox, attempt, process.threads)
         if number < self.setup.stages - 1:
             yield from self._pack_parcels(outgoing)
             return
@@ -172,12 +178,6 @@ class PeerTask:
         if peer == 0:
             collected = [report for report in reports if isinstance(report, ReadReport | LateRecords)]
             yield 0, process.worker.collect(self.work, collected, attempt)
-
-    def _run_own_shards(
-        self, process: _Process, number: int, peer: int, inbox: Inbox, attempt: str
-    ) -> Generator[Sent, None, None]:
-        own = self.peers.shards_of(peer, self.work.plan.shards) if number < self.setup.steps else []
-        return run_step(process.worker, self.work, number, own, inbox, attempt, process.threads)
 
     def _report_to_driver(self, reports: Iterable[object]) -> Iterator[tuple[int, Report]]:
         """Yields the reports of a peer that has run all of its part. Raises LettersAfterSteps if there are dead letters
