@@ -206,6 +206,20 @@ def test_a_key_that_a_branch_leaves_empty_on_purpose_is_no_mistake() -> None:
     assert [row["l_k"] for row in steps[0]["output"]] == [None] * 100
 
 
+def test_a_group_with_a_column_that_a_branch_sets_is_never_null() -> None:
+    document = union({"name": "k", "type": "string"}, N)
+    spec = document["spec"]
+    del spec["joins"], spec["inputs"][2]
+    columns = [{"column": name} for name in ("k", "n", "ts")]
+    for branch in spec["unions"][0]["branches"]:
+        branch["select"] = [{"expression": f"'{branch['input']}'", "as": "region"}, *columns]
+    count = {"function": "count", "as": "rows"}
+    spec["aggregate"] = {"groupBy": ["l.region", "l.k"], "window": {"tumbling": {"size": "10s"}}, "aggregates": [count]}
+    later = {"rows": {name: [{"k": "a", "n": 1, "ts": 99_000}] for name in ("eu", "us")}}
+    steps = trace(document, [step("us", 100, n=1), later])
+    assert [(row["region"], row["k"], row["rows"]) for row in steps[1]["output"]] == [("us", None, 100)]
+
+
 def test_groups_of_joined_rows_that_are_all_of_one_input_count() -> None:
     grouped = job({"type": "inner"})
     grouped["spec"]["inputs"][0]["schema"].append({"name": "region", "type": "string", "path": "area"})

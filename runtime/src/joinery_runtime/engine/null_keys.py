@@ -19,9 +19,9 @@ KeyParts = tuple[frozenset[str], ...]
 
 
 def key_parts(pipeline: Pipeline) -> dict[str, KeyParts]:
-    """Return the columns on which the key of each source depends: of each input, or of each branch of a union without
-    the columns that are the same for all records of the branch. A join's key is null if one of its columns is null; in
-    a session's key null is a value like others, unless nothing else is there."""
+    """Return the columns on which the key of each source depends: of each input, or of each branch of a union. A set
+    with a column that is the same for all records of a branch says nothing of the branch's key. A join's key is null if
+    one of its columns is null; in the key of a group null is a value like others, unless nothing else is there."""
     by_input = _parts_by_input(pipeline)
     by_source: dict[str, KeyParts] = {}
     for spec in pipeline.inputs:
@@ -29,8 +29,7 @@ def key_parts(pipeline: Pipeline) -> dict[str, KeyParts]:
         if not spec.branches:
             by_source[spec.name] = parts
         for branch in spec.branches:
-            varying = {part.intersection(branch.columns) for part in parts}
-            by_source[branch.name] = tuple(sorted(filter(None, varying), key=sorted))
+            by_source[branch.name] = tuple(part for part in parts if part <= branch.columns.keys())
     return by_source
 
 
