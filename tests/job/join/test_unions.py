@@ -128,7 +128,9 @@ def test_a_further_alias_in_sql_is_an_input_that_is_declared_twice() -> None:
     assert in_sql.repeats == {"second": "us"}
     assert compile_job(in_sql) == compile_job(fields)
     stored = stored_columns(compile_job(fields))
-    assert signature(in_sql, stored) == signature(fields, stored)
+    of_aliases = {"branches": {"us": {"second": "second"}}}
+    assert signature(in_sql, stored) == signature(fields, stored) | of_aliases
+    assert compare(signature(fields, stored), signature(in_sql, stored)).refused == ()
 
 
 @pytest.mark.parametrize(
@@ -141,6 +143,75 @@ def test_a_further_alias_in_sql_is_an_input_that_is_declared_twice() -> None:
 )
 def test_an_alias_of_a_branch_that_is_read_again(alias: str, words: str) -> None:
     said = mistakes(inputs=[US, {**US, "name": "us2"}], sql=AGAIN.format(alias))
+    assert words in said["spec.sql"], said
+
+
+def reading(*aliases: str) -> Job:
+    """A job whose SQL is a UNION ALL of `eu`, and of `us` under each of these aliases."""
+    selects = " UNION ALL ".join(f"SELECT order_id, ts FROM us {alias}" for alias in aliases)
+    written = document(inputs=[EU, US])
+    sql = f"SELECT order_id, ts FROM (SELECT id AS order_id, created AS ts FROM eu UNION ALL {selects}) u"
+    return parse_job(json.dumps({**written, "spec": {**written["spec"], "sql": sql}}), "job.json")
+
+
+@pytest.mark.parametrize(
+    ("aliases", "again"),
+    [(("x", "y"), ["y"]), (("y", "x"), ["y"]), (("z", "y", "x"), ["y", "z"]), (("x", ""), ["x"]), (("", "x"), ["x"])],
+)
+def test_the_order_of_selects_does_not_decide_which_one_reads_the_input_itself(
+    aliases: tuple[str, ...], again: list[str]
+) -> None:
+    assert sorted(reading(*aliases).repeats) == again
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (("x", "y"), ("y", "x")),
+        (("x", "y"), ("y", "x", "z")),
+        (("x", "y"), ("", "y")),
+        (("x",), ("w",)),
+        (("x",), ("",)),
+        (("",), ("", "x")),
+        (("", "x"), ("",)),
+        (("", "x"), ("x", "", "y")),
+    ],
+)
+def test_an_edit_after_which_each_select_reads_what_it_read(before: tuple[str, ...], after: tuple[str, ...]) -> None:
+    first, second = (signed(reading(*aliases)) for aliases in (before, after))
+    assert compare(first, second).refused == ()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "alias", "was", "now"),
+    [
+        (("x", "y"), ("x", ""), "x", "us", "x"),
+        (("x", "y"), ("a", "x", "y"), "x", "us", "x"),
+        (("x", "y"), ("y",), "y", "y", "us"),
+        (("x",), ("a", "x"), "x", "us", "x"),
+        (("", "x"), ("x",), "x", "x", "us"),
+    ],
+)
+def test_an_edit_after_which_a_select_reads_another_input(
+    before: tuple[str, ...], after: tuple[str, ...], alias: str, was: str, now: str
+) -> None:
+    first, second = (signed(reading(*aliases)) for aliases in (before, after))
+    (reason,) = compare(first, second).refused
+    assert reason.startswith(f"FROM us {alias} in a union was input {was}, it is now {now}: records would come twice")
+    older = without(first, "branches")
+    assert compare(older, second).refused == (), "a state without aliases continues"
+
+
+def test_an_alias_of_a_branch_is_none_of_a_self_join() -> None:
+    hour = "ts BETWEEN u.ts AND u.ts + INTERVAL '1' HOUR"
+    sql = (
+        "SELECT u.order_id, a.method, y.method AS other FROM "
+        "(SELECT order_id, ts FROM us UNION ALL SELECT order_id, ts FROM us y) u "
+        f"JOIN payments a ON u.order_id = a.order_id AND a.{hour} "
+        f"JOIN payments y ON u.order_id = y.order_id AND y.{hour}"
+    )
+    said = mistakes(inputs=[US, PAYMENTS], sql=sql)
+    words = "`payments AS y`: 'payments' is read again as 'y', which is the name of a branch of a union; write another"
     assert words in said["spec.sql"], said
 
 

@@ -28,7 +28,7 @@ def refusals(old: Signed, new: Signed) -> Iterator[str]:
     if new["kind"] == "SessionWindow":
         stages = ((_kinds,), (_inputs,), (_times_and_tables, aggregate_refusals))
     else:
-        stages = ((_kinds,), (_inputs,), (_shape,), (_times_and_tables, _in_steps, _behind_joins))
+        stages = ((_kinds,), (_inputs, _branches), (_shape,), (_times_and_tables, _in_steps, _behind_joins))
     for checks in stages:
         reasons = [text for check in checks for text in check(old, new)]
         if reasons:
@@ -66,6 +66,19 @@ def _inputs(old: Signed, new: Signed) -> Iterator[str]:
     before, after = ([side["name"] for side in signature["inputs"]] for signature in (old, new))
     if before != after:
         yield f"the inputs were {listed(before)}, they are now {listed(after)}; they keep their names and order"
+
+
+def _branches(old: Signed, new: Signed) -> Iterator[str]:
+    """Compare, for aliases that both texts have, what the SELECTs of unions read. A state that is older than the field
+    says nothing of its aliases."""
+    was, now = (
+        {(source, alias): name for source, names in signed.get("branches", {}).items() for alias, name in names.items()}
+        for signed in (old, new)
+    )
+    for source, alias in [names for names in was if now.get(names, was[names]) != was[names]]:
+        facts = f"FROM {source} {alias} in a union was input {was[source, alias]}, it is now {now[source, alias]}"
+        todo = f"keep the SELECTs that read {source}, and their aliases"
+        yield f"{facts}: records would come twice or be missing; {todo}"
 
 
 def _shape(old: Signed, new: Signed) -> Iterator[str]:

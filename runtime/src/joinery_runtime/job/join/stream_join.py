@@ -216,6 +216,15 @@ class StreamJoin(Job):
         return {alias: name for union in self._sql_unions for alias, name in union.repeats.items()}
 
     @property
+    def branch_aliases(self) -> Mapping[str, Mapping[str, str]]:
+        """By declared input and alias, the input as which a SELECT of a union in `spec.sql` reads it. A SELECT without
+        an alias is not listed: it reads the declared input itself."""
+        aliases: dict[str, dict[str, str]] = {}
+        for read in (read for union in self._sql_unions for read in union.reads if read.alias != read.source):
+            aliases.setdefault(read.source, {})[read.alias] = read.name
+        return aliases
+
+    @property
     def _sql_unions(self) -> tuple[SqlUnion, ...]:
         columns = tuple((source.name, tuple(source.types)) for source in self.spec.inputs)
         return unions_of(self.spec.sql, columns) if self.spec.sql is not None else ()

@@ -122,7 +122,7 @@ def _translate(sql: str, tables: Sequence[SqlInput], beside: str | None, stars: 
     if read is None:
         return Translation((), [], report.problems)
     query, options = read
-    repeats = find_repeats(query.sources, [table.name for table in tables], report)
+    repeats = find_repeats(query.sources, tables, report)
     query = query.with_repeats(repeats)
     by_name = {table.name: table for table in tables}
     tables = (*tables, *(replace(by_name[name], name=alias) for alias, name in repeats.items()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlglot import exp
@@ -38,10 +38,12 @@ class Relation:
     source: Source
 
 
-def find_repeats(sources: Sequence[Source], inputs: Collection[str], report: Report) -> Mapping[str, str]:
+def find_repeats(sources: Sequence[Source], tables: Sequence[SqlInput], report: Report) -> Mapping[str, str]:
     """Return by alias the inputs that a source reads again. Of the sources that name one input, the one without another
     alias reads the input itself, or else the first one; each further alias is an input of its own."""
     repeats: dict[str, str] = {}
+    inputs = [table.name for table in tables]
+    branches = {name for table in tables for name in table.branches}
     for name in inputs:
         by_alias = {source.alias: source for source in sources if source.name == name}
         own = name if name in by_alias else next(iter(by_alias), name)
@@ -49,7 +51,9 @@ def find_repeats(sources: Sequence[Source], inputs: Collection[str], report: Rep
             facts = f"{name!r} is read again as {alias!r}, which is"
             if alias == own:
                 continue
-            if alias in inputs:
+            if alias in branches:
+                report.add(source.at, f"{facts} the name of a branch of a union; write another alias")
+            elif alias in inputs:
                 report.add(source.at, f"{facts} the name of another input; write another alias")
             elif re.fullmatch(INPUT_NAME, alias) is None:
                 todo = "write an alias of letters, digits and underscores"

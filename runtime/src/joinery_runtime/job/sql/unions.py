@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlglot import exp
 
@@ -30,15 +30,27 @@ _BY_NAME = {"by_name", "side", "kind", "on"}
 _IN_WITH = "a SELECT of a union reads an input, not a query of WITH; write the columns and WHERE of that query instead"
 
 
+class BranchRead(NamedTuple):
+    """What a SELECT of a union reads: the declared input `source` under `alias`, as the input `name` of the job."""
+
+    source: str
+    alias: str
+    name: str
+
+
 @dataclass(frozen=True, slots=True)
 class SqlUnion:
-    """A UNION ALL as an entry of `spec.unions`, with the words for its place in the text and those of its SELECTs.
-    `repeats` are the inputs that its branches read again, by their aliases (rule J13)."""
+    """A UNION ALL as an entry of `spec.unions`, with the words for its place in the text and those of its SELECTs."""
 
     entry: Mapping[str, Any]
     place_text: str
     branch_texts: tuple[str, ...]
-    repeats: Mapping[str, str]
+    reads: tuple[BranchRead, ...]
+
+    @property
+    def repeats(self) -> Mapping[str, str]:
+        """The inputs that its branches read again, by their aliases (rule J13)."""
+        return {read.name: read.source for read in self.reads if read.name != read.source}
 
 
 def take_unions(select: exp.Select, columns: Columns, report: Report) -> list[SqlUnion]:
@@ -69,16 +81,15 @@ def take_unions(select: exp.Select, columns: Columns, report: Report) -> list[Sq
 
 
 def _own_aliases(select: exp.Select) -> Mapping[str, str]:
-    """Return, by input, the alias under which a branch reads the input itself: its own name, or else the first alias.
-    Each further alias is an input of its own."""
-    aliases: dict[str, list[tuple[int, str]]] = {}
+    """Return, by input, the alias under which a branch reads the input itself: its own name, or else the alias that
+    sorts first, so that the order of the SELECTs decides nothing. Each further alias is an input of its own."""
+    aliases: dict[str, set[str]] = {}
     for union in select.find_all(exp.Union):
         for side in (union.this, union.expression):
             start = side.unnest().args.get("from_")
             if start is not None and isinstance(start.this, exp.Table):
-                table = start.this
-                aliases.setdefault(table.name, []).append((node_position(table).start, table.alias_or_name))
-    return {name: name if name in {alias for _, alias in named} else min(named)[1] for name, named in aliases.items()}
+                aliases.setdefault(start.this.name, set()).add(start.this.alias_or_name)
+    return {name: name if name in of_input else min(of_input) for name, of_input in aliases.items()}
 
 
 def _take(
@@ -104,8 +115,8 @@ def _take(
         todo = "write UNION ALL, and for the first row of a key within a time deduplicate: {within: 1h} beside sql"
         report.add(node_position(query), f"{facts}; {todo}")
         return
-    repeats = dict[str, str]()
-    branches = [_branch(node, columns, own_aliases, repeats, report) for node in selects]
+    reads = list[BranchRead]()
+    branches = [_branch(node, columns, own_aliases, reads, report) for node in selects]
     complete = [branch for branch in branches if branch is not None]
     if len(complete) < len(branches):
         return
@@ -125,7 +136,7 @@ def _take(
         # By place: the first SELECT names the columns.
         branch["select"] = [{**item, "as": named} for item, named in zip(listed_items, names, strict=True)]
     texts = tuple(report.place_text(node_position(node)) for node in selects)
-    yield SqlUnion({"name": name, "branches": complete}, report.place_text(node_position(query)), texts, repeats)
+    yield SqlUnion({"name": name, "branches": complete}, report.place_text(node_position(query)), texts, tuple(reads))
 
 
 def _unread(query: exp.Expr) -> Iterator[tuple[exp.Expr, str]]:
@@ -156,10 +167,10 @@ def _selects(node: exp.Expr) -> Iterator[exp.Expr]:
 
 
 def _branch(
-    select: exp.Expr, columns: Columns, own_aliases: Mapping[str, str], repeats: dict[str, str], report: Report
+    select: exp.Expr, columns: Columns, own_aliases: Mapping[str, str], reads: list[BranchRead], report: Report
 ) -> dict[str, Any] | None:
-    """Read a SELECT of the union as an entry of `branches`; None if it is reported. Adds to `repeats` an input that it
-    reads again under another alias."""
+    """Read a SELECT of the union as an entry of `branches`; None if it is reported. Adds to `reads` what it
+    reads."""
     at = node_position(select)
     shape = "write SELECT <columns> FROM <input> WHERE <condition>"
     more = [name.strip("_").upper() for name, value in select.args.items() if value and name not in _PARTS]
@@ -193,7 +204,7 @@ def _branch(
         if re.fullmatch(INPUT_NAME, name) is None:
             report.add(at, f"{facts} then the name of an input; write an alias of letters, digits and underscores")
             return None
-        repeats[name] = table.name
+    reads.append(BranchRead(table.name, table.alias_or_name, name))
     return {"input": name, **selected, **({"where": where.this.sql(comments=False)} if where is not None else {})}
 
 
