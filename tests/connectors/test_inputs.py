@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, get_args
 
 import pyarrow as pa
 import pytest
 
 from joinery_runtime.connectors.inputs import decoder_for, json_decoder_for, planner_for, reader_for
+from joinery_runtime.connectors.unions import UnionPlanner, union_ref
 from joinery_runtime.core.table.columns import arrow_schema
 from joinery_runtime.errors import SourceError
 from joinery_runtime.formats import DECODERS, format_of
+from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.formats.csv.decoder import CsvDecoder
 from joinery_runtime.formats.json.decoder import JsonDecoder
 from joinery_runtime.formats.table_decoder import TableDecoder
@@ -31,11 +34,14 @@ TYPES = {
 }
 
 
-def model(file_format: str, **more: Any) -> Input:
+KAFKA = {"kafka": {"bootstrapServers": "127.0.0.1:1", "topic": "t"}}
+HISTORY = {"history": {"path": "t.json", "format": "json", "until": 100}}
+
+
+def model(file_format: str, source: Mapping[str, Any] = KAFKA, **more: Any) -> Input:
     schema = [{"name": f"c{i}", "type": name} for i, name in enumerate(TYPES)]
-    kafka = {"bootstrapServers": "127.0.0.1:1", "topic": "t"}
     return Input.model_validate(
-        {"name": "in", "kafka": kafka, "format": file_format, "schema": schema, "eventTime": "c9", **more}
+        {"name": "in", **source, "format": file_format, "schema": schema, "eventTime": "c9", **more}
     )
 
 
@@ -69,6 +75,26 @@ def test_a_table_has_a_decoder_of_its_own_in_every_format() -> None:
 
 def test_a_reader_connects_to_nothing_before_its_first_use() -> None:
     reader_for(model("json")).close()
+
+
+@pytest.mark.parametrize(
+    ("source", "file_format", "topic", "reads_file"),
+    [
+        (KAFKA, "json", "t", False),
+        ({"file": {"path": "t.json.gz"}}, "json", "t.json.gz", True),
+        ({"file": {"path": "t.parquet"}}, "parquet", "t.parquet", True),
+        ({"file": {"path": "inbox", "watch": True}}, "json", "/inbox/t.json", True),
+        (KAFKA | HISTORY, "json", "/t.json", True),
+        (KAFKA | HISTORY, "json", "t", False),
+    ],
+    ids=["topic", "packed file", "Parquet", "watched", "file of a history", "topic with a history"],
+)
+def test_a_planner_knows_which_partitions_are_files(
+    source: Mapping[str, Any], file_format: str, topic: str, reads_file: bool
+) -> None:
+    planner, own = planner_for(model(file_format, source), "j", STORE), PartitionRef("in", topic, 0)
+    assert planner.reads_file(own) is reads_file
+    assert UnionPlanner("all", {"in": planner}).reads_file(union_ref("all", own)) is reads_file
 
 
 def test_what_nothing_reads_is_an_error_and_never_a_file_or_csv() -> None:

@@ -39,6 +39,7 @@ class Source(UnsharedSource):
     away: bool = False
     waiting: frozenset[PartitionRef] = frozenset()
     topic_id: str = ""
+    files: bool = False
 
     def bounds(self, known: StoredOffsets) -> list[Bounds]:
         if self.away:
@@ -54,6 +55,9 @@ class Source(UnsharedSource):
 
     def cut(self, bounds: Bounds, max_records: int) -> Range:
         return Range(bounds.partition, bounds.start, bounds.start + max_records)
+
+    def reads_file(self, partition: PartitionRef) -> bool:
+        return self.files
 
     def close(self) -> None:
         """Nothing is open."""
@@ -149,6 +153,18 @@ def test_the_first_plan_fixes_where_partitions_start_also_without_records() -> N
     assert job.plan() is None, "once is enough"
     job.orders.ends = {ORDERS[0]: (52, 52), ORDERS[1]: (60, 60)}
     assert ranges(job.epoch({})) == {ORDERS[0]: (50, 52)}
+
+
+def test_a_plan_that_reads_of_a_file_is_not_small() -> None:
+    """Each process that opens a packed file unpacks all of it."""
+    job = with_records(orders=10, payments=10)
+    assert job.planner.is_small(job.epoch({}))
+    job = with_records(orders=10, payments=10)
+    job.orders.files = True
+    assert not job.planner.is_small(job.epoch({}))
+    job = with_records(orders=0, payments=10)
+    job.orders.files = True
+    assert job.planner.is_small(job.epoch({})), "nothing is read of the files"
 
 
 def test_a_plan_goes_on_where_the_last_one_ended() -> None:

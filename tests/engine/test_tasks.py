@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -198,14 +199,16 @@ def test_a_row_that_another_peer_should_have_read_is_not_lost_in_silence() -> No
 
 
 @given(st.integers(1, 12), st.integers(1, 12))
-def test_peers_that_each_read_all_have_a_shard_each(count: int, shards: int) -> None:
-    peers = WorkerProcesses(count, 3).each_reading_all(shards)
-    assert peers.threads == 3
-    if peers.reads_all:
-        assert 1 < peers.count <= 8
-        assert all(peers.shards_of(peer, shards) for peer in range(peers.count))
+def test_peers_that_each_read_all_have_a_shard_each_and_the_one_that_they_have_else(count: int, shards: int) -> None:
+    """A shard's owner has its state in the cache."""
+    peers = WorkerProcesses(count, 3)
+    reading_all = peers.each_reading_all(shards)
+    assert replace(reading_all, reads_all=False) == peers
+    if reading_all.reads_all:
+        assert 1 < count <= 8
+        assert all(peers.shards_of(peer, shards) for peer in range(count))
     else:
-        assert min(count, shards) == 1 or min(count, shards) > 8
+        assert count == 1 or count > 8 or count > shards
 
 
 def test_peers_that_exchange_nothing_read_their_own_partitions() -> None:
@@ -229,7 +232,7 @@ def test_each_shard_gets_all_rows_once_and_each_range_is_reported_once(
 ) -> None:
     planned = tuple(Range(PartitionRef("l", "t", partition), 0, 1 + partition) for partition in range(ranges))
     work = EpochWork(1, EpochPlan(7, shards, planned, {}), ())
-    peers, pool = WorkerProcesses(count).each_reading_all(shards), Threads(threads)
+    peers, pool = WorkerProcesses(count, reads_all=True), Threads(threads)
     kept = [list(read_own_rows(_ReadsAll(), work, peers, peer, pool)) for peer in range(peers.count)]
     pool.close()
     for peer, of_peer in enumerate(kept):

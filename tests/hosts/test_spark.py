@@ -179,11 +179,11 @@ def test_in_a_small_epoch_each_peer_reads_all_and_what_is_read_counts_once(
 
 
 @pytest.mark.parametrize(
-    ("work", "functions"), [(SMALL, True), (replace(SMALL, careful=True), False)], ids=["functions", "careful"]
+    ("work", "reads_once"), [(SMALL, True), (replace(SMALL, careful=True), False)], ids=["said so", "careful"]
 )
-def test_what_may_be_dear_to_read_is_read_by_one_peer(context: SparkContext, work: EpochWork, functions: bool) -> None:
-    worker, epoch = FailingWorker("never", RuntimeError(), 1), 84 + functions
-    setup = WorkerSetup(f"dear {functions}", worker, 1, calls_functions=functions)
+def test_what_may_be_dear_to_read_is_read_by_one_peer(context: SparkContext, work: EpochWork, reads_once: bool) -> None:
+    worker, epoch = FailingWorker("never", RuntimeError(), 1), 84 + reads_once
+    setup = WorkerSetup(f"dear {reads_once}", worker, 1, reads_once=reads_once)
     SparkHost(context, setup, "dear").run(replace(work, plan=replace(work.plan, epoch=epoch)))
     (job,) = context.statusTracker().getJobIdsForGroup(f"dear epoch {epoch}")
     assert stage_names(context, job) == ["dear: read", "dear: join 1"]

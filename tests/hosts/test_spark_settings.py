@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -19,6 +20,7 @@ from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark import SparkConf
 from pyspark.errors import PySparkRuntimeError
 
+from job.chains import DEAD, document, step, time_only
 from joinery_runtime.connectors.source import Range
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork, ReadSummary
 from joinery_runtime.engine.plan import EpochPlan
@@ -37,6 +39,8 @@ from joinery_runtime.hosts.spark import (
 )
 from joinery_runtime.hosts.spark_security import ENV_KEY_FOLDER, SECRET
 from joinery_runtime.hosts.spark_tasks import LettersAfterSteps, WorkerSetup
+from joinery_runtime.hosts.wiring import Wiring
+from joinery_runtime.job import parse_job
 
 Start = Callable[..., dict[str, str]]
 
@@ -473,12 +477,46 @@ def test_peers_exchange_rows_while_the_keys_or_times_of_an_input_are_judged() ->
     assert share_out(replace(work, milliseconds={"in": "ts"}), 8, 4) == WorkerProcesses(4, 2)
 
 
+def test_peers_that_each_read_all_are_not_said_to_exchange_rows() -> None:
+    warned = list[str]()
+    context: Any = SimpleNamespace(master="local[2]")
+    host = SparkHost(context, WorkerSetup("d", lambda _: nullcontext(context), 1), "job", warned.append)
+    work = EpochWork(1, EpochPlan(7, 6, tuple(ranges_of([1] * 4)), {}, co_partitions=4), (), is_small=True)
+    host._warn_of_exchange(work, share_out(work, 8, 4))
+    assert not warned
+    large = replace(work, is_small=False)
+    host._warn_of_exchange(large, share_out(large, 8, 4))
+    (text,) = warned
+    assert "6 shards and 4 partitions have 2 as their greatest common divisor, and 4 processes need" in text
+
+
+@pytest.mark.parametrize(
+    ("changed", "reads_once", "repeats_rows"),
+    [
+        ({}, False, False),
+        ({"joins": [time_only()]}, True, False),
+        ({"functions": [{"name": "risk_score", "python": "math:floor", "returns": "int64"}]}, True, False),
+        ({"delivery": "atLeastOnce"}, False, False),
+        ({"delivery": "atLeastOnce"} | DEAD, False, True),
+        (DEAD, False, False),
+    ],
+    ids=["plain", "broadcast", "functions", "at least once", "at least once with dead letters", "dead letters"],
+)
+def test_what_a_job_says_of_how_its_epochs_may_run(
+    changed: dict[str, Any], reads_once: bool, repeats_rows: bool
+) -> None:
+    """Two reads of a compacted topic may differ, and each shard needs the same rows of a broadcast side."""
+    written = document(step())
+    written["spec"] |= changed
+    wiring = Wiring.of(parse_job(json.dumps(written), "job.json"), print)
+    assert (wiring.reads_once, wiring.repeats_rows) == (reads_once, repeats_rows)
+
+
 @pytest.mark.parametrize(
     ("cores", "executors", "shards", "co_partitions", "peers"),
     [
         (6, 3, 8, 0, WorkerProcesses(3, 2, reads_all=True)),
-        (6, 3, 2, 0, WorkerProcesses(2, 2, reads_all=True)),  # who has no shard has nothing to read
-        (6, 3, 1, 0, WorkerProcesses(1, 2)),
+        (6, 3, 2, 0, WorkerProcesses(3, 2)),  # shards stay where they are in large epochs
         (9, 9, 18, 0, WorkerProcesses(9, 1)),  # too many readers
         (8, 4, 8, 4, WorkerProcesses(4, 2, co_partitions=4)),
     ],

@@ -87,6 +87,9 @@ class HistoryPlanner:
     def records(self, planned: Range, record_bytes: float) -> int:
         return self._planner_of(planned.partition).records(planned, record_bytes)
 
+    def reads_file(self, partition: PartitionRef) -> bool:
+        return of_files(partition)
+
     def find_replaced_partitions(
         self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]
     ) -> set[PartitionRef]:

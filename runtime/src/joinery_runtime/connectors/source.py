@@ -99,6 +99,11 @@ class SourcePlanner(Protocol):
         """The approximate number of records in a range, at `record_bytes` each. 0 only if the range is empty."""
         ...
 
+    def reads_file(self, partition: PartitionRef) -> bool:
+        """Whether the partition is a file, which costs more to read than the range's records: a packed one is unpacked
+        from its start."""
+        ...
+
     def find_replaced_partitions(
         self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]
     ) -> set[PartitionRef]:
@@ -143,6 +148,9 @@ class UnsharedSource:
 
     def records(self, planned: Range, record_bytes: float) -> int:
         return planned.end_exclusive - planned.start
+
+    def reads_file(self, partition: PartitionRef) -> bool:
+        return False
 
     def find_replaced_partitions(
         self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]

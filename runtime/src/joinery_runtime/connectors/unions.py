@@ -71,6 +71,9 @@ class UnionPlanner:
         own = replace(planned, partition=branch_ref(planned.partition))
         return self._planner_of(planned.partition).records(own, record_bytes)
 
+    def reads_file(self, partition: PartitionRef) -> bool:
+        return self._planner_of(partition).reads_file(branch_ref(partition))
+
     def find_replaced_partitions(
         self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]
     ) -> set[PartitionRef]:

@@ -308,8 +308,13 @@ class Planner:
         return allowed_bytes(plan.ranges, self._sizes, self._budget, self._estimate_records)
 
     def is_small(self, plan: EpochPlan) -> bool:
-        """Say whether the plan reads so little that several processes may each read all of it."""
-        return is_small(plan.ranges, self._sizes, self._estimate_records)
+        """Say whether the plan reads so little that several processes may each read all of it. One that reads files
+        does not."""
+        return is_small(plan.ranges, self._sizes, self._estimate_records) and not any(
+            planned.start < planned.end_exclusive
+            and self._sources[planned.partition.input].reads_file(planned.partition)
+            for planned in plan.ranges
+        )
 
     def smaller(self, plan: EpochPlan) -> EpochPlan | None:
         """Returns the same epoch cut to the present budget; None if the plan is within it."""

@@ -134,12 +134,10 @@ class WorkerProcesses:
         return replace(self, co_partitions=co_partitions if separable else 0)
 
     def each_reading_all(self, shards: int) -> WorkerProcesses:
-        """As many of these peers as get a shard, each of which reads all ranges. The same peers if there are too many
-        for that, or if they exchange nothing anyway."""
-        count = min(self.count, shards)
-        if self.co_partitions or count > _MOST_READING_ALL:
-            return self
-        return replace(self, count=count, reads_all=count > 1)
+        """These peers, each of which reads all ranges. The same peers if there are too many for that, if they exchange
+        nothing anyway, or if one of them has no shard: fewer peers would have other shards than in other epochs."""
+        all_read = 1 < self.count <= min(shards, _MOST_READING_ALL) and not self.co_partitions
+        return replace(self, reads_all=all_read)
 
     def owner(self, shard: int, shards: int) -> int:
         """The peer that owns a shard. The shard number `shards` stands for the reports of reading and of the steps."""

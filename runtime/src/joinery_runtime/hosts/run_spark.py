@@ -88,8 +88,8 @@ class RunSpark:
             wiring.tasks.steps,
             finds_late,
             routes_rows=routes,
-            calls_functions=bool(wiring.spec.functions),
-            repeats_rows=wiring.spec.delivery == "atLeastOnce" and wiring.spec.dead_letter is not None,
+            reads_once=wiring.reads_once,
+            repeats_rows=wiring.repeats_rows,
         )
         host = SparkHost(context, setup, wiring.name, self._warn, wiring.step_titles)
         if self._watch is not None:

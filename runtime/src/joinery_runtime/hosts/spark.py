@@ -201,7 +201,7 @@ class SparkHost:
                 self._cores,
                 len(executors),
                 routes_rows=self._setup.routes_rows,
-                reads_once=self._setup.calls_functions,
+                reads_once=self._setup.reads_once,
             )
             setup = self._setup
             if peers.co_partitions and setup.repeats_rows:  # no peer knows what the others have read
@@ -230,7 +230,7 @@ class SparkHost:
     def _warn_of_exchange(self, work: EpochWork, peers: WorkerProcesses) -> None:
         shards, partitions = work.plan.shards, work.plan.co_partitions
         meant = work.judges_inputs or self._setup.routes_rows
-        if self._warned or peers.count == 1 or not partitions or peers.co_partitions or meant:
+        if self._warned or peers.count == 1 or not partitions or peers.co_partitions or peers.reads_all or meant:
             return
         self._warned = True
         self._warn(

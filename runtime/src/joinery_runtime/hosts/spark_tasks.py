@@ -57,8 +57,8 @@ class WorkerSetup:
     """How an executor process builds its worker. `digest` tells setups apart. `build` takes the cache directory, and
     the end of its context closes what the worker has opened. `steps` is the number of `TaskWorker.steps`.
     `collects_letters`: all peers may have dead letters after the last step, which a further stage collects.
-    `routes_rows`: the last step writes rows that any shard has made. `calls_functions`: reading a record may call
-    functions of the job, whose cost nobody knows. `repeats_rows`: outputs are written at least once and dead letters
+    `routes_rows`: the last step writes rows that any shard has made. `reads_once`: no record may be read by several
+    peers. `repeats_rows`: outputs are written at least once and dead letters
     are collected, so a second run of an epoch because of letters would write its rows again. Must pickle."""
 
     digest: str
@@ -66,7 +66,7 @@ class WorkerSetup:
     steps: int
     collects_letters: bool = False
     routes_rows: bool = False
-    calls_functions: bool = False
+    reads_once: bool = False
     repeats_rows: bool = False
 
     @property

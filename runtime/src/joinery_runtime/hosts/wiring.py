@@ -69,6 +69,18 @@ class Wiring:
     def pipeline(self) -> Pipeline:
         return self.tasks.pipeline
 
+    @property
+    def reads_once(self) -> bool:
+        """Whether no record may be read by several processes. Nobody knows how long a function takes for a record; and
+        each shard needs the same rows of a broadcast side, but two reads of a topic may differ while a broker compacts
+        it."""
+        return bool(self.spec.functions) or any(step.broadcast for step in self.pipeline.steps)
+
+    @property
+    def repeats_rows(self) -> bool:
+        """Whether an epoch that is run again to collect dead letters may write its rows again."""
+        return self.spec.delivery == "atLeastOnce" and self.spec.dead_letter is not None
+
     def check_registries(self) -> None:
         """Ask each input's schema registry. Raises SourceError."""
         for model in self.tasks.inputs:

@@ -95,6 +95,9 @@ class ListedFiles(UnsharedSource):
     @abstractmethod
     def cut(self, bounds: Bounds, max_records: int) -> Range: ...
 
+    def reads_file(self, partition: PartitionRef) -> bool:
+        return True
+
     def close(self) -> None:
         """Does nothing: no file stays open."""
 

@@ -285,6 +285,9 @@ class WatchedFiles(UnsharedSource):
     def records(self, planned: Range, record_bytes: float) -> int:
         return self._files.records(planned, record_bytes)
 
+    def reads_file(self, partition: PartitionRef) -> bool:
+        return True
+
     def find_replaced_partitions(
         self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]
     ) -> set[PartitionRef]:

@@ -119,6 +119,9 @@ class KafkaPlanner:
     def records(self, planned: Range, record_bytes: float) -> int:
         return planned.end_exclusive - planned.start
 
+    def reads_file(self, partition: PartitionRef) -> bool:
+        return False
+
     def find_replaced_partitions(
         self, partitions: Collection[PartitionRef], topic_ids: Mapping[str, str]
     ) -> set[PartitionRef]:
