@@ -433,16 +433,20 @@ class Driver:
         plan that an earlier release has run may be visible: such a plan is ended, whatever it holds."""
         if not self._pending_plan.may_shrink:
             return []
-        source = self._pipeline.source
-        committed = {
-            source(name, partition)
-            for name, state in self.state.inputs.items()
-            for partition, highest in state.progress.highest.items()
-            if highest is not None
-        }
-        return sorted(
-            {source(ref.input, ref.topic) for ref in (planned.partition for planned in plan.ranges)} - committed
-        )
+        new = list[str]()
+        for name in {planned.partition.input for planned in plan.ranges}:
+            of_input = {name}
+            if self._pipeline.input(name).branches:
+                read = {ref.topic for ref in (planned.partition for planned in plan.ranges) if ref.input == name}
+                of_input = {self._pipeline.source(name, topic) for topic in read}
+            # An input may have thousands of partitions, of which the first most often ends this.
+            for partition, highest in self.state.inputs[name].progress.highest.items():
+                if highest is not None:
+                    of_input.discard(self._pipeline.source(name, partition))
+                    if not of_input:
+                        break
+            new += of_input
+        return sorted(new)
 
     # --- commit -----------------------------------------------------------------------------------------------------
 
