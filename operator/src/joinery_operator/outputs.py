@@ -8,6 +8,7 @@ import posixpath
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from urllib.parse import parse_qsl
 
 from joinery_operator.decision import Manifest
@@ -20,7 +21,11 @@ _URL = re.compile(
     rf"postgres(?:ql)?://(?:(?P<user>[^@/]*)@)?(?P<hosts>{_HOST}(?:,{_HOST})*)(?P<path>/[^?@]*)?(?:\?(?P<query>.*))?",
     re.DOTALL,
 )
-_PAIR = re.compile(r"(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|(?:[^'\s\\]|\\.)(?:[^\s\\]|\\.)*)")
+_PAIR = re.compile(r"\s*(\w+)\s*=\s*('(?:[^'\\]|\\.)*'|(?:[^'\s\\]|\\.)(?:[^\s\\]|\\.)*)")
+_LONGEST_DSN = 4096
+"""Characters, as many as the definition allows."""
+_MOST_PLACES = 1024
+"""Of one job. Every change of a job that a watch brings is compared, before anything has checked the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +40,22 @@ class OutputPlace:
 def written_places(job: Manifest) -> frozenset[OutputPlace]:
     """Return the places that a job writes; for a topic one with each of its brokers. A host without a dot, a path
     without a scheme and a secret mean something in one namespace only. What a secret has is unknown: two secrets are
-    two systems."""
+    two systems. Of a job with very many places, only the first 1,024 are returned, out of as many outputs."""
     spec, namespace = job.get("spec"), job["metadata"]["namespace"]
     outputs = dig(spec, "outputs")
-    return frozenset(
+    database = _database(dig(spec, "stateStore", "postgres"))
+    output_places = (
         output_place
-        for output in [dig(spec, "output"), *(outputs if isinstance(outputs, list) else ())]
+        for output in [dig(spec, "output"), *(outputs[:_MOST_PLACES] if isinstance(outputs, list) else ())]
         for kind in ("kafka", "postgres", "file", "iceberg", "delta")
         if isinstance(fields := dig(output, kind), Mapping)
-        for output_place in _output_places(kind, fields, spec, namespace)
+        for output_place in _output_places(kind, fields, database, namespace)
     )
+    return frozenset(islice(output_places, _MOST_PLACES))
 
 
-def _output_places(kind: str, fields: Mapping[str, object], spec: object, namespace: str) -> Iterator[OutputPlace]:
+def _output_places(kind: str, fields: Mapping[str, object], database: str, namespace: str) -> Iterator[OutputPlace]:
+    """`database` is the state store's, in which a table is whose output names no other."""
     target = fields.get({"kafka": "topic", "postgres": "table", "iceberg": "table"}.get(kind, "path"))
     if not isinstance(target, str):
         return
@@ -58,9 +66,7 @@ def _output_places(kind: str, fields: Mapping[str, object], spec: object, namesp
         return
     normal_target, system = place_of(kind, target), namespace
     if kind == "postgres":
-        database = fields if "dsn" in fields or "dsnSecretRef" in fields else dig(spec, "stateStore", "postgres")
-        dsn = dig(database, "dsn")
-        identity = database_identity(dsn) if isinstance(dsn, str) else json.dumps(dig(database, "dsnSecretRef"))
+        identity = _database(fields) if "dsn" in fields or "dsnSecretRef" in fields else database
         system = f"{namespace}/{identity}"
     elif kind == "iceberg":
         catalog = [fields.get("catalog"), dig(fields, "properties", "uri"), fields.get("propertiesSecretRef")]
@@ -68,6 +74,11 @@ def _output_places(kind: str, fields: Mapping[str, object], spec: object, namesp
     elif "://" in normal_target:
         system = ""
     yield OutputPlace(kind, system, normal_target)
+
+
+def _database(fields: object) -> str:
+    dsn = dig(fields, "dsn")
+    return database_identity(dsn) if isinstance(dsn, str) else json.dumps(dig(fields, "dsnSecretRef"))
 
 
 def place_of(kind: str, target: str) -> str:
@@ -85,16 +96,22 @@ def place_of(kind: str, target: str) -> str:
 
 def database_identity(dsn: str) -> str:
     """Return the parts of a libpq dsn that say which database it is. A dsn in no known form may hold its password
-    anywhere, so a digest stands for it."""
+    anywhere, so a digest stands for it, and for one of more than 4,096 characters. Nothing has checked the dsn, so the
+    work must not grow faster than its length."""
+    if len(dsn) > _LONGEST_DSN:
+        return f"a dsn of digest {digest_of(dsn)}"
     if url := _URL.fullmatch(dsn):
         user, hosts, path, query = (url[name] or "" for name in ("user", "hosts", "path", "query"))
         fields = {"user": user.partition(":")[0], **dict(parse_qsl(query))}
         path = path if path.strip("/") else ""
         return " ".join([f"postgresql://{hosts}{path}", *_identifying_fields(fields, named=bool(path))])
-    pairs = _PAIR.findall(dsn)
-    if not pairs or _PAIR.sub("", dsn).strip():
+    pairs, end = {}, 0
+    # Pair by pair: a search would try again at each letter of a word that is no name.
+    while pair := _PAIR.match(dsn, end):
+        pairs[pair[1]], end = pair[2], pair.end()
+    if not pairs or dsn[end:].strip():
         return f"a dsn of digest {digest_of(dsn)}"
-    return " ".join(_identifying_fields(dict(pairs)))
+    return " ".join(_identifying_fields(pairs))
 
 
 def _identifying_fields(fields: Mapping[str, str], *, named: bool = False) -> Iterator[str]:

@@ -485,15 +485,60 @@ def test_roles_are_read_from_the_jobs_if_the_status_was_lost(stage: str) -> None
     assert world.read() == seen[0]
 
 
+def newer(status: Any) -> None:
+    """What an operator of a later release might write: other fields, other values, and longer lists."""
+    ended = {"outputs": [], "ended": "2026-01-16T10:00:00Z"}
+    status["later"] = {"field": 1}
+    status["phase"] = "Later"
+    status["conditions"][0]["later"] = True
+    status["jobs"][0] |= {"later": [1, 2]}
+    status["jobs"].append({"name": "of a later kind", "kind": "Later"})
+    status["retired"] = [{**ended, "name": f"ended-{number}"} for number in range(30)] + status["retired"]
+    status["retired"][-1]["later"] = "x"
+    status["earlierPlaces"] = [{"later": number} for number in range(3000)] + ["0123456789"]
+
+
+def test_what_a_newer_operator_wrote_into_the_status_hides_nothing_else() -> None:
+    """Else the status would count as lost: a place of an ended job would be written again, and a job that only claims
+    to be of the resource would become one of its jobs."""
+    world = switched()
+    world.settle(2 * HOUR)
+    before = world.state
+    assert [job.name for job in before.retired]
+    newer(world.resource["status"])
+    copied = claiming(world, "orders-copy", "green")
+    copied["metadata"]["annotations"][CHILD_JOB_ANNOTATION] = "orders-copy"
+    world.strangers["orders-copy"] = copied
+    world.edit(**topic("blue"))
+    world.settle()
+    assert world.condition("Valid") == ("False", "Invalid")
+    assert "writes to kafka blue" in world.message("Valid")
+    assert (world.read(), world.working()) == (["green"], ["green"])
+    assert world.state.jobs == before.jobs
+    assert len(world.state.retired) == 16
+    assert world.state.retired[-1] == before.retired[-1]
+    assert world.state.earlier_places == ("0123456789",)
+    assert world.condition("Degraded") == ("True", "ForeignJob")
+
+
+def test_of_a_longer_list_of_places_as_many_stay_as_fit_and_no_other_place_is_added() -> None:
+    world = started()
+    world.resource["status"]["earlierPlaces"] = [f"{number:010x}" for number in range(12_000)]
+    world.edit(**topic("green"))
+    world.settle()
+    assert "and its status remembers at most 10,000" in world.message("Valid")
+    assert (len(world.state.earlier_places), world.working()) == (10_000, ["blue"])
+
+
 def test_both_jobs_tell_their_role() -> None:
     world = switched()
     roles = {name: job["metadata"]["labels"]["joinery.dev/blue-green-role"] for name, job in world.jobs().items()}
     assert roles == {world.by_topic()["blue"]: "old", world.by_topic()["green"]: "active"}
 
 
-def claiming(world: BlueGreenWorld, job: str, **reference: Any) -> Any:
-    """A copy of the active job under another name, with a driver."""
-    copied = deepcopy(world.jobs()[world.by_topic()["blue"]])
+def claiming(world: BlueGreenWorld, job: str, colour: str = "blue", **reference: Any) -> Any:
+    """A copy of the job that writes there under another name, with a driver."""
+    copied = deepcopy(world.jobs()[world.by_topic()[colour]])
     copied["metadata"] |= {"name": job, "uid": "uid-stranger"}
     copied["metadata"]["ownerReferences"][0] |= reference
     return copied

@@ -3,6 +3,7 @@ rows go."""
 
 from __future__ import annotations
 
+from time import process_time
 from typing import Any
 
 import pytest
@@ -59,6 +60,25 @@ def test_two_long_places_are_two() -> None:
     first, second = map(place, hosts)
     assert first != second
     assert max(len(first), len(second)) < 600
+
+
+@pytest.mark.parametrize("repeated", ["a", "a ", "a=", "a='", "a='\\", "a=b ", " ", "1:1,", "[", "/?"])
+@pytest.mark.parametrize("beginning", ["", "a=", "postgresql://"])
+def test_a_long_dsn_is_read_in_linear_work(beginning: str, repeated: str) -> None:
+    """Forty of the longest ones that the API server accepts: a search that began anew at each letter took more than ten
+    seconds of the operator's event loop, and linear work takes about a tenth of one."""
+    longest = (beginning + repeated * 4096)[:4090]
+    dsns = [f"{longest}{number:06}" for number in range(40)]
+    begun = process_time()
+    places = written("shop", outputs=[{"name": dsn[-2:], "postgres": {"table": dsn[-6:], "dsn": dsn}} for dsn in dsns])
+    assert process_time() - begun < 3
+    assert len(places) == 40
+
+
+def test_of_a_dsn_longer_than_any_valid_one_a_digest_is_told() -> None:
+    pair = "host=db dbname=jobs application_name="
+    assert place(f"{pair:x<4096}") == "schema joinery of host=db dbname=jobs"
+    assert "a dsn of digest " in place(f"{pair:x<4097}")
 
 
 KAFKA = {"kafka": {"bootstrapServers": "kafka:9092", "topic": "joined"}}
@@ -148,6 +168,15 @@ def test_other_places_are_told_apart(first: Any, second: Any) -> None:
 def test_names_with_a_domain_and_object_stores_are_one_place_in_every_namespace() -> None:
     for spec in (kafka("kafka.shop:9092"), {"output": {"delta": {"path": "s3://lake/a"}}}):
         assert written("shop", **spec) & written("other", **spec)
+
+
+def test_only_the_first_places_of_a_job_with_very_many_are_compared() -> None:
+    folders = [{"name": f"out{number}", "file": {"path": f"/out/{number}"}} for number in range(5000)]
+    assert {place.target for place in written("shop", outputs=folders)} == {f"/out/{number}" for number in range(1024)}
+    topics = [{"name": f"out{number}", **kafka("a.b,c.d")["output"]} for number in range(5000)]
+    assert len(written("shop", outputs=topics)) == 2, "each topic has both of its brokers"
+    brokers = ",".join(f"kafka-{number}" for number in range(2000))
+    assert len(written("shop", **kafka(brokers))) == 1024
 
 
 @pytest.mark.parametrize("spec", [{}, {"output": 3}, {"outputs": "all"}, {"output": {"kafka": {"topic": 3}}}])

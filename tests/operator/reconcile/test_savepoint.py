@@ -119,6 +119,19 @@ def test_it_is_pinned_beside_the_driver_with_the_jobs_own_image_and_secrets(clus
     assert (decision.status, decision.actions, decision.again_after) == (None, (), None)
 
 
+def test_what_a_newer_operator_wrote_into_the_status_does_not_hide_what_is_pinned(cluster: SavepointCluster) -> None:
+    cluster.completed()
+    assert cluster.resource is not None
+    cluster.resource["status"] |= {"later": {"field": 1}, "rows": "many"}
+    assert cluster.step().actions == ()
+    assert cluster.ready() == ("True", "Completed")
+    cluster.resource["status"]["later"] = 1
+    cluster.resource["metadata"]["generation"] = 2
+    cluster.step()
+    assert not cluster.pods
+    assert (cluster.state.phase, cluster.state.epoch) == ("Completed", 7)
+
+
 def test_the_finalizer_is_there_before_anything_is_pinned(cluster: SavepointCluster) -> None:
     for writes in range(4):
         with suppress(Killed):

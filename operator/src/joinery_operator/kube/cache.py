@@ -25,6 +25,7 @@ from joinery_operator.manifests import page_url
 from joinery_operator.names import JOB_LABEL, KIND_LABEL, ROLE_LABEL, labels
 from joinery_operator.outputs import OutputPlace, written_places
 from joinery_operator.settings import Settings
+from joinery_runtime.job.model.draft import dig
 
 _GRAVES = 20_000
 
@@ -102,7 +103,7 @@ class ObjectCache:
         status lists. Only `reconcile` knows which of them are its own."""
         namespace = blue_green["metadata"]["namespace"]
         claiming = sorted(self._jobs_of.get(uid_of(blue_green), ()))
-        uids = [listed["uid"] for listed in (blue_green.get("status") or {}).get("jobs") or ()]
+        uids = [dig(listed, "uid") for listed in (blue_green.get("status") or {}).get("jobs") or ()]
         # The last one of a name counts: jobs of two kinds may share a name.
         keys = (*claiming, *(key for uid in uids if (key := self._keys_by_uid.get(uid)) is not None))
         return {key.name: self._objects[key] for key in keys if key.kind in JOB_KINDS and key.namespace == namespace}

@@ -24,8 +24,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 
-from pydantic import ValidationError
-
 from joinery_operator.decision import Action, Decision, Delete, Manifest, ObservedBlueGreen, Patch
 from joinery_operator.names import CHILD_ROLE_LABEL, SWITCH_ANNOTATION
 from joinery_operator.reconcile.blue_green_conditions import blue_green_events, with_conditions, with_pause
@@ -49,7 +47,7 @@ from joinery_operator.reconcile.blue_green_jobs import (
     place_digests,
     running,
 )
-from joinery_operator.reconcile.context import FINALIZER, pause_scope
+from joinery_operator.reconcile.context import FINALIZER, pause_scope, read_known_fields
 from joinery_runtime.job.crd import BlueGreenSpec, BlueGreenState, CandidateJob, ChildJob, OldJob, RetiredJob
 
 _LOOK_SECONDS = 30.0
@@ -318,8 +316,6 @@ def _is_left_alone(job: Manifest) -> bool:
 
 
 def _read(resource: Manifest) -> BlueGreenState:
-    """Return the status; empty if another release wrote one that this release cannot read."""
-    try:
-        return BlueGreenState.model_validate(resource.get("status") or {})
-    except ValidationError:
-        return BlueGreenState()
+    """Return the status. What this release cannot read of it must not make it a lost one, after which it would not be
+    known where earlier jobs wrote."""
+    return read_known_fields(BlueGreenState, resource)

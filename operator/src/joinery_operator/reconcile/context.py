@@ -7,7 +7,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
@@ -19,10 +19,13 @@ from joinery_operator.reconcile.reasons import sentence
 from joinery_operator.revision import JobRevision, replaced_owner, scale_of
 from joinery_operator.settings import Settings
 from joinery_runtime.job.crd import BLUE_GREEN, DriverAttempt, DriverStatus, Rollout, Scale, Status, Waiting
+from joinery_runtime.job.model.base import Model
+from joinery_runtime.job.model.draft import Loc, dig
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.resource import Upgrade
 
 FINALIZER = "joinery.dev/delete-state"
+StatusModel = TypeVar("StatusModel", bound=Model)
 PauseScope = Literal["nothing", "rollouts", "everything"]
 _SCOPES: tuple[PauseScope, ...] = ("everything", "rollouts", "nothing")
 
@@ -233,26 +236,43 @@ def _annotated_scope(resource: Manifest, annotation: str) -> PauseScope:
 def read_status(resource: Manifest) -> Status:
     """Return the resource's status, without fields that this release does not know or cannot read: another release may
     have written it."""
+    return read_known_fields(Status, resource)
+
+
+def read_known_fields(model: type[StatusModel], resource: Manifest) -> StatusModel:
+    """Return the resource's status, without fields that this release does not know or cannot read. Of a list that is
+    longer than this release allows, the last entries stay."""
     data: Any = deepcopy(dict(resource.get("status") or {}))
     while True:
         try:
-            return Status.model_validate(data)
+            return model.model_validate(data)
         except ValidationError as error:
-            # Removes one field at a time: the first error may have caused the others.
-            data = _drop_field(data, error.errors(include_url=False)[0]["loc"])
+            errors = error.errors(include_url=False)
+        too_long = [
+            fault for fault in errors if fault["type"] == "too_long" and isinstance(dig(data, *fault["loc"]), list)
+        ]
+        if len(too_long) == len(errors):
+            for fault in too_long:
+                del dig(data, *fault["loc"])[: -fault["ctx"]["max_length"]]
+            continue
+        # All at once: a list may have thousands of entries, and each validation looks at all of them.
+        unreadable = {_existing_path(data, fault["loc"]) for fault in errors if fault not in too_long}
+        if () in unreadable:
+            data = {}
+            continue
+        # Inner fields before outer ones, and later entries of a list before earlier ones, so that each path holds.
+        for *outer, last in sorted(unreadable, reverse=True):
+            del dig(data, *outer)[last]
 
 
-def _drop_field(data: Any, at: tuple[int | str, ...]) -> Any:
-    """Return the data without the innermost field on the path; an entry of a list is removed as a whole."""
-    inner, parent, last = data, None, None
-    for step in at:
-        exists = (isinstance(inner, dict) and step in inner) or (
-            isinstance(inner, list) and isinstance(step, int) and step < len(inner)
+def _existing_path(data: Any, at: Loc) -> Loc:
+    """Return the path of the innermost field on the path that the data has. Of a field that is missing, that is what
+    lacks it."""
+    for depth, step in enumerate(at):
+        exists = (isinstance(data, dict) and step in data) or (
+            isinstance(data, list) and isinstance(step, int) and step < len(data)
         )
         if not exists:
-            break
-        parent, last, inner = inner, step, inner[step]
-    if parent is not None:
-        del parent[last]
-        return data
-    return {}
+            return at[:depth]
+        data = data[step]
+    return at

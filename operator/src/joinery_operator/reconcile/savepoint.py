@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 
-from pydantic import ValidationError
-
 from joinery_operator.decision import (
     Action,
     Create,
@@ -26,7 +24,7 @@ from joinery_operator.manifests import ManifestError, savepoint_pod
 from joinery_operator.names import ChildNames
 from joinery_operator.reconcile.children import deletion_fault
 from joinery_operator.reconcile.context import FINALIZER as DELETE_STATE
-from joinery_operator.reconcile.context import read_status
+from joinery_operator.reconcile.context import read_known_fields, read_status
 from joinery_operator.reconcile.desired import stored_revision
 from joinery_operator.reconcile.driver import back_off
 from joinery_operator.reconcile.pods import PodObservation, observe_pod
@@ -48,7 +46,7 @@ _WAY_OUT = "To leave it in the state store, set spec.cleanup to retain: the reso
 
 def reconcile_savepoint(observed: ObservedSavepoint) -> Decision:
     """Decide. Never raises for anything that a user, a cluster or another release may have written."""
-    status = _read(observed.resource)
+    status = read_known_fields(SavepointState, observed.resource)
     if observed.permissions_end:
         return _release(observed, status)
     if observed.resource["metadata"].get("deletionTimestamp"):
@@ -63,7 +61,7 @@ def reconcile_savepoint(observed: ObservedSavepoint) -> Decision:
 def left_behind_events(resource: Manifest) -> Iterator[Event]:
     """Says of a Savepoint that is gone that the state store still has its savepoint, against what it asked for: it was
     deleted before the operator had set its finalizer. One that the operator lets go is `Deleting` before."""
-    status = _read(resource)
+    status = read_known_fields(SavepointState, resource)
     if _cleanup(resource) == "retain" or status.phase == "Deleting" or _ready_reason(status) in _NOTHING_MADE:
         return
     yield _left_behind(
@@ -269,7 +267,7 @@ def _decision(
     again_after: float | None = None,
 ) -> Decision:
     """Return the decision with phase and conditions, including those of kstatus."""
-    old = _read(observed.resource)
+    old = read_known_fields(SavepointState, observed.resource)
     generation = observed.resource["metadata"].get("generation")
     going, failed = phase in {"Pending", "Deleting"} and reason != "Failed", reason in {"Failed", _STATE_GONE}
     aspects = {"Ready": reason == "Completed", "Reconciling": going, "Stalled": failed}
@@ -301,14 +299,6 @@ def _decision(
         else (Event("Warning" if failed else "Normal", reason, cut(message)),)
     )
     return Decision(None if new == old else new, actions, events, again_after)
-
-
-def _read(resource: Manifest) -> SavepointState:
-    """Return the status; empty if another release wrote one that this release cannot read."""
-    try:
-        return SavepointState.model_validate(resource.get("status") or {})
-    except ValidationError:
-        return SavepointState()
 
 
 def _pods(observed: ObservedSavepoint) -> dict[str, PodObservation]:
