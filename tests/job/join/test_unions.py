@@ -215,6 +215,13 @@ def test_an_alias_of_a_branch_is_none_of_a_self_join() -> None:
     assert words in said["spec.sql"], said
 
 
+def test_an_input_that_is_not_declared_keeps_its_name_in_a_message() -> None:
+    selects = (f"SELECT order_id, ts FROM {name}" for name in ("uss x", "uss y", "us", "us z"))
+    said = mistakes(inputs=[{**US, "eventTime": "nope"}], sql=f"SELECT order_id FROM ({' UNION ALL '.join(selects)}) u")
+    assert "`SELECT order_id, ts FROM uss AS y`: 'uss' is not an input (did you mean 'us'?)" in said["spec.sql"], said
+    assert "'nope'" in said["spec.inputs[0].eventTime"]
+
+
 def test_the_event_time_of_a_union_is_the_name_that_all_branches_have_for_it() -> None:
     times = [{"column": "ts", "as": "seen"}, {"column": "ts", "as": "at"}]
     branches = [
@@ -303,7 +310,7 @@ def test_a_type_that_only_the_core_knows() -> None:
     written = document(STEP, **of(select=wrong))
     assert "spec.unions[0].branches[1]: 'length(order_id)' gives" in (text := mistakes_of(written)), text
     assert "column 'order_id' of the union is string" in text
-    assert "CAST(length(order_id) AS string)" in text
+    assert "CAST(length(order_id) AS string), or in each other branch CAST(... AS int32) as order_id" in text
     both = {
         "name": "orders",
         "branches": [

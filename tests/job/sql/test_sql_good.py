@@ -247,8 +247,14 @@ LOCAL_DAYS = [
     f"DATE_TRUNC('day', FROM_UTC_TIMESTAMP({{}}.ts, {ZONE}))",
     f"CAST({LOCAL} AS DATE)",
 ]
-LOCAL_BUCKETS = [f"TIME_BUCKET(INTERVAL '1 day', {{}}.ts, {ZONE})", f"TIME_BUCKET(INTERVAL '1 day', {LOCAL})"]
-UTC_DAYS = ["DATE_TRUNC('day', {}.ts)", "TIMESTAMP_TRUNC({}.ts, DAY)", "CAST({}.ts AS DATE)", "DATE({}.ts)"]
+LOCAL_BUCKETS = [f"TIME_BUCKET(INTERVAL '1 day', {{}}.ts, {ZONE})", f"TIME_BUCKET('1 day', {LOCAL})"]
+UTC_DAYS = [
+    "DATE_TRUNC('day', {}.ts)",
+    "DATE_BIN('1 day', {}.ts)",
+    "TIMESTAMP_TRUNC({}.ts, DAY)",
+    "CAST({}.ts AS DATE)",
+    "DATE({}.ts)",
+]
 
 
 @pytest.mark.parametrize(

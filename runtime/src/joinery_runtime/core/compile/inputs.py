@@ -172,7 +172,8 @@ def compile_branch(branch: UnitedInput, union: UnionInput) -> BranchRows:
             raise ExpressionError(
                 f"{text!r} gives {type_text(kind)}",
                 facts=f"column {field.name!r} of the union is {type_text(field.type)}",
-                todo=f"Write CAST({text} AS {type_text(field.type)})",
+                todo=f"Write CAST({text} AS {type_text(field.type)}), or in each other branch CAST(... AS "
+                f"{type_text(kind)}) as {field.name}",
             )
         if expression.calls_declared:
             raise ExpressionError(

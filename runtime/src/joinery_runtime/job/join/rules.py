@@ -109,13 +109,25 @@ def _with_unions(data: Mapping[str, Any], sql: str) -> tuple[Mapping[str, Any], 
     for number, union in enumerate(sql_unions, len(written)):
         labels["unions", number] = union.place_text
         labels |= {("unions", number, "branches", branch): text for branch, text in enumerate(union.branch_texts)}
-    repeats = {alias: name for union in sql_unions for alias, name in union.repeats.items()}
+    read_again = {alias: name for union in sql_unions for alias, name in union.repeats.items()}
     by_name = {source.name: source.data for source in sources}
-    repeated = [{**by_name[name], "name": alias} for alias, name in repeats.items() if name in by_name]
+    repeats = {alias: name for alias, name in read_again.items() if name in by_name}
+    repeated = [{**by_name[name], "name": alias} for alias, name in repeats.items()]
+    # An input that is not declared is reported by the name that the text has for it.
+    unknown = {alias: name for alias, name in read_again.items() if name not in by_name}
+    entries = [
+        {
+            **union.entry,
+            "branches": [
+                {**branch, "input": unknown.get(branch["input"], branch["input"])} for branch in union.entry["branches"]
+            ],
+        }
+        for union in sql_unions
+    ]
     spec = {
         **data["spec"],
         "inputs": [*items(data, "spec", "inputs"), *repeated],
-        "unions": [*written, *(union.entry for union in sql_unions)],
+        "unions": [*written, *entries],
     }
     return {**data, "spec": spec}, labels, repeats
 

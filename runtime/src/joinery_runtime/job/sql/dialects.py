@@ -246,13 +246,16 @@ def _time_and_zone(value: exp.Expr) -> tuple[exp.Column | None, list[exp.Expr]]:
 
 def with_local_times(value: exp.Expr) -> exp.Expr:
     """Return a call that cuts off times as expressions have it: with FROM_UTC_TIMESTAMP in place of AT TIME ZONE and of
-    a zone of TIME_BUCKET, and with CAST in place of DATE. A local time that is made a moment again stays a local
-    time."""
+    a zone of TIME_BUCKET, with CAST in place of DATE, and with an INTERVAL in place of a text. A local time that is
+    made a moment again stays a local time."""
     value = value.unnest()
     written = (value.this.unnest() if isinstance(value, exp.AtTimeZone) else value).copy()
     arguments = [*written.expressions] if isinstance(written, exp.Anonymous) else []
     if function_name(written) == "DATE":
         written = exp.cast(arguments[0], exp.DType.DATE)
+    if function_name(written) in {"DATE_BIN", "TIME_BUCKET"} and (length := text_length(arguments[0])) is not None:
+        arguments[0].replace(length)
+        arguments = written.expressions
     if function_name(written) == "TIME_BUCKET" and len(arguments) == 3 and _ms_of_literal(arguments[2]) is None:
         length, time, zone = arguments
         written.set("expressions", [length, exp.AtTimeZone(this=time, zone=zone)])
