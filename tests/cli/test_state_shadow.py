@@ -13,7 +13,7 @@ from joinery_runtime.errors import StateError
 from joinery_runtime.inspect.shadow import Clock, Shadow, shadow
 from joinery_runtime.inspect.trace import run_trace
 from joinery_runtime.inspect.trace_environment import StepInputs
-from joinery_runtime.inspect.trace_steps import StepLog, rows_by_input
+from joinery_runtime.inspect.trace_steps import StepLog, rows_by_input, united_step
 from joinery_runtime.job import Job, parse_job
 from joinery_runtime.state.memory import MemoryStore
 from traces.corpus import Trace, load_traces
@@ -75,7 +75,7 @@ class Running:
         self._lines.close()
 
     def step(self) -> None:
-        for name, rows in rows_by_input(next(self._steps, {})).items():
+        for name, rows in rows_by_input(united_step(next(self._steps, {}), self.job.inputs)).items():
             self._logs[name].append(rows)
         self.rows += len(next(self._lines, {"output": []})["output"])
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import Phase
@@ -21,6 +22,7 @@ from engine.simulation import ShrinkingWorld, World
 from joinery_runtime.connectors.kafka.markers import EpochMarker
 from joinery_runtime.connectors.sink import AttemptId, Receipt, RecoveryContext
 from joinery_runtime.engine.driver import Driver
+from joinery_runtime.engine.job_state import JobState
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import StoreUnavailable
@@ -123,9 +125,9 @@ class PlansInMemory(Driver):
 class BelievesInSuccess(Driver):
     """Takes a commit without an answer for done."""
 
-    def _write_commit(self, commit: EpochCommit) -> None:
-        with suppress(StoreUnavailable):
-            self._parts.store.commit(self._identity.name, self.generation, commit)
+    def _write_commit(self, plan: EpochPlan, outcome: EpochOutcome, after: JobState, result: Mapping[str, Any]) -> None:
+        with suppress(StoreUnavailable):  # of a commit that was not made
+            super()._write_commit(plan, outcome, after, result)
 
 
 class SweepsBeforePublishing(Driver):
