@@ -259,7 +259,7 @@ def _cube_root(x: np.ndarray) -> np.ndarray:
     """Compute cube roots. On some processors numpy's root of 27 is not 3, which a step of Newton's method mends."""
     root = np.cbrt(x)
     better = root - (root * root * root - x) / (3 * root * root)
-    return np.where(np.isfinite(better), better, root)
+    return np.asarray(np.where(np.isfinite(better), better, root))
 
 
 _of_double("SQRT", pc.sqrt, "the square root", "SQRT(9)", "3")
