@@ -118,8 +118,10 @@ class BlueGreenState(Model):
     """The jobs that exist, or that are to be created again. A driver of a job starts once the job is listed here."""
     retired: Annotated[tuple[RetiredJob, ...], Field(max_length=16)] = ()
     """The last 16 jobs that ended, the oldest first."""
-    earlier_places: Annotated[tuple[Word, ...], Field(max_length=10_000)] = ()
-    """Digests of the places of jobs that ended before those, sorted: no job may write there either."""
+    earlier_places: Annotated[tuple[Word, ...], Field(max_length=10_000)] = Field(
+        default=(), examples=[["0d41b7a9c2", "5f2c9a1e04"]]
+    )
+    """Sorted digests of places of jobs before `retired`: no job writes there."""
 
 
 class BlueGreenJob(Model):
