@@ -610,9 +610,9 @@ def test_late_found_letters_repeat_rows_in_one_epoch_of_a_driver(
     """Exactly once, a second run repeats none, so the stage that collects is left out again after a while."""
     runs = list[int]()
 
-    def run_epoch(host: SparkHost, work: EpochWork) -> EpochOutcome:
+    def run_epoch(host: SparkHost, work: EpochWork, setup: WorkerSetup) -> EpochOutcome:
         runs.append(work.plan.epoch)
-        if not host._setup.collects_letters:
+        if not setup.collects_letters:
             raise LettersAfterSteps("a row is too large")
         return EpochOutcome(ReadSummary((), {"rows": 1}), {})
 

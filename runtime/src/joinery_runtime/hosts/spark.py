@@ -111,7 +111,7 @@ class SparkHost:
     ) -> None:
         self._context, self._setup, self._warn = context, setup, warn
         self._warned = False
-        self._finds_letters_late, self._collects_letters_until = setup.collects_letters, 0.0
+        self._collects_letters_until = 0.0
         self._cores: int | None = None
         self._processes = 1
         self._names = JobNames(context, job, steps or tuple(f"join {n + 1}" for n in range(setup.steps)))
@@ -119,19 +119,18 @@ class SparkHost:
 
     def run(self, work: EpochWork) -> EpochOutcome:
         epoch = work.plan.epoch
-        collects = self._finds_letters_late or epoch < self._collects_letters_until
-        self._setup = replace(self._setup, collects_letters=collects)
+        collects = self._setup.collects_letters or epoch < self._collects_letters_until
         try:
-            outcome = self._run_epoch(work)
+            outcome = self._run_epoch(work, replace(self._setup, collects_letters=collects))
         except LettersAfterSteps:
-            self._setup = replace(self._setup, collects_letters=True)
-            outcome = self._run_epoch(work)
-        if self._setup.collects_letters and outcome.read.dead_letters is not None:
+            collects = True
+            outcome = self._run_epoch(work, replace(self._setup, collects_letters=True))
+        if collects and outcome.read.dead_letters is not None:
             self._collects_letters_until = math.inf if self._setup.repeats_rows else epoch + 1 + _COLLECTING_EPOCHS
         return outcome
 
-    def _run_epoch(self, work: EpochWork) -> EpochOutcome:
-        results = self._run_stages(work)
+    def _run_epoch(self, work: EpochWork, setup: WorkerSetup) -> EpochOutcome:
+        results = self._run_stages(work, setup)
         for result in results:
             if isinstance(result, TaskFailure):
                 raise result.error
@@ -139,7 +138,7 @@ class SparkHost:
         if epoch_outcomes:
             return replace(epoch_outcomes[0], runs_on="spark")
         (read,) = [result for result in results if isinstance(result, ReadSummary)] or [read_summary(results)]
-        outcome = epoch_outcome(read, results, self._setup.steps, work.plan.shards)
+        outcome = epoch_outcome(read, results, setup.steps, work.plan.shards)
         return replace(outcome, runs_on="spark")
 
     @property
@@ -164,9 +163,7 @@ class SparkHost:
             executors = self._executors.locations()
             count = len(executors) or 1
             self._names.name_other_job("build workers")
-            collect_rdd(
-                self._distribute_shares([None] * count, executors).map(lambda _: bool(process_for(setup, 1))), count
-            )
+            collect_rdd(self._distribute_nothing(count, executors).map(lambda _: bool(process_for(setup, 1))), count)
 
     @property
     def _local_folder(self) -> str:
@@ -182,15 +179,15 @@ class SparkHost:
         self._names.name_other_job("build a worker")
         collect_rdd(self._context.parallelize([None], 1).map(lambda _: bool(process_for(setup, 1))), 1)
 
-    def _run_stages(self, work: EpochWork) -> list[object]:
+    def _run_stages(self, work: EpochWork, setup: WorkerSetup) -> list[object]:
         try:
-            return self._collect_outcomes(work)
+            return self._collect_outcomes(work, setup)
         except OSError as error:
             if not is_full(error):
                 raise
             raise no_room(_SPARKS_FILES, self._local_folder, error.strerror or str(error)) from error
 
-    def _collect_outcomes(self, work: EpochWork) -> list[object]:
+    def _collect_outcomes(self, work: EpochWork, setup: WorkerSetup) -> list[object]:
         try:
             self._names.name_epoch(work.plan.epoch)
             executors = self._executors.locations()
@@ -200,10 +197,9 @@ class SparkHost:
                 work,
                 self._cores,
                 len(executors),
-                routes_rows=self._setup.routes_rows,
-                reads_once=self._setup.reads_once,
+                routes_rows=setup.routes_rows,
+                reads_once=setup.reads_once,
             )
-            setup = self._setup
             if peers.co_partitions and setup.repeats_rows:  # no peer knows what the others have read
                 setup = replace(setup, collects_letters=True)
             task = PeerTask(setup, work, peers)

@@ -201,8 +201,10 @@ class _Java:
         ]
         return self.context.makeRDD(self.to_seq(pairs), self.byte_arrays).toJavaRDD()
 
-    def location_rdd(self, locations: tuple[str, ...]) -> Any:
-        """An RDD with a partition for each location and nothing in it that matters."""
+    def location_rdd(self, count: int, executors: Sequence[str]) -> Any:
+        """An RDD of `count` partitions with nothing in it that matters: partition n prefers location n, and so on from
+        the first one."""
+        locations = tuple(executors[n % len(executors)] for n in range(count))
         if locations not in self._location_rdds:
             self._location_rdds.clear()  # executors have come or gone
             self._location_rdds[locations] = self.placed_rdd([_NOTHING] * len(locations), locations)
@@ -295,7 +297,7 @@ def placed_empty_rdd(context: SparkContext, count: int, locations: Sequence[str]
     """Make `count` partitions with one None each: partition n prefers location n, and so on from the first one. As
     `placed_rdd`, but Java keeps the RDD while the locations are the same, which saves an epoch the calls that make
     it."""
-    placed = _java(context).location_rdd(tuple(locations[n % len(locations)] for n in range(count)))
+    placed = _java(context).location_rdd(count, locations)
     return RDD(placed, context, AutoBatchedSerializer(_PICKLING))
 
 
@@ -340,7 +342,7 @@ def placed_again_rdd(shuffled: RDD[Any], count: int, locations: Sequence[str]) -
     """
     context, source = shuffled.context, shuffled
     java = _java(context)
-    location_rdd = java.location_rdd(tuple(locations[n % len(locations)] for n in range(count)))
+    location_rdd = java.location_rdd(count, locations)
     product = location_rdd.cartesian(source._jrdd).rdd()
     pairs: RDD[Any] = RDD(
         java.pruned(product, java.diagonal(count)).toJavaRDD(),

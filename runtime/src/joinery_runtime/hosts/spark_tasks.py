@@ -58,8 +58,8 @@ class WorkerSetup:
     the end of its context closes what the worker has opened. `steps` is the number of `TaskWorker.steps`.
     `collects_letters`: all peers may have dead letters after the last step, which a further stage collects.
     `routes_rows`: the last step writes rows that any shard has made. `reads_once`: no record may be read by several
-    peers. `repeats_rows`: outputs are written at least once and dead letters
-    are collected, so a second run of an epoch because of letters would write its rows again. Must pickle."""
+    peers. `repeats_rows`: outputs are written at least once and dead letters are collected, so a second run of an epoch
+    because of letters would write its rows again. Must pickle."""
 
     digest: str
     build: WorkerFactory
@@ -119,7 +119,9 @@ class PeerTask:
             if self.setup.collects_letters:
                 yield from ((0, (shards, report)) for report in reports)
                 return
-            yield from self._report_to_driver(reports)
+            if any(isinstance(report, ReadReport | LateRecords) and report.dead is not None for report in reports):
+                raise self._letters_after_steps("dead letters of peers that exchange no rows")
+            yield from ((0, report) for report in reports if isinstance(report, ReadReport | ShardSummary))
         except Superseded:
             raise
         except JoineryError as error:
@@ -178,14 +180,6 @@ class PeerTask:
         if peer == 0:
             collected = [report for report in reports if isinstance(report, ReadReport | LateRecords)]
             yield 0, process.worker.collect(self.work, collected, attempt)
-
-    def _report_to_driver(self, reports: Iterable[object]) -> Iterator[tuple[int, Report]]:
-        """Yields the reports of a peer that has run all of its part. Raises LettersAfterSteps if there are dead letters
-        among them."""
-        listed = list(reports)
-        if any(isinstance(report, ReadReport | LateRecords) and report.dead is not None for report in listed):
-            raise self._letters_after_steps("dead letters of peers that exchange no rows")
-        yield from ((0, report) for report in listed if isinstance(report, ReadReport | ShardSummary))
 
     def _reread_own_rows(self, process: _Process, peer: int) -> Iterator[Parcel]:
         """Reads the rows that a peer's read task has left in another executor. That task has sent everything else."""
