@@ -370,24 +370,26 @@ def test_the_same_plan_is_returned_until_it_is_committed(world: World) -> None:
 
 
 def test_not_all_partitions_are_looked_at_to_find_what_is_new(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An input may have thousands, and a driver looks three times an epoch."""
+    """An input may have thousands, and a driver looks in each epoch."""
     for name, partition in (("orders", 0), ("orders", 1), ("payments", 0)):
         world.append(name, partition, "a", 1_000, identifier=partition)
     driver = started(world)
     epoch(driver)
     fill(world, 2)
-    plan, asked = driver.plan(), list[str]()
+    plan, topics_looked_at = driver.plan(), list[str]()
     assert plan is not None
-    known = [at for state in driver.state.inputs.values() for at in state.progress.highest.values() if at is not None]
-    assert len(known) == 3
+    known_times = [
+        at for state in driver.state.inputs.values() for at in state.progress.highest.values() if at is not None
+    ]
+    assert len(known_times) == 3
 
     def noted(pipeline: Pipeline, name: str, topic: str) -> str:
-        asked.append(topic)
+        topics_looked_at.append(topic)
         return name
 
     monkeypatch.setattr(Pipeline, "source", noted)
     assert not driver._epoch_work(plan).new_keys
-    assert len(asked) == 2, "one partition of each input that has rows"
+    assert len(topics_looked_at) == 2, "one partition of each input that has rows"
 
 
 def test_a_bad_record_without_dead_letters_commits_nothing(world: World) -> None:

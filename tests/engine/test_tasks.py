@@ -233,15 +233,15 @@ def test_each_shard_gets_all_rows_once_and_each_range_is_reported_once(
     planned = tuple(Range(PartitionRef("l", "t", partition), 0, 1 + partition) for partition in range(ranges))
     work = EpochWork(1, EpochPlan(7, shards, planned, {}), ())
     peers, pool = WorkerProcesses(count, reads_all=True), Threads(threads)
-    kept = [list(read_own_rows(_ReadsAll(), work, peers, peer, pool)) for peer in range(peers.count)]
+    blocks_by_peer = [list(read_own_rows(_ReadsAll(), work, peers, peer, pool)) for peer in range(peers.count)]
     pool.close()
-    for peer, of_peer in enumerate(kept):
+    for peer, of_peer in enumerate(blocks_by_peer):
         rows = {(shard, *block.rows.column(0).to_pylist()) for shard, block in of_peer if isinstance(block, RowBlock)}
         own = peers.shards_of(peer, shards)
         assert rows == {(shard, partition) for shard in own for partition in range(ranges)}
         assert sum(isinstance(block, RowBlock) for _, block in of_peer) == len(rows)
     reports, *of_others = [
-        [block.read.partition for _, block in of_peer if isinstance(block, ReadReport)] for of_peer in kept
+        [block.read.partition for _, block in of_peer if isinstance(block, ReadReport)] for of_peer in blocks_by_peer
     ]
-    assert sorted(reports) == [one.partition for one in planned], "one peer can collect all dead letters"
+    assert sorted(reports) == [reading.partition for reading in planned], "one peer can collect all dead letters"
     assert not any(of_others)

@@ -310,7 +310,7 @@ class Driver:
         if not planner.pin(ref for ref in plan.partitions if ref not in self._pending_plan.replaced_partitions):
             self._pending_plan = replace(self._pending_plan, is_old=True)
             return None
-        self._epoch_work(plan).failpoint("planned")
+        self.failpoint("planned", plan)
         return plan
 
     def _new_plan(self, state: JobState, *, always: bool = False, reads: bool = True) -> EpochPlan | None:
@@ -409,6 +409,11 @@ class Driver:
             refuse_dead(outcome)
         return outcome
 
+    def failpoint(self, point: str, plan: EpochPlan) -> None:
+        """Kill this process if the kill tests want that at this point."""
+        if self._fault is not None:
+            self._fault.strike(point, plan.epoch)
+
     def _epoch_work(self, plan: EpochPlan) -> EpochWork:
         state, pending = self.state, self._pending_plan
         new = self._new_sources(plan)
@@ -472,11 +477,10 @@ class Driver:
             for kind, buffered in self._buffered_sinks():
                 sealed = buffered.seal(self.generation, plan.epoch, result[kind], last=last)
                 result[kind] = [*result[kind], *sealed]
-        work = self._epoch_work(plan)
-        work.failpoint("before-commit")
+        self.failpoint("before-commit", plan)
         self._write_commit(plan, outcome, after, result)
         planner.unpin(after.inputs)
-        work.failpoint("after-commit")
+        self.failpoint("after-commit", plan)
         with self._fenced_first():
             for sink, receipts in self._receipts_by_sink(result):
                 sink.publish(plan.epoch, receipts)
@@ -488,13 +492,7 @@ class Driver:
             # Commits only retire segments: without a sweep they would fill the store of a job that runs for weeks.
             with suppress(StoreUnavailable):  # the epoch is done, and the next checkpoint sweeps instead
                 self._parts.store.sweep(self._identity.name, self.generation)
-                schedule, name = self._parts.savepoints, self._identity.name
-                newest = None if schedule is None else self._parts.store.newest_epoch(name)
-                if schedule is not None and newest is not None:
-                    every_ms, keep = schedule.every, schedule.keep
-                    save_if_due(
-                        self._parts.store, name, newest.epoch, newest.committed_at, every_ms=every_ms, keep=keep
-                    )
+                self._save_if_due()
         warnings = self._input_warnings.learn(outcome.read.partitions)
         report = epoch_report(
             plan,
@@ -521,6 +519,12 @@ class Driver:
                 *(closed_words(name, closed[name]) for name in sorted(new_closed)),
             ),
         )
+
+    def _save_if_due(self) -> None:
+        schedule, store, name = self._parts.savepoints, self._parts.store, self._identity.name
+        newest = None if schedule is None else store.newest_epoch(name)
+        if schedule is not None and newest is not None:
+            save_if_due(store, name, newest.epoch, newest.committed_at, every_ms=schedule.every, keep=schedule.keep)
 
     def _write_commit(self, plan: EpochPlan, outcome: EpochOutcome, after: JobState, result: Mapping[str, Any]) -> None:
         store, name = self._parts.store, self._identity.name

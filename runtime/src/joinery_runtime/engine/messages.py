@@ -47,6 +47,11 @@ class FaultPoint:
             )
         return cls(name, int(epoch), os.getpid())
 
+    def strike(self, point: str, epoch: int) -> None:
+        """Kill the process if this is the point, and the epoch or a later one."""
+        if self.name == point and epoch >= self.epoch:
+            os.kill(self.pid, signal.SIGKILL)
+
 
 @dataclass(frozen=True, slots=True)
 class EpochWork:
@@ -79,9 +84,8 @@ class EpochWork:
         return bool(self.milliseconds or self.new_keys)
 
     def failpoint(self, point: str) -> None:
-        fault = self.fault
-        if fault is not None and fault.name == point and self.plan.epoch >= fault.epoch:
-            os.kill(fault.pid, signal.SIGKILL)
+        if self.fault is not None:
+            self.fault.strike(point, self.plan.epoch)
 
 
 @dataclass(frozen=True, slots=True)
