@@ -43,7 +43,7 @@ def plan_settings(job: Job, identity: JobIdentity) -> PlanSettings:
         tables=frozenset(side.name for side in job.inputs if side.table is not None),
         delays={side.name: side.watermark.delay for side in job.inputs},
         limits=state_limits(job),
-        late_warnings={side.name: side.watermark.late_share for side in job.inputs},
+        late_warnings=late_shares(job),
         co_partitioned=job.co_partitioned,
         max_future={
             side.name: side.watermark.max_future for side in job.inputs if side.watermark.max_future is not None
@@ -63,6 +63,11 @@ def state_limits(job: Job) -> StateLimits:
 def fingerprint(signature: Mapping[str, Any]) -> str:
     """A short name for a signature, stored in plans: equal signatures have equal names."""
     return hashlib.sha256(json.dumps(signature, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def late_shares(job: Job) -> dict[str, float | None]:
+    """Return `watermark.lateWarning` of each input (None: `off`)."""
+    return {side.name: side.watermark.late_share for side in job.inputs}
 
 
 def input_clocks(job: Job) -> dict[str, InputClock]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from joinery_runtime.core.pipeline.spec import Pipeline
+from joinery_runtime.core.pipeline.spec import BranchSpec, Pipeline
 from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.engine.null_keys import ColumnsRead, by_source
 from joinery_runtime.errors import MisreadInput
@@ -205,8 +205,9 @@ class InputWarnings:
         """Takes what a committed epoch has read, and returns the new warnings."""
         by_source: dict[str, list[PartitionRead]] = {}
         for read in reads:
-            source = self._pipeline.source(read.partition.input, read.partition.topic)
-            by_source.setdefault(source, []).append(self._with_message_names(source, read))
+            branch = self._pipeline.input(read.partition.input).branch_of(read.partition.topic)
+            source = read.partition.input if branch is None else branch.name
+            by_source.setdefault(source, []).append(_with_message_names(branch, read))
         new = []
         for name, of_source in by_source.items():
             history = self._inputs.setdefault(name, _Input())
@@ -222,23 +223,23 @@ class InputWarnings:
             self._warned = {fault for fault in self._warned if fault[0] != name or fault[1] == "event times"} | wrong
         return tuple(new)
 
-    def _with_message_names(self, source: str, read: PartitionRead) -> PartitionRead:
-        """Name the empty columns as messages do, without those that a branch of a union leaves empty on purpose."""
-        branch = self._pipeline.branch(source)
-        if branch is None or read.empty is None:
-            return read
-        return replace(read, empty=frozenset(branch.columns[name] for name in read.empty.intersection(branch.columns)))
-
     @property
     def active(self) -> Mapping[str, str]:
         """The warning of each input that looks wrong now, of a union those of its branches. A record that shows
         otherwise ends it."""
-        warnings = {
-            spec.name: [self._warning_of(source) for source in spec.sources if source in self._inputs]
-            for spec in self._pipeline.inputs
-        }
-        by_input = {name: [text for text in texts if text is not None] for name, texts in warnings.items()}
-        return {name: ". ".join(texts) for name, texts in by_input.items() if texts}
+        warnings = dict[str, str]()
+        for spec in self._pipeline.inputs:
+            texts = [self._warning_of(source) for source in spec.sources if source in self._inputs]
+            if text := ". ".join(filter(None, texts)):
+                warnings[spec.name] = text
+        return warnings
 
     def _warning_of(self, name: str) -> str | None:
         return self._inputs[name].warning(name, self._milliseconds.get(name))
+
+
+def _with_message_names(branch: BranchSpec | None, read: PartitionRead) -> PartitionRead:
+    """Name the empty columns as messages do, without those that a branch of a union leaves empty on purpose."""
+    if branch is None or read.empty is None:
+        return read
+    return replace(read, empty=frozenset(branch.columns[name] for name in read.empty.intersection(branch.columns)))

@@ -36,6 +36,14 @@ class LateInput:
     records: int | None = None
     branches: tuple[str, ...] = ()
 
+    @classmethod
+    def of(
+        cls, name: str, rows: int, behind_ms: int | None, clock: InputClock, records: int | None = None
+    ) -> LateInput:
+        """Return the late rows of an input, with the delay that would have kept them."""
+        delay = None if behind_ms is None else clock.delay_ms + behind_ms
+        return cls(name, rows, behind_ms, delay, records, tuple(clock.branch_delays))
+
     @property
     def share(self) -> float:
         return self.rows / self.records if self.records else 1.0
@@ -74,9 +82,7 @@ def late_inputs(totals: Totals, clocks: Mapping[str, InputClock]) -> Iterator[La
     """The inputs with late rows since the state began; `clocks` are those of the job."""
     for name, clock in clocks.items():
         if rows := totals.dropped.get(name, {}).get("late", 0):
-            behind = totals.behind.get(name)
-            delay = None if behind is None else clock.delay_ms + behind
-            yield LateInput(name, rows, behind, delay, branches=tuple(clock.branch_delays))
+            yield LateInput.of(name, rows, totals.behind.get(name), clock)
 
 
 def delays_to_name(job: Job, totals: Totals, disorder: Mapping[str, int]) -> Iterator[str]:
@@ -164,9 +170,6 @@ class LateCounts:
         for name, window in self._windows.items():
             share = self._shares.get(name)
             if share is not None and window.late and window.late >= share * window.records:
-                clock = self._clocks[name]
-                delay = None if window.behind_ms is None else clock.delay_ms + window.behind_ms
-                branches = tuple(clock.branch_delays)
-                warnings[name] = LateInput(name, window.late, window.behind_ms, delay, window.records, branches)
+                warnings[name] = LateInput.of(name, window.late, window.behind_ms, self._clocks[name], window.records)
         self.active = warnings
         return tuple(warning for name, warning in self.active.items() if name not in before)

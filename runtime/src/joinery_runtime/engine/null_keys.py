@@ -42,8 +42,10 @@ def _parts_by_input(pipeline: Pipeline) -> dict[str, KeyParts]:
             by_input: dict[str, list[frozenset[str]]] = {}
             for key in intake.keys:
                 name, _, column = key.partition(".") if intake.chained else (side.time, "", key)
-                columns_read = _read_columns(pipeline, name, column, grouped=intake.grouped) if name in inputs else None
-                by_input.setdefault(name, []).append(columns_read or frozenset())
+                columns_read = frozenset[str]()
+                if name in inputs:
+                    columns_read = _read_columns(pipeline, name, column, grouped=intake.grouped)
+                by_input.setdefault(name, []).append(columns_read)
             if intake.grouped and intake.chained and (len(by_input) > 1 or not by_input.keys() <= inputs):
                 continue  # groups of joined rows that have a value of another input, or one that a step has computed
             for name, columns in by_input.items():

@@ -157,13 +157,13 @@ class Worker:
         reader, decoder = self._parts.inputs.reader(name, lane), self._parts.inputs.decoder(name, lane)
         if work.careful:
             reader, decoder = read_carefully(reader), carefully(decoder)
-        sources = {ref: self._pipeline.source(name, ref.topic) for ref in (planned.partition for planned in ranges)}
+        spec, may_be_late = self._pipeline.input(name), list[Sent]()
+        sources = {planned.partition: spec.source(planned.partition.topic) for planned in ranges}
         counters = {
             planned.partition: self._read_counter(work, planned, sources[planned.partition]) for planned in ranges
         }
         late = LateRows.of(self._pipeline, name, plan.watermarks, plan.horizons)
         checks = {ref: RecordChecks(plan.future_check(name), late, plan.co_partitions) for ref in counters}
-        spec, may_be_late = self._pipeline.input(name), list[Sent]()
 
         def prepared() -> Generator[pa.RecordBatch, None, None]:
             for raw in reader.read(*ranges):
@@ -381,7 +381,7 @@ class Worker:
             shard=shard,
             rows_in=sum(arrived.read[side] for side in counted),
             rows_taken=sum(arrived.joined[side] for side in counted),
-            dropped=_dropped_rows(step, result, shard),
+            dropped=_dropped_rows(step, result, counted),
             staged=ended.staged,
             replaced=done.replaced,
             finished=done.finished,
@@ -537,13 +537,11 @@ class _StagedOutcome:
     staged: tuple[SegmentMeta, ...]
 
 
-def _dropped_rows(step: StepSpec, result: StepResult, shard: int) -> dict[str, Mapping[str, int]]:
+def _dropped_rows(step: StepSpec, result: StepResult, counted: Sequence[int]) -> dict[str, Mapping[str, int]]:
     """Dropped rows by input and reason. Rows of the step before count for the input whose event time they have (S8).
-    Rows of a broadcast side are dropped in every shard but counted once. Failed pairs, and rows that the step's filter
+    `counted` are the sides whose rows this shard counts. Failed pairs, and rows that the step's filter
     left out, count for the right side, which is always an input; of an aggregate, for the input whose time counts."""
-    pairs = zip(step.sides, result.dropped, strict=True)
-    counted = [(side, counts) for side, counts in pairs if shard == 0 or not side.broadcast]
-    dropped = {side.time: counts for side, counts in counted if counts}
+    dropped = {step.sides[side].time: result.dropped[side] for side in counted if result.dropped[side]}
     if result.failed:
         right = step.sides[-1].time
         dropped[right] = {**dropped.get(right, {}), "failed": result.failed}

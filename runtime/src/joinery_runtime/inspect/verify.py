@@ -22,7 +22,7 @@ from joinery_runtime.connectors.files.sink import published
 from joinery_runtime.connectors.outputs import Outputs, StoreDatabase
 from joinery_runtime.connectors.sink import Receipt, short_incarnation
 from joinery_runtime.core.compile import compile_job
-from joinery_runtime.engine.assembly import input_clocks
+from joinery_runtime.engine.assembly import input_clocks, late_shares
 from joinery_runtime.engine.late_rows import LateCounts, LateInput
 from joinery_runtime.engine.plan import JUDGED_BY_CLOCK, EpochPlan
 from joinery_runtime.engine.worker import InputAccess
@@ -138,8 +138,7 @@ def verify(
         course = replayable(job, store, *((None, None) if diffs else (first, last)), edits=True)
         entries, verdict = course.entries, _empty_verdict(job, course, first, last, diffs)
         replay = Replay(job, inputs, folder / "cache", course.initial_state(store))
-        shares = {side.name: side.watermark.late_share for side in job.inputs}
-        late, since, name = LateCounts(input_clocks(job), shares), _first_since_edit(job, course), ""
+        late, since, name = LateCounts(input_clocks(job), late_shares(job)), _first_since_edit(job, course), ""
         for entry in entries:
             plan = EpochPlan.from_json(entry.plan)
             if course.jobs[plan.definition] != course.jobs[name]:

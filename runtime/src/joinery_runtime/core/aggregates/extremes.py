@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from joinery_runtime.core.aggregates.base import Groups, Make, Present, States, ValueAccumulator
 from joinery_runtime.core.aggregates.exact import Wide
-from joinery_runtime.core.aggregates.lists import unify_zeros
+from joinery_runtime.core.aggregates.lists import as_integers, unify_zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,7 @@ class Extreme(ValueAccumulator):
             grouped = pa.table({"group": groups.number, "value": values}).group_by("group", use_threads=False)
             extremes = grouped.aggregate([("value", "max" if self.greatest else "min")])
             return extremes.column(1).combine_chunks()
-        integer_type = pa.int32() if kind.bit_width == 32 else pa.int64()
-        return pa.array(self._reduce(values.view(integer_type).to_numpy(), groups)).view(kind)
+        return pa.array(self._reduce(as_integers(values), groups)).view(kind)
 
     def _reduce(self, numbers: np.ndarray, groups: Groups) -> np.ndarray:
         least = np.maximum if self.greatest else np.minimum
@@ -150,7 +149,7 @@ class Companion:
         if pa.types.is_floating(by.type) or pa.types.is_decimal(by.type) or pa.types.is_string(by.type):
             numbers = pc.rank(unify_zeros(by), tiebreaker="dense").to_numpy().astype(np.int64)
         else:  # whole numbers and times need no sorting
-            numbers = by.view(pa.int32() if by.type.bit_width == 32 else pa.int64()).to_numpy()
+            numbers = as_integers(by)
         starts, sizes = present.groups.starts, present.groups.sizes
         best = (np.maximum if self.greatest else np.minimum).reduceat(numbers, starts)
         is_best = numbers == np.repeat(best, sizes)

@@ -121,8 +121,7 @@ def _distinct_numbers(values: pa.Array, group: np.ndarray, groups: int) -> tuple
             return offsets, pa.array(restored).view(values.type)
     rows = pl.DataFrame({"group": group, "value": pl.from_arrow(plain)}).sort("group", "value")
     number, sorted_values = rows["group"].to_numpy(), rows["value"].to_arrow().view(values.type)
-    bits_of_values = sorted_values.view(pa.int32() if values.type.bit_width == 32 else pa.int64()).to_numpy()
-    first = (np.diff(number, prepend=-1) != 0) | (np.diff(bits_of_values, prepend=0) != 0)
+    first = (np.diff(number, prepend=-1) != 0) | (np.diff(as_integers(sorted_values), prepend=0) != 0)
     return np.searchsorted(number[first], np.arange(groups + 1)), sorted_values.filter(pa.array(first))
 
 
@@ -159,6 +158,11 @@ class Distinct:
         offsets, distinct_values = distinct(values, group, groups)
         require_within(np.diff(offsets), self.limit, "distinct values", "count with `method: hll`, which has none")
         return (pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), distinct_values, type=self.fields[0].type),)
+
+
+def as_integers(values: pa.Array) -> np.ndarray:
+    """Return the bits of values of 32 or 64 bits as int32[n] or int64[n]."""
+    return np.asarray(values.view(pa.int32() if values.type.bit_width == 32 else pa.int64()).to_numpy())
 
 
 def unify_zeros(values: pa.Array) -> pa.Array:

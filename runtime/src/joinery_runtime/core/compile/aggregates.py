@@ -186,7 +186,7 @@ def _columns_read_by_top(
     read = {names.get(column, column) for column in emitted}
     for number, column in enumerate(job.output_columns):
         if column.expression is not None:
-            with errors_at(job, _select_path(number)):
+            with errors_at(job, select_path(number)):
                 read |= {ref.column for ref in parse_expression(aggregation.over_rows(column.expression)).columns}
     sorted_by = {ref.column for expression in sort_expressions for ref in expression.columns}
     return {*top.keys, *sorted_by, *(read - {*RANK_COLUMNS})}
@@ -223,7 +223,7 @@ def _top_step(
     for number_in_select, column in enumerate(job.output_columns):
         written = column.step_column or ""
         if column.expression is not None:
-            with errors_at(job, _select_path(number_in_select)):
+            with errors_at(job, select_path(number_in_select)):
                 expression = parse_expression(aggregation.over_rows(column.expression))
                 output.append(OutputColumn(column.name, column_type(expression, {"": readable}), expression=expression))
         elif written in RANK_COLUMNS:
@@ -256,7 +256,7 @@ def errors_at(job: StreamJoin | SessionWindow, path: str) -> Iterator[None]:
         raise error_at(job, path, str(problem)) from problem
 
 
-def _select_path(number: int) -> str:
+def select_path(number: int) -> str:
     """The path of an expression that the job emits."""
     return f"spec.select[{number}].expression"
 
@@ -361,7 +361,7 @@ class AggregateCompiler:
                 if field.expression is None:
                     yield self._plain_column(field.name, groups.get(field.step_column or "", field.step_column or ""))
                     continue
-                with errors_at(self._job, _select_path(number)):
+                with errors_at(self._job, select_path(number)):
                     yield self._computed_column(field.name, self._over_step_columns(field.expression))
             return
         columns = {name: groups.get(written, written) for name, written in self._aggregation.columns_by_name.items()}

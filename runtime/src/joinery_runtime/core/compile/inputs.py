@@ -15,6 +15,7 @@ from joinery_runtime.core.compile.aggregates import (
     error_of_aggregate,
     errors_at,
     rows_of_input,
+    select_path,
 )
 from joinery_runtime.core.kinds.projection import RecordProjection
 from joinery_runtime.core.pipeline.expression import (
@@ -23,6 +24,7 @@ from joinery_runtime.core.pipeline.expression import (
     column_type,
     conjunction,
     parse_expression,
+    value_type,
 )
 from joinery_runtime.core.pipeline.operators import type_text
 from joinery_runtime.core.pipeline.sides import Intake, OutputColumn, Placement, SideSpec
@@ -89,7 +91,7 @@ def _projection(job: StreamJoin, condition: Expression | None) -> StepSpec:
             kind = declared.field(column.source.column).type
             output.append(OutputColumn(column.name, kind, column=column.source.column))
             continue
-        path = f"spec.select[{number}].expression"
+        path = select_path(number)
         try:
             expression, kind = computed_column(job, path, column.expression or "", {side.name: declared})
         except JobError as error:
@@ -167,8 +169,7 @@ def compile_branch(branch: UnitedInput, union: UnionInput) -> BranchRows:
     for field, (_, text) in zip(schema, branch.columns, strict=True):
         expression = parse_expression(text, source.name)
         kind = column_type(expression, schemas)
-        no_rows = expression.evaluate(lambda ref: pa.array([], schemas[source.name].field(ref.column).type), 0)
-        if kind != field.type and not pa.types.is_null(no_rows.values.type):
+        if kind != field.type and not pa.types.is_null(value_type(expression, schemas)):
             raise ExpressionError(
                 f"{text!r} gives {type_text(kind)}",
                 facts=f"column {field.name!r} of the union is {type_text(field.type)}",

@@ -9,7 +9,13 @@ from functools import cache
 import pyarrow as pa
 
 from joinery_runtime.core.aggregates import condition_column
-from joinery_runtime.core.compile.aggregates import AggregatedRows, aggregate_steps, errors_at, ranking_kinds
+from joinery_runtime.core.compile.aggregates import (
+    AggregatedRows,
+    aggregate_steps,
+    errors_at,
+    ranking_kinds,
+    select_path,
+)
 from joinery_runtime.core.compile.inputs import computed_column, input_filter, input_spec
 from joinery_runtime.core.compile.matching import KeyCompiler, deciding_side, move_conditions
 from joinery_runtime.core.kinds.base import Join, find_kinds
@@ -410,7 +416,7 @@ class JoinCompiler:
                     )
                 )
             else:
-                path = f"spec.select[{number}].expression"
+                path = select_path(number)
                 expression, kind = computed_column(self._job, path, column.expression or "", self._readable)
                 outputs.append(_Output(column.name, kind, expression=expression))
         return outputs

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from joinery_runtime.core.kinds.base import Join, lower_of, lowest_of_left
-from joinery_runtime.core.kinds.grouping import expand_ranges
+from joinery_runtime.core.kinds.grouping import rows_with_hashes
 from joinery_runtime.core.kinds.rows import (
     PairFailures,
     Pairs,
@@ -204,11 +204,8 @@ def _with_unavailable_values(step: StepSpec, work: StepWork) -> tuple[StepWork, 
     table = step.sides[RIGHT]
     lacks = [{*(names or "").splitlines()} & {*table.intake.stored} for names in rows.column(UNAVAILABLE).to_pylist()]
     hashes = np.unique(rows.column(HASH).to_numpy()[[bool(names) for names in lacks]])
-    batches = []
-    for state_run in work.state_runs[RIGHT]:
-        run = state_run.run
-        first_rows, stops = (np.searchsorted(run.hash, hashes, side=side) for side in ("left", "right"))
-        batches.append(run.batch.take(pa.array(expand_ranges(first_rows, stops)[1])))
+    runs = [state_run.run for state_run in work.state_runs[RIGHT]]
+    batches = [run.batch.take(pa.array(rows_with_hashes(run.hash, hashes))) for run in runs]
     versions = concat([*batches, as_segment(table, rows)])
     every, first = Selection(versions, np.arange(versions.num_rows)), versions.num_rows - rows.num_rows
     names = sorted(set[str]().union(*lacks))

@@ -39,6 +39,12 @@ def expand_ranges(first: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.n
     return position, np.arange(len(position)) + np.repeat(first - (np.cumsum(count) - count), count)
 
 
+def rows_with_hashes(run_hash: np.ndarray, hashes: np.ndarray) -> np.ndarray:
+    """Return the rows (int64[k]) of a run, by its sorted hashes, that have one of `hashes` (sorted, distinct)."""
+    first, stop = (np.searchsorted(run_hash, hashes, side=side) for side in ("left", "right"))
+    return expand_ranges(first, stop)[1]
+
+
 def reachable_positions(after: np.ndarray, begin: np.ndarray) -> np.ndarray:
     """Returns the positions reached from `begin` by steps from each element to the one `after` it (n: nowhere). Pointer
     doubling takes log2(longest path) rounds."""

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.kinds.grouping import expand_ranges
+from joinery_runtime.core.kinds.grouping import rows_with_hashes
 from joinery_runtime.core.pipeline.expression import ColumnRef, Expression
 from joinery_runtime.core.pipeline.operators import EVENT_TIME_MAX, EVENT_TIME_MIN
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SideSpec
@@ -390,8 +390,7 @@ class ReplaceableRows:
             run = state_run.run
             chosen = live if times is None else live & (run.ts >= times[0]) & (run.ts <= times[1])
             if len(hashes) * _RATHER_LOOK_UP < len(run):
-                first, stop = (np.searchsorted(run.hash, hashes, side=side) for side in ("left", "right"))
-                numbers = expand_ranges(first, stop)[1]
+                numbers = rows_with_hashes(run.hash, hashes)
                 numbers = numbers[chosen[numbers]]
             else:
                 numbers = np.flatnonzero(chosen)

@@ -19,9 +19,9 @@ from joinery_runtime.core.kinds.cells import Members, Sides, WindowOutput, conca
 from joinery_runtime.core.kinds.grouping import (
     changes,
     distinguish_keys,
-    expand_ranges,
     gaps,
     number_groups,
+    rows_with_hashes,
 )
 from joinery_runtime.core.kinds.rows import Selection, gather, run_to_add, split_joinable
 from joinery_runtime.core.pipeline.sides import LEFT, RIGHT, SIDES
@@ -142,8 +142,7 @@ class _SessionRun:
     def open_rows(self, hashes: np.ndarray) -> Selection:
         """Returns the rows with these hashes (sorted, distinct) that have not been emitted."""
         run = self.state_run.run
-        first, stop = (np.searchsorted(run.hash, hashes, side=side) for side in ("left", "right"))
-        rows = expand_ranges(first, stop)[1]
+        rows = rows_with_hashes(run.hash, hashes)
         return Selection(run.batch, rows[~self.emitted[rows]])
 
 

@@ -121,7 +121,7 @@ def parse_expression(text: str, default_input: str = "") -> Expression:
 
 def check_predicate(expression: Expression, schemas: dict[str, pa.Schema]) -> None:
     """Raises ExpressionError unless the expression is boolean over these input schemas (unknown columns, types)."""
-    kind = _type_of(expression, schemas)
+    kind = value_type(expression, schemas)
     if not (pa.types.is_boolean(kind) or pa.types.is_null(kind)):
         raise ExpressionError(
             f"{expression.text!r} is not a condition", facts=f"it gives {type_text(kind)}, not boolean"
@@ -132,7 +132,7 @@ def column_type(expression: Expression, schemas: dict[str, pa.Schema]) -> pa.Dat
     """The type of a column that holds the expression's values over these input schemas. An interval becomes int64
     milliseconds; an expression that is always NULL becomes a string. Raises ExpressionError for unknown columns, wrong
     types, and values that no column can hold."""
-    kind = _type_of(expression, schemas)
+    kind = value_type(expression, schemas)
     if pa.types.is_null(kind):
         return pa.string()
     if pa.types.is_duration(kind):
@@ -144,8 +144,9 @@ def column_type(expression: Expression, schemas: dict[str, pa.Schema]) -> pa.Dat
     return kind
 
 
-def _type_of(expression: Expression, schemas: dict[str, pa.Schema]) -> pa.DataType:
-    """Finds the type by evaluating over no rows: it depends on the columns' types alone."""
+def value_type(expression: Expression, schemas: dict[str, pa.Schema]) -> pa.DataType:
+    """Find the type of an expression's values, null if it is always NULL, by evaluating over no rows: it depends on
+    the types of the columns alone."""
     for ref in sorted(expression.columns):
         if ref.input not in schemas:
             raise ExpressionError(

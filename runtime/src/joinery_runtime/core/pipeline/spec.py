@@ -324,6 +324,11 @@ class InputSpec:
         name = topic.partition(BRANCH_END)[0]
         return next((branch for branch in self.branches if branch.name == name), None)
 
+    def source(self, topic: str) -> str:
+        """Return the name of what is read: the input, or the branch of this union that has the topic or file."""
+        branch = self.branch_of(topic)
+        return self.name if branch is None else branch.name
+
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
@@ -347,8 +352,7 @@ class Pipeline:
 
     def source(self, name: str, topic: str) -> str:
         """Return the name of what is read: the input `name`, or the branch of this union that has the topic or file."""
-        branch = self.input(name).branch_of(topic)
-        return name if branch is None else branch.name
+        return self.input(name).source(topic)
 
     def branch(self, source: str) -> BranchSpec | None:
         """Return the branch of this name, None if `source` is an input that is no branch."""
