@@ -55,9 +55,12 @@ def main(tokens: list[str] | None = None) -> None:
     """The console script."""
     try:
         words = sys.argv[1:] if tokens is None else tokens
-        if "-" in words or "-f" in words:
-            rule = "a job is named by its path alone, /dev/stdin is standard input: joinery run /dev/stdin < job.yaml"
-            raise JobError("-" if "-" in words else "-f", [Problem("(file)", rule)])
+        for option in ("-", "-f"):
+            if option in words:
+                rule = (
+                    "a job is named by its path alone, /dev/stdin is standard input: joinery run /dev/stdin < job.yaml"
+                )
+                raise JobError(option, [Problem("(file)", rule)])
         with writing_ending() as report:
             report(app(tokens))
     except Stopped:

@@ -145,7 +145,6 @@ class JsonProgress(RunProgress):
             ],
         ).bind(job=job.name)
         self._location = location
-        self._clocks = input_clocks(job)
         self._ended_before: list[str] = []
         self._to_latest = inputs_to_latest(job)
         self._read = 0
@@ -160,7 +159,7 @@ class JsonProgress(RunProgress):
         self._log.warning("warning", message=message)
 
     def ended(self, by: EndedBy) -> None:
-        late_reports = list(late_inputs(self._totals, self._clocks))
+        late_reports = list(late_inputs(self._totals, input_clocks(self._job)))
         for late in late_reports:
             self._log.warning("late", **late.document(), message=late.words)
         for words in (*closed_inputs(self._totals), *delays_to_name(self._job, self._totals, self._disorder)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +13,7 @@ import pyarrow.compute as pc
 from joinery_runtime.formats.batch import RawBatch
 from joinery_runtime.formats.convert import convert
 from joinery_runtime.formats.json.decoder import JsonDecoder
-from joinery_runtime.formats.records import ByValue, Decoded, Decoder, Fault, IntArray, drop_rows, read_utf8, with_bad
+from joinery_runtime.formats.records import ByValue, Decoded, Decoder, Fault, IntArray, read_utf8, with_rows
 from joinery_runtime.job.model.inputs import Column, header_of
 
 if TYPE_CHECKING:
@@ -64,9 +63,7 @@ class MetadataDecoder:
             columns |= {name: key_columns[name] for name in self._nested.names}
             faults += fault
         rows = pa.table([columns[name] for name in self._schema.names], schema=self._schema)
-        return with_bad(
-            replace(drop_rows(rows, index, faults), deleted=decoded.deleted, dropped=decoded.dropped), decoded.bad
-        )
+        return with_rows(decoded, rows, faults)
 
 
 def _of_keys(decoder: ByValue, keys: pa.BinaryArray) -> tuple[pa.Table, list[Fault]]:

@@ -225,6 +225,12 @@ def with_bad(decoded: Decoded, extra: Sequence[BadRecord]) -> Decoded:
     return replace(decoded, bad=sorted([*decoded.bad, *extra], key=lambda record: record.index))
 
 
+def with_rows(decoded: Decoded, rows: pa.Table, faults: Sequence[Fault]) -> Decoded:
+    """Return `decoded` with these rows in place of its own, one for each, less those of a fault."""
+    readable = drop_rows(rows, decoded.index, faults)
+    return with_bad(replace(readable, deleted=decoded.deleted, dropped=decoded.dropped), decoded.bad)
+
+
 def merged(first: Decoded, second: Decoded) -> Decoded:
     """Merge the rows, deletions and bad records of two parts of a batch, in the records' order."""
     index = np.concatenate([first.index, second.index])

@@ -16,7 +16,6 @@ import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 import numpy as np
 import polars as pl
@@ -27,7 +26,7 @@ from joinery_runtime.core.table.zones import zone_to_utc
 from joinery_runtime.formats.batch import RawBatch
 from joinery_runtime.formats.convert import convert, in_years, shown
 from joinery_runtime.formats.json.texts import reject_constant
-from joinery_runtime.formats.records import Decoded, Decoder, Fault, IntArray, drop_rows, with_bad
+from joinery_runtime.formats.records import Decoded, Decoder, Fault, IntArray, with_rows
 from joinery_runtime.job.model.inputs import Column
 from joinery_runtime.job.model.time_formats import EPOCH_UNITS, ISO, MONTHS, TEXT, TimePattern, parse_pattern
 
@@ -59,10 +58,7 @@ class TextDecoder:
             values, fault = read_texts(field, column, text)
             rows = rows.set_column(rows.schema.get_field_index(field.name), field, values)
             faults += fault
-        return with_bad(
-            replace(drop_rows(rows, decoded.index, faults), deleted=decoded.deleted, dropped=decoded.dropped),
-            decoded.bad,
-        )
+        return with_rows(decoded, rows, faults)
 
 
 def read_texts(field: pa.Field, column: Column, text: pl.Series) -> tuple[pa.Array, list[Fault]]:
@@ -229,10 +225,7 @@ class JsonColumns:
                 faults.append((mask, [reason for reason in reasons if reason is not None]))
             text = pc.replace_substring_regex(rows[name], r"[\r\n]", " ")
             rows = rows.set_column(rows.schema.get_field_index(name), pa.field(name, pa.string()), text)
-        return with_bad(
-            replace(drop_rows(rows, decoded.index, faults), deleted=decoded.deleted, dropped=decoded.dropped),
-            decoded.bad,
-        )
+        return with_rows(decoded, rows, faults)
 
 
 def _find_fault(name: str, text: str) -> str | None:

@@ -273,8 +273,7 @@ class OutputDiff:
                 different += other is not None
                 kind: DifferenceKind = "missing" if other is None else "different"
                 actual, found_at = (None, "") if other is None else (other[0], other[1]["location"])
-                of_row = RowOrigin(*(row[name] for name in _ORIGIN)) if row["side"] is not None else None
-                origin = "" if of_row is None else of_row.text(self.sides)
+                origin = "" if row["side"] is None else RowOrigin(*(row[name] for name in _ORIGIN)).text(self.sides)
                 into.show(Difference(row["epoch"], self.name, kind, expected, actual, origin, found_at))
         for row in self._first_rows(f"extra WHERE twin {requested_epochs}"):
             into.show(Difference(row["twin"], self.name, "extra", None, _row_columns(row["text"]), "", row["location"]))

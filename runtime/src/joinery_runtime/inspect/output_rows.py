@@ -256,7 +256,7 @@ def _scan_files(
         if frames:
             frame = pl.concat(frames, how="diagonal_relaxed")
         elif target.output.format == "parquet":
-            frame = pl.LazyFrame(schema=pl.DataFrame(target.schema.empty_table()).schema)
+            frame = pl.DataFrame(target.schema.empty_table()).lazy()
         else:
             frame = pl.LazyFrame(schema=types)
         frame.collect_schema()

@@ -119,7 +119,7 @@ def step_keys(job: StreamJoin, pipeline: Pipeline, texts: Sequence[str], number:
         pairs = job.keys_of(job.joins[index])
         indexes = [_pair_index(pairs, name) for name in texts_by_column]
         # The texts may name other columns, or not all columns of the key.
-        if sorted(index for index in indexes if index is not None) == list(range(len(pairs))) and None not in indexes:
+        if len(indexes) == len(pairs) and {*indexes} == {*range(len(pairs))}:
             values = [value for _, value in sorted(zip(indexes, texts_by_column.values(), strict=True))]
             complete_keys.append(_step_key(job, pipeline, index, values))
     if not complete_keys:

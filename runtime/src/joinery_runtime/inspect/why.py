@@ -236,12 +236,7 @@ def explain_records(
         gathered = Gathering(job, pipeline, inputs, keys_by_input(pipeline, steps, names), at, record_only=record_only)
         for entry, plan in zip(course.entries, plans, strict=True):
             check_records(entry, gathered.take(plan))
-        matching_records = [
-            candidate
-            for candidate in gathered.records
-            for position in [candidate.position]
-            if at in {None, (position.partition.topic, position.partition.partition, position.offset)}
-        ]
+        matching_records = [record for record in gathered.records if at is None or record.position.address == at]
         if not matching_records:
             raise JoineryError(
                 f"Epochs {plans[0].epoch} to {plans[-1].epoch} of job {job.name} read no record with {' '.join(texts)}",
@@ -499,8 +494,9 @@ class _Comparison:
     ) -> tuple[str | None, str]:
         """Which counter of rule T10 the record has increased, and what its dead letter says."""
         letters = [row for table in self._with[epoch].dead for row in table.to_pylist()]
-        at = position.partition.topic, position.partition.partition, position.offset
-        detail = [row["reason"] for row in letters if (row["topic"], row["partition"], row["offset"]) == at]
+        detail = [
+            row["reason"] for row in letters if (row["topic"], row["partition"], row["offset"]) == position.address
+        ]
         moved = self._with[epoch].drop_counts - (without[epoch].drop_counts if epoch in without else Counter())
         name = position.partition.input
         reasons = sorted(reason for input_name, reason in moved if input_name == name and reason != FILTERED_ROWS)

@@ -45,6 +45,11 @@ class RecordPosition:
     def __str__(self) -> str:
         return f"{self.partition.topic}:{self.partition.partition}={self.offset}"
 
+    @property
+    def address(self) -> tuple[str, int, int]:
+        """The topic or file, the partition and the offset, as a dead letter has them."""
+        return self.partition.topic, self.partition.partition, self.offset
+
 
 @dataclass(frozen=True, slots=True)
 class FoundRecord:

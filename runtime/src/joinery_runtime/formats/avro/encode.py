@@ -79,13 +79,16 @@ class AvroOutput(SchemaOutput):
         self.check_names("Avro")
         fields = []
         for field in self.rows:
-            column, written = _UINT64 if field.type == pa.uint64() else field.type, dict[str, Any]()
+            column = _UINT64 if field.type == pa.uint64() else field.type
+            written: Any
             if pa.types.is_timestamp(column):
                 written = {"type": "long", "logicalType": "timestamp-millis"}
             elif pa.types.is_decimal(column):
                 digits = {"precision": column.precision, "scale": column.scale}
                 written = {"type": "bytes", "logicalType": "decimal", **digits}
-            fields.append({"name": field.name, "type": ["null", written or _TYPES[column]], "default": None})
+            else:
+                written = _TYPES[column]
+            fields.append({"name": field.name, "type": ["null", written], "default": None})
         name = "_" + re.sub(r"\W", "_", self.topic, flags=re.ASCII)  # a topic may begin with a digit
         return json.dumps({"type": "record", "name": name, "fields": fields})
 
