@@ -48,7 +48,7 @@ def signature(job: Job, stored: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     match job:
         case StreamJoin():
             steps = [_step(job, index, step, stored) for index, step in enumerate(job.joins)]
-            branches = {"branches": job.branch_aliases} if job.branch_aliases else {}
+            branches = {"branches": aliases} if (aliases := job.branch_aliases) else {}
             fields_of_kind = {**branches, "steps": steps, **_aggregate(job, stored), **_rankings(job, stored)}
         case SessionWindow():
             types = {**job.spec.input.types, **job.function_types}

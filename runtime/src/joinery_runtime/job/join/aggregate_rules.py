@@ -213,11 +213,9 @@ def broken_ranking_rules(draft: JobDraft) -> Iterator[Finding]:
             yield ("spec", TopN.field, "lateData"), NO_LATE_ROW_TO_RANK
     for kind in named:
         at: Loc = ("spec", kind.field)
-        optional = [
-            name for name, alternatives in kind.missing_unless.items() if aggregated and "aggregate" in alternatives
-        ]
         for name, text in kind.missing.items():
-            if dig(draft.data, *at, name) is None and name not in optional:
+            is_optional = aggregated and "aggregate" in kind.missing_unless.get(name, ())
+            if not is_optional and dig(draft.data, *at, name) is None:
                 yield (*at, name), f"is missing: {text}"
         if aggregated and kind is TopN:
             continue

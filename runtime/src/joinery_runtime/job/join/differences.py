@@ -71,14 +71,13 @@ def _inputs(old: Signed, new: Signed) -> Iterator[str]:
 def _branches(old: Signed, new: Signed) -> Iterator[str]:
     """Compare, for aliases that both texts have, what the SELECTs of unions read. A state that is older than the field
     says nothing of its aliases."""
-    was, now = (
-        {(source, alias): name for source, names in signed.get("branches", {}).items() for alias, name in names.items()}
-        for signed in (old, new)
-    )
-    for source, alias in [names for names in was if now.get(names, was[names]) != was[names]]:
-        facts = f"FROM {source} {alias} in a union was input {was[source, alias]}, it is now {now[source, alias]}"
-        todo = f"keep the SELECTs that read {source}, and their aliases"
-        yield f"{facts}: records would come twice or be missing; {todo}"
+    for source, was in old.get("branches", {}).items():
+        now = new.get("branches", {}).get(source, {})
+        for alias, name in was.items():
+            if now.get(alias, name) != name:
+                facts = f"FROM {source} {alias} in a union was input {name}, it is now {now[alias]}"
+                todo = f"keep the SELECTs that read {source}, and their aliases"
+                yield f"{facts}: records would come twice or be missing; {todo}"
 
 
 def _shape(old: Signed, new: Signed) -> Iterator[str]:

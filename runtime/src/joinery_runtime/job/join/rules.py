@@ -14,7 +14,7 @@ from joinery_runtime.job.join import select_rules, step_rules
 from joinery_runtime.job.join.aggregate_rules import broken_aggregate_rules, broken_ranking_rules
 from joinery_runtime.job.kinds.ranking import RANKING_KINDS, Deduplication, TopN, ranking_beside_sql
 from joinery_runtime.job.model import input_rules, output_rules, union_rules
-from joinery_runtime.job.model.draft import Finding, JobDraft, Loc, dig, items, read_draft
+from joinery_runtime.job.model.draft import Finding, InputDraft, JobDraft, Loc, dig, items, read_draft
 from joinery_runtime.job.model.function_calls import declared_names
 from joinery_runtime.job.sql import (
     SqlInput,
@@ -53,8 +53,8 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
     for name in _FROM_SQL:
         if spec.get(name):
             yield _SQL, f"{name} and sql are both named; keep one"
-    declared = [source.name for source in read_draft(data).sources]
-    data, labels, repeated_branches = _with_unions(data, sql)
+    sources = read_draft(data).sources
+    data, labels, repeated_branches = _with_unions(data, sources, sql)
     spec, draft = data["spec"], read_draft(data)
     tables = [table for source in draft.inputs if (table := table_of(source)) is not None]
     tables_known = 0 < len(tables) == len(draft.by_name) == len(draft.inputs)
@@ -84,7 +84,7 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
     grouped = problems and translation is not None and translation.aggregate is not None
     findings = _broken({**data, "spec": {**rest, **translated_fields}})
     repeats = {**repeated_branches, **(translation.repeats if translation is not None else {})}
-    for at, message in _placed(findings, labels, declared, repeats):
+    for at, message in _placed(findings, labels, [source.name for source in sources], repeats):
         if ranking is not None and at[1:2] == (ranking.field,) and at[2:3] and at[2] in ranking.entries:
             yield _SQL, message
             continue
@@ -97,10 +97,11 @@ def _broken_sql(data: Mapping[str, Any], sql: str) -> Iterator[Finding]:
         yield _SQL if at[1:2] and at[1] in _FROM_SQL else at, message
 
 
-def _with_unions(data: Mapping[str, Any], sql: str) -> tuple[Mapping[str, Any], Mapping[Loc, str], Mapping[str, str]]:
+def _with_unions(
+    data: Mapping[str, Any], sources: Sequence[InputDraft], sql: str
+) -> tuple[Mapping[str, Any], Mapping[Loc, str], Mapping[str, str]]:
     """The resource with the unions of the SQL behind those of `unions`, words for the places in `spec` that only
     the SQL has, and by alias the inputs that branches read again, which are the last inputs of the resource."""
-    sources = read_draft(data).sources
     columns = [(source.name, tuple(source.types)) for source in sources if source.name and source.types is not None]
     written, sql_unions = items(data, "spec", "unions"), unions_of(sql, tuple(columns))
     if not sql_unions:

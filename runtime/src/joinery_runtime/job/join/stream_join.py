@@ -220,8 +220,10 @@ class StreamJoin(Job):
         """By declared input and alias, the input as which a SELECT of a union in `spec.sql` reads it. A SELECT without
         an alias is not listed: it reads the declared input itself."""
         aliases: dict[str, dict[str, str]] = {}
-        for read in (read for union in self._sql_unions for read in union.reads if read.alias != read.source):
-            aliases.setdefault(read.source, {})[read.alias] = read.name
+        for union in self._sql_unions:
+            for read in union.reads:
+                if read.alias != read.source:
+                    aliases.setdefault(read.source, {})[read.alias] = read.name
         return aliases
 
     @property

@@ -207,19 +207,12 @@ def _tables(draft: JobDraft) -> Iterator[Finding]:
         if source.data.get("where") is not None and source.data.get("table") is not None:
             facts = "a table's version that is left out would leave an older one valid"
             yield (*source.at, "where"), f"{facts} (rule A1); write the condition into the step's `where`"
-        kind, deletes = str(source.data.get("format")), dig(source.data, "table", "deletedBy") is not None
+        kind, at = str(source.data.get("format")), (*source.at, "table", "deletedBy")
+        deletes = dig(source.data, "table", "deletedBy") is not None
         if deletes and kind.startswith("debezium"):
-            todo = "leave deletedBy out"
-            yield (
-                (*source.at, "table", "deletedBy"),
-                f"change events of Debezium say themselves what they delete; {todo}",
-            )
+            yield at, "change events of Debezium say themselves what they delete; leave deletedBy out"
         elif deletes and kind in _FLAT_FORMATS:
-            todo = "leave deletedBy out"
-            yield (
-                (*source.at, "table", "deletedBy"),
-                f"records of format csv have no field that marks deletions; {todo}",
-            )
+            yield at, "records of format csv have no field that marks deletions; leave deletedBy out"
 
 
 def _table_keys(draft: JobDraft) -> Iterator[Finding]:

@@ -181,13 +181,10 @@ def _watermarks(draft: JobDraft) -> Iterator[Finding]:
         names = [dig(branch, "input") for branch in items(union, "branches")]
         of_union = [sources[name] for name in names if isinstance(name, str) and name in sources]
         for field in _SHARED:
-            written = {
-                source.name: value for source in of_union if (value := dig(source.data, "watermark", field)) is not None
-            }
-            if len({_meaning(field, written.get(source.name)) for source in of_union}) > 1:
-                values = [str(written.get(source.name, "none")) for source in of_union]
-                facts = f"watermark.{field} is of the union as a whole, and its branches have"
-                facts = f"{facts} {listed(sorted({*values}))}"
+            values = [dig(source.data, "watermark", field) for source in of_union]
+            if len({_meaning(field, value) for value in values}) > 1:
+                texts = sorted({"none" if value is None else str(value) for value in values})
+                facts = f"watermark.{field} is of the union as a whole, and its branches have {listed(texts)}"
                 yield (*at, "branches"), f"{facts}; write the same into each of these inputs"
 
 

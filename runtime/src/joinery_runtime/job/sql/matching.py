@@ -127,9 +127,9 @@ def _sort_condition(part: exp.Expr, link: Link, timed: bool, matching: Matching)
 
 def _limits_of_range(part: exp.Expr, link: Link) -> list[TimeBound]:
     """Return the bounds of an equality that cuts both event times down to the start of a range, such as
-    `DATE_TRUNC('day', a.ts) = DATE_TRUNC('day', b.ts)`: times of one range are less than its length apart. None for
-    another condition. A range of a zone's clocks may be longer by what clocks go back, at most a day. The right side
-    is then written as the left one, as expressions have it: one side may be an instant, the other a local time."""
+    `DATE_TRUNC('day', a.ts) = DATE_TRUNC('day', b.ts)`; nothing for another condition. Times of one range are less than
+    its length apart. A range of a zone's clocks may be longer by what clocks go back, at most a day. The right side is
+    then written as the left one, as expressions have it: one side may be an instant, the other a local time."""
     sides = (part.left, part.right) if isinstance(part, exp.EQ) else ()
     windows = [window for side in sides if (window := window_of(side.unnest())) is not None]
     if len(windows) < 2 or windows[0].expressions[1:] != windows[1].expressions[1:]:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlglot import exp
 
 from joinery_runtime.job.model.draft import InputDraft, items
-from joinery_runtime.job.model.inputs import INPUT_NAME
 from joinery_runtime.job.model.references import WINDOW_COLUMNS
 from joinery_runtime.job.model.wording import either, listed, suggestion
 from joinery_runtime.job.sql.query import Source
 from joinery_runtime.job.sql.report import Report, node_position
 from joinery_runtime.job.sql.select_tree import OF_WINDOW, OUTER_NAME, REJECTED
+from joinery_runtime.job.sql.unions import alias_problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +47,10 @@ def find_repeats(sources: Sequence[Source], tables: Sequence[SqlInput], report: 
         by_alias = {source.alias: source for source in sources if source.name == name}
         own = name if name in by_alias else next(iter(by_alias), name)
         for alias, source in by_alias.items():
-            facts = f"{name!r} is read again as {alias!r}, which is"
             if alias == own:
                 continue
-            if alias in branches:
-                report.add(source.at, f"{facts} the name of a branch of a union; write another alias")
-            elif alias in inputs:
-                report.add(source.at, f"{facts} the name of another input; write another alias")
-            elif re.fullmatch(INPUT_NAME, alias) is None:
-                todo = "write an alias of letters, digits and underscores"
-                report.add(source.at, f"{facts} then the name of an input; {todo}")
+            if problem := alias_problem(name, alias, inputs, branches):
+                report.add(source.at, problem)
             else:
                 repeats[alias] = name
     return repeats

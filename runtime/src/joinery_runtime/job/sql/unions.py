@@ -115,18 +115,18 @@ def _take(
         todo = "write UNION ALL, and for the first row of a key within a time deduplicate: {within: 1h} beside sql"
         report.add(node_position(query), f"{facts}; {todo}")
         return
-    reads = list[BranchRead]()
-    branches = [_branch(node, columns, own_aliases, reads, report) for node in selects]
+    branches = [_branch(node, columns, own_aliases, report) for node in selects]
     complete = [branch for branch in branches if branch is not None]
     if len(complete) < len(branches):
         return
-    names = [item.get("as") or item.get("column", "") for item in complete[0].get("select", ())]
+    entries = [entry for entry, _ in complete]
+    names = [item.get("as") or item.get("column", "") for item in entries[0].get("select", ())]
     if "" in names:
         facts = "an expression of the first SELECT has no name"
         report.add(node_position(selects[0]), f"{facts}; write <expression> AS <name>")
         return
-    for node, branch in zip(selects, complete, strict=True):
-        listed_items = branch.get("select")
+    for node, entry in zip(selects, entries, strict=True):
+        listed_items = entry.get("select")
         if listed_items is None or not names:  # a star of an input that is not known
             continue
         if len(listed_items) != len(names):
@@ -134,9 +134,10 @@ def _take(
             report.add(node_position(node), f"{facts}; columns of a union go by their places")
             return
         # By place: the first SELECT names the columns.
-        branch["select"] = [{**item, "as": named} for item, named in zip(listed_items, names, strict=True)]
+        entry["select"] = [{**item, "as": named} for item, named in zip(listed_items, names, strict=True)]
     texts = tuple(report.place_text(node_position(node)) for node in selects)
-    yield SqlUnion({"name": name, "branches": complete}, report.place_text(node_position(query)), texts, tuple(reads))
+    reads = tuple(read for _, read in complete)
+    yield SqlUnion({"name": name, "branches": entries}, report.place_text(node_position(query)), texts, reads)
 
 
 def _unread(query: exp.Expr) -> Iterator[tuple[exp.Expr, str]]:
@@ -167,10 +168,9 @@ def _selects(node: exp.Expr) -> Iterator[exp.Expr]:
 
 
 def _branch(
-    select: exp.Expr, columns: Columns, own_aliases: Mapping[str, str], reads: list[BranchRead], report: Report
-) -> dict[str, Any] | None:
-    """Read a SELECT of the union as an entry of `branches`; None if it is reported. Adds to `reads` what it
-    reads."""
+    select: exp.Expr, columns: Columns, own_aliases: Mapping[str, str], report: Report
+) -> tuple[dict[str, Any], BranchRead] | None:
+    """Return a SELECT of the union as an entry of `branches`, and what it reads; None if it is reported."""
     at = node_position(select)
     shape = "write SELECT <columns> FROM <input> WHERE <condition>"
     more = [name.strip("_").upper() for name, value in select.args.items() if value and name not in _PARTS]
@@ -197,15 +197,24 @@ def _branch(
     where, name = select.args.get("where"), table.name
     if table.alias_or_name not in {name, own_aliases.get(name)}:
         name = table.alias_or_name
-        facts = f"{table.name!r} is read again as {name!r}, which is"
-        if name in columns:
-            report.add(at, f"{facts} the name of another input; write another alias")
+        if problem := alias_problem(table.name, name, columns):
+            report.add(at, problem)
             return None
-        if re.fullmatch(INPUT_NAME, name) is None:
-            report.add(at, f"{facts} then the name of an input; write an alias of letters, digits and underscores")
-            return None
-    reads.append(BranchRead(table.name, table.alias_or_name, name))
-    return {"input": name, **selected, **({"where": where.this.sql(comments=False)} if where is not None else {})}
+    condition = {"where": where.this.sql(comments=False)} if where is not None else {}
+    return {"input": name, **selected, **condition}, BranchRead(table.name, table.alias_or_name, name)
+
+
+def alias_problem(name: str, alias: str, inputs: Collection[str], branches: Collection[str] = ()) -> str | None:
+    """Return why an input cannot be read again under this alias; None if it can. `inputs` and `branches` are names that
+    the job has already."""
+    facts = f"{name!r} is read again as {alias!r}, which is"
+    if alias in branches:
+        return f"{facts} the name of a branch of a union; write another alias"
+    if alias in inputs:
+        return f"{facts} the name of another input; write another alias"
+    if re.fullmatch(INPUT_NAME, alias) is None:
+        return f"{facts} then the name of an input; write an alias of letters, digits and underscores"
+    return None
 
 
 def _items(node: exp.Expr, columns: Collection[str] | None) -> Iterator[Item | None]:
