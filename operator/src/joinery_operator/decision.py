@@ -106,8 +106,7 @@ class SharedPlace:
 
     job: str
     """The name of the BlueGreenJob's job."""
-    place: str
-    """The place in words."""
+    place_text: str
     other: Manifest
 
 

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl
 from joinery_operator.decision import Manifest
 from joinery_operator.names import digest_of
 from joinery_runtime.job.model.draft import dig
+from joinery_runtime.job.model.outputs import Output
 
 # As libpq reads them.
 _HOST = r"(?:\[[^\]]*\]|[^\[\]:,/?@]*)(?::\d*)?"
@@ -47,7 +48,7 @@ def written_places(job: Manifest) -> frozenset[OutputPlace]:
     output_places = (
         output_place
         for output in [dig(spec, "output"), *(outputs[:_MOST_PLACES] if isinstance(outputs, list) else ())]
-        for kind in ("kafka", "postgres", "file", "iceberg", "delta")
+        for kind in Output.KINDS
         if isinstance(fields := dig(output, kind), Mapping)
         for output_place in _output_places(kind, fields, database, namespace)
     )

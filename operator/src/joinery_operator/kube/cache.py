@@ -176,7 +176,8 @@ class ObjectCache:
 
     def shared_places(self, job: ObjectKey) -> Iterator[tuple[OutputPlace, ObjectKey]]:
         """The places that a job writes, each with every other job that writes it."""
-        for output_place in sorted(self._output_places.get(job, ()), key=str):
+        shared = [at for at in self._output_places.get(job, ()) if len(self._writers[at]) > 1]
+        for output_place in sorted(shared, key=str):
             yield from ((output_place, other) for other in sorted(self._writers[output_place]) if other != job)
 
     def apply_watch_event(self, manifest: Manifest, kind: str, deleted: bool) -> bool:

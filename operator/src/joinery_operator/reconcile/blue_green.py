@@ -61,7 +61,8 @@ def reconcile_blue_green(observed: ObservedBlueGreen) -> Decision:
     resource = observed.resource
     if resource["metadata"].get("deletionTimestamp"):
         return Decision(None)  # Kubernetes deletes the jobs, each with its state if its `cleanup` says so
-    ctx = BlueGreenContext(observed, _read(resource))
+    # A status that cannot be read must not count as a lost one: nobody would know where earlier jobs wrote.
+    ctx = BlueGreenContext(observed, read_known_fields(BlueGreenState, resource))
     if ctx.pause_scope == "everything":
         pauses = (pause_action(ctx, job) for job in ctx.jobs.values())
         state = with_pause(ctx, _without_stability(ctx.state))
@@ -313,9 +314,3 @@ def _is_left_alone(job: Manifest) -> bool:
     """Return whether a job is being deleted, after which it may be created again, or somebody has paused all work on
     it."""
     return bool(job["metadata"].get("deletionTimestamp")) or pause_scope(job) == "everything"
-
-
-def _read(resource: Manifest) -> BlueGreenState:
-    """Return the status. What this release cannot read of it must not make it a lost one, after which it would not be
-    known where earlier jobs wrote."""
-    return read_known_fields(BlueGreenState, resource)

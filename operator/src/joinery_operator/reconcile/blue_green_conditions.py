@@ -247,8 +247,8 @@ def _shared_aspects(ctx: BlueGreenContext, state: BlueGreenState) -> Iterator[As
         blue_green = next((owner["name"] for owner in owners if owner.get("kind") == "BlueGreenJob"), None)
         of_another = "" if blue_green is None else f", a job of BlueGreenJob {blue_green},"
         texts.append(
-            f"{shared.other['kind']} {other['namespace']}/{other['name']}{of_another} writes to {shared.place} as well "
-            f"as job {shared.job}: readers get the rows of both"
+            f"{shared.other['kind']} {other['namespace']}/{other['name']}{of_another} writes to {shared.place_text} as "
+            f"well as job {shared.job}: readers get the rows of both"
         )
     if texts:
         todo = "If that is not intended, give one of them another output"
