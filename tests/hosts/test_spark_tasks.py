@@ -180,6 +180,7 @@ def test_a_dead_letter_of_a_small_epoch_repeats_nothing(monkeypatch: pytest.Monk
 def test_a_process_closes_the_worker_of_another_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """First the threads end, with the clients that they have opened."""
     log: list[str] = []
+    threads_of_other_tests = set(threading.enumerate())
     monkeypatch.setattr(spark_tasks, "_processes", {})
     monkeypatch.setattr(spark_tasks, "_local_directory", lambda: tmp_path)
     monkeypatch.setattr(gc, "freeze", lambda: None)
@@ -190,8 +191,8 @@ def test_a_process_closes_the_worker_of_another_job(monkeypatch: pytest.MonkeyPa
         def build(cache: Path) -> Iterator[Any]:
             log.append(f"{job} opens {cache.name}")
             yield Reads()
-            threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("joinery_")]
-            log.append(f"{job} closes, threads {threads}")
+            threads = {thread for thread in threading.enumerate() if thread.name.startswith("joinery_")}
+            log.append(f"{job} closes, threads {sorted(thread.name for thread in threads - threads_of_other_tests)}")
 
         return WorkerSetup(job, build, 1)
 
