@@ -21,11 +21,11 @@ from joinery_runtime.job.model.inputs import KafkaInput
 PLACE = PartitionRef("orders", "orders", 0)
 
 
-def batch(first: int, stop: int) -> RawBatch:
+def batch(first: int, stop: int, ref: PartitionRef = PLACE) -> RawBatch:
     """Record n has the key k<n>, the value v<n>, the header h<n> and the timestamp 1000 n."""
     numbers = np.arange(first, stop)
     texts = {name: pa.array([f"{name}{n}".encode() for n in numbers], pa.binary()) for name in "kvh"}
-    return RawBatch(PLACE, numbers, texts["v"], texts["k"], (numbers * 1000).__getitem__, headers={"trace": texts["h"]})
+    return RawBatch(ref, numbers, texts["v"], texts["k"], (numbers * 1000).__getitem__, headers={"trace": texts["h"]})
 
 
 class Client:
@@ -49,6 +49,42 @@ class Client:
 
     def close(self) -> None:
         pass
+
+
+class LogClient:
+    """Fetches up to 10 records of each assigned partition at a time, from logs of these lengths."""
+
+    def __init__(self, lengths: Mapping[PartitionRef, int]) -> None:
+        self.lengths = lengths
+        self.positions = dict.fromkeys(lengths, 0)
+        self.assigned: set[PartitionRef] = set()
+
+    def assign(self, at: Mapping[PartitionRef, int]) -> None:
+        self.positions |= at
+        self.assigned |= at.keys()
+
+    def unassign(self, refs: Iterable[PartitionRef]) -> None:
+        self.assigned -= set(refs)
+
+    def fetch(self, most: int, seconds: float) -> tuple[list[RawBatch], list[ConsumerEvent]]:
+        batches = []
+        for ref in sorted(self.assigned):
+            first = self.positions[ref]
+            self.positions[ref] = min(first + 10, self.lengths[ref])
+            if self.positions[ref] > first:
+                batches.append(batch(first, self.positions[ref], ref))
+        return batches, []
+
+    def close(self) -> None:
+        pass
+
+
+def read_numbers(reader: KafkaReader, *ranges: Range) -> dict[int, list[int]]:
+    """The offsets that come of these ranges, by partition."""
+    offsets: dict[int, list[int]] = {}
+    for read_batch in reader.read(*ranges):
+        offsets.setdefault(read_batch.partition.partition, []).extend(read_batch.offsets.tolist())
+    return offsets
 
 
 def read(monkeypatch: pytest.MonkeyPatch, sizes: Iterable[int], *ends: int) -> list[list[RawBatch]]:
@@ -81,6 +117,22 @@ def test_a_range_ends_in_the_middle_of_a_batch_and_the_next_one_goes_on(monkeypa
     first, second = read(monkeypatch, [10, 300, 10], 200, 320)
     assert [each.offsets.tolist() for each in first] == [list(range(200))]
     assert [each.offsets.tolist() for each in second] == [list(range(200, 320))]
+
+
+def test_a_partition_that_is_not_asked_for_is_fetched_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a small epoch each process reads all partitions; in the next one another process reads this one."""
+    monkeypatch.setattr(kafka_reader, "_UNASKED_BYTES", 2_000)
+    other = PartitionRef("orders", "orders", 1)
+    client = LogClient({PLACE: 1_000, other: 1_000})
+    monkeypatch.setattr(kafka_reader, "open_client", lambda *_, **__: client)
+    reader = KafkaReader("orders", KafkaInput(bootstrap_servers="broker:9092", topic="orders"), keyed=True)
+    assert read_numbers(reader, Range(PLACE, 0, 10), Range(other, 0, 10)) == {0: list(range(10)), 1: list(range(10))}
+    for start in range(10, 510, 10):
+        assert read_numbers(reader, Range(PLACE, start, start + 10)) == {0: list(range(start, start + 10))}
+    assert client.positions[PLACE] >= 510
+    assert 10 <= client.positions[other] <= 150, "some 2,000 bytes, and a fetch"
+    expected = {0: list(range(510, 1_000)), 1: list(range(10, 1_000))}
+    assert read_numbers(reader, Range(PLACE, 510, 1_000), Range(other, 10, 1_000)) == expected
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,9 @@ from joinery_runtime.job.model.inputs import KafkaInput
 from joinery_runtime.job.model.wording import counted
 
 _AHEAD_BYTES = 64 << 20  # of records that were fetched and are not asked for yet
+# Of a partition that a call does not ask for. Another process most likely reads it: this one had it in a small epoch,
+# of which each process reads all.
+_UNASKED_BYTES = 1 << 20
 # A batch of fewer records is handed out together with its neighbours: at a steady rate a fetch brings few records, and
 # decoding and preparing takes a millisecond per batch.
 _SMALL = 256
@@ -133,10 +136,16 @@ class KafkaReader:
 
     def _limit_ahead(self, waiting: Planned, planned: Collection[PartitionRef]) -> None:
         """If too much is buffered, drops the partitions that this call did not ask for, and stops fetching those that
-        have been read until they are asked for again."""
-        if sum(sum(size for _, size in partition.ahead) for partition in self._partitions.values()) > _AHEAD_BYTES:
+        have been read until they are asked for again. If too much is buffered of a partition that this call did not ask
+        for, stops fetching that one."""
+        buffered = {ref: sum(size for _, size in partition.ahead) for ref, partition in self._partitions.items()}
+        if sum(buffered.values()) > _AHEAD_BYTES:
             self._forget_partitions([ref for ref in self._partitions if ref not in planned])
             self._unassign_partitions([ref for ref in self._partitions if ref not in waiting])
+        else:
+            self._unassign_partitions(
+                [ref for ref, size in buffered.items() if ref not in planned and size > _UNASKED_BYTES]
+            )
 
     # --- records ------------------------------------------------------------------------------------------------------
 
