@@ -54,8 +54,8 @@ def _kafka() -> Iterator[str]:
 
 @contextmanager
 def _postgres() -> Iterator[str]:
-    if given := os.environ.get("JOINERY_TEST_POSTGRES"):  # of another version, by `make matrix`
-        yield given
+    if configured_dsn := os.environ.get("JOINERY_TEST_POSTGRES"):  # of another version, by `make matrix`
+        yield configured_dsn
         return
     # Not in pytest's own folder, which others may not enter: run by root, a pooler in front has the server's user.
     with (

@@ -114,8 +114,8 @@ def test_an_example_is_named_for_its_file_and_has_no_warning_but_that_of_its_mem
 def test_the_examples_data_are_what_the_generator_writes(tmp_path: Path) -> None:
     write_csv(generate(NexmarkLoad(1_000, per_second=10)), tmp_path)
     names = sorted(path.name for path in tmp_path.iterdir())
-    same, *others = filecmp.cmpfiles(tmp_path, FOLDER / "data", names, shallow=False)
-    assert (sorted(same), others) == (names, [[], []])
+    same, *differing = filecmp.cmpfiles(tmp_path, FOLDER / "data", names, shallow=False)
+    assert (sorted(same), differing) == (names, [[], []])
 
 
 def test_the_page_says_for_each_query_what_was_changed() -> None:

@@ -209,11 +209,11 @@ def _check(
 ) -> None:
     with closing(_lines(job or _job(trace), steps, store, shards)) as lines:
         for number, step in enumerate(steps, start=1):
-            place = f"{trace.name}, step {number} of this run: {step.given}"
+            context = f"{trace.name}, step {number} of this run: {step.given}"
             if step.expected.fails:
-                _check_failure(lines, step.expected.fails, place)
+                _check_failure(lines, step.expected.fails, context)
                 return
-            _check_line(next(lines), step.expected, trace, place)
+            _check_line(next(lines), step.expected, trace, context)
         assert next(lines, None) is None
 
 
@@ -223,33 +223,33 @@ def _lines(
     yield from run_trace(job, [step.given for step in steps], store, shards, verbose=True)
 
 
-def _check_line(line: Mapping[str, Any], expected: Expected, trace: Trace, place: str) -> None:
+def _check_line(line: Mapping[str, Any], expected: Expected, trace: Trace, context: str) -> None:
     # As text, because the order of an output row's columns counts too (rule J10).
     shown, meant = _texts(line["output"]), _texts(expected.output)
-    assert (shown if trace.ordered else sorted(shown)) == (meant if trace.ordered else sorted(meant)), place
+    assert (shown if trace.ordered else sorted(shown)) == (meant if trace.ordered else sorted(meant)), context
     for counter, counts in (("late", expected.late), ("dead", expected.dead)):
-        assert line[counter] == {**dict.fromkeys(trace.inputs, 0), **(counts or {})}, f"{counter}: {place}"
-    _check_if_said(line["watermarks"], expected.watermarks, place)
-    _check_if_said(line["stepWatermarks"], expected.step_watermarks and list(expected.step_watermarks), place)
-    _check_if_said(line.get("dropped", {}), expected.dropped, place)
-    _check_if_said(line.get("after_eviction", {}), expected.after_eviction, place)
+        assert line[counter] == {**dict.fromkeys(trace.inputs, 0), **(counts or {})}, f"{counter}: {context}"
+    _check_if_said(line["watermarks"], expected.watermarks, context)
+    _check_if_said(line["stepWatermarks"], expected.step_watermarks and list(expected.step_watermarks), context)
+    _check_if_said(line.get("dropped", {}), expected.dropped, context)
+    _check_if_said(line.get("after_eviction", {}), expected.after_eviction, context)
 
 
-def _check_if_said(shown: object, expected: object | None, place: str) -> None:
-    assert expected is None or shown == expected, place
+def _check_if_said(shown: object, expected: object | None, context: str) -> None:
+    assert expected is None or shown == expected, context
 
 
-def _check_failure(lines: Iterator[Mapping[str, Any]], fragments: Sequence[str], place: str) -> None:
+def _check_failure(lines: Iterator[Mapping[str, Any]], fragments: Sequence[str], context: str) -> None:
     with pytest.raises(JoineryError) as raised:
         next(lines)
-    assert not [fragment for fragment in fragments if fragment not in str(raised.value)], f"{raised.value}: {place}"
+    assert not [fragment for fragment in fragments if fragment not in str(raised.value)], f"{raised.value}: {context}"
 
 
 def _between(steps: Sequence[Step], extra: Sequence[Sequence[Mapping[str, Any]]]) -> list[Step]:
     """The steps with one group of `extra`, in turn, between them. They emit nothing and move no watermark."""
     inserted = list(steps[:1])
     for number, (before, step) in enumerate(pairwise(steps)):
-        inserted += [Step(given, _unmoved(before.expected)) for given in extra[number % len(extra)]]
+        inserted += [Step(event, _unmoved(before.expected)) for event in extra[number % len(extra)]]
         inserted.append(step)
     return inserted
 

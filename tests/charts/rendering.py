@@ -27,25 +27,25 @@ class Rendered:
     by_name: dict[tuple[str, str], list[Manifest]] = field(init=False)
 
     def __post_init__(self) -> None:
-        found: dict[tuple[str, str], list[Manifest]] = {}
-        for each in self.objects:
-            found.setdefault((each["kind"], each["metadata"]["name"]), []).append(each)
-        object.__setattr__(self, "by_name", found)
+        by_name: dict[tuple[str, str], list[Manifest]] = {}
+        for manifest in self.objects:
+            by_name.setdefault((manifest["kind"], manifest["metadata"]["name"]), []).append(manifest)
+        object.__setattr__(self, "by_name", by_name)
 
     def one(self, kind: str, name: str) -> Manifest:
-        (found,) = self.by_name[kind, name]
-        return found
+        (manifest,) = self.by_name[kind, name]
+        return manifest
 
     def of(self, kind: str) -> list[Manifest]:
-        return [each for each in self.objects if each["kind"] == kind]
+        return [manifest for manifest in self.objects if manifest["kind"] == kind]
 
     def pods(self) -> Iterator[tuple[str, Manifest]]:
         """Every pod's spec, with the name of what it belongs to."""
-        for each in self.objects:
-            if each["kind"] == "Pod":
-                yield each["metadata"]["name"], each["spec"]
-            elif "template" in each.get("spec", {}):
-                yield each["metadata"]["name"], each["spec"]["template"]["spec"]
+        for manifest in self.objects:
+            if manifest["kind"] == "Pod":
+                yield manifest["metadata"]["name"], manifest["spec"]
+            elif "template" in manifest.get("spec", {}):
+                yield manifest["metadata"]["name"], manifest["spec"]["template"]["spec"]
 
     @property
     def operator(self) -> Manifest:
@@ -55,7 +55,7 @@ class Rendered:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {each["name"]: each["value"] for each in self.operator["env"] if "value" in each}
+        return {variable["name"]: variable["value"] for variable in self.operator["env"] if "value" in variable}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Chart:
         """All objects, those of hooks included. Raises HelmFailed."""
         command = ["template", release, str(self.folder), "--namespace", NAMESPACE, "--kube-version", "1.34.0"]
         text = self.run(*command, *_flags(values))
-        return Rendered([each for each in yaml.safe_load_all(text) if each is not None])
+        return Rendered([manifest for manifest in yaml.safe_load_all(text) if manifest is not None])
 
     def run(self, *arguments: str) -> str:
         done = subprocess.run([self.helm, *arguments], capture_output=True, text=True, check=False, timeout=120)

@@ -15,22 +15,22 @@ from joinery_runtime.job.crd.status import Phase
 CASES = yaml.safe_load((FOLDER / "health_test.yaml").read_text())["tests"]
 
 
-@pytest.mark.parametrize("case", CASES, ids=[Path(each["inputPath"]).stem for each in CASES])
+@pytest.mark.parametrize("case", CASES, ids=[Path(case["inputPath"]).stem for case in CASES])
 def testhealth(case: dict[str, Any]) -> None:
     resource = yaml.safe_load((FOLDER / case["inputPath"]).read_text())
     assert health(resource) == case["healthStatus"]
 
 
 def test_every_fixture_is_used_and_is_a_status_that_the_operator_may_write() -> None:
-    assert {FOLDER / each["inputPath"] for each in CASES} == set((FOLDER / "testdata").iterdir())
-    for each in CASES:
-        resource = yaml.safe_load((FOLDER / each["inputPath"]).read_text())
+    assert {FOLDER / case["inputPath"] for case in CASES} == set((FOLDER / "testdata").iterdir())
+    for case in CASES:
+        resource = yaml.safe_load((FOLDER / case["inputPath"]).read_text())
         model = BlueGreenState if resource["kind"] == "BlueGreenJob" else Status
         model.model_validate(resource.get("status") or {})
 
 
 def test_all_verdicts_occur() -> None:
-    assert {each["healthStatus"]["status"] for each in CASES} == {"Healthy", "Progressing", "Degraded", "Suspended"}
+    assert {case["healthStatus"]["status"] for case in CASES} == {"Healthy", "Progressing", "Degraded", "Suspended"}
 
 
 @pytest.mark.parametrize("phase", Phase.__args__)

@@ -44,12 +44,12 @@ def samples(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
     operator.api_calls.labels("get", "Pod", "200")
     operator.watch_time.labels("Pod")
     operator.excluded.labels("shop")
-    found: dict[str, set[str]] = {}
+    labels_by_sample: dict[str, set[str]] = {}
     for registry in (registry_of(Board("jobs/j", ["orders"], Liveness(60.0))), operator.registry):
         for family in registry.collect():
             for sample in family.samples:
-                found.setdefault(sample.name, set()).update(sample.labels)
-    return found
+                labels_by_sample.setdefault(sample.name, set()).update(sample.labels)
+    return labels_by_sample
 
 
 def _targets() -> list[dict[str, str]]:
@@ -65,16 +65,18 @@ def test_the_alerts_are_those_of_the_documentation_and_ask_for_metrics_that_exis
     chart: Chart, samples: dict[str, set[str]]
 ) -> None:
     on = {"metrics.alerts": {"enabled": True, "labels": {"release": "prometheus"}}}
-    made = chart.render(on).one("PrometheusRule", "joinery")
-    assert made["metadata"]["labels"]["release"] == "prometheus"
-    rules = [rule for group in made["spec"]["groups"] for rule in group["rules"]]
+    manifest = chart.render(on).one("PrometheusRule", "joinery")
+    assert manifest["metadata"]["labels"]["release"] == "prometheus"
+    rules = [rule for group in manifest["spec"]["groups"] for rule in group["rules"]]
     text = (CHART.parents[1] / "docs" / "operations.md").read_text()
     table = text.split("(`charts/joinery/files/alerts.yaml`):")[1].split("\n## ")[0]
-    told = [each for row in table.splitlines() for each in re.findall(r"`([^`]+)`", row.rpartition(" | ")[0])]
-    assert [rule["expr"] for rule in rules] == told
+    documented_expressions = [
+        expression for row in table.splitlines() for expression in re.findall(r"`([^`]+)`", row.rpartition(" | ")[0])
+    ]
+    assert [rule["expr"] for rule in rules] == documented_expressions
     assert len({rule["alert"] for rule in rules}) == len(rules) > 8
-    asked = {name for rule in rules for name, _ in _SELECTOR.findall(rule["expr"])}
-    assert asked <= samples.keys()
+    metrics = {name for rule in rules for name, _ in _SELECTOR.findall(rule["expr"])}
+    assert metrics <= samples.keys()
 
 
 def test_every_panel_asks_for_metrics_that_exist(samples: dict[str, set[str]]) -> None:
@@ -84,9 +86,9 @@ def test_every_panel_asks_for_metrics_that_exist(samples: dict[str, set[str]]) -
         assert names, expression
         for name, selector in names:
             labels = samples[name] | ADDED
-            asked = {each.partition("=")[0].strip(" ~!") for each in selector.split(",") if each}
-            grouped = {each.strip() for by in _GROUPING.findall(expression) for each in by.split(",")}
-            assert asked | grouped <= labels, expression
+            selected = {matcher.partition("=")[0].strip(" ~!") for matcher in selector.split(",") if matcher}
+            grouped = {label.strip() for by in _GROUPING.findall(expression) for label in by.split(",")}
+            assert selected | grouped <= labels, expression
 
 
 def test_jobs_of_one_name_have_series_of_their_own() -> None:
@@ -119,7 +121,7 @@ def test_every_metric_of_a_jobs_rows_and_time_is_shown(samples: dict[str, set[st
 
 
 def test_variables_are_filled_from_a_metric_of_every_driver(samples: dict[str, set[str]]) -> None:
-    queries = [each["definition"] for each in DASHBOARD["templating"]["list"] if each["type"] == "query"]
+    queries = [variable["definition"] for variable in DASHBOARD["templating"]["list"] if variable["type"] == "query"]
     assert queries
     for query in queries:
         ((name, _),) = _SELECTOR.findall(query)

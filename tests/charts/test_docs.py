@@ -26,16 +26,20 @@ REASONS = {
 
 
 def test_every_reason_has_its_line() -> None:
-    told = {word for line in OPERATIONS.splitlines() if line.startswith("| `") for word in re.findall(r"`(\w+)`", line)}
+    documented = {
+        word for line in OPERATIONS.splitlines() if line.startswith("| `") for word in re.findall(r"`(\w+)`", line)
+    }
     assert len(REASONS) >= 10
-    assert told >= REASONS
+    assert documented >= REASONS
 
 
 def test_every_command_of_the_plugin_is_told_and_no_other() -> None:
     commands = {name for name in app if not name.startswith("-")}
     table = OPERATIONS.partition("## kubectl joinery")[2].partition("## ")[0]
-    told = {word for cell in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for word in re.findall(r"`(\w+)", cell)}
-    assert told == commands
+    documented = {
+        word for cell in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for word in re.findall(r"`(\w+)", cell)
+    }
+    assert documented == commands
     for command in re.findall(r"kubectl joinery (\w+)", OPERATIONS + GITOPS):
         assert command in commands | {"state"}, command
 
@@ -44,7 +48,9 @@ def test_values_that_are_named_exist() -> None:
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())
     named = re.findall(r"--set '?([\w.]+)=", OPERATIONS)
     named += [
-        each for each in re.findall(r"`([a-z]\w*(?:\.\w+)+)(?:=\w+)?`", OPERATIONS) if each.split(".")[0] in defaults
+        setting
+        for setting in re.findall(r"`([a-z]\w*(?:\.\w+)+)(?:=\w+)?`", OPERATIONS)
+        if setting.split(".")[0] in defaults
     ]
     assert len(named) > 6
     for path in named:
@@ -58,7 +64,7 @@ def test_files_that_are_named_exist() -> None:
     pages = OPERATIONS + GITOPS + "".join(page.read_text() for page in (ROOT / "docs/how-to").glob("*.md"))
     named = set(re.findall(r"(?<![\w/.-])((?:deploy|charts|examples|integrations|images|crds)/[\w./-]*)", pages))
     assert len(named) > 8
-    assert [each for each in named if not (ROOT / each.rstrip(".")).exists()] == []
+    assert [path for path in named if not (ROOT / path.rstrip(".")).exists()] == []
 
 
 @pytest.mark.parametrize("text", [OPERATIONS, GITOPS], ids=["operations", "gitops"])

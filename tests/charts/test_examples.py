@@ -24,8 +24,8 @@ def test_there_is_one_of_every_kind() -> None:
 def test_the_job_is_valid_and_its_secrets_are_beside_it(path: Path) -> None:
     job = load_job(path)
     secrets = {
-        each["metadata"]["name"]: set(each["stringData"])
-        for each in yaml.safe_load_all((EXAMPLES / "secrets.yaml").read_text())
+        secret["metadata"]["name"]: set(secret["stringData"])
+        for secret in yaml.safe_load_all((EXAMPLES / "secrets.yaml").read_text())
     }
     store = job.spec.state_store.postgres
     assert store is not None
@@ -41,8 +41,8 @@ def test_the_job_of_make_kind_is_valid_and_its_parts_are_beside_it() -> None:
     folder = ROOT / "deploy" / "kind"
     job = load_job(folder / "job.yaml")
     parts = {
-        (each["kind"], each["metadata"]["name"]): each
-        for each in yaml.safe_load_all((folder / "parts.yaml").read_text())
+        (manifest["kind"], manifest["metadata"]["name"]): manifest
+        for manifest in yaml.safe_load_all((folder / "parts.yaml").read_text())
     }
     store = job.spec.state_store.postgres
     assert store is not None
@@ -62,13 +62,13 @@ def test_the_compose_file_has_the_kafka_of_make_kind_on_loopback_alone() -> None
     services = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())["services"]
     parts = yaml.safe_load_all((ROOT / "deploy/kind/parts.yaml").read_text())
     (kafka,) = [
-        each["spec"]["template"]["spec"]["containers"][0]
-        for each in parts
-        if (each["kind"], each["metadata"]["name"]) == ("Deployment", "kafka")
+        manifest["spec"]["template"]["spec"]["containers"][0]
+        for manifest in parts
+        if (manifest["kind"], manifest["metadata"]["name"]) == ("Deployment", "kafka")
     ]
     assert services["kafka"]["image"] == kafka["image"]
     advertised = {"KAFKA_ADVERTISED_LISTENERS": "PLAINTEXT://localhost:9092"}
-    expected = {each["name"]: each["value"] for each in kafka["env"]} | advertised
+    expected = {variable["name"]: variable["value"] for variable in kafka["env"]} | advertised
     assert services["kafka"]["environment"] == {**expected, "KAFKA_LISTENERS": "PLAINTEXT://:9092,CONTROLLER://:9093"}
     ports = [port for service in services.values() for port in service["ports"]]
     assert len(ports) == 2

@@ -21,7 +21,7 @@ def _identity(manifest: Manifest) -> tuple[str, str, str]:
 def _built(folder: str) -> dict[tuple[str, str, str], Manifest]:
     command = [program("kubectl"), "kustomize", str(ROOT / folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    return {_identity(each): each for each in yaml.safe_load_all(done.stdout)}
+    return {_identity(manifest): manifest for manifest in yaml.safe_load_all(done.stdout)}
 
 
 def test_generated_files_are_in_step(chart: Chart) -> None:
@@ -32,8 +32,10 @@ def test_generated_files_are_in_step(chart: Chart) -> None:
 
 def test_the_plain_manifests_are_what_the_chart_renders(chart: Chart) -> None:
     """But for what only Helm reads, and the pod of `helm test`."""
-    plain = {_identity(each): each for each in yaml.safe_load_all((ROOT / "deploy/joinery.yaml").read_text())}
-    rendered = {_identity(each): each for each in chart.render().objects}
+    plain = {
+        _identity(resource): resource for resource in yaml.safe_load_all((ROOT / "deploy/joinery.yaml").read_text())
+    }
+    rendered = {_identity(resource): resource for resource in chart.render().objects}
     assert set(rendered) - set(plain) == {("Pod", NAMESPACE, "joinery-test-ready")}
     for identity, manifest in plain.items():
         same = [name for name in manifest if name != "metadata"]
@@ -42,7 +44,9 @@ def test_the_plain_manifests_are_what_the_chart_renders(chart: Chart) -> None:
 
 
 def test_the_kustomize_base_is_the_plain_manifests_and_a_restricted_namespace() -> None:
-    plain = {_identity(each): each for each in yaml.safe_load_all((ROOT / "deploy/joinery.yaml").read_text())}
+    plain = {
+        _identity(resource): resource for resource in yaml.safe_load_all((ROOT / "deploy/joinery.yaml").read_text())
+    }
     built = _built("deploy")
     namespace = built.pop(("Namespace", "", NAMESPACE))
     assert namespace["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
@@ -53,7 +57,7 @@ def test_the_example_overlay_names_images_and_the_jobs_namespace() -> None:
     built = _built("examples/kubernetes/install")
     deployment = built["Deployment", NAMESPACE, "joinery-operator"]
     (operator,) = deployment["spec"]["template"]["spec"]["containers"]
-    environment = {each["name"]: each["value"] for each in operator["env"] if "value" in each}
+    environment = {variable["name"]: variable["value"] for variable in operator["env"] if "value" in variable}
     assert operator["image"] == "example/joinery-operator:0.1.0"
     assert environment["JOINERY_OPERATOR_RUNTIME_IMAGE"] == "example/joinery-runtime:0.1.0"
     binding = built["RoleBinding", "jobs", "joinery-driver"]

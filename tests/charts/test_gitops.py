@@ -87,13 +87,13 @@ def test_argocd_calls_every_object_of_the_chart_in_sync(
     }
     objects = [_moved(target, api_namespace) for target in chart.render(values).objects]
     targets = [target for target in objects if "helm.sh/hook" not in target["metadata"].get("annotations", {})]
-    assert {"CustomResourceDefinition", "Deployment", "Role", "NetworkPolicy"} <= {each["kind"] for each in targets}
+    assert {"CustomResourceDefinition", "Deployment", "Role", "NetworkPolicy"} <= {target["kind"] for target in targets}
     pairs = []
     for target in targets:
         kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=json.dumps(target))
         reference = f"{target['kind']}.{_group(target)}/{target['metadata']['name']}".replace("./", "/")
-        place = ["-n", target["metadata"]["namespace"]] if "namespace" in target["metadata"] else []
-        pairs.append((json.loads(kubectl("get", reference, *place, "-o", "json")), target))
+        namespace_flags = ["-n", target["metadata"]["namespace"]] if "namespace" in target["metadata"] else []
+        pairs.append((json.loads(kubectl("get", reference, *namespace_flags, "-o", "json")), target))
     for (_, target), verdict in zip(pairs, judge(pairs), strict=True):
         name = f"{target['kind']} {target['metadata']['name']}"
         assert not verdict.out_of_sync, (name, verdict.live, verdict.predicted)

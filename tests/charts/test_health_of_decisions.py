@@ -43,8 +43,8 @@ class World:
     def step(self) -> str:
         self.now += timedelta(seconds=1)
         children = Children(deepcopy(self.pods), deepcopy(self.config_maps), {})
-        of = (self.kind, deepcopy(self.resource), children, {}, None, self.now, SETTINGS)
-        decision = reconcile(Observed(*of, name_conflicts=self.name_conflicts))
+        facts = (self.kind, deepcopy(self.resource), children, {}, None, self.now, SETTINGS)
+        decision = reconcile(Observed(*facts, name_conflicts=self.name_conflicts))
         if decision.status is not None:
             self.resource["status"] = decision.status.model_dump(mode="json", by_alias=True, exclude_none=True)
         for action in decision.actions:
@@ -57,8 +57,8 @@ class World:
         return Status.model_validate(self.resource["status"])
 
     def pod(self, part: str) -> dict[str, Any]:
-        (found,) = [pod for name, pod in self.pods.items() if part in name]
-        return found
+        (pod,) = [pod for name, pod in self.pods.items() if part in name]
+        return pod
 
     def ready(self, part: str) -> None:
         running = {"name": MAIN_CONTAINER, "state": {"running": {"startedAt": self._time()}}}
@@ -74,8 +74,8 @@ class World:
     def _create(self, manifest: dict[str, Any]) -> None:
         name = manifest["metadata"]["name"]
         manifest["metadata"] |= {"uid": f"uid-{name}", "creationTimestamp": self._time()}
-        kept = {"Pod": self.pods, "ConfigMap": self.config_maps}.get(manifest["kind"], {})
-        kept[name] = manifest
+        objects_of_kind = {"Pod": self.pods, "ConfigMap": self.config_maps}.get(manifest["kind"], {})
+        objects_of_kind[name] = manifest
 
     def _time(self) -> str:
         return self.now.isoformat()

@@ -88,7 +88,9 @@ class Machine:
         return [document for text in texts for document in yaml.safe_load_all(text) if document]
 
     def applied_one(self, kind: str, name: str) -> Manifest:
-        (manifest,) = (each for each in self.applied() if (each["kind"], each["metadata"]["name"]) == (kind, name))
+        (manifest,) = (
+            manifest for manifest in self.applied() if (manifest["kind"], manifest["metadata"]["name"]) == (kind, name)
+        )
         return manifest
 
     def image_of(self, deployment: str) -> str:
@@ -102,12 +104,12 @@ def machine(tmp_path: Path) -> Machine:
         program = tmp_path / tool
         program.write_text(_TOOL)
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    made = Machine(tmp_path)
-    made.has()
-    made.has_docker(4, 7_900)
-    made.builds(runtime="a1", operator="b1")
+    fake_machine = Machine(tmp_path)
+    fake_machine.has()
+    fake_machine.has_docker(4, 7_900)
+    fake_machine.builds(runtime="a1", operator="b1")
     (tmp_path / "rows").write_text("")
-    return made
+    return fake_machine
 
 
 def after(option: str, command: Sequence[str]) -> list[str]:
@@ -115,7 +117,7 @@ def after(option: str, command: Sequence[str]) -> list[str]:
 
 
 def test_each_part_is_there_before_what_needs_it(machine: Machine) -> None:
-    commands = [" ".join(each) for each in machine.makes_kind()]
+    commands = [" ".join(words) for words in machine.makes_kind()]
     steps = [
         "kind create cluster --name joinery", "docker build --quiet -f images/runtime.Dockerfile", "kind load",
         "docker build --quiet -f images/operator.Dockerfile", "kind load",
@@ -132,9 +134,9 @@ def test_each_part_is_there_before_what_needs_it(machine: Machine) -> None:
 
 def test_a_cluster_that_is_there_is_used_again(machine: Machine) -> None:
     machine.has("joinery")
-    asked = [each for each in machine.makes_kind() if each[0] == "kind"]
-    assert ["kind", "export", "kubeconfig", "--name", "joinery"] in asked
-    assert not [each for each in asked if "create" in each]
+    kind_commands = [command for command in machine.makes_kind() if command[0] == "kind"]
+    assert ["kind", "export", "kubeconfig", "--name", "joinery"] in kind_commands
+    assert not [command for command in kind_commands if "create" in command]
 
 
 def test_a_tool_that_is_missing_is_named(machine: Machine) -> None:
@@ -149,27 +151,29 @@ def test_a_tool_that_is_missing_is_named(machine: Machine) -> None:
 def test_what_runs_there_is_what_was_built_and_loaded(machine: Machine, chart: Chart) -> None:
     """The chart takes the settings, and every image of ours that a pod names is on the node by then."""
     commands = machine.makes_kind()
-    built = {each[-1] for each in commands if each[:2] == ["docker", "tag"]}
-    loaded = {each[-1] for each in commands if each[:2] == ["kind", "load"]}
-    (helm,) = (each for each in commands if each[0] == "helm")
+    built = {command[-1] for command in commands if command[:2] == ["docker", "tag"]}
+    loaded = {command[-1] for command in commands if command[:2] == ["kind", "load"]}
+    (helm,) = (command for command in commands if command[0] == "helm")
     settings = [part for value in after("--set", helm) for part in ("--set", value)]
     rendered = yaml.safe_load_all(chart.run("template", "joinery", str(CHART), *WHERE, *settings))
-    objects = [each for each in (*rendered, *machine.applied()) if each]
-    deployments = {each["metadata"]["name"]: each for each in objects if each["kind"] == "Deployment"}
-    containers = [each["spec"]["template"]["spec"]["containers"][0] for each in deployments.values()]
-    (operator,) = (each for each in containers if each["name"] == "operator")
-    environment = {each["name"]: each["value"] for each in operator["env"] if "value" in each}
-    ours = {each["image"] for each in containers if each["image"].startswith("localhost/")}
+    objects = [manifest for manifest in (*rendered, *machine.applied()) if manifest]
+    deployments = {manifest["metadata"]["name"]: manifest for manifest in objects if manifest["kind"] == "Deployment"}
+    containers = [deployment["spec"]["template"]["spec"]["containers"][0] for deployment in deployments.values()]
+    (operator,) = (container for container in containers if container["name"] == "operator")
+    environment = {variable["name"]: variable["value"] for variable in operator["env"] if "value" in variable}
+    ours = {container["image"] for container in containers if container["image"].startswith("localhost/")}
     assert ours | {environment["JOINERY_OPERATOR_RUNTIME_IMAGE"]} == built == loaded
-    (job,) = (each for each in objects if each["kind"] == "StreamJoin")
+    (job,) = (manifest for manifest in objects if manifest["kind"] == "StreamJoin")
     assert job["spec"]["spark"]["image"] == environment["JOINERY_OPERATOR_RUNTIME_IMAGE"]
-    (role,) = (each for each in objects if each["kind"] == "Role" and "driver" in each["metadata"]["name"])
+    (role,) = (
+        manifest for manifest in objects if manifest["kind"] == "Role" and "driver" in manifest["metadata"]["name"]
+    )
     assert role["metadata"]["namespace"] == "joinery"
 
 
 def images_of(machine: Machine, commands: Sequence[list[str]]) -> list[str]:
     """What the job, the feeder, and the operator and its jobs by default run."""
-    (helm,) = (each for each in commands if each[0] == "helm")
+    (helm,) = (command for command in commands if command[0] == "helm")
     settings = dict(part.split("=", 1) for text in after("--set", helm) for part in text.split(","))
     images = (machine.image_of("feeder"), machine.applied_one("StreamJoin", "paid-orders")["spec"]["spark"]["image"])
     return [settings["image.tag"], settings["runtime.image.tag"], *(image.rpartition(":")[2] for image in images)]
@@ -192,8 +196,8 @@ def test_a_machine_that_is_too_small_is_told_before_anything_is_made(
     machine.has_docker(cpus, mebibytes)
     done = machine.run()
     assert (done.returncode, f"Docker has {cpus} CPUs and {mebibytes} MiB" in done.stderr) == (3, True)
-    asked = [json.loads(line)[:2] for line in (machine.folder / "asked").read_text().splitlines()]
-    assert asked == [["docker", "info"]]
+    commands = [json.loads(line)[:2] for line in (machine.folder / "asked").read_text().splitlines()]
+    assert commands == [["docker", "info"]]
 
 
 def mebibytes_of(quantity: str) -> int:
@@ -204,14 +208,14 @@ def mebibytes_of(quantity: str) -> int:
 def test_what_runs_there_fits_into_the_memory_that_docker_is_to_have(machine: Machine, chart: Chart) -> None:
     """During a rollout too, when the check's pod runs beside the driver. A node's own processes need a gigabyte."""
     commands = machine.makes_kind()
-    (helm,) = (each for each in commands if each[0] == "helm")
+    (helm,) = (command for command in commands if command[0] == "helm")
     settings = [part for value in after("--set", helm) for part in ("--set", value)]
     rendered = yaml.safe_load_all(chart.run("template", "joinery", str(CHART), *WHERE, *settings))
     limits = [
         mebibytes_of(container["resources"]["limits"]["memory"])
-        for each in (*rendered, *machine.applied())
-        if each and each["kind"] == "Deployment"
-        for container in each["spec"]["template"]["spec"]["containers"]
+        for manifest in (*rendered, *machine.applied())
+        if manifest and manifest["kind"] == "Deployment"
+        for container in manifest["spec"]["template"]["spec"]["containers"]
     ]
     job = parse_job(yaml.safe_dump(machine.applied_one("StreamJoin", "paid-orders")), "job.yaml")
     spark = job.spec.spark
@@ -225,8 +229,8 @@ def test_what_runs_there_fits_into_the_memory_that_docker_is_to_have(machine: Ma
 
 def test_what_is_pulled_has_the_versions_of_the_tests(machine: Machine) -> None:
     commands = machine.makes_kind()
-    (created,) = (each for each in commands if each[:3] == ["kind", "create", "cluster"])
-    (helm,) = (each for each in commands if each[0] == "helm")
+    (created,) = (command for command in commands if command[:3] == ["kind", "create", "cluster"])
+    (helm,) = (command for command in commands if command[0] == "helm")
     settings = dict(part.split("=", 1) for text in after("--set", helm) for part in text.split(","))
     go_modules = (ROOT / "devkit/src/joinery_devkit/kubernetes/programs/go.mod").read_text()
     kubernetes = re.search(r"k8s\.io/kubernetes v(\d+\.\d+)\.", go_modules)

@@ -101,37 +101,41 @@ def test_no_secret_is_rendered(rendered: Rendered) -> None:
     assert not rendered.of("Secret")
     for _, spec in rendered.pods():
         for container in spec["containers"]:
-            assert not [each for each in container.get("env", ()) if "PASSWORD" in each["name"] and "value" in each]
+            assert not [
+                variable
+                for variable in container.get("env", ())
+                if "PASSWORD" in variable["name"] and "value" in variable
+            ]
 
 
 def test_labels_and_namespaces_are_said(rendered: Rendered) -> None:
-    for each in rendered.objects:
-        labels = each["metadata"]["labels"]
+    for manifest in rendered.objects:
+        labels = manifest["metadata"]["labels"]
         assert labels["app.kubernetes.io/part-of"] == "joinery"
         assert labels["app.kubernetes.io/instance"] == "joinery"
         assert labels["app.kubernetes.io/managed-by"] == "Helm"
-        assert ("namespace" in each["metadata"]) is (each["kind"] not in CLUSTER_SCOPED)
-        group = each["apiVersion"].rpartition("/")[0]
+        assert ("namespace" in manifest["metadata"]) is (manifest["kind"] not in CLUSTER_SCOPED)
+        group = manifest["apiVersion"].rpartition("/")[0]
         assert group in BUILT_IN or not group
 
 
 def test_what_is_bound_exists(rendered: Rendered) -> None:
     """Every binding's role is rendered in its place, and what selects pods selects some."""
     roles = {
-        (each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"])
-        for each in (*rendered.of("Role"), *rendered.of("ClusterRole"))
+        (role["kind"], role["metadata"].get("namespace"), role["metadata"]["name"])
+        for role in (*rendered.of("Role"), *rendered.of("ClusterRole"))
     }
     for binding in (*rendered.of("RoleBinding"), *rendered.of("ClusterRoleBinding")):
         reference = binding["roleRef"]
         assert (reference["kind"], binding["metadata"].get("namespace"), reference["name"]) in roles
-    labels = [each["spec"]["template"]["metadata"]["labels"] for each in rendered.of("Deployment")]
+    labels = [deployment["spec"]["template"]["metadata"]["labels"] for deployment in rendered.of("Deployment")]
     selectors = [
-        *(each["spec"]["selector"] for each in rendered.of("Service")),
-        *(each["spec"]["selector"]["matchLabels"] for each in rendered.of("Deployment")),
-        *(each["spec"]["podSelector"]["matchLabels"] for each in rendered.of("NetworkPolicy")),
+        *(service["spec"]["selector"] for service in rendered.of("Service")),
+        *(deployment["spec"]["selector"]["matchLabels"] for deployment in rendered.of("Deployment")),
+        *(policy["spec"]["podSelector"]["matchLabels"] for policy in rendered.of("NetworkPolicy")),
     ]
     for selector in selectors:
-        assert [each for each in labels if selector.items() <= each.items()], selector
+        assert [pod_labels for pod_labels in labels if selector.items() <= pod_labels.items()], selector
 
 
 def _rules(role: Manifest) -> dict[str, set[str]]:
@@ -145,11 +149,11 @@ def _rules(role: Manifest) -> dict[str, set[str]]:
 def _operator_rules(*page_kinds: ApiResource) -> dict[str, set[str]]:
     """What the operator checks at its start that it may, and what only some clusters check."""
     of_pages = [right for kind in page_kinds for right in page_permissions(kind)]
-    found = {f"{owner.plural}/finalizers": {"update"} for owner in OWNERS}
+    rules = {f"{owner.plural}/finalizers": {"update"} for owner in OWNERS}
     for right in (*PERMISSIONS, *BLUE_GREEN_PERMISSIONS, *of_pages):
         name = f"{right.resource.plural}/{right.subresource}" if right.subresource else right.resource.plural
-        found.setdefault(name, set()).add(right.verb)
-    return found
+        rules.setdefault(name, set()).add(right.verb)
+    return rules
 
 
 DRIVER_RULES = {"pods": {"get", "list", "watch", "create", "delete", "deletecollection"}}
@@ -160,7 +164,7 @@ def test_cluster_wide_rights(chart: Chart) -> None:
     assert _rules(rendered.one("ClusterRole", "joinery-operator")) == _operator_rules() | {"namespaces": {"get"}}
     (subject,) = rendered.one("ClusterRoleBinding", "joinery-operator")["subjects"]
     assert subject == {"kind": "ServiceAccount", "name": "joinery-operator", "namespace": NAMESPACE}
-    assert [each["metadata"]["namespace"] for each in rendered.of("Role")] == [NAMESPACE]
+    assert [role["metadata"]["namespace"] for role in rendered.of("Role")] == [NAMESPACE]
     assert _rules(rendered.one("Role", "joinery-driver")) == DRIVER_RULES
     assert "JOINERY_OPERATOR_NAMESPACES" not in rendered.environment
 
@@ -170,12 +174,12 @@ def test_namespaced_rights(chart: Chart) -> None:
     assert not rendered.of("ClusterRole")
     assert not rendered.of("ClusterRoleBinding")
     roles = rendered.by_name["Role", "joinery-operator"]
-    assert [each["metadata"]["namespace"] for each in roles] == ["jobs", "more"]
-    assert all(_rules(each) == _operator_rules() | {"namespaces": {"get"}} for each in roles)
+    assert [role["metadata"]["namespace"] for role in roles] == ["jobs", "more"]
+    assert all(_rules(role) == _operator_rules() | {"namespaces": {"get"}} for role in roles)
     for binding in rendered.by_name["RoleBinding", "joinery-operator"]:
         assert binding["subjects"][0]["namespace"] == NAMESPACE
     accounts = rendered.by_name["ServiceAccount", "joinery-driver"]
-    assert [each["metadata"]["namespace"] for each in accounts] == ["jobs", "more"]
+    assert [account["metadata"]["namespace"] for account in accounts] == ["jobs", "more"]
     (of_cluster,) = rendered.by_name["Role", f"joinery-operator-{NAMESPACE}"]
     assert of_cluster["metadata"]["namespace"] == "kube-system"
     of_events = rendered.one("Role", "joinery-operator-events")
@@ -192,7 +196,7 @@ def test_a_cluster_with_a_name_is_not_asked_for_it(chart: Chart, namespaces: lis
     assert rendered.environment["JOINERY_OPERATOR_CLUSTER"] == "east"
     if not namespaces:
         assert "namespaces" not in _rules(rendered.one("ClusterRole", "joinery-operator"))
-    assert not [each for each in rendered.objects if each["metadata"].get("namespace") == "kube-system"]
+    assert not [manifest for manifest in rendered.objects if manifest["metadata"].get("namespace") == "kube-system"]
     with pytest.raises(HelmFailed):
         chart.render({"cluster": "east/1"})
 
@@ -265,7 +269,7 @@ def test_images(chart: Chart, image: dict[str, str], written: str) -> None:
 )
 def test_names(chart: Chart, release: str, values: dict[str, str], name: str) -> None:
     rendered = chart.render(values, release)
-    assert [each["metadata"]["name"] for each in rendered.of("Deployment")] == [name]
+    assert [deployment["metadata"]["name"] for deployment in rendered.of("Deployment")] == [name]
 
 
 def test_definitions_are_those_of_crds(chart: Chart) -> None:
@@ -273,9 +277,11 @@ def test_definitions_are_those_of_crds(chart: Chart) -> None:
     rendered = chart.render()
     sources = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "crds").iterdir())]
     assert sources
-    assert [each["spec"] for each in rendered.of("CustomResourceDefinition")] == [each["spec"] for each in sources]
-    for each in rendered.of("CustomResourceDefinition"):
-        assert each["metadata"]["annotations"] == {
+    assert [definition["spec"] for definition in rendered.of("CustomResourceDefinition")] == [
+        source["spec"] for source in sources
+    ]
+    for definition in rendered.of("CustomResourceDefinition"):
+        assert definition["metadata"]["annotations"] == {
             "argocd.argoproj.io/sync-wave": "-1",
             "argocd.argoproj.io/sync-options": "Prune=false,Delete=false",
             "helm.sh/resource-policy": "keep",
@@ -304,17 +310,17 @@ def test_definitions_can_be_left_to_others_or_to_the_release(chart: Chart) -> No
 
 
 def test_options_are_off_by_default(chart: Chart) -> None:
-    kinds = {each["kind"] for each in chart.render().objects}
+    kinds = {manifest["kind"] for manifest in chart.render().objects}
     assert not kinds & {"PodMonitor", "PrometheusRule", "NetworkPolicy"}
-    names = {each["metadata"]["name"] for each in chart.render().objects}
+    names = {manifest["metadata"]["name"] for manifest in chart.render().objects}
     assert not {name for name in names if "dashboard" in name or "postgres" in name}
 
 
 def test_monitors_find_operator_and_drivers(chart: Chart) -> None:
     on = {"metrics.podMonitor": {"enabled": True, "labels": {"release": "prometheus"}}}
     rendered = chart.render(on)
-    for each in rendered.of("PodMonitor"):
-        assert each["metadata"]["labels"]["release"] == "prometheus"
+    for monitor in rendered.of("PodMonitor"):
+        assert monitor["metadata"]["labels"]["release"] == "prometheus"
     operator = rendered.one("PodMonitor", "joinery-operator")["spec"]
     labels = rendered.one("Deployment", "joinery-operator")["spec"]["template"]["metadata"]["labels"]
     assert operator["selector"]["matchLabels"].items() <= labels.items()
@@ -389,7 +395,7 @@ def test_the_metrics_port_can_be_closed(chart: Chart) -> None:
 
 def test_common_labels_are_on_every_object_and_in_no_selector(chart: Chart) -> None:
     rendered = chart.render({**ALL_ON, "commonLabels": {"team": "data"}, "operator.podLabels": {"cost": "1"}})
-    assert {each["metadata"]["labels"]["team"] for each in rendered.objects} == {"data"}
+    assert {manifest["metadata"]["labels"]["team"] for manifest in rendered.objects} == {"data"}
     deployment = rendered.one("Deployment", "joinery-operator")["spec"]
     assert deployment["template"]["metadata"]["labels"].items() >= {"team": "data", "cost": "1"}.items()
     assert "team" not in deployment["selector"]["matchLabels"]

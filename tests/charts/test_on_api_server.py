@@ -65,7 +65,7 @@ def test_helm_installs_and_kubernetes_takes_every_pod(release: Release) -> None:
     notes = release.install().partition("NOTES:\n")[2]
     assert f"It was made in: {release.namespace}." in notes
     assert "PRODUCTION" not in notes
-    (listing,) = (each.strip() for each in notes.splitlines() if "kubectl get sj,sw,jsp" in each)
+    (listing,) = (line.strip() for line in notes.splitlines() if "kubectl get sj,sw,jsp" in line)
     release.kubectl.await_definitions()
     release.kubectl(*shlex.split(listing)[1:])
     assert listing.replace("--all-namespaces", "-A") in UPGRADE.read_text()
@@ -73,7 +73,7 @@ def test_helm_installs_and_kubernetes_takes_every_pod(release: Release) -> None:
     assert deployment is not None
     _dry_run_pod(release, deployment["spec"]["template"])
     hooks = list(yaml.safe_load_all(release.helm("get", "hooks", release.name)))
-    assert [each["kind"] for each in hooks] == ["Pod"]
+    assert [hook["kind"] for hook in hooks] == ["Pod"]
     _dry_run_pod(release, hooks[0])
 
 
@@ -120,18 +120,18 @@ def _chart_with_older_definition(folder: Path) -> Path:
 
 
 def _columns(kubectl: Kubectl, definition: str) -> list[str]:
-    found = kubectl.get("crd", definition)
-    assert found is not None
-    return [each["name"] for each in found["spec"]["versions"][0].get("additionalPrinterColumns", [])]
+    crd = kubectl.get("crd", definition)
+    assert crd is not None
+    return [column["name"] for column in crd["spec"]["versions"][0].get("additionalPrinterColumns", [])]
 
 
 def test_rights_cluster_wide(release: Release, tmp_path: Path) -> None:
     release.install()
     operator = release.kubectl.log_in_as(release.operator, release.namespace, tmp_path / "operator")
     wait_until("its rights count", lambda: operator.may("watch", JOBS[0], "-n", "default"))
-    for place in (["-n", "default"], ["--all-namespaces"]):
-        assert all(operator.may("watch", job, *place) for job in JOBS)
-        assert operator.may("list", "pods", *place)
+    for namespace_flags in (["-n", "default"], ["--all-namespaces"]):
+        assert all(operator.may("watch", job, *namespace_flags) for job in JOBS)
+        assert operator.may("list", "pods", *namespace_flags)
     for job in JOBS:
         assert operator.may("patch", job, "-n", "default")
         assert operator.may("update", job, "--subresource=status", "-n", "default")
@@ -145,8 +145,11 @@ def test_rights_in_namespaces_only(release: Release, tmp_path: Path) -> None:
     release.install(watch__namespaces=[release.namespace])
     operator = release.kubectl.log_in_as(release.operator, release.namespace, tmp_path / "operator")
     driver = release.kubectl.log_in_as("joinery-driver", release.namespace, tmp_path / "driver")
-    there = ("-n", release.namespace)
-    wait_until("rights count", lambda: operator.may("watch", JOBS[0], *there) and driver.may("get", "pods", *there))
+    namespace_flags = ("-n", release.namespace)
+    wait_until(
+        "rights count",
+        lambda: operator.may("watch", JOBS[0], *namespace_flags) and driver.may("get", "pods", *namespace_flags),
+    )
     for job in JOBS:
         assert operator.may("watch", job, "-n", release.namespace)
         assert not operator.may("watch", job, "-n", "default")
@@ -186,7 +189,7 @@ def test_a_server_side_apply_takes_an_operator_from_two_replicas_to_one(release:
 def _versions(kubectl: Kubectl, folder: Path) -> list[str]:
     """The resourceVersion of every object."""
     items = json.loads(kubectl("get", "-k", str(folder), "-o", "json"))["items"]
-    return [each["metadata"]["resourceVersion"] for each in items]
+    return [item["metadata"]["resourceVersion"] for item in items]
 
 
 @pytest.mark.parametrize("name", ["orders-payments", "session-window"])

@@ -77,15 +77,15 @@ def _undescribed(value: Any, schema: dict[str, Any], at: str) -> list[str]:
     """Defaults that the schema does not name, and objects that it does not close."""
     if not isinstance(value, dict) or "properties" not in schema:
         return []
-    found = [] if schema.get("additionalProperties") is False else [f"{at} is open"]
+    problems = [] if schema.get("additionalProperties") is False else [f"{at} is open"]
     for name, below in value.items():
-        known = schema["properties"].get(name)
-        found += [f"{at}.{name}"] if known is None else _undescribed(below, known, f"{at}.{name}")
-    return found
+        subschema = schema["properties"].get(name)
+        problems += [f"{at}.{name}"] if subschema is None else _undescribed(below, subschema, f"{at}.{name}")
+    return problems
 
 
 def test_every_time_of_the_operator_can_be_set(chart: Chart) -> None:
-    times = {each.name: each for each in fields(Settings) if each.name.endswith("_seconds")}
+    times = {field.name: field for field in fields(Settings) if field.name.endswith("_seconds")}
     camel = {"".join([head, *map(str.title, rest)]): name for name in times for head, *rest in [name.split("_")]}
     environment = chart.render({"operator.settings": dict.fromkeys(camel, 7)}).environment
     settings = read_settings(environment)

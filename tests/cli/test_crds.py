@@ -13,7 +13,7 @@ def test_it_prints_every_definition(joinery: Joinery) -> None:
     ended = joinery("crds")
     assert (ended.code, ended.err) == (0, "")
     printed = list(YAML(typ="safe").load_all(ended.out))
-    assert [each["kind"] for each in printed] == ["CustomResourceDefinition"] * len(list(CRDS.iterdir()))
+    assert [definition["kind"] for definition in printed] == ["CustomResourceDefinition"] * len(list(CRDS.iterdir()))
     assert sorted(ended.out.split("---\n")) == sorted(path.read_text() for path in CRDS.iterdir())
 
 

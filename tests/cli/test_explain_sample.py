@@ -49,8 +49,8 @@ def test_files_are_sampled(joinery: Joinery, job_file: Path) -> None:
         (job_file.parent / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines))
     job_file.write_text(left_join(COLUMNS, "  output: {console: {}}\n  stateStore: {memory: {}}\n"))
     ended = joinery("explain", job_file, "--sample")
-    told = [line for line in ended.out.splitlines() if line.startswith("SAMPLE: ")]
-    assert told == [
+    samples = [line for line in ended.out.splitlines() if line.startswith("SAMPLE: ")]
+    assert samples == [
         "SAMPLE: l: of 4 sampled records, 1 (25 %) come after a later one, by up to 5s; "
         "watermark.delay: 5s keeps them all (now 0s, which is not enough)",
         "SAMPLE: r: 3 sampled records are in order; watermark.delay: 0s keeps them all",

@@ -47,7 +47,7 @@ def test_a_record_made_the_expressions_of_its_groups_row(job: Job, tmp_path: Pat
     steps = tmp_path / "steps.jsonl"
     steps.write_text("".join(json.dumps(step) + "\n" for step in STEPS))
     (record,) = why_command(job, (), "c:0=1", None, steps).document()["records"]
-    assert [made["row"] for made in record["made"]] == [{"k": "a", "window_end": 10, "mean": 2.5, "spread": 3}]
+    assert [entry["row"] for entry in record["made"]] == [{"k": "a", "window_end": 10, "mean": 2.5, "spread": 3}]
     alone = {"k": "a", "window_end": 10, "mean": 1.0, "spread": 0}
     first = {"k": "b", "window_end": 10, "mean": 2.0, "spread": 0}
     ranked = len(explain(job).steps) == 2

@@ -103,19 +103,19 @@ def test_without_the_savepoints_state_the_rows_would_be_others(ran: Ran) -> None
 
 
 def test_a_record_meets_what_the_savepoint_keeps(ran: Ran) -> None:
-    before = {str(each.record.position): each for each in ran.why("k=a").records}
+    before = {str(explanation.record.position): explanation for explanation in ran.why("k=a").records}
     answer = ran.trimmed.why("k=a")
     assert (answer.epochs[0], answer.savepoint, answer.document()["savepoint"]) == (3, NOON, NOON)
     assert next(iter(answer.lines())).startswith(
         "job orders-payments, epochs 3 to 5, from savepoint noon on: 2 records"
     )
-    explained = {str(each.record.position): each for each in answer.records}
+    explained = {str(explanation.record.position): explanation for explanation in answer.records}
     assert explained.keys() == {"r:0=1", "l:0=3"}
-    for place, each in explained.items():
-        assert (each.produced, each.prevented, each.reason) == (
-            before[place].produced,
-            before[place].prevented,
-            before[place].reason,
+    for position, explanation in explained.items():
+        assert (explanation.produced, explanation.prevented, explanation.reason) == (
+            before[position].produced,
+            before[position].prevented,
+            before[position].reason,
         )
     assert [list(counted) for counted in explained["r:0=1"].produced.values()] == [
         ['{"left_k": "a", "left_v": "A", "left_ts": 100, "right_k": "a", "right_v": "y", "right_ts": 106}']
@@ -186,7 +186,9 @@ def test_a_restored_savepoint_is_where_the_epochs_after_it_begin(tmp_path: Path)
     assert (course.savepoint, course.entries[0].epoch) == (NOON, 5)
     assert course.entries[0].plan["ranges"][-1][3] < 3  # read once more
     answer = explain_records(job, store, inputs, ["k=c"], None)
-    assert [(str(each.record.position), each.record.epoch) for each in answer.records] == [("r:0=2", 5)]
+    assert [(str(explanation.record.position), explanation.record.epoch) for explanation in answer.records] == [
+        ("r:0=2", 5)
+    ]
     before = replayable(job, store, last=4)
     assert (before.savepoint, before.entries[0].epoch) == ("", 1)
     store.delete_savepoint(job.name, NOON)
@@ -201,8 +203,8 @@ def continued(ran: Ran, *, with_given: bool = True) -> Any:
 
     class Continued(TrimmedStore):
         def epochs(self, job: str, after: int = 0, limit: int = 1000) -> Any:
-            given = ran.store.epochs("copy", after, limit) if with_given else []
-            return [*given, *ran.store.epochs(ran.job.name, max(after, 2), limit)]
+            copied = ran.store.epochs("copy", after, limit) if with_given else []
+            return [*copied, *ran.store.epochs(ran.job.name, max(after, 2), limit)]
 
     store = Continued(0)
     for name in ("record", "savepoints", "pinned", "read_segments"):

@@ -166,8 +166,8 @@ def test_json_proposes_a_delay_at_the_end_where_rows_were_out_of_order_and_not_l
     for disorder in ({"orders": 7, "payments": 300_000}, {"payments": 1}):
         progress.listener.committed(CommittedEpoch(report(disorder=disorder), 0.25))
     progress.ended("once")
-    told = [line["message"] for line in json_lines(text) if line["event"] == "warning"]
-    assert told == [OUT_OF_ORDER]
+    messages = [line["message"] for line in json_lines(text) if line["event"] == "warning"]
+    assert messages == [OUT_OF_ORDER]
 
 
 def test_an_epochs_line_has_all_of_its_numbers() -> None:

@@ -83,9 +83,9 @@ def test_a_log_without_its_beginning_and_a_job_that_started_from_another(
         assert connection.execute(trimmed, (name, line["epoch"])).rowcount >= 1
 
     verified = joinery("verify", path)
-    (found,) = verified.lines
-    assert (verified.code, found["rows"], found["differences"]) == (0, 4, [])
-    assert f"computed from savepoint noon of job {name}, the state after epoch {line['epoch']}" in found["notes"]
+    (verdict,) = verified.lines
+    assert (verified.code, verdict["rows"], verdict["differences"]) == (0, 4, [])
+    assert f"computed from savepoint noon of job {name}, the state after epoch {line['epoch']}" in verdict["notes"]
     (answer,) = joinery("why", path, "--key", "id=o5").lines
     assert answer["savepoint"] == "noon"
     (record,) = answer["records"]  # the payment: the order is in the state
@@ -102,13 +102,13 @@ def test_a_log_without_its_beginning_and_a_job_that_started_from_another(
     copy.write_text(copy.read_text().replace(f'metadata: {{name: "{name}"}}', f'metadata: {{name: "{name}-b"}}'))
     _run(copy)
     verified = joinery("verify", copy)
-    (found,) = verified.lines
-    assert (verified.code, found["rows"], found["epochs"][0]) == (0, 4, line["epoch"] + 1)
+    (verdict,) = verified.lines
+    assert (verified.code, verdict["rows"], verdict["epochs"][0]) == (0, 4, line["epoch"] + 1)
     assert joinery("why", copy, "--key", "id=o5").lines[0]["records"][0]["made"] == record["made"]
 
     joinery("state", "savepoint", path, "noon", "--delete")
     refused = joinery("verify", path)
-    newest = found["epochs"][1]
+    newest = verdict["epochs"][1]
     assert refused.code == 1
     assert f"Make a savepoint now (`joinery state savepoint JOB NAME`): epochs from {newest + 1} on" in refused.err
     joinery("state", "savepoint", path, "evening")

@@ -25,9 +25,9 @@ def _simulated_topics(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     """Orders and payments, INNER, within [-40, 80]; delays of 5 and 3."""
-    made = World(tmp_path)
-    yield made
-    made.close()
+    fresh_world = World(tmp_path)
+    yield fresh_world
+    fresh_world.close()
 
 
 def run(world: World) -> int:
@@ -46,9 +46,9 @@ def too_far_ahead(world: World) -> None:
     run(world)
 
 
-def lower(world: World, **wanted: int) -> None:
+def lower(world: World, **watermarks: int) -> None:
     stored = record(world)
-    lowered = lower_watermarks(world.job, world.pipeline, stored, world.store, wanted)
+    lowered = lower_watermarks(world.job, world.pipeline, stored, world.store, watermarks)
     world.store.reset_offsets(world.job.name, lowered.offsets(stored), replaced=lowered.replaced, by=lowered.written)
 
 

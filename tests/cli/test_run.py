@@ -83,14 +83,14 @@ def test_a_path_that_leads_nowhere_is_found_in_the_job_file(
 def test_no_signal_leaves_a_java_that_is_being_started(
     joinery: Joinery, job_file: Path, running: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[str] = []
-    monkeypatch.setattr("joinery_runtime.cli.run.kill_starts", lambda: told.append("Java is killed"))
-    monkeypatch.setattr("joinery_runtime.cli.run._end_at_once", lambda number: told.append(f"ended by {number}"))
+    actions: list[str] = []
+    monkeypatch.setattr("joinery_runtime.cli.run.kill_starts", lambda: actions.append("Java is killed"))
+    monkeypatch.setattr("joinery_runtime.cli.run._end_at_once", lambda number: actions.append(f"ended by {number}"))
 
     def body(listener: JobListener, stop: Event) -> None:
         with pytest.raises(Stopped):
             interrupted()
-        assert told == ["Java is killed"]
+        assert actions == ["Java is killed"]
         interrupted()
 
     def interrupted() -> None:
@@ -99,7 +99,7 @@ def test_no_signal_leaves_a_java_that_is_being_started(
 
     running(body)
     assert joinery("run", job_file).code == 0
-    assert told == ["Java is killed", "Java is killed", f"ended by {signal.SIGTERM.value}"]
+    assert actions == ["Java is killed", "Java is killed", f"ended by {signal.SIGTERM.value}"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -273,8 +273,8 @@ def test_status_is_served_before_anything_of_the_job_begins_and_while_it_runs(
 
 
 def test_a_port_that_is_taken_is_named(joinery: Joinery, job_file: Path) -> None:
-    with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
+        port = server.getsockname()[1]
         ended = joinery("run", job_file, "--status-port", port)
     assert ended.code == 3
     assert (

@@ -51,9 +51,9 @@ def test_its_further_aggregates_are_understood() -> None:
 
 
 def test_its_sql_is_understood() -> None:
-    resource, said = yaml.safe_load(JOB), yaml.safe_load(SQL.replace("{...}", ""))["spec"]
+    resource, documented = yaml.safe_load(JOB), yaml.safe_load(SQL.replace("{...}", ""))["spec"]
     fields = {name: value for name, value in resource["spec"].items() if name in {"input", "output"}}
-    resource["spec"] = {**fields, "sql": said["sql"], "maxDuration": said["maxDuration"]}
+    resource["spec"] = {**fields, "sql": documented["sql"], "maxDuration": documented["maxDuration"]}
     job = parse_job(yaml.safe_dump(resource), "page")
     assert isinstance(job, SessionWindow)
     assert (job.sessions.group_by, job.sessions.gap) == (("user_id",), 30_000)
@@ -70,10 +70,10 @@ def test_its_sql_is_understood() -> None:
 def test_its_ids() -> None:
     rows = [[cell.strip("`") for cell in row] for row in cells("`session_id` is")]
     assert len(rows) == 4
-    for group, start, wanted in rows:
+    for group, start, expected in rows:
         key = [None] if group == "NULL" else list(ast.literal_eval(f"({group},)"))
         hashes = key_hash([pa.array([value]) for value in key] + [pa.array([int(start)], pa.int64())])
-        assert int(hashes[0]) == reference_hash([*key, int(start)]) == int(wanted)
+        assert int(hashes[0]) == reference_hash([*key, int(start)]) == int(expected)
 
 
 @pytest.mark.parametrize("row", cells("## Aggregates"), ids=lambda row: f"{row[0]} {row[1]}")
@@ -82,8 +82,8 @@ def test_the_types_of_its_aggregates(row: list[str]) -> None:
         for kind in kinds_of(row[1]):
             column = "" if function == "count" else "v"
             by = {"by": "b", "by_type": pa.int64()} if function in {"min_by", "max_by"} else {}
-            of = AggregateCall(function, "a", column, None if function == "count" else kind, 10, **by)
-            assert accumulator(of).result_type == wanted(row[2], kind)
+            call = AggregateCall(function, "a", column, None if function == "count" else kind, 10, **by)
+            assert accumulator(call).result_type == named_type(row[2], kind)
 
 
 def kinds_of(text: str) -> list[Any]:
@@ -98,7 +98,7 @@ def kinds_of(text: str) -> list[Any]:
     return [arrow_type(parse_type(name)) for name in names]
 
 
-def wanted(text: str, kind: Any) -> Any:
+def named_type(text: str, kind: Any) -> Any:
     """The type that the page names; p and s are 9 and 2."""
     named = {
         "the column's type": kind,

@@ -50,7 +50,7 @@ def job_file(tmp_path: Path, stored_in: str, schema: str) -> Path:
 
 
 @pytest.fixture
-def kept(store: PostgresStore, job: StreamJoin) -> None:
+def two_epochs(store: PostgresStore, job: StreamJoin) -> None:
     """Two epochs; the second one closes the state up to 2 h of event time."""
     record = store.acquire("orders-payments")
     payments = [{"order_id": "a", "country": 49, "ts": HOUR}]
@@ -59,12 +59,12 @@ def kept(store: PostgresStore, job: StreamJoin) -> None:
     commit_rows(store, record, job, 2, ([order("a", 2 * HOUR)], []), watermarks=watermarks, rows_out=4)
 
 
-@pytest.mark.usefixtures("kept")
+@pytest.mark.usefixtures("two_epochs")
 def test_the_state_and_the_log_are_tables(joinery: Joinery, job_file: Path) -> None:
-    asked = (
+    query = (
         "SELECT order_id, count(*) AS n, max(event_time) AS newest FROM state_left GROUP BY order_id ORDER BY order_id"
     )
-    assert joinery("sql", job_file, asked).lines == [
+    assert joinery("sql", job_file, query).lines == [
         {"order_id": "a", "n": 2, "newest": "1970-01-01T02:00:00+00:00"},
         {"order_id": "b", "n": 1, "newest": "1970-01-01T01:00:00+00:00"},
     ]
@@ -74,7 +74,7 @@ def test_the_state_and_the_log_are_tables(joinery: Joinery, job_file: Path) -> N
     assert log == [{"epoch": 1, "rows_out": 3}, {"epoch": 2, "rows_out": 4}]
 
 
-@pytest.mark.usefixtures("kept")
+@pytest.mark.usefixtures("two_epochs")
 def test_the_output_is_a_table(joinery: Joinery, job_file: Path, postgres_dsn: str, schema: str) -> None:
     with psycopg.connect(postgres_dsn) as connection:
         connection.execute(f'CREATE TABLE "{schema}".joined (k text, price numeric(9,2), at timestamptz, raw bytea)')
@@ -85,7 +85,7 @@ def test_the_output_is_a_table(joinery: Joinery, job_file: Path, postgres_dsn: s
     assert line["at"].startswith("2026-01-15T")
 
 
-@pytest.mark.usefixtures("kept")
+@pytest.mark.usefixtures("two_epochs")
 def test_times_after_the_year_9999_are_text(joinery: Joinery, job_file: Path, postgres_dsn: str, schema: str) -> None:
     """Postgres and Arrow have them, and Python has not. The other times of an answer by Postgres are text then, too."""
     with psycopg.connect(postgres_dsn) as connection:
@@ -105,7 +105,7 @@ def test_times_after_the_year_9999_are_text(joinery: Joinery, job_file: Path, po
 
 
 @pytest.mark.parametrize("kind", ["json", "parquet"])
-def test_files_are_a_table(joinery: Joinery, tmp_path: Path, stored_in: str, kept: None, kind: str) -> None:
+def test_files_are_a_table(joinery: Joinery, tmp_path: Path, stored_in: str, two_epochs: None, kind: str) -> None:
     folder, path = tmp_path / "out", tmp_path / "files.yaml"
     path.write_text(edited((OUTPUT, f'    file: {{path: "{folder}"}}\n    format: {kind}\n{stored_in}')))
     nothing = joinery("sql", path, "SELECT * FROM output")
@@ -119,7 +119,7 @@ def test_files_are_a_table(joinery: Joinery, tmp_path: Path, stored_in: str, kep
     assert joinery("sql", path, "SELECT k FROM output WHERE n IS NULL").lines == [{"k": "b"}]
 
 
-@pytest.mark.usefixtures("kept")
+@pytest.mark.usefixtures("two_epochs")
 @pytest.mark.parametrize(
     ("query", "message"),
     [
@@ -146,7 +146,7 @@ def test_rows_in_a_topic(
     joinery: Joinery,
     tmp_path: Path,
     stored_in: str,
-    kept: None,
+    two_epochs: None,
     kafka_broker: KafkaAdmin,
     schema: str,
     form: str,
@@ -203,7 +203,7 @@ def test_rows_in_a_topic(
 
 
 def test_a_query_over_a_table_is_answered_by_postgres(
-    joinery: Joinery, job_file: Path, kept: None, postgres_dsn: str, schema: str
+    joinery: Joinery, job_file: Path, two_epochs: None, postgres_dsn: str, schema: str
 ) -> None:
     """Of a row that cannot be read, and a thousand others, only those are that the query takes."""
     with psycopg.connect(postgres_dsn) as connection:
@@ -212,8 +212,8 @@ def test_a_query_over_a_table_is_answered_by_postgres(
         connection.execute(f'CREATE SEQUENCE "{schema}".s')
         view = f'CREATE VIEW "{schema}".joined AS SELECT k, "aB", 1 / (1000 - "aB") AS fails FROM "{schema}".rows'
         connection.execute(view)
-    asked = "WITH few AS (SELECT output.k, aB FROM output WHERE aB > 998) SELECT k, aB FROM few ORDER BY aB DESC"
-    assert joinery("sql", job_file, asked).lines == [{"k": "1000", "aB": 1000}, {"k": "999", "aB": 999}]
+    query = "WITH few AS (SELECT output.k, aB FROM output WHERE aB > 998) SELECT k, aB FROM few ORDER BY aB DESC"
+    assert joinery("sql", job_file, query).lines == [{"k": "1000", "aB": 1000}, {"k": "999", "aB": 999}]
     assert joinery("sql", job_file, "SELECT fails FROM output AS o LIMIT 1").lines == [{"fails": 0}]
     assert "Postgres says: division by zero" in joinery("sql", job_file, "SELECT max(fails) FROM output").err
     assert "read-only transaction" in joinery("sql", job_file, f"SELECT setval('{schema}.s', 1) FROM output").err
@@ -223,13 +223,13 @@ def test_a_query_over_a_table_is_answered_by_postgres(
 
 @pytest.mark.parametrize("kind", ["json", "jsonb"])
 def test_json_in_a_table_is_its_text(
-    joinery: Joinery, job_file: Path, kept: None, postgres_dsn: str, schema: str, kind: str
+    joinery: Joinery, job_file: Path, two_epochs: None, postgres_dsn: str, schema: str, kind: str
 ) -> None:
     """Rows of which each has other fields, and more of them than polars looks at for their types."""
     with psycopg.connect(postgres_dsn) as connection:
         connection.execute(f'CREATE TABLE "{schema}".joined (k bigint, doc {kind})')
-        made = """CASE n WHEN 199 THEN '[1, 2]' WHEN 200 THEN '{"b": 1.10}' ELSE '{"a": 1}' END"""
-        insert = f'INSERT INTO "{schema}".joined SELECT n, ({made})::{kind} FROM generate_series(1, 200) AS n'
+        document = """CASE n WHEN 199 THEN '[1, 2]' WHEN 200 THEN '{"b": 1.10}' ELSE '{"a": 1}' END"""
+        insert = f'INSERT INTO "{schema}".joined SELECT n, ({document})::{kind} FROM generate_series(1, 200) AS n'
         connection.execute(insert)
     last = [{"doc": '{"a": 1}'}, {"doc": "[1, 2]"}, {"doc": '{"b": 1.10}'}]
     assert joinery("sql", job_file, "SELECT doc FROM output ORDER BY k LIMIT 9 OFFSET 197").lines == last
@@ -237,7 +237,9 @@ def test_json_in_a_table_is_its_text(
     assert joinery("sql", job_file, beside).lines == last, "read whole"
 
 
-def test_of_files_only_what_a_query_needs_is_read(joinery: Joinery, tmp_path: Path, stored_in: str, kept: None) -> None:
+def test_of_files_only_what_a_query_needs_is_read(
+    joinery: Joinery, tmp_path: Path, stored_in: str, two_epochs: None
+) -> None:
     """A column that is null at first has the job's type; rows from before an edit have columns and types of then."""
     folder, path = tmp_path / "out", tmp_path / "files.yaml"
     path.write_text(edited((OUTPUT, f'    file: {{path: "{folder}"}}\n{stored_in}')))
@@ -248,8 +250,8 @@ def test_of_files_only_what_a_query_needs_is_read(joinery: Joinery, tmp_path: Pa
     broken = folder / "epoch-2-shard-0.jsonl"
     broken.write_text(line % ('"b"', 1) + '{"orders_order_id": "cut of')
     assert joinery("sql", path, "SELECT orders_ts FROM output LIMIT 1").lines == [{"orders_ts": 0}]
-    whole = joinery("sql", path, "SELECT count(*) AS n FROM output WHERE orders_order_id = 'a'")
-    assert f"The file {broken} of the output cannot be read" in whole.err
+    failed = joinery("sql", path, "SELECT count(*) AS n FROM output WHERE orders_order_id = 'a'")
+    assert f"The file {broken} of the output cannot be read" in failed.err
     broken.unlink()
     assert joinery("sql", path, "SELECT orders_ts FROM output WHERE orders_order_id = 'a'").lines == [
         {"orders_ts": 50_000}
@@ -274,7 +276,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)
 """
 
 
-def test_a_count_over_a_large_output_takes_little_memory(tmp_path: Path, stored_in: str, kept: None) -> None:
+def test_a_count_over_a_large_output_takes_little_memory(tmp_path: Path, stored_in: str, two_epochs: None) -> None:
     """Read whole, the rows would be 1.3 GB."""
     folder, path = tmp_path / "out", tmp_path / "files.yaml"
     path.write_text(edited((OUTPUT, f'    file: {{path: "{folder}"}}\n    format: parquet\n{stored_in}')))
@@ -297,7 +299,7 @@ def test_a_count_over_a_large_output_takes_little_memory(tmp_path: Path, stored_
     assert peak("SELECT * FROM output LIMIT 10") < nothing + 400
 
 
-@pytest.mark.usefixtures("kept")
+@pytest.mark.usefixtures("two_epochs")
 def test_a_terminal_shows_a_table(joinery: Joinery, job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     shown = joinery("sql", job_file, "SELECT epoch, rows_out FROM epochs ORDER BY epoch", "--rows", "1").out
@@ -312,8 +314,8 @@ def test_sessions_are_a_table(joinery: Joinery, tmp_path: Path, postgres_dsn: st
     store = PostgresStore(postgres_dsn, schema)
     run_epochs(load_job(path), store, epoch(row(100), row(80, "y")), epoch(row(105)))
     store.close()
-    asked = "SELECT k, window_start, window_end FROM state_sessions ORDER BY k"
-    x, y = joinery("sql", path, asked).lines
+    query = "SELECT k, window_start, window_end FROM state_sessions ORDER BY k"
+    x, y = joinery("sql", path, query).lines
     assert x == {
         "k": "x",
         "window_start": "1970-01-01T00:00:00.100000+00:00",

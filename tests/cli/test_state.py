@@ -121,12 +121,12 @@ def test_an_input_that_has_ended_is_at_the_end_and_not_at_a_huge_number() -> Non
         f"input {name}: watermark the end" for name in sorted(names)
     ]
     (epoch,) = map(epoch_line, store.epochs(job.name))
-    counted, kept = stats(job, store).document(), show(job, store, ["order_id=x"]).document()
-    for found in (epoch["plan"], counted, kept):
-        assert found["watermarks"] == dict.fromkeys(names, "end")
+    counted, shown = stats(job, store).document(), show(job, store, ["order_id=x"]).document()
+    for document in (epoch["plan"], counted, shown):
+        assert document["watermarks"] == dict.fromkeys(names, "end")
     assert list(epoch["plan"]["horizons"].values()) == [[None, "end"]] * 2
     assert [side["keep_from"] for side in counted["sides"]] == ["end"] * 2
-    assert str(END_OF_TIME)[:10] not in json.dumps([lines, epoch, counted, kept])
+    assert str(END_OF_TIME)[:10] not in json.dumps([lines, epoch, counted, shown])
 
 
 @pytest.mark.services

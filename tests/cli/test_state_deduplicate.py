@@ -62,9 +62,9 @@ STEPS: list[dict[str, Any]] = [
 def test_why_says_which_row_is_a_repeat_and_what_it_made(joinery: Joinery, tmp_path: Path, question: list[str]) -> None:
     lines = [*STEPS[:1], {"watermark": {"c": 101}}, *STEPS[1:]]
     records = joinery(*why(tmp_path, document(), lines), *question).lines[0]["records"]
-    made = {record["columns"]["v"]: [entry["row"]["v"] for entry in record["made"]] for record in records}
+    emitted = {record["columns"]["v"]: [entry["row"]["v"] for entry in record["made"]] for record in records}
     if "--key" in question:
-        assert made == {2: [], 1: [1], 4: [], 5: [5]}
+        assert emitted == {2: [], 1: [1], 4: [], 5: [5]}
     else:
-        assert made == {1: [1]}
+        assert emitted == {1: [1]}
     assert all(record["dropped"] is None for record in records)

@@ -69,7 +69,7 @@ class TestOuterJoin:
 
     def test_flags_say_whether_a_row_has_matched(self) -> None:
         rows = rows_of(self.JOB, self.STORE)
-        assert [(found["input"], found["ts"], found["matched"], found["may_match"]) for found in rows] == [
+        assert [(stored["input"], stored["ts"], stored["matched"], stored["may_match"]) for stored in rows] == [
             ("a", 100, False, "no"),
             ("a", 103, True, "on time"),
             ("b", 112, True, "on time"),
@@ -88,7 +88,7 @@ class TestOuterJoin:
 
     def test_flags_of_rows_that_matched_in_a_later_epoch(self) -> None:
         store = after(self.JOB, {"input": "a", "rows": [row(100), row(101)]}, {"input": "b", "rows": [row(91)]})
-        assert [(found["ts"], found["matched"]) for found in rows_of(self.JOB, store)] == [
+        assert [(stored["ts"], stored["matched"]) for stored in rows_of(self.JOB, store)] == [
             (100, True),
             (101, True),
             (91, True),
@@ -129,13 +129,13 @@ class TestWindows:
     def test_a_row_is_in_the_session_of_both_sides(self) -> None:
         job = job_of({"right": "b", "type": "left", "window": {"session": {"gap": "10ms"}}})
         store = after(job, {"rows": {"a": [row(100), row(150)], "b": [row(151, "y")]}})
-        assert [(found["session"], found["closed"]) for found in rows_of(job, store)] == [
+        assert [(stored["session"], stored["closed"]) for stored in rows_of(job, store)] == [
             ([100, 100], True),
             ([150, 150], False),
         ]
         assert words_of(job, store)[0].endswith("which is closed")
         open_ = after(job, {"rows": {"a": [row(100)], "b": [row(108)]}})
-        assert [found["session"] for found in rows_of(job, open_)] == [[100, 108], [100, 108]]
+        assert [stored["session"] for stored in rows_of(job, open_)] == [[100, 108], [100, 108]]
         assert words_of(job, open_)[0].endswith(
             "goes when the lower watermark of a and b is above 1970-01-01T00:00:00.118Z, unless it grows"
         )
@@ -158,7 +158,7 @@ class TestAsOf:
             **{"input": "a", "ts": 255, "partition": 0, "offset": 0, "columns": {"k": "x", "v": 255}},
             **{"until_input": "a", "until": 275},
         }
-        assert [(found["ts"], found["valid_until"], found["deleted"]) for found in rows[1:]] == [
+        assert [(stored["ts"], stored["valid_until"], stored["deleted"]) for stored in rows[1:]] == [
             (10, 50, False),
             (50, 250, False),
             (250, 260, False),
@@ -187,7 +187,7 @@ class TestChain:
     STORE = after(JOB, {"rows": {"a": [row(100)], "b": [row(105)], "c": [row(105, "z")]}})
 
     def test_each_key_is_of_the_steps_whose_columns_it_names(self) -> None:
-        assert [found["ts"] for found in rows_of(self.JOB, self.STORE, "k=x")] == [100, 105]
+        assert [stored["ts"] for stored in rows_of(self.JOB, self.STORE, "k=x")] == [100, 105]
         left, right = rows_of(self.JOB, self.STORE, "v=105")
         assert (left["input"], right["input"]) == ("a + b", "c")
         assert left["columns"]["a.k"] == "x"

@@ -240,11 +240,11 @@ class TestMigrate:
     def test_it_tells_how_far_it_is_while_it_migrates(
         self, joinery: Joinery, job_file: Path, old: JobRecord, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        port, found = free_port(), []
+        port, statuses = free_port(), []
 
         def ask(blob: bytes) -> bytes:
             with urlopen(f"http://127.0.0.1:{port}/status") as answer:
-                found.append(DriverStatus.model_validate_json(answer.read()))
+                statuses.append(DriverStatus.model_validate_json(answer.read()))
             return blob
 
         monkeypatch.setattr(migrations, "CURRENT_STATE_VERSION", 3)
@@ -252,7 +252,10 @@ class TestMigrate:
         monkeypatch.setenv("JOINERY_STATUS_PORT", str(port))
         monkeypatch.setenv("JOINERY_REVISION", "abc")
         assert joinery("state", "migrate", job_file).code == 0
-        assert [(each.revision, each.ready, each.migrated) for each in found] == [("abc", False, 0), ("abc", False, 1)]
+        assert [(status.revision, status.ready, status.migrated) for status in statuses] == [
+            ("abc", False, 0),
+            ("abc", False, 1),
+        ]
 
     def test_without_a_name_the_pin_says_version_and_epoch(
         self, joinery: Joinery, job_file: Path, store: PostgresStore, old: JobRecord, next_release: None
@@ -439,11 +442,11 @@ class TestRollBack:
         assert (back.segments, back.offsets, back.signature) == (old.segments, old.offsets, old.signature)
         assert store.claims(JOB) == {"0": "new-producer"}
 
-    @pytest.mark.parametrize("known", [True, False])
+    @pytest.mark.parametrize("has_state", [True, False])
     def test_a_rollout_that_never_pinned_anything_has_nothing_to_undo(
-        self, joinery: Joinery, job_file: Path, store: PostgresStore, known: bool, request: pytest.FixtureRequest
+        self, joinery: Joinery, job_file: Path, store: PostgresStore, has_state: bool, request: pytest.FixtureRequest
     ) -> None:
-        before = request.getfixturevalue("old") if known else None
+        before = request.getfixturevalue("old") if has_state else None
         command = ("state", "restore", job_file, "--savepoint", "rollout-b", "--before-first-commit")
         for _ in range(2):
             ended = joinery(*command)
@@ -593,7 +596,10 @@ class TestSavepoints:
         assert (line["name"], line["epoch"], line["rows"], line["automatic"]) == ("sp", 1, 8, False)
         store.create_savepoint(JOB, "rollout-x")
         listed = joinery("state", "savepoint", job_file, "--list").lines
-        assert [(each["name"], each["automatic"]) for each in listed] == [("rollout-x", True), ("sp", False)]
+        assert [(savepoint["name"], savepoint["automatic"]) for savepoint in listed] == [
+            ("rollout-x", True),
+            ("sp", False),
+        ]
         assert joinery("state", "savepoint", job_file, "sp", "--delete").lines == [{"deleted": "sp"}]
         assert pins(store) == ["rollout-x"]
 

@@ -53,7 +53,7 @@ def before(postgres_dsn: str, schema: str, job_file: Path) -> JobRecord:
     return record
 
 
-def there(dsn: str, schema: str) -> JobRecord | None:
+def stored_record(dsn: str, schema: str) -> JobRecord | None:
     store = PostgresStore(dsn, schema)
     record = store.record(JOB)
     store.close()
@@ -70,18 +70,22 @@ def test_it_moves_after_a_dry_run(
     monkeypatch.setenv("JOINERY_MOVE_DSN", elsewhere)
     ended = joinery("state", "move", job_file, "--to-schema", "moved")
     assert (ended.code, ended.err, ended.lines[0]["moved"]) == (0, "", True)
-    found = there(elsewhere, "moved")
-    assert found is not None
-    assert (found.segments, found.offsets, found.incarnation) == (before.segments, before.offsets, before.incarnation)
+    record = stored_record(elsewhere, "moved")
+    assert record is not None
+    assert (record.segments, record.offsets, record.incarnation) == (
+        before.segments,
+        before.offsets,
+        before.incarnation,
+    )
     where = f"was moved: it is at host {conninfo_to_dict(elsewhere)['host']}"
     for command in (["ls"], ["migrate", "--savepoint", "rollout-b"], ["move", "--to-schema", "moved"]):
         refused = joinery("state", command[0], job_file, *command[1:])
         assert refused.code == 1
         assert where in refused.err
     check = joinery("state", "check", job_file)
-    found = StateCheck.model_validate_json(check.out)
-    assert (check.code, check.err, found.fits) == (1, "", False)
-    assert where in found.refused[0]
+    report = StateCheck.model_validate_json(check.out)
+    assert (check.code, check.err, report.fits) == (1, "", False)
+    assert where in report.refused[0]
     assert joinery("state", "delete", job_file, "--yes").code == 0
     assert joinery("state", "check", job_file).code == 0
 
@@ -124,7 +128,7 @@ def test_a_table_in_the_same_database_would_stay_behind(
     ended = joinery("state", "move", job_file, "--to", elsewhere)
     assert ended.code == 1
     assert "the table joined, which is in the state's database and would stay behind" in ended.err
-    assert there(postgres_dsn, schema) == before
+    assert stored_record(postgres_dsn, schema) == before
 
 
 def test_a_job_that_is_there_is_left_alone(
@@ -137,7 +141,7 @@ def test_a_job_that_is_there_is_left_alone(
         ended = joinery("state", "move", job_file, "--to", elsewhere, *arguments)
         assert ended.code == 1
         assert f"There is state of a job {JOB} at the target already" in ended.err
-    assert (there(postgres_dsn, schema), there(elsewhere, schema)) == (before, theirs)
+    assert (stored_record(postgres_dsn, schema), stored_record(elsewhere, schema)) == (before, theirs)
 
 
 def test_where_to_must_be_said_and_a_password_is_not_shown(
@@ -148,5 +152,5 @@ def test_where_to_must_be_said_and_a_password_is_not_shown(
     assert ended.code == 1
     assert "not available (host 127.0.0.1, port 1, database db)" in ended.err
     assert "hunter2" not in ended.err
-    assert there(postgres_dsn, schema) == before  # it was not marked as being moved
+    assert stored_record(postgres_dsn, schema) == before  # it was not marked as being moved
     assert "No move of job" in joinery("state", "move", job_file, "--stay").err

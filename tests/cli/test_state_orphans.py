@@ -32,7 +32,7 @@ def resource(kind: str, name: str, uid: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def place(postgres_dsn: str, schema: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def store_options(postgres_dsn: str, schema: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     owned(store, "jobs/orders", EAST)
     owned(store, "jobs/deleted", other(name="deleted", uid="u-2"))
     owned(store, "jobs/recreated", other(name="recreated", uid="u-3"))
@@ -60,7 +60,7 @@ def verdicts(joinery: Joinery, *arguments: object) -> dict[str, str]:
     return {state["job"]: state["verdict"] for state in document["states"]}
 
 
-def test_states_without_a_resource_are_named(joinery: Joinery, place: list[str], resources: Path) -> None:
+def test_states_without_a_resource_are_named(joinery: Joinery, store_options: list[str], resources: Path) -> None:
     expected = {
         "jobs/orders": "used",
         "jobs/deleted": "orphan",
@@ -70,17 +70,17 @@ def test_states_without_a_resource_are_named(joinery: Joinery, place: list[str],
         "jobs/old": "used",
         "jobs/older": "unknown",
     }
-    assert verdicts(joinery, *place, "--resources", resources) == expected
-    assert verdicts(joinery, *place, "--resources", resources, "--cluster", "east") == expected
-    of_west = verdicts(joinery, *place, "--resources", resources, "--cluster", "west")
+    assert verdicts(joinery, *store_options, "--resources", resources) == expected
+    assert verdicts(joinery, *store_options, "--resources", resources, "--cluster", "east") == expected
+    of_west = verdicts(joinery, *store_options, "--resources", resources, "--cluster", "west")
     assert (of_west["jobs/deleted"], of_west["jobs/west"]) == ("unknown", "orphan")
 
 
 def test_the_text_says_why_and_how_to_delete(
-    joinery: Joinery, place: list[str], resources: Path, monkeypatch: pytest.MonkeyPatch
+    joinery: Joinery, store_options: list[str], resources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    text = joinery("state", "orphans", *place, "--resources", resources).out
+    text = joinery("state", "orphans", *store_options, "--resources", resources).out
     assert "7 states in " in text
     assert "compared with 3 resources" in text
     assert "StreamJoin jobs/deleted (uid u-2) of cluster east was deleted" in text
@@ -88,39 +88,41 @@ def test_the_text_says_why_and_how_to_delete(
     assert "joinery state delete JOB.yaml --yes" in text
 
 
-def test_a_cluster_that_no_state_names_has_to_be_named(joinery: Joinery, place: list[str], tmp_path: Path) -> None:
+def test_a_cluster_that_no_state_names_has_to_be_named(
+    joinery: Joinery, store_options: list[str], tmp_path: Path
+) -> None:
     empty = tmp_path / "empty.json"
     empty.write_text('{"kind": "List", "items": []}')
-    assert verdicts(joinery, *place, "--resources", empty)["jobs/orders"] == "unknown"
-    assert verdicts(joinery, *place, "--resources", empty, "--cluster", "east")["jobs/orders"] == "orphan"
+    assert verdicts(joinery, *store_options, "--resources", empty)["jobs/orders"] == "unknown"
+    assert verdicts(joinery, *store_options, "--resources", empty, "--cluster", "east")["jobs/orders"] == "orphan"
 
 
 def test_without_a_cluster_it_tells_whose_each_state_is(
-    joinery: Joinery, place: list[str], monkeypatch: pytest.MonkeyPatch
+    joinery: Joinery, store_options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert set(verdicts(joinery, *place).values()) == {"unknown"}
+    assert set(verdicts(joinery, *store_options).values()) == {"unknown"}
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    text = joinery("state", "orphans", *place).out
+    text = joinery("state", "orphans", *store_options).out
     assert "kubectl get streamjoins,sessionwindows -A -o json | joinery state orphans --resources /dev/stdin" in text
     assert "unknown: jobs/laptop (" in text
     assert "it belongs to `joinery run`" in text
     assert "no owner is on record" in text
 
 
-def test_it_changes_nothing(joinery: Joinery, place: list[str], store: PostgresStore, resources: Path) -> None:
+def test_it_changes_nothing(joinery: Joinery, store_options: list[str], store: PostgresStore, resources: Path) -> None:
     before = [store.record(job) for job in store.jobs()]
-    verdicts(joinery, *place, "--resources", resources)
+    verdicts(joinery, *store_options, "--resources", resources)
     assert [store.record(job) for job in store.jobs()] == before
 
 
 @pytest.mark.parametrize("text", ["no JSON", "[]", '{"items": [{"kind": "StreamJoin"}]}'])
-def test_mistakes_say_what_to_do(joinery: Joinery, place: list[str], tmp_path: Path, text: str) -> None:
+def test_mistakes_say_what_to_do(joinery: Joinery, store_options: list[str], tmp_path: Path, text: str) -> None:
     path = tmp_path / "resources.json"
     path.write_text(text)
-    ended = joinery("state", "orphans", *place, "--resources", path)
+    ended = joinery("state", "orphans", *store_options, "--resources", path)
     assert ended.code == 1
     assert "Make it with: kubectl get streamjoins,sessionwindows -A -o json" in ended.err
-    missing = joinery("state", "orphans", *place, "--resources", tmp_path / "missing")
+    missing = joinery("state", "orphans", *store_options, "--resources", tmp_path / "missing")
     assert "No such file" in missing.err
     nowhere = joinery("state", "orphans", "--schema", "nowhere")
     assert "There is no state store" in nowhere.err

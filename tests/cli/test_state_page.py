@@ -97,10 +97,10 @@ class Page:
             """The rows go to nobody."""
 
     def shows(self, block: Block) -> None:
-        for command, wanted in commands(block):
+        for command, expected in commands(block):
             printed = self._printed(command)
-            cut = wanted.index("  ...") if "  ..." in wanted else None
-            assert [*map(shown, printed)][:cut] == [*map(shown, wanted)][:cut], f"{block.place}: {command}"
+            cut = expected.index("  ...") if "  ..." in expected else None
+            assert [*map(shown, printed)][:cut] == [*map(shown, expected)][:cut], f"{block.location}: {command}"
 
     def _printed(self, command: str) -> list[str]:
         words = shlex.split(command.replace("JOINERY_MOVE_DSN=postgresql://... ", ""))
@@ -115,8 +115,8 @@ class Page:
 def commands(block: Block) -> Iterator[tuple[str, list[str]]]:
     """Each with the lines that it prints."""
     for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
-        command, *wanted = part.splitlines()
-        yield command, wanted
+        command, *expected = part.splitlines()
+        yield command, expected
 
 
 def shown(line: str) -> str:
@@ -144,16 +144,16 @@ def beginning(*words: str) -> list[Block]:
 def test_what_is_kept(page: Page) -> None:
     page.epochs(2)
     page.clicks()
-    found = beginning("joinery state stats", "joinery state show")
-    for block in found:
+    blocks = beginning("joinery state stats", "joinery state show")
+    for block in blocks:
         page.shows(block)
-    assert len(found) == 4
+    assert len(blocks) == 4
 
 
 def test_savepoints(page: Page) -> None:
     page.epochs(2)
-    (made,) = beginning("joinery state savepoint")
-    page.shows(made)
+    (block,) = beginning("joinery state savepoint")
+    page.shows(block)
 
 
 def test_going_back_and_deleting(page: Page) -> None:
@@ -183,13 +183,13 @@ def test_a_newer_release(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_another_postgres(page: Page) -> None:
     page.epochs(4)
-    moved, gone = beginning("JOINERY_MOVE_DSN", "joinery state ls")
+    moved, listing = beginning("JOINERY_MOVE_DSN", "joinery state ls")
     page.shows(moved)
-    page.shows(gone)
+    page.shows(listing)
 
 
 def test_every_block_is_one_of_these() -> None:
     named = ("stats", "show", "savepoint", "restore", "check", "migrate", "ls", "delete")
-    known = beginning(SQL, "JOINERY_MOVE_DSN", *(f"joinery state {name}" for name in named))
-    assert known == BLOCKS
+    covered = beginning(SQL, "JOINERY_MOVE_DSN", *(f"joinery state {name}" for name in named))
+    assert covered == BLOCKS
     assert len(BLOCKS) >= 14

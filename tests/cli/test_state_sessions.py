@@ -64,7 +64,9 @@ class TestShow:
     def test_one_that_has_gone_out_stays_for_late_rows_and_then_goes(self) -> None:
         complete = epoch(row(100)), epoch(row(111, "y"))
         store = after(JOB, *complete)
-        assert [(found["emitted"], found["goes_out"], found["until"]) for found in shown(store)] == [(True, None, 130)]
+        assert [(session["emitted"], session["goes_out"], session["until"]) for session in shown(store)] == [
+            (True, None, 130)
+        ]
         assert lines(store)[1].endswith(
             f"; has been emitted; forgotten when the watermark of clicks ({ZERO}.111Z) is above {ZERO}.130Z"
         )
@@ -72,14 +74,14 @@ class TestShow:
 
     def test_one_that_went_out_and_grew_has_gone_out_as_it_is(self) -> None:
         store = after(JOB, epoch(row(100)), epoch(row(112, "y")), epoch(row(110)))
-        (found,) = shown(store)
-        assert (found["window_start"], found["window_end"], found["emitted"]) == (100, 110, True)
-        assert found["aggregates"]["events"] == 2
+        (session,) = shown(store)
+        assert (session["window_start"], session["window_end"], session["emitted"]) == (100, 110, True)
+        assert session["aggregates"]["events"] == 2
 
     def test_what_a_later_row_has_replaced_is_not_there(self) -> None:
         job = session_job(**REOPEN, shards=1)
         store = after(job, epoch(row(100), row(104, "y")), epoch(row(105)))
-        assert [found["aggregates"]["events"] for found in shown(store, job=job)] == [2]
+        assert [session["aggregates"]["events"] for session in shown(store, job=job)] == [2]
         record = store.record("s") or pytest.fail("it ran")
         assert sum(meta.rows for meta in record.segments if meta.part == SESSIONS) > 2
 
@@ -96,7 +98,7 @@ class TestShow:
     def test_with_late_data_dropped_a_session_goes_out_and_is_forgotten_at_once(self) -> None:
         job = session_job(allowedLateness="20ms")
         store = after(job, epoch(row(100)))
-        assert [(found["goes_out"], found["until"]) for found in shown(store, job=job)] == [(130, 130)]
+        assert [(session["goes_out"], session["until"]) for session in shown(store, job=job)] == [(130, 130)]
         assert lines(store, job)[1].endswith(
             f"; is emitted, and forgotten, when the watermark of clicks ({ZERO}.100Z) is above {ZERO}.130Z, "
             "unless it grows"
@@ -123,7 +125,7 @@ class TestShow:
 
     def test_without_aggregates(self) -> None:
         job = session_job(aggregates=[])
-        assert [found["aggregates"] for found in shown(after(job, epoch(row(1))), job=job)] == [{}]
+        assert [session["aggregates"] for session in shown(after(job, epoch(row(1))), job=job)] == [{}]
 
 
 class TestKeys:
@@ -131,7 +133,7 @@ class TestKeys:
         store = after(JOB, epoch(row(100, None), row(101)))
         (step,) = show(JOB, store, ["k"]).document()["steps"]
         assert (step["key"], step["hash"]) == ({"k": None}, reference_hash([None]))
-        assert [found["window_start"] for found in step["rows"]] == [100]
+        assert [session["window_start"] for session in step["rows"]] == [100]
 
     def test_computed_groups_of_other_types(self) -> None:
         compute = [{"expression": "v + 1", "as": "next"}, {"expression": "CAST(k AS DOUBLE)", "as": "number"}]
@@ -139,7 +141,7 @@ class TestKeys:
         store = after(job, epoch(row(100, "NaN", 0), row(101, "-0.0", 0), row(102, None, 0), row(103, "NaN", 5)))
 
         def starts(*key: str) -> list[int]:
-            return [found["window_start"] for found in shown(store, *key, job=job)]
+            return [session["window_start"] for session in shown(store, *key, job=job)]
 
         assert starts("number=NaN", "next=1") == [100]
         assert starts("next=1", "number=0.0") == [101]
@@ -182,26 +184,26 @@ class TestStats:
             **{"open": 2, "due": 0, "gone_out": 1, "marks": 1},
             **{"until_input": "clicks", "until": 135},
         }
-        told = list(statistics.lines())
+        printed = list(statistics.lines())
         assert (
             "sessions: 2 open (0 to be emitted with the next epoch), 1 emitted and still open to late rows, "
             "1 marks of sessions that reached maxDuration"
-        ) in told
-        assert f"  the first is emitted when the watermark of clicks is above {ZERO}.135Z" in told
+        ) in printed
+        assert f"  the first is emitted when the watermark of clicks is above {ZERO}.135Z" in printed
         (side,) = statistics.document()["sides"]
         assert (side["part"], side["side"], side["inputs"], side["step"]) == (SESSIONS, SESSIONS, ("clicks",), 1)
-        assert any(line.startswith("rows of sessions (clicks): ") for line in told)
+        assert any(line.startswith("rows of sessions (clicks): ") for line in printed)
         assert (
             f"  the next epoch emits those whose last row is before {ZERO}.117Z, "
             f"forgets sessions whose last row is before {ZERO}.097Z: 0 rows go"
-        ) in told
+        ) in printed
 
     def test_what_is_due_and_what_is_forgotten(self) -> None:
         store = planned(after(JOB, epoch(row(100), row(110, "y"))), sessions=90, complete=105)
         census = stats(JOB, store).document()["sessions"]
         assert (census["open"], census["due"], census["until"]) == (2, 1, 120)
-        gone = after(JOB, epoch(row(100), row(300, "y")))
-        census = stats(JOB, gone).document()["sessions"]
+        forgotten = after(JOB, epoch(row(100), row(300, "y")))
+        census = stats(JOB, forgotten).document()["sessions"]
         assert (census["open"], census["gone_out"]) == (1, 0)
 
     def test_late_data_dropped(self) -> None:

@@ -46,14 +46,14 @@ def test_looking_at_it(joinery: Joinery, job_file: Path, ran: None) -> None:
     (shown,) = joinery("state", "show", job_file, "--key", "k=x").lines
     (session,) = shown["steps"][0]["rows"]
     assert (session["window_end"], session["aggregates"]["events"], session["emitted"]) == (105, 2, False)
-    (found,) = joinery("state", "stats", job_file).lines
-    assert (found["sessions"]["open"], found["sessions"]["gone_out"]) == (1, 1)
+    (statistics,) = joinery("state", "stats", job_file).lines
+    assert (statistics["sessions"]["open"], statistics["sessions"]["gone_out"]) == (1, 1)
     listed = joinery("state", "ls", job_file).out
     assert "input clicks: watermark 1970-01-01T00:00:00.105Z" in listed
     assert "part sessions: closed up to 1970-01-01T00:00:00.070Z" in listed
     assert "part sessions.complete: closed up to 1970-01-01T00:00:00.090Z" in listed
     log = joinery("state", "epochs", job_file).lines
-    assert [line["epoch"] for line in log] == list(range(1, found["epoch"] + 1))
+    assert [line["epoch"] for line in log] == list(range(1, statistics["epoch"] + 1))
     assert sum(line["result"]["rows_out"] for line in log) == 1
 
 
@@ -64,8 +64,8 @@ def test_going_back_names_the_key_that_rows_are_replaced_by(
     before = joinery("state", "show", job_file, "--key", "k=x").lines
     run_epochs(job, store, epoch(row(107)), epoch(row(140, "z")))
     assert joinery("state", "show", job_file, "--key", "k=x").lines != before
-    told = joinery("state", "restore", job_file, "--savepoint", "here")
-    assert "(rows of the same k, session_id are replaced)" in told.out + told.err
+    unconfirmed = joinery("state", "restore", job_file, "--savepoint", "here")
+    assert "(rows of the same k, session_id are replaced)" in unconfirmed.out + unconfirmed.err
     assert joinery("state", "restore", job_file, "--savepoint", "here", "--yes").code == 0
     assert joinery("state", "show", job_file, "--key", "k=x").lines == before
 

@@ -83,8 +83,8 @@ class Running:
         self._now += seconds
         (self.at_sleep.pop() if self.at_sleep else self.step)()
 
-    def beside(self, edited: Document, **asked: Any) -> Shadow:
-        upgrade = {"mode": "shadow", "shadow": asked}
+    def beside(self, edited: Document, **limits: Any) -> Shadow:
+        upgrade = {"mode": "shadow", "shadow": limits}
         text = json.dumps({**edited, "spec": {**edited["spec"], "upgrade": upgrade}})
         job = parse_job(text, "job.yaml", plain_numbers=True)
         return shadow(job, self.store, self._inputs, Clock(lambda: self._now, self._sleep))
@@ -117,13 +117,13 @@ def step(**changes: Any) -> Document:
 )
 def test_an_edit_that_changes_no_row(running: Running, job: Document) -> None:
     since, epochs = running.rows, running.store.record("orders-payments")
-    found = running.beside(job, epochs=3)
-    assert found.is_equal, found.text("5m")
-    assert found.compared.epochs == 3
+    comparison = running.beside(job, epochs=3)
+    assert comparison.is_equal, comparison.text("5m")
+    assert comparison.compared.epochs == 3
     assert epochs is not None
-    assert found.first == epochs.epoch + 1
-    assert 0 < found.compared.rows <= running.rows - since
-    assert "are the same under the edited job" in found.text("5m")
+    assert comparison.first == epochs.epoch + 1
+    assert 0 < comparison.compared.rows <= running.rows - since
+    assert "are the same under the edited job" in comparison.text("5m")
 
 
 @pytest.mark.parametrize(
@@ -139,57 +139,57 @@ def test_an_edit_that_changes_no_row(running: Running, job: Document) -> None:
 def test_a_difference_is_found_and_says_which_records_make_the_row(
     running: Running, job: Document, what: set[str]
 ) -> None:
-    found = running.beside(job, epochs=4)
-    assert not found.is_equal
-    assert what <= set(found.compared.counted)
-    text = found.text("5m")
+    comparison = running.beside(job, epochs=4)
+    assert not comparison.is_equal
+    assert what <= set(comparison.compared.counted)
+    text = comparison.text("5m")
     assert "differ under the edited job" in text
     assert "upgrade.mode: stateful" in text
-    assert any("/" in difference.origin for difference in found.compared.differences)
+    assert any("/" in difference.origin for difference in comparison.compared.differences)
 
 
 def test_rows_of_the_state_as_it_was_play_their_part(running: Running) -> None:
     """A row from before the comparison has partners in it: under a shorter interval it has fewer."""
-    found = running.beside(step(interval={"of": "l", "lower": "-10ms", "upper": "4ms"}), epochs=1)
+    comparison = running.beside(step(interval={"of": "l", "lower": "-10ms", "upper": "4ms"}), epochs=1)
     before = 5 * 3  # the first event time of the comparison's first epoch
-    lost = [difference.expected for difference in found.compared.differences if difference.kind == "missing"]
+    lost = [difference.expected for difference in comparison.compared.differences if difference.kind == "missing"]
     assert any(row is not None and row["w"] >= 300 and row["v"] < before for row in lost)
 
 
 def test_columns_that_only_one_of_them_has_are_not_compared(running: Running) -> None:
     select = [*JOB["spec"]["select"][:2], {"column": "r.ts", "as": "at"}]
-    found = running.beside(edited(select=select), epochs=2)
-    assert found.is_equal
-    assert found.unshared_columns == ("w", "at")
-    assert "not compared, since only one of the two has them: w, at" in found.text("5m")
+    comparison = running.beside(edited(select=select), epochs=2)
+    assert comparison.is_equal
+    assert comparison.unshared_columns == ("w", "at")
+    assert "not compared, since only one of the two has them: w, at" in comparison.text("5m")
 
 
 def test_what_was_committed_in_time_is_compared(running: Running) -> None:
-    found = running.beside(JOB, epochs=1000, within="3s")
-    assert found.is_equal
-    assert 3 <= found.compared.epochs < 1000
+    comparison = running.beside(JOB, epochs=1000, within="3s")
+    assert comparison.is_equal
+    assert 3 <= comparison.compared.epochs < 1000
 
 
 def test_nothing_to_compare_is_no_yes(running: Running) -> None:
     for _ in STEPS:
         running.step()
-    found = running.beside(JOB, within="3s")
-    assert not found.is_equal
-    assert "no epoch was committed within 3s" in found.text("3s")
-    assert "raise upgrade.shadow.within" in found.text("3s")
+    comparison = running.beside(JOB, within="3s")
+    assert not comparison.is_equal
+    assert "no epoch was committed within 3s" in comparison.text("3s")
+    assert "raise upgrade.shadow.within" in comparison.text("3s")
 
 
 def test_what_this_release_computes_otherwise_is_found(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """The release in force has counted other rows: the log says so."""
     epochs = running.store.epochs
 
-    def miscounted(*of: Any) -> Any:
-        return [_with(epoch, rows_out=epoch.result["rows_out"] + 1) for epoch in epochs(*of)]
+    def miscounted(*arguments: Any) -> Any:
+        return [_with(epoch, rows_out=epoch.result["rows_out"] + 1) for epoch in epochs(*arguments)]
 
     monkeypatch.setattr(running.store, "epochs", miscounted)
-    found = running.beside(JOB, epochs=1)
-    assert not found.is_equal
-    assert "the log has rows_out" in found.text("5m")
+    comparison = running.beside(JOB, epochs=1)
+    assert not comparison.is_equal
+    assert "the log has rows_out" in comparison.text("5m")
 
 
 def _with(entry: Any, **result: Any) -> Any:
@@ -225,11 +225,11 @@ TRACES = [
     ],
 )
 def test_every_kind_goes_on_from_the_stored_state(trace: Trace) -> None:
-    with Running(trace.job, [each.given for each in trace.steps]) as running:
+    with Running(trace.job, [trace_step.given for trace_step in trace.steps]) as running:
         for _ in range(len(trace.steps) // 2):
             running.step()
         if running.store.record(running.job.name) is None:
             pytest.skip("no epoch in the first half")
-        found = running.beside(trace.job, epochs=1000, within=1_000 * len(trace.steps))
-        assert not found.compared.counted, found.text("")
-        assert not found.release
+        comparison = running.beside(trace.job, epochs=1000, within=1_000 * len(trace.steps))
+        assert not comparison.compared.counted, comparison.text("")
+        assert not comparison.release

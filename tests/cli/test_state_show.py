@@ -39,7 +39,7 @@ def job_file(postgres_dsn: str, tmp_path: Path, schema: str) -> Path:
 
 
 @pytest.fixture
-def kept(store: PostgresStore, job: StreamJoin) -> None:
+def two_epochs(store: PostgresStore, job: StreamJoin) -> None:
     """Two epochs; watermarks are 2 h of event time for both inputs."""
     record = store.acquire(JOB)
     commit_rows(store, record, job, 1, ([order("a", HOUR - 1), order("b", HOUR)], [payment("a", HOUR)]))
@@ -56,7 +56,7 @@ def the_step(shown: dict[str, Any]) -> dict[str, Any]:
 
 class TestShow:
     def test_rows_of_the_key_with_what_has_to_pass_until_they_go(
-        self, joinery: Joinery, job_file: Path, kept: None
+        self, joinery: Joinery, job_file: Path, two_epochs: None
     ) -> None:
         shown = the_step(joinery("state", "show", job_file, "--key", "order_id=a").lines[0])
         assert (shown["key"], shown["epoch"]) == ({"order_id": "a"}, 2)
@@ -71,7 +71,7 @@ class TestShow:
         assert shown["rows"][0]["columns"] == {"order_id": "a", "country": 49, "amount": None}
 
     def test_only_segments_that_hold_its_hash_are_read(
-        self, joinery: Joinery, job_file: Path, store: PostgresStore, kept: None
+        self, joinery: Joinery, job_file: Path, store: PostgresStore, two_epochs: None
     ) -> None:
         shown = the_step(joinery("state", "show", job_file, "--key", "order_id=b").lines[0])
         assert [(row["ts"], row["may_match"]) for row in shown["rows"]] == [(HOUR, "on time")]
@@ -101,7 +101,7 @@ class TestShow:
         assert [(row["until"], row["may_match"]) for row in shown["rows"]] == [(3 * HOUR - 1 + 5 * MINUTE, "late")]
 
     def test_segments_of_an_older_version_are_read(
-        self, joinery: Joinery, job_file: Path, kept: None, monkeypatch: pytest.MonkeyPatch
+        self, joinery: Joinery, job_file: Path, two_epochs: None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         before = joinery("state", "show", job_file, "--key", "order_id=a").lines
         monkeypatch.setattr(migrations, "CURRENT_STATE_VERSION", 2)
@@ -109,7 +109,7 @@ class TestShow:
         assert joinery("state", "show", job_file, "--key", "order_id=a").lines == before
 
     def test_segments_that_are_replaced_meanwhile(
-        self, joinery: Joinery, job_file: Path, store: PostgresStore, kept: None, monkeypatch: pytest.MonkeyPatch
+        self, joinery: Joinery, job_file: Path, store: PostgresStore, two_epochs: None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         before = joinery("state", "show", job_file, "--key", "order_id=a").lines
         read, calls = PostgresStore.read_segments, []
@@ -127,10 +127,10 @@ class TestShow:
         assert joinery("state", "show", job_file, "--key", "order_id=a").lines == before
         assert len(calls) == 2
 
-    def test_a_key_of_which_nothing_is_kept(self, joinery: Joinery, job_file: Path, kept: None) -> None:
+    def test_a_key_of_which_nothing_is_kept(self, joinery: Joinery, job_file: Path, two_epochs: None) -> None:
         assert joinery("state", "show", job_file, "--key", "order_id=unknown").lines[0]["steps"][0]["rows"] == []
 
-    def test_a_step_that_is_not_there(self, joinery: Joinery, job_file: Path, kept: None) -> None:
+    def test_a_step_that_is_not_there(self, joinery: Joinery, job_file: Path, two_epochs: None) -> None:
         ended = joinery("state", "show", job_file, "--key", "order_id=a", "--step", "2")
         assert "Job orders-payments has no step 2: it has 1" in ended.err
 
@@ -143,13 +143,15 @@ class TestShow:
         ],
     )
     def test_what_is_no_key_is_refused(
-        self, joinery: Joinery, job_file: Path, kept: None, keys: list[str], says: str
+        self, joinery: Joinery, job_file: Path, two_epochs: None, keys: list[str], says: str
     ) -> None:
         ended = joinery("state", "show", job_file, "--key", *keys)
         assert (ended.code, ended.out) == (1, "")
         assert says in ended.err
 
-    def test_a_key_that_is_not_complete_or_not_of_its_type(self, joinery: Joinery, job_file: Path, kept: None) -> None:
+    def test_a_key_that_is_not_complete_or_not_of_its_type(
+        self, joinery: Joinery, job_file: Path, two_epochs: None
+    ) -> None:
         old = "{orders.order_id: payments.order_id}"
         job_file.write_text(
             job_file.read_text().replace(old, "{orders.order_id: payments.order_id, orders.country: payments.country}")
@@ -159,7 +161,9 @@ class TestShow:
         ended = joinery("state", "show", job_file, "--key", "order_id=a", "country=x")
         assert "The key country=x cannot be read: as input payments declares it" in ended.err  # the wider integer
 
-    def test_on_a_terminal(self, joinery: Joinery, job_file: Path, kept: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_on_a_terminal(
+        self, joinery: Joinery, job_file: Path, two_epochs: None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("sys.stdout.isatty", lambda: True)
         lines = joinery("state", "show", job_file, "--key", "order_id=a").out.splitlines()
         assert lines[0] == 'job orders-payments, step 1, key order_id "a": 3 rows are kept after epoch 2'
@@ -171,7 +175,7 @@ class TestShow:
 
 class TestStats:
     def test_it_counts_per_side_and_says_what_goes_next(
-        self, joinery: Joinery, job_file: Path, store: PostgresStore, job: StreamJoin, kept: None
+        self, joinery: Joinery, job_file: Path, store: PostgresStore, job: StreamJoin, two_epochs: None
     ) -> None:
         store.create_savepoint(JOB, "sp")
         [stats] = joinery("state", "stats", job_file).lines
@@ -192,7 +196,7 @@ class TestStats:
         assert "host" in stats["store"]["place"]
 
     def test_the_plans_watermarks_count_where_there_is_one(
-        self, joinery: Joinery, job_file: Path, store: PostgresStore, kept: None
+        self, joinery: Joinery, job_file: Path, store: PostgresStore, two_epochs: None
     ) -> None:
         plan = plan_of(3, {"orders": 5 * HOUR, "payments": 5 * HOUR})
         store.write_plan(JOB, store.acquire(JOB).generation, plan.to_json(), {})
@@ -200,7 +204,9 @@ class TestStats:
         assert stats["planned"]["epoch"] == 3
         assert [side["expired"] for side in stats["sides"]] == [3, 1]
 
-    def test_on_a_terminal(self, joinery: Joinery, job_file: Path, kept: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_on_a_terminal(
+        self, joinery: Joinery, job_file: Path, two_epochs: None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("sys.stdout.isatty", lambda: True)
         out = joinery("state", "stats", job_file).out
         assert "job orders-payments: epoch 2 committed" in out

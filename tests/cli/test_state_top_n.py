@@ -62,11 +62,11 @@ def test_why_says_which_rows_a_record_made(joinery: Joinery, tmp_path: Path, que
     lines = [*({"input": "c", "rows": rows} for rows in arrivals), {"watermark": {"c": 200}}]
     records = joinery(*why(tmp_path, document(), lines), *question).lines[0]["records"]
     by_value = {record["columns"]["v"]: record for record in records}
-    made, prevented = (
+    emitted, prevented = (
         [(change["row"]["v"], change["row"]["row_number"]) for change in by_value[9][name]]
         for name in ("made", "prevented")
     )
     assert by_value.keys() == ({1, 5, 9, 2} if "--key" in question else {9})
-    assert made == [(5, 2), (9, 1)]
+    assert emitted == [(5, 2), (9, 1)]
     assert prevented == [(1, 2), (5, 1)]
     assert all(record["dropped"] is None for record in records)

@@ -52,11 +52,11 @@ STEPS: list[dict[str, Any]] = [
 def test_why_says_which_rows_a_record_made(joinery: Joinery, tmp_path: Path) -> None:
     """Without the record, the group of x would have been the second one."""
     (record,) = joinery(*why(tmp_path, document(by=None), STEPS), "--record", "c:0=2").lines[0]["records"]
-    made, prevented = (
+    emitted, prevented = (
         [(change["row"]["k"], change["row"]["total"], change["row"]["row_number"]) for change in record[name]]
         for name in ("made", "prevented")
     )
-    assert made == [("x", 15, 1), ("y", 9, 2)]
+    assert emitted == [("x", 15, 1), ("y", 9, 2)]
     assert prevented == [("x", 6, 2), ("y", 9, 1)]
 
 

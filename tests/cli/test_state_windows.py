@@ -49,7 +49,7 @@ def test_a_hopping_window_is_shown_by_the_spans_that_windows_share() -> None:
     job = job_of({"hopping": {"size": "20ms", "slide": "10ms"}})
     store = after(job, [row(105), row(111)], [row(99), row(112)])
     # The watermark is 112: [90, 110) has been emitted. The row at 99 was in [80, 100) and in [90, 110), so it was late.
-    assert [(found["start"], found["windows"], found["until"]) for found in shown(job, store)] == [
+    assert [(span["start"], span["windows"], span["until"]) for span in shown(job, store)] == [
         (100, [[100, 120]], 120),
         (110, [[100, 120], [110, 130]], 120),
     ]
@@ -75,7 +75,7 @@ def test_windows_without_groups_are_of_no_key() -> None:
 def test_windows_that_have_been_emitted_are_not_shown() -> None:
     job = job_of({"cumulative": {"size": "20ms", "step": "10ms"}})
     store = after(job, [row(100), row(119, k="y")])
-    assert [found["windows"] for found in shown(job, store)] == [[[100, 120]]]
+    assert [span["windows"] for span in shown(job, store)] == [[[100, 120]]]
     store = after(job, [row(100), row(119, k="y")], [row(120, k="y")])
     assert shown(job, store) == []
     assert shown(job, store, "k=y")[0]["windows"] == [[120, 130], [120, 140]]

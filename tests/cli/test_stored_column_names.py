@@ -52,7 +52,7 @@ class Shop:
             for name, columns in (("orders", ORDERS), ("payments", payments))
         ]
         join = {"right": "payments", "keys": {"orders.id": "payments.id"}}
-        whole = {
+        full_spec = {
             "inputs": inputs,
             "joins": [{**join, "interval": {"of": "orders", "lower": "0s", "upper": "1h"}}],
             "output": {"file": {"path": str(self._folder / "out")}},
@@ -63,7 +63,7 @@ class Shop:
             "apiVersion": "joinery.dev/v1alpha1",
             "kind": "StreamJoin",
             "metadata": {"name": "shop"},
-            "spec": whole,
+            "spec": full_spec,
         }
 
     def run(self, **edits: Any) -> RunResult:

@@ -45,7 +45,7 @@ def test_an_input_from_kafka_that_names_no_delay_is_warned_about(
 
 KAFKA = {"file": None, "kafka": {"bootstrapServers": "kafka:9092", "topic": "t"}}
 ORDERS, PAYMENTS, RATES = (
-    {k: v for k, v in (each | KAFKA).items() if v} for each in (chains.ORDERS, chains.PAYMENTS, chains.RATES)
+    {k: v for k, v in (source | KAFKA).items() if v} for source in (chains.ORDERS, chains.PAYMENTS, chains.RATES)
 )
 CLICKS = {k: v for k, v in (sessions.CLICKS | KAFKA | {"watermark": None}).items() if v}
 
@@ -98,8 +98,8 @@ def test_every_mistake_is_reported_with_file_line_and_path(joinery: Joinery, job
     assert (ended.code, ended.out) == (2, "")
     head, *problems = ended.err.splitlines()
     assert head.startswith(f"joinery: {job_file}: {len(problems)} problem(s)")
-    places = {problem.split(": ")[1] for problem in problems}
-    assert places >= {"spec.inputs[0].eventTime", "spec.joins[0].interval.uper", "spec.inputs[0].schema[1].type"}
+    paths = {problem.split(": ")[1] for problem in problems}
+    assert paths >= {"spec.inputs[0].eventTime", "spec.joins[0].interval.uper", "spec.inputs[0].schema[1].type"}
     lines = job_file.read_text().splitlines()
     for problem in problems:
         number, path = problem.strip().removeprefix("line ").split(": ")[:2]
@@ -248,21 +248,21 @@ def test_sessions_are_valid_and_explained(joinery: Joinery, tmp_path: Path) -> N
 def test_explain_counts_only_what_is_stored(joinery: Joinery, tmp_path: Path) -> None:
     """customer_id goes out, so it is stored; without it in `select` a row is smaller."""
     text = (EXAMPLES / "orders-payments.yaml").read_text()
-    whole, less = tmp_path / "whole.yaml", tmp_path / "less.yaml"
-    whole.write_text(text)
+    full, less = tmp_path / "whole.yaml", tmp_path / "less.yaml"
+    full.write_text(text)
     less.write_text(text.replace("    - {column: orders.customer_id}\n", ""))
-    assert _row_bytes(joinery("explain", less).out) < _row_bytes(joinery("explain", whole).out)
+    assert _row_bytes(joinery("explain", less).out) < _row_bytes(joinery("explain", full).out)
 
 
 def _row_bytes(explanation: str) -> int:
     return int(explanation.partition("rows of about ")[2].split(" ")[0])
 
 
-def commands(of: App, name: str = "joinery") -> Iterator[tuple[str, App]]:
-    for word in of:
+def commands(group: App, name: str = "joinery") -> Iterator[tuple[str, App]]:
+    for word in group:
         if not word.startswith("-"):
-            yield f"{name} {word}", of[word]
-            yield from commands(of[word], f"{name} {word}")
+            yield f"{name} {word}", group[word]
+            yield from commands(group[word], f"{name} {word}")
 
 
 def test_help_describes_every_option() -> None:

@@ -47,9 +47,9 @@ class Edited:
             (folder / name).mkdir()
         self.edit()
 
-    def edit(self, where: str = WHERE, select: str = SELECT, **others: str) -> None:
+    def edit(self, where: str = WHERE, select: str = SELECT, **replacements: str) -> None:
         text = self._text.replace("WHERE", f"where: {where}").replace("[SELECT]", f"[{select}]")
-        for old, new in others.items():
+        for old, new in replacements.items():
             text = text.replace(old, new)
         self.path.write_text(text)
 
@@ -99,12 +99,14 @@ def test_the_epochs_after_an_edit_are_judged_with_the_state_of_those_before_it(e
         assert code == 1
         assert "has no epoch of the job as it is now" in refused["error"]
         edited.run()
-        code, found = edited.verified()
-        assert (code, found["differences"]) == (0, [])
-        assert found["epochs"][0] == begin + 1
-        assert found["rows"] == rows
-        assert found["notes"][0] == f"epochs before {begin + 1} were made by the job before an edit, and are not judged"
-        begin = found["epochs"][1]
+        code, report = edited.verified()
+        assert (code, report["differences"]) == (0, [])
+        assert report["epochs"][0] == begin + 1
+        assert report["rows"] == rows
+        assert (
+            report["notes"][0] == f"epochs before {begin + 1} were made by the job before an edit, and are not judged"
+        )
+        begin = report["epochs"][1]
     code, refused = edited.verified("--epochs", "1..")
     assert code == 1
     assert "Ask for --epochs" in refused["error"]
@@ -117,17 +119,17 @@ def test_an_edit_back_is_an_edit(edited: Edited) -> None:
     edited.edit()
     edited.run()
     edited.run()
-    code, found = edited.verified()
-    assert (code, found["differences"]) == (0, [])
-    assert found["epochs"][0] >= 3
+    code, report = edited.verified()
+    assert (code, report["differences"]) == (0, [])
+    assert report["epochs"][0] >= 3
 
 
 def test_edits_that_decide_no_rows_begin_nothing_new(edited: Edited) -> None:
     edited.run()
     edited.edit(**{"delay: 1h": "delay: 2h, lateWarning: 50%", "stateStore": "shards: 3\n  stateStore"})
     edited.run()
-    code, found = edited.verified()
-    assert (code, found["differences"], found["epochs"][0]) == (0, [], 1)
+    code, report = edited.verified()
+    assert (code, report["differences"], report["epochs"][0]) == (0, [], 1)
 
 
 def test_an_error_after_an_edit_is_found(joinery: Joinery, tmp_path: Path, postgres_dsn: str, schema: str) -> None:
@@ -138,8 +140,8 @@ def test_an_error_after_an_edit_is_found(joinery: Joinery, tmp_path: Path, postg
     with psycopg.connect(postgres_dsn) as connection:
         newest = f"(SELECT max(ctid) FROM {_table(schema)})"
         assert connection.execute(f"UPDATE {_table(schema)} SET w = 77 WHERE ctid = {newest}").rowcount == 1
-    code, found = edited.verified()
-    assert (code, len(found["differences"])) == (1, 1)
+    code, report = edited.verified()
+    assert (code, len(report["differences"])) == (1, 1)
 
 
 def test_without_the_definition_in_the_log_the_epochs_begin_after_the_edit(

@@ -57,11 +57,12 @@ def part(tmp_path: Path, folder: str = "out", at: int = 1) -> Path:
 
 
 def test_a_right_output(verdict: Callable[..., Verdict]) -> None:
-    found = verdict()
-    assert (found.right, found.compared.dead, list(found.compared.differences)) == (True, EPOCHS, [])
-    assert found.compared.rows >= 10 * EPOCHS
-    assert next(iter(found.lines())).startswith(
-        f"job orders-payments, epochs 1 to {found.last}: VERIFIED, {found.compared.rows} rows and {EPOCHS} dead letters"
+    judgement = verdict()
+    assert (judgement.right, judgement.compared.dead, list(judgement.compared.differences)) == (True, EPOCHS, [])
+    assert judgement.compared.rows >= 10 * EPOCHS
+    assert next(iter(judgement.lines())).startswith(
+        f"job orders-payments, epochs 1 to {judgement.last}: VERIFIED, "
+        f"{judgement.compared.rows} rows and {EPOCHS} dead letters"
     )
 
 
@@ -73,12 +74,14 @@ def test_many_late_rows_are_said_beside_the_verdict(tmp_path: Path) -> None:
         """The rows are written below."""
     inputs = inputs_of(job, steps)
     write_files(job, store, inputs, tmp_path / "cache")
-    found = verify(job, store, inputs, None, None)
-    assert found.right
-    head, late_line = found.lines()
+    judgement = verify(job, store, inputs, None, None)
+    assert judgement.right
+    head, late_line = judgement.lines()
     assert "VERIFIED, BUT MANY ROWS WERE DROPPED AS LATE, " in head
     assert late_line.startswith("after epoch 11, 13 of the newest 113 records of l (12 %) were dropped as late, up to ")
-    assert [(each["input"], each["rows"], each["records"]) for each in found.document()["late"]] == [("l", 13, 113)]
+    assert [
+        (late_input["input"], late_input["rows"], late_input["records"]) for late_input in judgement.document()["late"]
+    ] == [("l", 13, 113)]
     # Epochs that dropped nothing.
     assert list(verify(job, store, inputs, None, 5).late) == []
 
@@ -86,15 +89,15 @@ def test_many_late_rows_are_said_beside_the_verdict(tmp_path: Path) -> None:
 def test_a_value_that_was_changed(verdict: Callable[..., Verdict], tmp_path: Path) -> None:
     spoilt = part(tmp_path, at=0)
     spoilt.write_text(spoilt.read_text().replace('"right_v":"r"', '"right_v":"R"', 1))
-    found = verdict()
-    assert dict(found.compared.counted) == {"different": 1}
-    (difference,) = found.compared.differences
+    judgement = verdict()
+    assert dict(judgement.compared.counted) == {"different": 1}
+    (difference,) = judgement.compared.differences
     assert difference.expected is not None
     assert difference.actual == {**difference.expected, "right_v": "R"}
     number = int(difference.expected["left_k"].removeprefix("k"))  # every second one has a partner
     assert difference.origin == f"r 0/{number // 2} with l 0/{number}"
-    assert found.document()["verified"] is False
-    assert "NOT VERIFIED, 1 different" in next(iter(found.lines()))
+    assert judgement.document()["verified"] is False
+    assert "NOT VERIFIED, 1 different" in next(iter(judgement.lines()))
 
 
 @pytest.mark.parametrize(("folder", "output"), [("out", "output"), ("dead", "dead letters")])
@@ -105,9 +108,9 @@ def test_a_row_that_is_not_there_and_one_that_is_twice(
     lines = first.read_text().splitlines(keepends=True)
     first.write_text("".join(lines[1:]))
     second.write_text(second.read_text() + second.read_text().splitlines(keepends=True)[0])
-    found = verdict()
-    assert dict(found.compared.counted) == {"missing": 1, "extra": 1}
-    assert {difference.output for difference in found.compared.differences} == {output}
+    judgement = verdict()
+    assert dict(judgement.compared.counted) == {"missing": 1, "extra": 1}
+    assert {difference.output for difference in judgement.compared.differences} == {output}
 
 
 def test_a_line_that_is_no_row(verdict: Callable[..., Verdict], tmp_path: Path) -> None:

@@ -95,16 +95,16 @@ def test_rows_in_a_topic(topics: Topics, form: str) -> None:
     assert other.right
     assert other.compared.rows == written.rows[untouched].num_rows
     assert dict(verdict.compared.counted) == {"missing": 2, "extra": 2, "different": 1}
-    found = {(difference.output, difference.kind): difference for difference in verdict.compared.differences}
-    assert {name: each.epoch for name, each in found.items()} == {
+    differences = {(difference.output, difference.kind): difference for difference in verdict.compared.differences}
+    assert {name: difference.epoch for name, difference in differences.items()} == {
         ("output", "missing"): spoiling, ("output", "extra"): spoiling, ("output", "different"): spoiling,
         ("dead letters", "missing"): dead[1], ("dead letters", "extra"): dead[0],
     }  # fmt: skip
-    changed = found["output", "different"]
+    changed = differences["output", "different"]
     assert changed.actual == changed.expected | {"left_v": 77.5}
     assert changed.origin.startswith("r 0/")
-    assert found["output", "extra"].found_at.startswith(f"{topics.name}:")
-    assert found["dead letters", "missing"].expected["offset"] == lost["offset"][0].as_py()
+    assert differences["output", "extra"].found_at.startswith(f"{topics.name}:")
+    assert differences["dead letters", "missing"].expected["offset"] == lost["offset"][0].as_py()
 
 
 def test_dead_letters_that_an_earlier_release_wrote_as_json(topics: Topics) -> None:
@@ -190,9 +190,9 @@ class Behind:
 
     def record(self, job: str) -> JobRecord:
         (entry,) = self._store.epochs(job, self._newest - 1, 1)
-        found = self._store.record(job)
-        assert found is not None
-        return replace(found, plan=entry.plan if self.pending else None, epoch=self._newest - 1)
+        record = self._store.record(job)
+        assert record is not None
+        return replace(record, plan=entry.plan if self.pending else None, epoch=self._newest - 1)
 
 
 def test_rows_may_repeat_at_least_once(topics: Topics) -> None:

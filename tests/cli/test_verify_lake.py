@@ -100,14 +100,14 @@ def test_rows_that_are_missing_twice_and_different(written: Written, tmp_path: P
     verdict = written.verdict()
     assert not verdict.right
     assert dict(verdict.compared.counted) == {"missing": 1, "extra": 1, "different": 1}
-    found = {difference.kind: difference for difference in verdict.compared.differences}
-    assert {each.epoch for each in found.values()} == {1}
+    differences = {difference.kind: difference for difference in verdict.compared.differences}
+    assert {difference.epoch for difference in differences.values()} == {1}
     first, second, third = (json.loads(line) for line in rows_to_json(rows.slice(0, 3)))
-    assert (found["missing"].expected, found["missing"].actual) == (first, None)
-    assert (found["extra"].expected, found["extra"].actual) == (None, second)
-    assert (found["different"].expected, found["different"].actual) == (third, third | {"left_v": 77})
-    assert found["different"].origin.startswith("r 0/")
-    assert "/000000000001/" in found["extra"].found_at, "the file says the epoch"
+    assert (differences["missing"].expected, differences["missing"].actual) == (first, None)
+    assert (differences["extra"].expected, differences["extra"].actual) == (None, second)
+    assert (differences["different"].expected, differences["different"].actual) == (third, third | {"left_v": 77})
+    assert differences["different"].origin.startswith("r 0/")
+    assert "/000000000001/" in differences["extra"].found_at, "the file says the epoch"
 
 
 def test_the_newest_epoch_may_not_be_published_yet_and_others_must(written: Written) -> None:
@@ -132,8 +132,8 @@ def test_an_epoch_that_was_never_published_is_missing(written: Written) -> None:
 def test_rows_of_another_writer_are_told_apart(written: Written, table: Table) -> None:
     written.publish()
     rows = table.read().slice(0, 2)
-    place = rows.schema.get_field_index("left_v")
-    table.append(rows.set_column(place, rows.schema.field(place), pa.array([-1, -2], pa.int64())))
+    index = rows.schema.get_field_index("left_v")
+    table.append(rows.set_column(index, rows.schema.field(index), pa.array([-1, -2], pa.int64())))
     verdict = written.verdict()
     assert verdict.right
     assert ["2 rows are there that these epochs have not emitted" in note for note in verdict.notes] == [True]

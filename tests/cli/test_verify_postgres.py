@@ -114,11 +114,11 @@ def test_rows_that_are_inserted(write: Any, table: str, connection: psycopg.Conn
         assert changed.rowcount == 1, statement
     spoilt = written.verdict()
     assert dict(spoilt.compared.counted) == {"missing": 1, "different": 1, "extra": 1}
-    found = {difference.kind: difference for difference in spoilt.compared.differences}
-    assert found["missing"].expected["left_k"] == "k7"
-    assert found["different"].actual == found["different"].expected | {"left_raw": "AA=="}
-    assert (found["extra"].actual["left_k"], found["extra"].actual["left_ts"]) == ("k8", 208)
-    assert {what: each.epoch for what, each in found.items()} == {
+    differences = {difference.kind: difference for difference in spoilt.compared.differences}
+    assert differences["missing"].expected["left_k"] == "k7"
+    assert differences["different"].actual == differences["different"].expected | {"left_raw": "AA=="}
+    assert (differences["extra"].actual["left_k"], differences["extra"].actual["left_ts"]) == ("k8", 208)
+    assert {what: difference.epoch for what, difference in differences.items()} == {
         "missing": written.epoch_of(7), "different": written.epoch_of(102), "extra": written.epoch_of(208),
     }  # fmt: skip
     assert not written.verdict(1, written.epoch_of(7)).right
@@ -146,10 +146,10 @@ def test_rows_that_replace_others(write: Any, table: str, connection: psycopg.Co
     connection.execute(f"INSERT INTO {table} (left_k) VALUES ('new')")
     spoilt = written.verdict()
     assert dict(spoilt.compared.counted) == {"missing": 1, "different": 1, "extra": 1}
-    found = {difference.kind: difference for difference in spoilt.compared.differences}
-    assert (found["missing"].expected["left_k"], found["extra"].actual["left_k"]) == ("k8", "new")
-    assert (found["different"].expected["left_k"], found["different"].actual["left_ts"]) == ("", 0)
-    assert found["extra"].epoch is None
+    differences = {difference.kind: difference for difference in spoilt.compared.differences}
+    assert (differences["missing"].expected["left_k"], differences["extra"].actual["left_k"]) == ("k8", "new")
+    assert (differences["different"].expected["left_k"], differences["different"].actual["left_ts"]) == ("", 0)
+    assert differences["extra"].epoch is None
 
 
 @pytest.mark.parametrize(("plan_format", "first_is_right"), [(PLAN_FORMAT, False), (JUDGED_BY_CLOCK - 1, True)])
@@ -205,8 +205,8 @@ def test_sessions_that_were_taken_back(
 ) -> None:
     written = write(SESSIONS, CLICKS, external=external)
     written.publish()
-    there = connection.execute(f"SELECT k, n, total FROM {table} ORDER BY k, window_start").fetchall()
-    assert there == [("a", 3, 7), ("b", 1, 1), ("b", 1, 1)]
+    rows = connection.execute(f"SELECT k, n, total FROM {table} ORDER BY k, window_start").fetchall()
+    assert rows == [("a", 3, 7), ("b", 1, 1), ("b", 1, 1)]
     verdict = written.verdict()
     assert (verdict.right, verdict.compared.rows) == (True, 3)
     connection.execute(f"UPDATE {table} SET total = 8 WHERE k = 'a'")

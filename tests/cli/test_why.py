@@ -52,7 +52,7 @@ STEPS: list[dict[str, Any]] = [
 
 
 @pytest.fixture
-def asked(joinery: Joinery, tmp_path: Path) -> Any:
+def ask(joinery: Joinery, tmp_path: Path) -> Any:
     job, steps = tmp_path / "job.yaml", tmp_path / "steps.jsonl"
     job.write_text(JOB)
     steps.write_text("".join(json.dumps(step) + "\n" for step in STEPS))
@@ -78,8 +78,8 @@ def test_a_computed_key_is_asked_for_by_its_value(joinery: Joinery, tmp_path: Pa
     assert [entry["row"]["l"] for record in answer["records"] for entry in record["made"]] == ["A", "A"]
 
 
-def test_what_each_record_of_a_key_did(asked: Any) -> None:
-    answer = asked("--key", "k=a").lines[0]
+def test_what_each_record_of_a_key_did(ask: Any) -> None:
+    answer = ask("--key", "k=a").lines[0]
     assert answer["epochs"] == [1, 4]
     matched, partner, dead, late, waiting = answer["records"]
     pair, padded = {"l": "A", "r": "x"}, {"l": "A", "r": None}
@@ -92,12 +92,12 @@ def test_what_each_record_of_a_key_did(asked: Any) -> None:
     assert (late["dropped"], late["rule"]) == ("late", "docs/semantics.md#t10")
     assert late["watermarks"] == {"l": 200, "r": 200}
     assert (waiting["dropped"], waiting["made"], waiting["prevented"]) == (None, [], [])
-    (kept,) = answer["kept"]["steps"][0]["rows"]
-    assert (kept["offset"], kept["until"]) == (3, 310)
+    (stored_row,) = answer["kept"]["steps"][0]["rows"]
+    assert (stored_row["offset"], stored_row["until"]) == (3, 310)
 
 
-def test_one_record_and_what_went_out_when_it_had_waited(asked: Any) -> None:
-    (only,) = asked("--record", "l:0=1").lines[0]["records"]
+def test_one_record_and_what_went_out_when_it_had_waited(ask: Any) -> None:
+    (only,) = ask("--record", "l:0=1").lines[0]["records"]
     assert only["columns"]["k"] == "b"
     assert only["made"] == [{"epoch": 3, "row": {"l": "B", "r": None}, "padded": "docs/semantics.md#o1"}]
 
@@ -108,13 +108,13 @@ def test_a_record_that_the_other_part_of_a_history_has(joinery: Joinery, tmp_pat
     job.write_text(JOB.replace("file: {path: l.jsonl}", of_topic))
     rows = [{"k": "a", "v": "A", "ts": 90, "$history": True}, {"k": "a", "v": "A", "ts": 90}]
     steps.write_text("".join(json.dumps({"input": "l", "rows": [row]}) + "\n" for row in rows))
-    ((taken,), (skipped,)) = (
+    ((accepted,), (skipped,)) = (
         joinery("why", job, "--steps", steps, "--record", record).lines[0]["records"]
         for record in ("/history:0=0", "l:0=0")
     )
-    assert (taken["dropped"], taken["columns"]["v"]) == (None, "A")
+    assert (accepted["dropped"], accepted["columns"]["v"]) == (None, "A")
     assert (skipped["dropped"], skipped["rule"]) == ("history", "docs/semantics.md#t12")
-    assert joinery("why", job, "--steps", steps, "--key", "k=a").lines[0]["records"] == [taken, skipped]
+    assert joinery("why", job, "--steps", steps, "--key", "k=a").lines[0]["records"] == [accepted, skipped]
 
 
 def test_the_answer_as_text(tmp_path: Path) -> None:
@@ -155,24 +155,26 @@ def explained_as(job_type: str, tmp_path: Path) -> dict[tuple[str, int], list[st
 
 
 def test_why_an_order_is_not_in_the_output_of_an_anti_join(tmp_path: Path) -> None:
-    said = explained_as("anti", tmp_path)
-    assert '  epoch 3 emitted because of it, without a match (docs/semantics.md#e3): {"l": "B"}' in said["l", 1]
-    assert any("they match, so the row of l is not emitted (docs/semantics.md#e3)" in line for line in said["l", 0])
-    assert LEFT_WITH_ITS_MATCH in said["l", 0]
-    assert '  without it, epoch 3 would have emitted: {"l": "A"}' in said["r", 0]
-    assert "  taken; no row was emitted because of it so far" in said["l", 3]
+    explanations = explained_as("anti", tmp_path)
+    assert '  epoch 3 emitted because of it, without a match (docs/semantics.md#e3): {"l": "B"}' in explanations["l", 1]
+    assert any(
+        "they match, so the row of l is not emitted (docs/semantics.md#e3)" in line for line in explanations["l", 0]
+    )
+    assert LEFT_WITH_ITS_MATCH in explanations["l", 0]
+    assert '  without it, epoch 3 would have emitted: {"l": "A"}' in explanations["r", 0]
+    assert "  taken; no row was emitted because of it so far" in explanations["l", 3]
 
 
 def test_why_an_order_is_in_the_output_of_a_semi_join(tmp_path: Path) -> None:
-    said = explained_as("semi", tmp_path)
-    assert '  epoch 2 emitted because of it: {"l": "A"}' in said["l", 0]
-    assert LEFT_WITH_ITS_MATCH in said["l", 0]
-    assert '  epoch 2 emitted because of it: {"l": "A"}' in said["r", 0]
-    assert "  no record of r with its key was read that can match" in said["l", 1]
+    explanations = explained_as("semi", tmp_path)
+    assert '  epoch 2 emitted because of it: {"l": "A"}' in explanations["l", 0]
+    assert LEFT_WITH_ITS_MATCH in explanations["l", 0]
+    assert '  epoch 2 emitted because of it: {"l": "A"}' in explanations["r", 0]
+    assert "  no record of r with its key was read that can match" in explanations["l", 1]
 
 
-def test_what_was_so_after_an_epoch(asked: Any) -> None:
-    answer = asked("--key", "k=b", "--until", 2).lines[0]
+def test_what_was_so_after_an_epoch(ask: Any) -> None:
+    answer = ask("--key", "k=b", "--until", 2).lines[0]
     assert (answer["records"][0]["made"], answer["kept"]) == ([], None)
 
 
@@ -187,8 +189,8 @@ def test_what_was_so_after_an_epoch(asked: Any) -> None:
         (("--key", "k=a", "--until", "0"), "Must be >= 1"),
     ],
 )  # fmt: skip
-def test_a_question_without_an_answer(asked: Any, question: tuple[str, ...], says: str) -> None:
-    ended = asked(*question)
+def test_a_question_without_an_answer(ask: Any, question: tuple[str, ...], says: str) -> None:
+    ended = ask(*question)
     assert ended.code != 0
     assert says in " ".join((ended.err + ended.out).split())
 
@@ -207,14 +209,14 @@ def test_a_file_is_named_by_the_end_of_its_path() -> None:
 
 def _places(trace: Trace) -> list[str]:
     seen: Counter[tuple[str, int]] = Counter()
-    found = []
+    positions = []
     for step in trace.steps:
         for name, rows in rows_by_input(step.given).items():
             for row in rows:
                 at = (name, row.get(PARTITION, 0))
-                found.append(f"{name}:{at[1]}={seen[at]}")
+                positions.append(f"{name}:{at[1]}={seen[at]}")
                 seen[at] += 1
-    return found
+    return positions
 
 
 @pytest.mark.parametrize(
@@ -234,9 +236,9 @@ def test_every_drop_and_every_row_of_a_trace_has_its_record(name: str, tmp_path:
     job, steps = parse_job(json.dumps(trace.job), "job.yaml", plain_numbers=True), tmp_path / "steps.jsonl"
     steps.write_text("".join(json.dumps(step.given) + "\n" for step in trace.steps))
     lines = list(run_trace(job, [step.given for step in trace.steps], MemoryStore()))
-    answers: list[Answer] = [why_command(job, (), place, None, steps) for place in _places(trace)]
+    answers: list[Answer] = [why_command(job, (), position, None, steps) for position in _places(trace)]
     explained = [record for answer in answers for record in answer.records]
-    reasons = Counter(each.reason for each in explained if each.reason not in {None, "dead letter"})
+    reasons = Counter(record.reason for record in explained if record.reason not in {None, "dead letter"})
     meant = sum((Counter({"late": sum(line["late"].values())}) for line in lines), Counter())
     for line in lines:
         for counts in line.get("dropped", {}).values():
@@ -244,7 +246,7 @@ def test_every_drop_and_every_row_of_a_trace_has_its_record(name: str, tmp_path:
     assert reasons == +meant
     for answer in answers:
         _is_made_or_kept_or_left(job, answer)
-    due = {row for each in explained for rows in each.produced.values() for row in rows}
+    due = {row for record in explained for rows in record.produced.values() for row in rows}
     assert due >= {json.dumps(row) for line in lines for row in line["output"]}
 
 
@@ -309,18 +311,18 @@ def _alone(tmp_path: Path, way: str, left: int, right: int, *more: dict[str, Any
 def test_by_how_much_a_record_missed_its_nearest(
     tmp_path: Path, way: str, left: int, right: int, misses: int, says: str
 ) -> None:
-    found = _alone(tmp_path, way, left, right, PASSED)
-    document, lines = found.document(), "\n".join(found.lines())
+    explained = _alone(tmp_path, way, left, right, PASSED)
+    document, lines = explained.document(), "\n".join(explained.lines())
     assert (document["nearest"]["offset"], document["nearest"]["misses"]) == (0, misses)
     assert f"nearest: r r:0=0, event time 1970-01-01T00:00:00.{right:03}Z: {says}" in lines
     assert (document["state"]["kept"], "no row was emitted because of it so far" in lines) == (False, False)
 
 
 def test_where_was_not_true_for_the_nearest(tmp_path: Path) -> None:
-    found = _alone(tmp_path, "interval", 100, 101, PASSED, where=', where: "l.v = r.v"')
-    assert found.document()["nearest"]["misses"] == 0
+    explained = _alone(tmp_path, "interval", 100, 101, PASSED, where=', where: "l.v = r.v"')
+    assert explained.document()["nearest"]["misses"] == 0
     assert "r r:0=0, event time 1970-01-01T00:00:00.101Z: within reach, but `where` is not true" in "\n".join(
-        found.lines()
+        explained.lines()
     )
 
 
@@ -347,21 +349,21 @@ def test_when_a_record_left_and_until_when_one_is_kept(tmp_path: Path, way: str,
     left = _alone(tmp_path, way, 100, 50, PASSED)
     text = words.format(l=at(300), r=at(300))
     assert f"  left the state in epoch 3: {text} (docs/semantics.md#{rule})" in list(left.lines())
-    kept = _alone(tmp_path, way, 100, 50)
+    staying = _alone(tmp_path, way, 100, 50)
     text = words.format(l=at(100), r=at(50))
-    assert f"  kept until {text} (docs/semantics.md#{rule})" in list(kept.lines())
-    assert "  taken; no row was emitted because of it so far" in list(kept.lines())
+    assert f"  kept until {text} (docs/semantics.md#{rule})" in list(staying.lines())
+    assert "  taken; no row was emitted because of it so far" in list(staying.lines())
 
 
 def _of(tmp_path: Path, text: str, steps: list[dict[str, Any]], record: str) -> Explained:
     path = tmp_path / "steps.jsonl"
     path.write_text("".join(json.dumps(step) + "\n" for step in steps))
-    (found,) = why_command(parse_job(text, "job.yaml", plain_numbers=True), (), record, None, path).records
-    return found
+    (explained,) = why_command(parse_job(text, "job.yaml", plain_numbers=True), (), record, None, path).records
+    return explained
 
 
-def _nearest(found: Explained) -> tuple[Any, ...]:
-    nearest = found.document()["nearest"]
+def _nearest(explained: Explained) -> tuple[Any, ...]:
+    nearest = explained.document()["nearest"]
     return () if nearest is None else tuple(nearest[name] for name in ("offset", "misses", "why", "rule"))
 
 
@@ -388,16 +390,16 @@ def test_of_dropped_records_only_one_within_reach_is_named(tmp_path: Path) -> No
     where = JOB.replace("upper: 10ms}", 'upper: 10ms}, where: "l.v = r.v"')
     assert _nearest(_of(tmp_path, where, [*late, LEFT_ROW], "l:0=0")) == dropped
     # One that was taken comes first, and if it is further away.
-    taken = [{"input": "r", "rows": [{"k": "a", "v": "x", "ts": 109}]}]
-    assert _nearest(_of(tmp_path, where, [*late, *taken, LEFT_ROW], "l:0=0"))[:3] == (
+    accepted = [{"input": "r", "rows": [{"k": "a", "v": "x", "ts": 109}]}]
+    assert _nearest(_of(tmp_path, where, [*late, *accepted, LEFT_ROW], "l:0=0"))[:3] == (
         1,
         0,
         "within reach, but `where` is not true for the two",
     )
     far = [{"watermark": {"r": 109}}, {"input": "r", "rows": [{"k": "a", "v": "late", "ts": 50}]}, LEFT_ROW]
-    found = _of(tmp_path, JOB, far, "l:0=0")
-    assert _nearest(found) == ()
-    assert "  all records of r with its key were dropped that can match" in list(found.lines())
+    explained = _of(tmp_path, JOB, far, "l:0=0")
+    assert _nearest(explained) == ()
+    assert "  all records of r with its key were dropped that can match" in list(explained.lines())
 
 
 def test_of_very_many_records_that_may_have_been_dropped_the_answer_counts_the_rest(
@@ -462,9 +464,9 @@ def test_the_partner_had_left_before_the_record_came(tmp_path: Path) -> None:
     """Of a left row without a watermark of its own that would make it late."""
     reopen = JOB.replace("upper: 10ms}", "upper: 10ms}, lateData: reopen")
     steps = [{"input": "r", "rows": [{"k": "a", "v": "x", "ts": 101}]}, {"watermark": {"l": 300}}, LEFT_ROW]
-    found = _of(tmp_path, reopen, steps, "l:0=0")
+    explained = _of(tmp_path, reopen, steps, "l:0=0")
     at = "1970-01-01T00:00:00.{:03}Z".format
-    assert _nearest(found) == (
+    assert _nearest(explained) == (
         0,
         0,
         "within reach, but it left the state in epoch 2, before the record came: "
@@ -488,9 +490,9 @@ def test_the_job_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         """It is asked for below."""
     compiled = []
 
-    def counting(of: Job) -> Any:
-        compiled.append(of)
-        return compile_job(of)
+    def counting(compiled_job: Job) -> Any:
+        compiled.append(compiled_job)
+        return compile_job(compiled_job)
 
     for module in ("inspect.why", "inspect.state_show", "inspect.replay"):
         monkeypatch.setattr(f"joinery_runtime.{module}.compile_job", counting)
@@ -498,8 +500,8 @@ def test_the_job_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(compiled) == 1
 
 
-def test_no_other_record_of_the_key(asked: Any) -> None:
-    (only,) = asked("--record", "l:0=1").lines[0]["records"]
+def test_no_other_record_of_the_key(ask: Any) -> None:
+    (only,) = ask("--record", "l:0=1").lines[0]["records"]
     assert (only["state"]["left"], only["nearest"]) == (3, None)
 
 
@@ -512,19 +514,19 @@ def _answer(name: str, tmp_path: Path, *question: Any) -> Answer:
 
 def _said(answer: Answer) -> dict[str, tuple[list[Any], list[Any]]]:
     """By record: values of the rows that it made, and of those that it prevented."""
-    told = {}
-    for each in answer.records:
-        made, prevented = (
+    rows_by_record = {}
+    for explained in answer.records:
+        emitted, prevented = (
             [tuple(json.loads(row).values()) for counted in rows.values() for row in counted]
-            for rows in (each.produced, each.prevented)
+            for rows in (explained.produced, explained.prevented)
         )
-        told[str(each.record.position)] = (made, prevented)
-    return told
+        rows_by_record[str(explained.record.position)] = (emitted, prevented)
+    return rows_by_record
 
 
 def test_which_version_of_a_table_each_row_met(tmp_path: Path) -> None:
-    said = _said(_answer("asof/a1-version-of-its-time", tmp_path, ("k=a",), None))
-    assert said == {
+    rows_by_record = _said(_answer("asof/a1-version-of-its-time", tmp_path, ("k=a",), None))
+    assert rows_by_record == {
         "r:0=0": ([("s10", "v10"), ("s19", "v10")], [("s10", None), ("s19", None)]),
         "r:0=1": ([("s20", "v20"), ("s99", "v20")], [("s20", "v10"), ("s99", "v10")]),
         "l:0=0": ([("s9", None)], []), "l:0=1": ([("s10", "v10")], []), "l:0=2": ([("s19", "v10")], []),
@@ -545,9 +547,9 @@ def _at(ms: int) -> str:
     return f"1970-01-01T00:00:00.{ms:03}Z"
 
 
-def _retention(found: Explained) -> tuple[int | None, str, str]:
-    assert found.outcome is not None
-    return found.outcome.retention.evicted_in, found.outcome.retention.words, found.outcome.retention.rule
+def _retention(explained: Explained) -> tuple[int | None, str, str]:
+    assert explained.outcome is not None
+    return explained.outcome.retention.evicted_in, explained.outcome.retention.words, explained.outcome.retention.rule
 
 
 def test_a_row_of_a_session_that_reached_the_cap_left_with_it(tmp_path: Path) -> None:
@@ -556,8 +558,8 @@ def test_a_row_of_a_session_that_reached_the_cap_left_with_it(tmp_path: Path) ->
 
     forced = f"its session, {_at(100)} to {_at(119)}, reached maxDuration and was emitted"
     assert [stay(offset) for offset in (0, 1, 2)] == [(1, forced, "s2")] * 3
-    kept = f"the watermark of c (not known yet) is above {_at(130)}: then its session leaves"
-    assert stay(3) == (None, kept, "s4")  # it has forced the others out
+    until_watermark = f"the watermark of c (not known yet) is above {_at(130)}: then its session leaves"
+    assert stay(3) == (None, until_watermark, "s4")  # it has forced the others out
     assert _of_trace("sessions/s2-row-inside-a-mark", "c:0=4", tmp_path, 2).reason == "closed"
 
 
@@ -592,20 +594,23 @@ def test_a_session_that_reached_the_cap_long_after_a_row_came(tmp_path: Path) ->
 def test_what_a_chain_keeps_of_a_record(tmp_path: Path) -> None:
     """Step 2 waits for `c`: the row of a and b is neither out nor lost, even when step 1 has let go of the record."""
     name = "nway/n1-left-left"
-    found = _of_trace(name, "a:0=1", tmp_path, 3)
+    explained = _of_trace(name, "a:0=1", tmp_path, 3)
     waits = f"the watermark of c ({_at(102)}) is above {_at(105)}"
-    assert found.document()["waiting"] == [{"step": 2, "rows": 1, "when": waits, "rule": "docs/semantics.md#j3"}]
-    assert f"  in step 2, 1 joined row of it is kept until {waits} (docs/semantics.md#j3)" in list(found.lines())
-    assert [each.rows for each in _of_trace(name, "b:0=0", tmp_path, 3).waiting] == [1]
+    assert explained.document()["waiting"] == [{"step": 2, "rows": 1, "when": waits, "rule": "docs/semantics.md#j3"}]
+    assert f"  in step 2, 1 joined row of it is kept until {waits} (docs/semantics.md#j3)" in list(explained.lines())
+    assert [wait.rows for wait in _of_trace(name, "b:0=0", tmp_path, 3).waiting] == [1]
     assert _of_trace(name, "a:0=0", tmp_path, 3).waiting == []
     (trace,) = [trace for trace in load_traces() if trace.name == name]
     steps = [*(step.given for step in trace.steps[:3]), {"watermark": {"a": 150, "b": 150}}]
-    gone = _of(tmp_path, json.dumps(trace.job), steps, "a:0=1")
-    assert (gone.outcome is not None and gone.outcome.retention.evicted_in, [each.rows for each in gone.waiting]) == (
+    evicted = _of(tmp_path, json.dumps(trace.job), steps, "a:0=1")
+    assert (
+        evicted.outcome is not None and evicted.outcome.retention.evicted_in,
+        [wait.rows for wait in evicted.waiting],
+    ) == (
         4,
         [1],
     )
-    assert "  taken; no row was emitted because of it so far" in list(gone.lines())
+    assert "  taken; no row was emitted because of it so far" in list(evicted.lines())
     assert _of_trace(name, "a:0=1", tmp_path).waiting == []  # it went out at the end
 
 
@@ -617,9 +622,14 @@ def test_the_nearest_of_the_rows_that_a_step_hands_on(tmp_path: Path) -> None:
     of_c = {"input": "c", "rows": [{"k": "p", "v": "C", "ts": 120}, {"k": "q", "v": "C", "ts": 120}]}
     job = json.dumps(next(trace for trace in load_traces() if trace.name == "nway/n1-left-left").job)
     job = job.replace('"type": "left"', '"type": "inner"', 1)
-    found = _of(tmp_path, job, [of_a, of_b, of_c], "c:0=0")
-    assert _nearest(found) == (0, 15, "15ms outside the bound (right - left from -5ms to 5ms)", "docs/semantics.md#j1")
-    assert found.document()["nearest"]["input"] == "a"
+    explained = _of(tmp_path, job, [of_a, of_b, of_c], "c:0=0")
+    assert _nearest(explained) == (
+        0,
+        15,
+        "15ms outside the bound (right - left from -5ms to 5ms)",
+        "docs/semantics.md#j1",
+    )
+    assert explained.document()["nearest"]["input"] == "a"
     # It comes when the joined row is within reach, but a condition is not true.
     where = job.replace('"right": "c"', '"right": "c", "where": "b.v = c.v"')
     near = [of_a, of_b, {"input": "c", "rows": [{"k": "p", "v": "C", "ts": 103}]}]
@@ -631,16 +641,16 @@ def test_the_nearest_of_the_rows_that_a_step_hands_on(tmp_path: Path) -> None:
 
 
 def test_a_join_on_time_only_is_asked_for_a_record(tmp_path: Path) -> None:
-    (said,) = _said(_answer("join/j9-broadcast-predicate", tmp_path, (), "l:0=0")).values()
-    assert said == ([("A", "a"), ("A", "b")], [])
+    (changes,) = _said(_answer("join/j9-broadcast-predicate", tmp_path, (), "l:0=0")).values()
+    assert changes == ([("A", "a"), ("A", "b")], [])
 
 
 def test_a_record_names_its_group_by_what_the_job_computes(tmp_path: Path) -> None:
     answer = _answer("sessions/compute", tmp_path, (), "c:0=0")
     assert answer.key_view is not None
-    ((made, prevented),) = _said(answer).values()
-    assert [row[0] for row in made] == ["ann"]
-    assert made[0][-2:] == (16, 5)
+    ((emitted, prevented),) = _said(answer).values()
+    assert [row[0] for row in emitted] == ["ann"]
+    assert emitted[0][-2:] == (16, 5)
     assert prevented[0][-2:] == (4, 5)  # the session would have begun later, without 3 * 4
 
 
@@ -665,13 +675,17 @@ def test_what_has_left_is_not_kept_even_while_its_segment_is_stored(tmp_path: Pa
     for _ in run_trace(job, steps, store):
         """The answer is asked for below."""
     answer = explain_records(job, store, inputs_of(job, steps), ["k=a"], None)
-    left = {each.record.ts: each.outcome.retention.evicted_in for each in answer.records if each.outcome is not None}
+    left = {
+        explained.record.ts: explained.outcome.retention.evicted_in
+        for explained in answer.records
+        if explained.outcome is not None
+    }
     assert left[100] is not None
     assert left[100_000] is None
     assert answer.key_view is not None
-    (kept,) = answer.key_view.document()["steps"]
-    stayed = {each.record.ts for each in answer.records if left[each.record.ts or 0] is None}
-    assert {row["ts"] for row in kept["rows"]} == stayed
+    (kept_step,) = answer.key_view.document()["steps"]
+    stayed = {explained.record.ts for explained in answer.records if left[explained.record.ts or 0] is None}
+    assert {row["ts"] for row in kept_step["rows"]} == stayed
     # `joinery state show` lists what is stored as well, and says which of it has left.
     (stored,) = show(job, store, ["k=a"]).document()["steps"]
     assert {row["ts"]: row.get("left", False) for row in stored["rows"]} == {
@@ -701,28 +715,28 @@ def test_a_record_is_part_of_a_session_that_others_explain_as_well(tmp_path: Pat
     text = SESSIONS.replace("COLUMNS", COLUMNS).replace("SELECT", select)
     rows = [("A", 100), ("Z", 105), ("Z", 107), ("B", 109), ("C", 150), ("D", 300)]
     steps = [{"input": "c", "rows": [{"k": "a", "v": v, "ts": ts} for v, ts in rows]}, {"watermark": {"c": 200}}]
-    told = {offset: _of(tmp_path, text, steps, f"c:0={offset}") for offset in range(6)}
-    assert [bool(told[offset].produced) for offset in range(6)] == [
+    explanations = {offset: _of(tmp_path, text, steps, f"c:0={offset}") for offset in range(6)}
+    assert [bool(explanations[offset].produced) for offset in range(6)] == [
         select.startswith("late"),
         False,
         False,
         *[select.startswith("late"), True, False],
     ]
     for offset in (1, 2):
-        (part,) = told[offset].document()["part_of"]
+        (part,) = explanations[offset].document()["part_of"]
         assert part["row"]["most"] == "Z"
-        (line,) = [line for line in told[offset].lines() if "part of" in line]
+        (line,) = [line for line in explanations[offset].lines() if "part of" in line]
         assert line.startswith(f"  part of what epoch {part['epoch']} emitted, which is the same without it: ")
-        assert not any("no row was emitted" in line for line in told[offset].lines())
-    assert all(not told[offset].part_of for offset in (4, 5))
+        assert not any("no row was emitted" in line for line in explanations[offset].lines())
+    assert all(not explanations[offset].part_of for offset in (4, 5))
 
 
 def test_a_version_that_says_what_the_one_before_it_said(tmp_path: Path) -> None:
     text = JOB.replace("interval: {of: l, lower: -10ms, upper: 10ms}", "asOf: {historyRetention: 1h}")
     text = text.replace("{path: r.jsonl}", "{path: r.jsonl}, table: {key: [k]}")
     versions = {"input": "r", "rows": [{"k": "a", "v": "x", "ts": 50}, {"k": "a", "v": "x", "ts": 60}]}
-    found = _of(tmp_path, text, [versions, LEFT_ROW], "r:0=1")
-    assert (found.produced, found.prevented) == ({}, {})
-    assert [entry["row"] for entry in found.document()["part_of"]] == [{"l": "A", "r": "x"}]
-    assert not found.unmatched
+    explained = _of(tmp_path, text, [versions, LEFT_ROW], "r:0=1")
+    assert (explained.produced, explained.prevented) == ({}, {})
+    assert [entry["row"] for entry in explained.document()["part_of"]] == [{"l": "A", "r": "x"}]
+    assert not explained.unmatched
     assert _of(tmp_path, text, [versions, LEFT_ROW], "r:0=0").part_of == {}

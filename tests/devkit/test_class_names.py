@@ -12,12 +12,12 @@ from joinery_devkit.release import ROOT
 
 def shared_names(files: Iterable[Path]) -> dict[str, list[str]]:
     """Public classes, of modules and inside of classes, whose name occurs more than once: where."""
-    found: dict[str, list[str]] = defaultdict(list)
+    sites_by_name: dict[str, list[str]] = defaultdict(list)
     for file in files:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                found[node.name].append(f"{file.name}:{node.lineno}")
-    return {name: places for name, places in found.items() if len(places) > 1}
+                sites_by_name[node.name].append(f"{file.name}:{node.lineno}")
+    return {name: sites for name, sites in sites_by_name.items() if len(sites) > 1}
 
 
 def test_no_two_public_classes_have_one_name() -> None:

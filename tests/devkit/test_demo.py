@@ -64,8 +64,8 @@ def test_it_verifies_its_output_and_cleans_up(kind: str, job: str, message: str,
 @pytest.mark.services
 @pytest.mark.slow
 def test_kept_it_can_be_looked_at_until_it_is_interrupted(temporary: Path) -> None:
-    kept = [*DEMO, "--keep"]
-    running = subprocess.Popen(kept, stdout=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(temporary)})
+    command = [*DEMO, "--keep"]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(temporary)})
     assert running.stdout is not None
     with running.stdout as lines:
         printed = []

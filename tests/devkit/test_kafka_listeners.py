@@ -42,8 +42,10 @@ def test_a_client_behind_the_proxy_is_cut_off_and_others_are_not(broker):
 
 
 def test_clients_of_the_proxy_s_listener_are_told_the_proxy_s_port(broker):
-    (told,) = AdminClient({"bootstrap.servers": broker.proxied_bootstrap}).list_topics(timeout=30).brokers.values()
-    assert f"{told.host}:{told.port}" == broker.proxied_bootstrap
+    (advertised,) = (
+        AdminClient({"bootstrap.servers": broker.proxied_bootstrap}).list_topics(timeout=30).brokers.values()
+    )
+    assert f"{advertised.host}:{advertised.port}" == broker.proxied_bootstrap
 
 
 def test_the_secure_listener_takes_its_user(broker):
@@ -64,8 +66,8 @@ def test_the_secure_listener_takes_its_user(broker):
 def test_the_secure_listener_refuses_everybody_else(broker, change, code):
     access, errors = broker.secure_access, []
     settings = {**access.plain, **access.secret, **change}
-    given = {name: value for name, value in settings.items() if value is not None}
-    admin = AdminClient({**QUIET, "bootstrap.servers": access.bootstrap, **given, "error_cb": errors.append})
+    remaining = {name: value for name, value in settings.items() if value is not None}
+    admin = AdminClient({**QUIET, "bootstrap.servers": access.bootstrap, **remaining, "error_cb": errors.append})
     with pytest.raises(KafkaException):
         admin.list_topics(timeout=1)
     deadline = deadline_after(60)

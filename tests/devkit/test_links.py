@@ -55,9 +55,9 @@ def site() -> Iterator[str]:
 
 def test_only_what_a_site_says_is_gone_fails(site: str) -> None:
     closed = "http://127.0.0.1:1/x"
-    gone, untried = check(
+    dead_links, untried = check(
         PageLink(f"page.md:{n}", url) for n, url in enumerate([f"{site}/there", f"{site}/gone", f"{site}/busy", closed])
     )
-    assert gone == [f"page.md:1: {site}/gone: 404"]
+    assert dead_links == [f"page.md:1: {site}/gone: 404"]
     (line,) = untried
     assert line.startswith(closed)

@@ -53,8 +53,8 @@ def test_half_of_the_bids_are_on_a_hot_auction_and_most_are_by_a_hot_bidder(fram
 
 def test_bids_are_on_auctions_that_are_open_or_come_next(frames: dict[str, pl.DataFrame]) -> None:
     bids = frames["bid"].join_asof(frames["auction"].select("dateTime", last="id"), on="dateTime")
-    others = bids.filter((pl.col("auction") - FIRST_ID) % 100 != 0)
-    distance = others["auction"] - others["last"]
+    cold_bids = bids.filter((pl.col("auction") - FIRST_ID) % 100 != 0)
+    distance = cold_bids["auction"] - cold_bids["last"]
     assert (distance.min(), distance.max()) == (-100, 10)
 
 

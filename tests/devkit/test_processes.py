@@ -34,8 +34,8 @@ def start(tmp_path):
         return process
 
     yield run
-    for each in started:
-        each.kill()
+    for process in started:
+        process.kill()
 
 
 def test_stop_asks_first(start):
@@ -82,8 +82,8 @@ def test_a_child_does_not_outlive_its_killed_owner(tmp_path):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         child = psutil.Process(int(owner.stdout.readline()))
         owner.kill()
-    gone, alive = psutil.wait_procs([child], timeout=60)
-    assert (gone, alive) == ([child], [])
+    ended, alive = psutil.wait_procs([child], timeout=60)
+    assert (ended, alive) == ([child], [])
 
 
 def test_free_port_can_be_listened_on():

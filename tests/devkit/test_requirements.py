@@ -47,10 +47,10 @@ def test_every_file_is_known():
 @pytest.mark.parametrize("name", WANTED)
 def test_pins_satisfy_what_the_distributions_declare(name):
     pinned = {(canonicalize_name(pin.name), next(iter(pin.specifier)).version) for pin in pins(name)}
-    for wanted in WANTED[name]:
-        versions = [version for package, version in pinned if package == canonicalize_name(wanted.name)]
-        assert versions, f"{wanted} is not in requirements/{name}: run `make lock`"
-        assert all(wanted.specifier.contains(version) for version in versions), f"{wanted}: run `make lock`"
+    for requirement in WANTED[name]:
+        versions = [version for package, version in pinned if package == canonicalize_name(requirement.name)]
+        assert versions, f"{requirement} is not in requirements/{name}: run `make lock`"
+        assert all(requirement.specifier.contains(version) for version in versions), f"{requirement}: run `make lock`"
 
 
 @pytest.mark.parametrize("name", WANTED)

@@ -20,26 +20,26 @@ def another_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_is_started_once_may_ask_for_another_and_ends_before_it() -> None:
-    told: list[str] = []
+    events: list[str] = []
 
     @contextmanager
     def lower() -> Iterator[str]:
-        told.append("lower starts")
+        events.append("lower starts")
         yield "below"
-        told.append("lower ends")
+        events.append("lower ends")
 
     @contextmanager
     def upper() -> Iterator[str]:
-        told.append("upper starts")
+        events.append("upper starts")
         yield f"on {address_of('lower')}"
-        told.append("upper ends")
+        events.append("upper ends")
 
     shared = SharedServices({"lower": lower, "upper": upper})
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(address_of, ["upper"] * 4)) == ["on below"] * 4
     shared.close()
 
-    assert told == ["upper starts", "lower starts", "upper ends", "lower ends"]
+    assert events == ["upper starts", "lower starts", "upper ends", "lower ends"]
 
 
 def test_two_start_at_the_same_time() -> None:

@@ -57,11 +57,11 @@ def connect(proxy):
         return opened[-1]
 
     yield connecting
-    for each in opened:
-        each.close()
+    for connection in opened:
+        connection.close()
 
 
-def said(connection, data):
+def echoed(connection, data):
     connection.sendall(data)
     answer = b""
     while len(answer) < len(data):
@@ -87,46 +87,46 @@ def test_bytes_pass_both_ways(connect):
         answer += first.recv(2**20)
     sender.join()
     assert answer == data
-    assert said(second, b"two") == b"two"
+    assert echoed(second, b"two") == b"two"
 
 
 def test_a_cut_drops_connections_and_refuses_new_ones_until_it_is_restored(proxy, connect):
     old = connect()
-    assert said(old, b"a") == b"a"
+    assert echoed(old, b"a") == b"a"
     proxy.cut()
     assert is_dropped(old)
     with pytest.raises(ConnectionRefusedError):
         connect()
     proxy.restore()
-    assert said(connect(), b"b") == b"b"
+    assert echoed(connect(), b"b") == b"b"
 
 
 def test_after_a_silent_cut_connections_stay_and_what_was_sent_arrives_later(proxy, connect):
     old = connect()
-    assert said(old, b"a") == b"a"
+    assert echoed(old, b"a") == b"a"
     proxy.cut(silent=True)
     new = connect()
-    for each in (old, new):
-        each.sendall(b"late")
-        assert hears_nothing(each)
+    for connection in (old, new):
+        connection.sendall(b"late")
+        assert hears_nothing(connection)
     proxy.restore()
-    assert [each.recv(4) for each in (old, new)] == [b"late", b"late"]
+    assert [connection.recv(4) for connection in (old, new)] == [b"late", b"late"]
 
 
 def test_a_silent_cut_may_turn_into_a_loud_one(proxy, connect):
     proxy.cut(silent=True)
-    held = connect()
-    held.sendall(b"x")
+    silenced = connect()
+    silenced.sendall(b"x")
     proxy.cut()
-    assert is_dropped(held)
+    assert is_dropped(silenced)
     proxy.restore()
-    assert said(connect(), b"b") == b"b"
+    assert echoed(connect(), b"b") == b"b"
 
 
 def test_a_client_that_hangs_up_hangs_up_the_server_s_side_too(echo_port):
     with TcpProxy(echo_port) as proxy:
         with socket.create_connection(("127.0.0.1", proxy.port)) as client:
-            assert said(client, b"a") == b"a"
+            assert echoed(client, b"a") == b"a"
         before = threading.active_count()
     assert threading.active_count() < before
 

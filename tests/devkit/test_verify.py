@@ -61,8 +61,8 @@ class Run:
     output: list[dict[str, Any]]
     dead: list[dict[str, Any]]
 
-    def verdict(self, of: StreamJoin | None = None, *, complete: bool = True) -> JoinVerdict:
-        return verify(self.records, self.log, self.output, of or job(), dead_letters=self.dead, complete=complete)
+    def verdict(self, join: StreamJoin | None = None, *, complete: bool = True) -> JoinVerdict:
+        return verify(self.records, self.log, self.output, join or job(), dead_letters=self.dead, complete=complete)
 
 
 def record(name: str, offset: int, user: str | None, ts: int, partition: int = 0) -> Record:
@@ -210,23 +210,23 @@ def test_the_condition_counts_as_the_rules_say() -> None:
 @pytest.mark.parametrize("late_data", ["drop", "reopen"])
 @pytest.mark.parametrize("seed", range(15))
 def test_it_agrees_with_the_oracle(seed: int, late_data: str) -> None:
-    of = job(("allowedLateness: 1ms", f"allowedLateness: 1ms\n      lateData: {late_data}"))
-    run = by_the_oracle(random.Random(seed), of)
-    verdict = run.verdict(of)
+    join = job(("allowedLateness: 1ms", f"allowedLateness: 1ms\n      lateData: {late_data}"))
+    run = by_the_oracle(random.Random(seed), join)
+    verdict = run.verdict(join)
     assert verdict.problems == ()
     assert verdict.pairs > 20
     assert ("late" in verdict.dropped) == (late_data == "drop")
 
 
-def by_the_oracle(chance: random.Random, of: StreamJoin) -> Run:
+def by_the_oracle(chance: random.Random, join: StreamJoin) -> Run:
     """Random rows on two partitions per input, in random epochs, joined row by row."""
-    oracle, marks = Oracle.of_job(of), WatermarkOracle({"clicks": 2, "buys": 0})
+    oracle, marks = Oracle.of_job(join), WatermarkOracle({"clicks": 2, "buys": 0})
     run = Run({name: [] for name in SIDES}, [], [], [])
     ends: Counter[tuple[str, int]] = Counter()
     for number in range(1, 40):
-        places = [(name, partition, chance.randrange(3)) for name in SIDES for partition in (0, 1)]
-        rows = {name: _rows(chance, name, number, places, ends) for name in SIDES}
-        ranges = [[n, n, p, ends[n, p], ends[n, p] + count] for n, p, count in places if count or number == 1]
+        arrivals = [(name, partition, chance.randrange(3)) for name in SIDES for partition in (0, 1)]
+        rows = {name: _rows(chance, name, number, arrivals, ends) for name in SIDES}
+        ranges = [[n, n, p, ends[n, p], ends[n, p] + count] for n, p, count in arrivals if count or number == 1]
         for name, topic, partition, _, _ in ranges:
             marks.saw(name, f"{topic}/{partition}", ())
         watermarks = marks.watermarks()
@@ -240,16 +240,16 @@ def by_the_oracle(chance: random.Random, of: StreamJoin) -> Run:
             for row in rows[name]:
                 run.records[name].append(record(name, row.offset, row.values["user"], row.ts, row.partition))
                 marks.saw(name, f"{name}/{row.partition}", [row.ts])
-        for name, partition, count in places:
+        for name, partition, count in arrivals:
             ends[name, partition] += count
     return run
 
 
 def _rows(
-    chance: random.Random, name: str, number: int, places: Sequence[tuple[str, int, int]], ends: Counter[Any]
+    chance: random.Random, name: str, number: int, arrivals: Sequence[tuple[str, int, int]], ends: Counter[Any]
 ) -> list[Row]:
     rows_read = []
-    for _, partition, count in (place for place in places if place[0] == name):
+    for _, partition, count in (arrival for arrival in arrivals if arrival[0] == name):
         for offset in range(ends[name, partition], ends[name, partition] + count):
             user, ts = chance.choice(("a", "b", None)), 3 * number - chance.choice((0, 1, 4, 9, 30))
             document = json.loads(record(name, offset, user, ts, partition).value or b"")

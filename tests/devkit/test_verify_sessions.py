@@ -62,10 +62,10 @@ class Run:
     table: list[dict[str, Any]]
     dead: list[dict[str, Any]]
 
-    def verdict(self, of: SessionWindow | None = None) -> SessionVerdict:
+    def verdict(self, window: SessionWindow | None = None) -> SessionVerdict:
         records = {"clicks": self.records}
         return verify_sessions(
-            records, self.log, self.table, of or job(), dead_letters=self.dead, identify=lambda key: key[-1]
+            records, self.log, self.table, window or job(), dead_letters=self.dead, identify=lambda key: key[-1]
         )
 
 
@@ -229,16 +229,16 @@ def test_jobs_that_cannot_be_judged(edit: tuple[str, str], sentence: str) -> Non
 @pytest.mark.parametrize("seed", range(15))
 def test_it_agrees_with_the_oracle(seed: int, late_data: str) -> None:
     """Random clicks in random epochs, some late and alone, taken row by row; what goes out replaces and retracts."""
-    of = job(("lateData: reopen", f"lateData: {late_data}"), ("maxDuration: 100ms", "maxDuration: 100000ms"))
-    run = by_the_oracle(random.Random(seed), of)
-    verdict = run.verdict(of)
+    window = job(("lateData: reopen", f"lateData: {late_data}"), ("maxDuration: 100ms", "maxDuration: 100000ms"))
+    run = by_the_oracle(random.Random(seed), window)
+    verdict = run.verdict(window)
     assert verdict.problems == ()
     assert verdict.sessions > 10
     assert verdict.late > 0
 
 
-def by_the_oracle(chance: random.Random, of: SessionWindow) -> Run:
-    oracle = SessionOracle(SessionShape(of, lambda key: key[-1]))
+def by_the_oracle(chance: random.Random, window: SessionWindow) -> Run:
+    oracle = SessionOracle(SessionShape(window, lambda key: key[-1]))
     run, table, highest = Run([], [], [], []), {}, None
     for number in range(1, 80):
         first = len(run.records)

@@ -27,16 +27,16 @@ class Block:
     text: str
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
 
 def blocks_of(page: Path, text: str | None = None) -> Iterator[Block]:
     """In order. `text` stands for what is in the file."""
     text = page.read_text() if text is None else text
-    for found in _FENCED.finditer(text):
-        code = re.sub(f"^{found['margin']}", "", found["text"], flags=re.MULTILINE)
-        yield Block(page, text.count("\n", 0, found.start()) + 2, found["language"], code)
+    for fence in _FENCED.finditer(text):
+        code = re.sub(f"^{fence['margin']}", "", fence["text"], flags=re.MULTILINE)
+        yield Block(page, text.count("\n", 0, fence.start()) + 2, fence["language"], code)
 
 
 def prose(page: Path) -> str:

@@ -38,9 +38,9 @@ BLOCKS = [block for page in PAGES if page not in RUN_ELSEWHERE for block in bloc
 RESOURCES = {"StreamJoin", "SessionWindow"}
 
 
-def of(*languages: str) -> pytest.MarkDecorator:
+def each_block_in(*languages: str) -> pytest.MarkDecorator:
     chosen = [block for block in BLOCKS if block.language in languages]
-    return pytest.mark.parametrize("block", chosen, ids=[block.place for block in chosen])
+    return pytest.mark.parametrize("block", chosen, ids=[block.location for block in chosen])
 
 
 # --- kinds ------------------------------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ def unclear(block: Block) -> str | None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_block_has_a_kind_that_is_checked(page: Path) -> None:
-    assert [(block.place, why) for block in blocks_of(page) if (why := unclear(block))] == []
+    assert [(block.location, why) for block in blocks_of(page) if (why := unclear(block))] == []
     outside = prose(page)
     assert "```" not in outside, "a fence that does not end, or is indented otherwise than it began"
     assert re.findall(r"\n\n {4}\S.*", outside) == [], "an indented block: put it between ``` with its language"
@@ -105,20 +105,20 @@ ELSEWHERE = {"Application", "Kustomization"}  # resources of Argo CD and Flux
 VALUES = yaml.safe_load((ROOT / "charts/joinery/values.yaml").read_text())
 
 
-def with_event_time(given: dict[str, Any]) -> dict[str, Any]:
-    whole = {**ORDERS, **given}
-    if "file" in given:
-        del whole["kafka"]
-    if "eventTime" not in whole:
-        times = [column["name"] for column in whole["schema"] if column["type"] == "timestamp"]
+def with_event_time(source: dict[str, Any]) -> dict[str, Any]:
+    complete = {**ORDERS, **source}
+    if "file" in source:
+        del complete["kafka"]
+    if "eventTime" not in complete:
+        times = [column["name"] for column in complete["schema"] if column["type"] == "timestamp"]
         assert times, "the schema has no timestamp"
-        whole["eventTime"] = times[0]
-    return whole
+        complete["eventTime"] = times[0]
+    return complete
 
 
-def around_input(given: dict[str, Any]) -> dict[str, Any]:
+def around_input(source: dict[str, Any]) -> dict[str, Any]:
     """The spec of a join of this input with one that has its first column, or, if it is a table, its key."""
-    ours = with_event_time(given)
+    ours = with_event_time(source)
     table = ours.get("table")
     first = next(column["name"] for column in ours["schema"] if column["type"] != "timestamp")
     keys = table.get("key", []) if table else [first]
@@ -180,12 +180,12 @@ input_fields = {field.alias or name for name, field in Input.model_fields.items(
 spec_fields = {field.alias or name for name, field in StreamJoinSpec.model_fields.items()}
 
 
-def assert_values(given: dict[str, Any], known: dict[str, Any], at: str = "") -> None:
+def assert_values(values: dict[str, Any], defaults: dict[str, Any], at: str = "") -> None:
     """The chart has these values. Below one that is empty by default any name may stand."""
-    for name, value in given.items():
-        assert name in known, f"the chart has no value {at}{name}"
-        if isinstance(value, dict) and known[name]:
-            assert_values(value, known[name], f"{at}{name}.")
+    for name, value in values.items():
+        assert name in defaults, f"the chart has no value {at}{name}"
+        if isinstance(value, dict) and defaults[name]:
+            assert_values(value, defaults[name], f"{at}{name}.")
 
 
 def assert_fits(value: Any, schema: dict[str, Any], at: str) -> None:
@@ -198,31 +198,31 @@ def assert_fits(value: Any, schema: dict[str, Any], at: str) -> None:
     assert "enum" not in schema or value in schema["enum"], at
 
 
-def check_yaml(text: str, place: str) -> None:
+def check_yaml(text: str, location: str) -> None:
     data = yaml.safe_load(text)
     if isinstance(data, dict) and data.get("kind") in RESOURCES:
-        assert parse_job(text, place, environment={"KAFKA": "kafka:9092"}).spec
+        assert parse_job(text, location, environment={"KAFKA": "kafka:9092"}).spec
     elif isinstance(data, dict) and data.get("kind") in {"Savepoint", "BlueGreenJob"}:
         (path,) = ROOT.glob(f"crds/*_{data['kind'].lower()}s.yaml")
         definition = yaml.safe_load(path.read_text())
         schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-        assert_fits(data["spec"], schema["properties"]["spec"], place)
+        assert_fits(data["spec"], schema["properties"]["spec"], location)
     elif isinstance(data, dict) and "kind" in data:
         assert data["kind"] in ELSEWHERE, data["kind"]
         assert_values(data["spec"].get("source", {}).get("helm", {}).get("valuesObject", {}), VALUES)
     elif isinstance(data, dict) and set(data) <= set(VALUES):
         assert_values(data, VALUES)
     else:
-        whole = yaml.safe_dump(completed(data))
-        assert parse_job(whole, f"{place} completed", environment={"KAFKA": "kafka:9092"}).spec
+        job_text = yaml.safe_dump(completed(data))
+        assert parse_job(job_text, f"{location} completed", environment={"KAFKA": "kafka:9092"}).spec
 
 
-@of("yaml")
+@each_block_in("yaml")
 def test_yaml_is_valid(block: Block) -> None:
     if block.page.is_relative_to(ROOT / "tests/traces"):
         assert set(yaml.safe_load(block.text))  # the form of a trace, which tests/traces/corpus.py reads
     else:
-        check_yaml(block.text, block.place)
+        check_yaml(block.text, block.location)
 
 
 @pytest.mark.parametrize(
@@ -268,27 +268,27 @@ CHOICES["orders_us"].append({"name": "amount", "type": "double"})
 CHOICES["orders"] = [*ORDERS["schema"][:-1], {"name": "customer", "type": "string"}]
 
 
-def check_sql(sql: str, place: str) -> None:
+def check_sql(sql: str, location: str) -> None:
     of_queries = re.findall(r"\b(\w+) AS \(\s*SELECT", sql)
     names = [name for name in re.findall(r"(?:\bFROM|\bJOIN|\(TABLE) (\w+)", sql) if name not in {*of_queries, "TABLE"}]
     schemas = {name: [*CHOICES[name], TS] for name in names}
     inputs = [with_event_time({"name": name, "schema": schema}) for name, schema in schemas.items()]
-    for each in inputs:
-        if each["name"] == "rates":
-            each["table"] = {"key": ["currency"]}
+    for source in inputs:
+        if source["name"] == "rates":
+            source["table"] = {"key": ["currency"]}
     resource = completed({"output": OUTPUT})
     resource["spec"] = {"sql": sql, "inputs": inputs, "output": {"file": {"path": "out"}}}
-    assert parse_job(yaml.safe_dump(resource), place).spec
+    assert parse_job(yaml.safe_dump(resource), location).spec
 
 
-@of("sql")
+@each_block_in("sql")
 def test_sql_is_understood(block: Block) -> None:
     if "SELECT" in block.text:
-        check_sql(block.text, block.place)
+        check_sql(block.text, block.location)
     else:  # conditions, one a line
         for condition in block.text.splitlines():
             source = "FROM orders o JOIN payments p ON o.order_id = p.order_id"
-            check_sql(f"SELECT o.order_id {source} AND {condition}", block.place)
+            check_sql(f"SELECT o.order_id {source} AND {condition}", block.location)
 
 
 def check_python(text: str) -> None:
@@ -296,21 +296,21 @@ def check_python(text: str) -> None:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("joinery"):
             module = importlib.import_module(str(node.module))
-            assert [each.name for each in node.names if not hasattr(module, each.name)] == []
+            assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            names = [each.name for each in node.names] if isinstance(node, ast.Import) else [str(node.module)]
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [str(node.module)]
             tops = {name.split(".")[0] for name in names} - {"airflow"}  # not installed here
             assert all(importlib.util.find_spec(top) for top in tops), names
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("joinery "):
             check_command(shlex.split(node.value))
 
 
-@of("python")
+@each_block_in("python")
 def test_python_imports_what_there_is(block: Block) -> None:
     check_python(block.text)
 
 
-@of("json")
+@each_block_in("json")
 def test_json_is_what_a_trace_prints(block: Block) -> None:
     job = parse_job(yaml.safe_dump(completed({"output": OUTPUT})), "page")
     (printed,) = trace(job, [{"input": "orders", "rows": []}])
@@ -345,26 +345,26 @@ READERS = {"savepoint.yaml", "cluster.yaml", "kind.yaml", "paid.yaml"}
 BUILT_IN = {"serviceaccount", "role", "rolebinding", "namespace", "configmap", "pods", "ns", "secret"}
 
 
-def check_cli(app: App, words: list[str], whole: bool) -> None:
+def check_cli(app: App, words: list[str], complete: bool) -> None:
     """Its sub-commands, options and values are those of the real command. Not whole: arguments may be missing."""
     tokens = ["1" if word in {"N", "EPOCH", "PORT"} else word for word in words if word != "..."]
     try:
         app.parse_args(tokens, exit_on_error=False, print_error=False)
     except MissingArgumentError:
-        assert not whole, f"arguments are missing: {words}"
+        assert not complete, f"arguments are missing: {words}"
     except CycloptsError as error:
         raise AssertionError(str(error)) from error
 
 
-def check_joinery(words: list[str], whole: bool = True) -> None:
-    check_cli(joinery, words, whole)
+def check_joinery(words: list[str], complete: bool = True) -> None:
+    check_cli(joinery, words, complete)
 
 
-def check_plugin(words: list[str], whole: bool = True) -> None:
-    check_cli(plugin, words, whole)
+def check_plugin(words: list[str], complete: bool = True) -> None:
+    check_cli(plugin, words, complete)
     if words[0] == "state" and len(words) > 2:
         job, command, *more = words[1 : words.index("-n") if "-n" in words else None]  # kubectl's own flags come last
-        check_cli(joinery, ["state", command, job, *more], whole)
+        check_cli(joinery, ["state", command, job, *more], complete)
 
 
 def check_make(words: list[str]) -> None:
@@ -391,8 +391,8 @@ def check_kubectl(words: list[str]) -> None:
     if words[0] in {"get", "create", "wait", "patch"}:
         named = [word for word in words[1:] if not word.startswith("-")][:1]
         ours = {"joinery", *(name for kind in RESOURCE_KINDS for name in (kind.short, kind.plural))}
-        known = ours | BUILT_IN
-        assert {each for word in named for each in word.split("/")[0].split(",")} <= known, words
+        resources = ours | BUILT_IN
+        assert {resource for word in named for resource in word.split("/")[0].split(",")} <= resources, words
 
 
 def check_helm(words: list[str]) -> None:
@@ -415,13 +415,17 @@ def check_pip(words: list[str]) -> None:
         if name.startswith("pyspark=="):
             continue
         if not name.startswith("build/"):
-            projects = [tomllib.loads((ROOT / each / "pyproject.toml").read_text()) for each in ("runtime", "operator")]
-            named = {each["project"]["name"]: each["project"] for each in projects}
+            projects = [
+                tomllib.loads((ROOT / folder / "pyproject.toml").read_text()) for folder in ("runtime", "operator")
+            ]
+            named = {pyproject["project"]["name"]: pyproject["project"] for pyproject in projects}
             assert name in named, name
             project = named[name]
             assert not extra or extra.rstrip("]") in project["optional-dependencies"], word
         else:  # what `make release` leaves
-            wheels = [f"{each.replace('-', '_')}-{version(each)}" for each in ("joinery-runtime", "joinery-operator")]
+            wheels = [
+                f"{package.replace('-', '_')}-{version(package)}" for package in ("joinery-runtime", "joinery-operator")
+            ]
             assert name in [f"build/release/{wheel}-py3-none-any.whl" for wheel in wheels], word
 
 
@@ -456,12 +460,12 @@ def check_line(line: str) -> None:
         check_command(words)
 
 
-@of("mermaid")
+@each_block_in("mermaid")
 def test_a_flowchart_is_the_one_of_an_example(block: Block) -> None:
     assert block.text in [chart.read_text() for chart in (ROOT / "tests/job/flowcharts").glob("*.mmd")]
 
 
-@of("sh", "console", "cron")
+@each_block_in("sh", "console", "cron")
 def test_commands_have_what_they_name(block: Block) -> None:
     lines = command_lines(block)
     assert lines
@@ -506,9 +510,9 @@ def test_commands_in_the_prose_exist(page: Path) -> None:
             continue
         if name == "joinery" and rest:
             for words in simple_commands(code):
-                check_joinery(words[1:], whole=False)
+                check_joinery(words[1:], complete=False)
         elif code.startswith("kubectl joinery "):
-            check_plugin(shlex.split(code)[2:], whole=False)
+            check_plugin(shlex.split(code)[2:], complete=False)
         elif name in {"make", "docker"} and rest:
             CHECKS[name](shlex.split(rest))
 
@@ -520,10 +524,10 @@ def test_commands_in_the_prose_exist(page: Path) -> None:
 def test_kubectl_and_helm_have_the_options() -> None:
     """`services` for the programs, which they bring along."""
 
-    def told(name: str, *words: str) -> str:
+    def output_of(name: str, *words: str) -> str:
         return subprocess.run([program(name), *words], capture_output=True, text=True, check=True).stdout
 
-    everywhere = {"kubectl": told("kubectl", "options"), "helm": told("helm", "--help")}
+    everywhere = {"kubectl": output_of("kubectl", "options"), "helm": output_of("helm", "--help")}
     checked = 0
     for block in BLOCKS:
         for line in command_lines(block) if block.language in {"sh", "console"} else ():
@@ -531,9 +535,9 @@ def test_kubectl_and_helm_have_the_options() -> None:
                 if name in everywhere and words[0] != "joinery":
                     verb = words.pop(0)
                     kind = words[: 2 if words[0] == "secret" else 1] if verb == "create" else []
-                    known = told(name, verb, *kind, "--help") + everywhere[name]
+                    help_text = output_of(name, verb, *kind, "--help") + everywhere[name]
                     own = takewhile(lambda word: word != "--", words)  # what follows runs in a container
                     for option in (word.partition("=")[0] for word in own if word.startswith("-")):
-                        assert re.search(rf"(?<![\w-]){option}\b", known), f"{block.place}: {line}: {option}"
+                        assert re.search(rf"(?<![\w-]){option}\b", help_text), f"{block.location}: {line}: {option}"
                         checked += 1
     assert checked > 10

@@ -43,9 +43,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 @every_page
 def test_files_that_are_named_exist(page: Path) -> None:
     named = re.findall(r"`([\w.-]+(?:/[\w.-]+)*/[\w.-]*\.(?:py|md|yaml|jsonl|sh|Dockerfile))`", page.read_text())
-    places = [ROOT, page.parent, *PACKAGES, *(package.parent for package in PACKAGES)]
+    folders = [ROOT, page.parent, *PACKAGES, *(package.parent for package in PACKAGES)]
     for name in named:
-        assert any((place / name).exists() for place in places), name
+        assert any((folder / name).exists() for folder in folders), name
 
 
 def test_some_files_are_named() -> None:

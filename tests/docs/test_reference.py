@@ -55,10 +55,10 @@ def parts_of(kind: ResourceKind) -> dict[str, Schema]:
 
 
 FIELDS = [
-    found
+    field
     for kind in RESOURCE_KINDS
     for part, model in (("spec", kind.model.model_fields["spec"].annotation), ("status", kind.status))
-    for found in fields_of(model, parts_of(kind)[part], f"{kind.name}.{part}")
+    for field in fields_of(model, parts_of(kind)[part], f"{kind.name}.{part}")
 ]
 
 
@@ -80,6 +80,6 @@ def test_examples_are_values_of_their_fields() -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_the_examples_of_what_a_job_needs_are_a_job(kind: ResourceKind) -> None:
     spec = parts_of(kind)["spec"]
-    wanted = ["output", *(["joins"] if kind.name == "StreamJoin" else ["groupBy", "gap", "aggregates"])]
-    fields = {name: example(spec["properties"][name]) for name in (*spec["required"], *wanted)}
+    needed = ["output", *(["joins"] if kind.name == "StreamJoin" else ["groupBy", "gap", "aggregates"])]
+    fields = {name: example(spec["properties"][name]) for name in (*spec["required"], *needed)}
     kind.model.model_validate({"kind": kind.name, "metadata": {"name": "shop"}, "spec": fields})

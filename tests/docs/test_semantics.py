@@ -44,7 +44,7 @@ def covered() -> set[str]:
 def test_every_rule_that_is_cited_has_its_anchor() -> None:
     assert len(RULES) == len(set(RULES)) > 40
     unknown = {(str(path.relative_to(ROOT)), rule) for path, text in texts() for rule in CITED.findall(text)}
-    assert {found for found in unknown if found[1] not in RULES} == set()
+    assert {citation for citation in unknown if citation[1] not in RULES} == set()
 
 
 def test_the_index_lists_each_rule() -> None:
@@ -57,9 +57,9 @@ def test_every_anchor_has_a_trace_and_every_trace_an_anchor() -> None:
 
 
 def test_links_to_anchors_lead_somewhere() -> None:
-    known = {anchor for anchor, _ in ANCHORS}
+    anchors = {anchor for anchor, _ in ANCHORS}
     named = {anchor for _, text in texts() for anchor in re.findall(r"(?<=semantics\.md#)[a-z-]+\d*", text)}
-    assert named | set(re.findall(r"\]\(#([\w-]+)\)", PAGE)) <= known
+    assert named | set(re.findall(r"\]\(#([\w-]+)\)", PAGE)) <= anchors
     assert len(named) > 5
 
 
@@ -109,9 +109,11 @@ def test_messages_are_found_by_the_rules_that_they_cite() -> None:
 
 def test_a_message_cites_a_rule_in_the_words_that_make_its_link() -> None:
     products = [text for path, text in texts() if path.suffix == ".py" and "src" in path.parts]
-    found = {text for code in products for text in messages(code)}
-    assert len(found) > 20
-    assert {text for text in found if set(CITED.findall(text)) != set(re.findall(r"\brule (\w+)", text))} == set()
+    product_messages = {text for code in products for text in messages(code)}
+    assert len(product_messages) > 20
+    assert {
+        text for text in product_messages if set(CITED.findall(text)) != set(re.findall(r"\brule (\w+)", text))
+    } == set()
 
 
 def test_only_messages_that_are_linked_name_rules() -> None:

@@ -68,8 +68,8 @@ class Run:
         assert met, f"{what}: not within {PATIENCE_S} s"
 
     def wait_for_more_epochs(self, number: int) -> None:
-        wanted = len(self.epochs) + number
-        self.wait_for(f"{number} more epochs", lambda epochs: len(epochs) >= wanted)
+        target = len(self.epochs) + number
+        self.wait_for(f"{number} more epochs", lambda epochs: len(epochs) >= target)
 
     @property
     def epochs(self) -> list[dict[str, Any]]:
@@ -87,16 +87,17 @@ class Run:
     def pause(self) -> list[psutil.Process]:
         """Stops all of its processes (SIGSTOP) until `resume` gets them back."""
         stopped: dict[int, psutil.Process] = {}
-        while new := [each for each in self.processes() if each.pid not in stopped]:  # until none has been started
-            for each in new:
-                each.suspend()
-                stopped[each.pid] = each
+        # Until none has been started.
+        while new := [process for process in self.processes() if process.pid not in stopped]:
+            for process in new:
+                process.suspend()
+                stopped[process.pid] = process
         return list(stopped.values())
 
     @staticmethod
     def resume(paused: list[psutil.Process]) -> None:
-        for each in paused:
-            each.resume()
+        for process in paused:
+            process.resume()
 
     def processes(self) -> list[psutil.Process]:
         """The driver, its Java process, executors and Python workers."""
@@ -106,29 +107,31 @@ class Run:
     def kill(self) -> None:
         """Whatever is left of it."""
         with suppress(psutil.NoSuchProcess):
-            for each in reversed(self.processes()):
+            for process in reversed(self.processes()):
                 with suppress(psutil.NoSuchProcess):
-                    each.kill()
+                    process.kill()
         self.wait()
 
     def executors(self) -> list[psutil.Process]:
         """The Java processes of this driver's executors; none where the driver itself runs the tasks."""
-        return [each for each in self.processes() if "CoarseGrainedExecutorBackend" in command_of(each)]
+        return [process for process in self.processes() if "CoarseGrainedExecutorBackend" in command_of(process)]
 
     def python_workers(self) -> list[psutil.Process]:
         """The Python processes that run tasks. Not the daemons that fork them, by whatever module: workers whose daemon
         has died go on, and are nobody's children then."""
-        python = {each.pid: each for each in self.processes() if command_of(each).endswith(" pyspark.worker")}
-        return [each for each in python.values() if _parent(each) in python]
+        python = {
+            process.pid: process for process in self.processes() if command_of(process).endswith(" pyspark.worker")
+        }
+        return [process for process in python.values() if _parent(process) in python]
 
     def some(self, what: Callable[[], list[psutil.Process]]) -> list[psutil.Process]:
         """What is there of these processes, as soon as there is one: those that died are replaced after a while."""
         deadline = time.monotonic() + PATIENCE_S
-        while not (found := what()):
+        while not (processes := what()):
             assert self.process.poll() is None, self.last_words
             assert time.monotonic() < deadline, what.__name__
             time.sleep(0.02)
-        return found
+        return processes
 
     def kill_one(self, what: Callable[[], list[psutil.Process]], choose: random.Random) -> None:
         """One may have ended by itself since they were listed."""

@@ -55,7 +55,7 @@ def worker(sock: Any, authenticated: bool) -> int:
     from joinery_runtime.engine.messages import EpochWork  # noqa: PLC0415
 
     seen = Path(os.environ["JOINERY_TEST_HURT_SEEN"])
-    hurts = [Hurt.parse(each) for each in os.environ["JOINERY_TEST_HURT"].split()]
+    hurts = [Hurt.parse(text) for text in os.environ["JOINERY_TEST_HURT"].split()]
 
     def reach(work: EpochWork, point: str) -> None:
         for hurt in hurts:

@@ -210,8 +210,8 @@ class Log:
         return record.epoch if record else 0
 
     def entries(self) -> list[dict[str, Any]]:
-        found = self._store.epochs(self._name, limit=100_000)
-        return [{"epoch": e.epoch, "generation": e.generation, "plan": e.plan, "result": e.result} for e in found]
+        entries = self._store.epochs(self._name, limit=100_000)
+        return [{"epoch": e.epoch, "generation": e.generation, "plan": e.plan, "result": e.result} for e in entries]
 
     def read(self) -> int:
         """Records of the inputs in committed epochs."""
@@ -223,7 +223,7 @@ class Log:
 
     def commits(self) -> list[int]:
         """When each epoch was committed, in milliseconds by the store's clock."""
-        return [each.committed_at for each in self._store.epochs(self._name, limit=100_000)]
+        return [entry.committed_at for entry in self._store.epochs(self._name, limit=100_000)]
 
 
 class Stored(Protocol):
@@ -278,8 +278,8 @@ def _ends(bootstrap: str, topic: str, level: IsolationLevel) -> dict[int, int]:
     """By partition."""
     admin: Any = AdminClient({"bootstrap.servers": bootstrap})
     partitions = [TopicPartition(topic, number) for number in admin.list_topics(topic).topics[topic].partitions]
-    asked = admin.list_offsets({each: OffsetSpec.latest() for each in partitions}, isolation_level=level)
-    return {each.partition: found.result().offset for each, found in asked.items()}
+    futures = admin.list_offsets({partition: OffsetSpec.latest() for partition in partitions}, isolation_level=level)
+    return {partition.partition: future.result().offset for partition, future in futures.items()}
 
 
 def judge(job: StreamJoin, bootstrap: str, log: Sequence[Mapping[str, Any]], output: Any, dead: Any) -> JoinVerdict:
@@ -329,8 +329,8 @@ def expected_epochs(
                 if values is not None:
                     read[name].append(Row(partition, offset, values["ts"], values))
         columns = output_columns(job)
-        found = oracle.epoch(entry["plan"]["watermarks"], read)
-        yield entry["epoch"], [output_row(row, columns) for row in found.joined]
+        outcome = oracle.epoch(entry["plan"]["watermarks"], read)
+        yield entry["epoch"], [output_row(row, columns) for row in outcome.joined]
 
 
 def repeated(log: Sequence[Mapping[str, Any]]) -> list[int]:

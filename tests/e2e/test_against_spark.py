@@ -178,8 +178,8 @@ def of_spark(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[dict
     for scenario in (*SCENARIOS.values(), COMPARED):
         batches = epochs(Random(scenario.name), data(scenario), BATCHES)
         write_batches(folder / scenario.name, [*batches, sentinels])
-    found = run(folder, list(queries()), PATIENCE_S)
-    return {name: [row for row in rows if not _of_sentinel(row)] for name, rows in found.items()}
+    rows_by_query = run(folder, list(queries()), PATIENCE_S)
+    return {name: [row for row in rows if not _of_sentinel(row)] for name, rows in rows_by_query.items()}
 
 
 def queries() -> Iterator[Query]:
@@ -230,9 +230,9 @@ def test_the_data_have_what_joins_differ_in(name: str) -> None:
 def test_spark_gives_the_same_rows(name: str, kind: str, of_spark: Mapping[str, list[dict[str, Any]]]) -> None:
     scenario = SCENARIOS[name]
     rows = ours(scenario, kind)
-    told = differences(of_spark[f"{name}-{kind}"], rows)
+    spark_differences = differences(of_spark[f"{name}-{kind}"], rows)
     judged = differences(by_brute_force(scenario, kind, data(scenario)), rows)
-    assert not told, f"not as Spark: {told}\nby brute force {judged or 'we are right'}"
+    assert not spark_differences, f"not as Spark: {spark_differences}\nby brute force {judged or 'we are right'}"
     assert not judged, f"as Spark, but not by brute force: {judged}"
 
 

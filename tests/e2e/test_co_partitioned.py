@@ -64,7 +64,7 @@ class Topics:
 
     name: str
     bootstrap: str
-    places: Mapping[int, tuple[int, int]]  # partition and offset of each order
+    positions: Mapping[int, tuple[int, int]]  # partition and offset of each order
 
     def job(
         self,
@@ -98,7 +98,7 @@ class Topics:
 
 def produced(broker: KafkaAdmin, orders: int, misplaced: tuple[int, ...] = ()) -> Topics:
     """As a Java client would."""
-    name, places = fresh_name(), dict[int, tuple[int, int]]()
+    name, positions = fresh_name(), dict[int, tuple[int, int]]()
     for topic, count in PARTITIONS.items():
         broker.create_topic(f"{name}.{topic}", count)
     conf = {"partitioner": "murmur2_random", "queue.buffering.max.messages": 1_000_000}
@@ -107,7 +107,7 @@ def produced(broker: KafkaAdmin, orders: int, misplaced: tuple[int, ...] = ()) -
     def arrived(error: Any, message: Any) -> None:
         assert error is None
         if message.topic().endswith(".orders"):
-            places[int(message.key())] = (message.partition(), message.offset())
+            positions[int(message.key())] = (message.partition(), message.offset())
 
     def send(topic: str, key: int, row: dict[str, Any], **where: int) -> None:
         value = json.dumps({**row, "ts": 1_000 + key}).encode()
@@ -118,12 +118,12 @@ def produced(broker: KafkaAdmin, orders: int, misplaced: tuple[int, ...] = ()) -
         send("orders", number, {"id": number, "note": f"note of order {number}"})
         send("payments", number, {"order": number, "paid": 10 * number})
     assert producer.flush(60) == 0
-    right = dict(places)
+    right = dict(positions)
     for number in misplaced:
         row = {"id": number, "note": "misplaced"}
         send("orders", number, row, partition=(right[number][0] + 1) % PARTITIONS["orders"])
     assert producer.flush(60) == 0
-    return Topics(name, broker.bootstrap, {number: places[number] for number in misplaced})
+    return Topics(name, broker.bootstrap, {number: positions[number] for number in misplaced})
 
 
 def shuffled(folder: Path) -> int:
@@ -166,7 +166,7 @@ def test_misplaced_records_are_told_by_their_places_and_all_other_pairs_are_comp
     assert ended.code == 0, ended.err
     assert pairs(tmp_path) == expected(120)
     dead = {(row["topic"], row["partition"], row["offset"]): row["reason"] for row in json_rows(tmp_path / "dead")}
-    assert dead.keys() == {(f"{topics.name}.orders", *place) for place in topics.places.values()}
+    assert dead.keys() == {(f"{topics.name}.orders", *position) for position in topics.positions.values()}
     assert all(
         "not in the partition of its key: coPartitioned and partitioner murmur2" in text for text in dead.values()
     )

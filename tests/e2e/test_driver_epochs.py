@@ -36,16 +36,16 @@ class Feeder:
         send(self._producer, f"{self._job.name}.payments", [payment(number) for number in numbers])
         self.sent += count
 
-    def places(self) -> list[str]:
+    def hosts(self) -> list[str]:
         """Where each epoch so far ran."""
         lines = [json.loads(line) for line in self._printed.read_text().splitlines(keepends=True) if line[-1] == "\n"]
         return [line["runs_on"] for line in lines if line["event"] == "epoch"]
 
-    def trickle(self, place: str, epochs: int) -> None:
+    def trickle(self, host: str, epochs: int) -> None:
         """Sends few records at a time until that many more epochs have run at the place."""
-        until, deadline = self.places().count(place) + epochs, time.monotonic() + PATIENCE_S
-        while self.places().count(place) < until:
-            assert time.monotonic() < deadline, f"no {epochs} epochs on {place} within {PATIENCE_S:.0f} s"
+        until, deadline = self.hosts().count(host) + epochs, time.monotonic() + PATIENCE_S
+        while self.hosts().count(host) < until:
+            assert time.monotonic() < deadline, f"no {epochs} epochs on {host} within {PATIENCE_S:.0f} s"
             self.send(1)
 
 
@@ -78,10 +78,10 @@ def test_each_row_comes_once(kafka_broker: KafkaAdmin, postgres_dsn: str, tmp_pa
         assert driver.wait(PATIENCE_S) == 0, log.read_text()
     finally:
         driver.kill()
-    places = feeder.places()
-    assert places == sorted(places), "the driver's epochs come first"
-    found = [(row["id"], row["amount"], row["paid"]) for row in topic_rows(job.bootstrap, f"{name}.joined")]
-    assert len(set(found)) == len(found)
-    assert set(found) <= set(joined(*range(feeder.sent)))
-    assert len(found) > LARGE
+    hosts = feeder.hosts()
+    assert hosts == sorted(hosts), "the driver's epochs come first"
+    rows = [(row["id"], row["amount"], row["paid"]) for row in topic_rows(job.bootstrap, f"{name}.joined")]
+    assert len(set(rows)) == len(rows)
+    assert set(rows) <= set(joined(*range(feeder.sent)))
+    assert len(rows) > LARGE
     assert not traceback_of_ours(log.read_text())

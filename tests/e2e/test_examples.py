@@ -68,7 +68,9 @@ def in_parquet(folder: Path) -> None:
         )
         side |= {"file": {"path": f"{side['file']['path']}.parquet"}, "format": "parquet"}
         # A file has doubles where CSV has digits.
-        side["schema"] = [{**each, "type": each["type"].replace("decimal(12,2)", "double")} for each in side["schema"]]
+        side["schema"] = [
+            {**column, "type": column["type"].replace("decimal(12,2)", "double")} for column in side["schema"]
+        ]
     written["spec"]["output"] = {"file": {"path": "in-parquet"}, "format": "parquet"}
     (folder / "parquet.yaml").write_text(yaml.safe_dump({**written, "metadata": {"name": "parquet"}}))
 
@@ -87,11 +89,11 @@ def test_an_example_gives_its_rows(name: str, outputs: Path) -> None:
     target = load_job(outputs / f"{name}.yaml").spec.output.file
     assert target is not None
     written = sorted(Path(target.path).glob("*.jsonl"))
-    wanted = (EXPECTED / f"{name}.jsonl").read_text()
-    assert rows("".join(path.read_text() for path in written)) == rows(wanted)
+    expected = (EXPECTED / f"{name}.jsonl").read_text()
+    assert rows("".join(path.read_text() for path in written)) == rows(expected)
 
 
 def test_parquet_gives_the_same_rows(outputs: Path) -> None:
-    found = [row for path in (outputs / "in-parquet").glob("*.parquet") for row in pq.read_table(path).to_pylist()]
-    wanted = rows((EXPECTED / "as-of-join.jsonl").read_text())
-    assert sorted(found, key=str) == wanted
+    written = [row for path in (outputs / "in-parquet").glob("*.parquet") for row in pq.read_table(path).to_pylist()]
+    expected = rows((EXPECTED / "as-of-join.jsonl").read_text())
+    assert sorted(written, key=str) == expected

@@ -88,7 +88,7 @@ def test_a_driver_whose_session_has_ended_does_not_drive_the_newer_one_out(scene
         paused = first.pause()
         second = scene.start(properties=properties)
         goes_on_for(second, SESSION_MS / 1000 + 2)
-        first.resume([each for each in paused if each.pid != scene.hurt_worker("transaction-sent")])
+        first.resume([process for process in paused if process.pid != scene.hurt_worker("transaction-sent")])
         goes_on_for(second, SESSION_MS / 1000 + 2)
         first.resume(paused)
         ends_as_fenced(first)
@@ -142,14 +142,14 @@ def test_a_driver_that_lost_postgres_does_not_take_the_job_back(scene: Scene) ->
         second = scene.start()
         second.wait_for_more_epochs(4)
         assert first.process.poll() is None, first.last_words
-        first.wait_for("its outage", lambda _: any(away(line) for line in first.lines))
+        first.wait_for("its outage", lambda _: any(says_store_is_away(line) for line in first.lines))
         proxy.restore()
         ends_as_fenced(first)
         second.wait_for_more_epochs(3)
         taken_over(scene.finish(feeder, second))
 
 
-def away(line: dict[str, Any]) -> bool:
+def says_store_is_away(line: dict[str, Any]) -> bool:
     return "The state store is not available" in line.get("error", "")
 
 
@@ -207,9 +207,9 @@ def _socket_of(port: int) -> str | None:
 
 
 def _files(pid: int) -> set[str]:
-    found = set()
+    files = set()
     with suppress(OSError):
         for file in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):
-                found.add(str(file.readlink()))
-    return found
+                files.add(str(file.readlink()))
+    return files

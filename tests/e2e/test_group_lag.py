@@ -35,7 +35,7 @@ def test_lag_tools_see_what_the_job_has_read(scene: Scene) -> None:
             wait_until_read(run, log, scene.job)
         quiet = until(scene, lambda shown: set(_values(_lags(shown))) == {0})
         run.wait_for("it says so too", caught_up)  # the line of an epoch follows its commit
-        said = run.epochs[-1]["backlog"]
+        backlog = run.epochs[-1]["backlog"]
         scene.settle(feeder, run)
         for _ in range(5):
             feeder.tick()
@@ -45,7 +45,7 @@ def test_lag_tools_see_what_the_job_has_read(scene: Scene) -> None:
         assert [row.partition for row in running[name]] == list(range(partitions))
         assert len({row.member for row in running[name]}) == 1
 
-    assert said == dict.fromkeys(INPUTS, 0)
+    assert backlog == dict.fromkeys(INPUTS, 0)
     assert _offsets(quiet) == committed(scene) == listed(scene)
 
     # What came since then is lag to the tool, and to the job once it runs again.
@@ -88,8 +88,8 @@ def _lags(shown: EntryView) -> Offsets:
     return {name: {row.partition: row.lag for row in rows} for name, rows in shown.items()}
 
 
-def _values(found: Offsets) -> list[int | None]:
-    return [value for values in found.values() for value in values.values()]
+def _values(offsets: Offsets) -> list[int | None]:
+    return [value for values in offsets.values() for value in values.values()]
 
 
 def committed(scene: Scene) -> Offsets:
@@ -105,20 +105,20 @@ def listed(scene: Scene) -> Offsets:
     """By `joinery state ls`."""
     command = [str(Path(sys.executable).with_name("joinery")), "state", "ls", str(scene.file(0))]
     text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S).stdout
-    found: Offsets = {}
+    offsets: Offsets = {}
     for name, positions in re.findall(r"^input (\w+): .* next offsets (.*)$", text, re.MULTILINE):
-        places = re.findall(r"/(\d+)@(\d+)", positions)
-        found[name] = {int(partition): int(offset) for partition, offset in places}
-    return found
+        pairs = re.findall(r"/(\d+)@(\d+)", positions)
+        offsets[name] = {int(partition): int(offset) for partition, offset in pairs}
+    return offsets
 
 
 def behind(scene: Scene) -> Offsets:
     """Records beyond what the store has, counted in the topics."""
     next_offsets = committed(scene)
-    found: Offsets = {name: dict.fromkeys(offsets, 0) for name, offsets in next_offsets.items()}
+    lags: Offsets = {name: dict.fromkeys(offsets, 0) for name, offsets in next_offsets.items()}
     for name, offsets in next_offsets.items():
         for record in read_topic(scene.job.bootstrap, f"{scene.job.name}.{name}"):
-            found[name][record.partition] = (found[name][record.partition] or 0) + (
+            lags[name][record.partition] = (lags[name][record.partition] or 0) + (
                 record.offset >= (offsets[record.partition] or 0)
             )
-    return found
+    return lags

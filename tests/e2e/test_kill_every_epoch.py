@@ -218,8 +218,8 @@ class Scene:
     def dead(self) -> dict[str, Any]:
         if self.target == "topic":
             return {"kafka": {"topic": f"{self.name}.dead"}}
-        held = {"rollSize": "2Ki"} if self.target == "held" else {}
-        return {"file": {"path": f"{self.folder}/dead", **held}}
+        roll_size = {"rollSize": "2Ki"} if self.target == "held" else {}
+        return {"file": {"path": f"{self.folder}/dead", **roll_size}}
 
     def drill(self, drivers: Drivers) -> None:
         for epoch in count(1):

@@ -74,9 +74,9 @@ def test_a_row_that_is_too_large(
     kafka_broker.create_topic(f"{name}.out", config={"max.message.bytes": "50000"} if "its" in takes else {})
     kafka_broker.create_topic(f"{name}.dead")
     keys = list(map(str, range(COUNT)))
-    for each in ("a", "b"):
+    for side in ("a", "b"):
         rows = [{"id": key, "v": "x" * (size if key in LARGE else 9_000), "ts": 1_000} for key in keys]
-        (tmp_path / f"{each}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        (tmp_path / f"{side}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     text = JOB.replace("NAME", name).replace("BROKER", kafka_broker.bootstrap).replace("DSN", postgres_dsn)
     text = text.replace("SCHEMA", name.replace("-", "_")).replace("DELIVERY", delivery)
     (tmp_path / "job.yaml").write_text(text)

@@ -36,12 +36,12 @@ def test_a_broker_that_dies_inside_a_transaction(scene_at: SceneAt) -> None:
             try:
                 run.wait_for("the outage", lambda _: of_kind(run, "waiting"))
             finally:  # the feeder waits for it
-                said = time.monotonic() - killed
+                noticed_after = time.monotonic() - killed
                 broker.start()
             answers = len(run.lines)
             run.wait_for_more_epochs(3)
             entries = scene.finish(feeder, run)
-    assert said < DELIVERY_SECONDS / 4
+    assert noticed_after < DELIVERY_SECONDS / 4
     assert of_kind(run, "waiting")[0]["system"] == "output"
     assert of_kind(run, "back")
     assert {entry["generation"] for entry in entries} == {1}

@@ -107,5 +107,5 @@ def _judge(scene: Scene, entries: list[dict[str, object]], edited_after: int, la
     for edited, topic in ((False, f"{scene.job.name}.out"), (True, later)):
         assert not differences(expected[edited], topic_rows(scene.job.bootstrap, topic))
     dead = dead_letter_rows(scene.job.bootstrap, f"{scene.job.name}.dead")
-    places = Counter((row["topic"], row["partition"], row["offset"]) for row in dead)
-    assert places == Counter(read(records, entries, jobs[0]).dead)
+    positions = Counter((row["topic"], row["partition"], row["offset"]) for row in dead)
+    assert positions == Counter(read(records, entries, jobs[0]).dead)

@@ -114,10 +114,10 @@ def test_rows_come_out_once_with_their_schema_registered(
     settings = {"bootstrap.servers": job.bootstrap, "group.id": "t", "isolation.level": "read_committed"}
     consumer = Consumer({**settings, "enable.partition.eof": True})
     consumer.assign([TopicPartition(f"{name}.joined", 0, 0)])
-    found = []
+    rows = []
     while (message := consumer.poll(30)) is not None and message.error() is None:
         value = message.value()
         assert value[:5] == b"\0\0\0\0\x01"
-        found.append(plain(kind, schema, value[5:]))
+        rows.append(plain(kind, schema, value[5:]))
     consumer.close()
-    assert sorted(found, key=str) == [{"id": f"o{n}", "amount": n, "paid": 10 * n} for n in (1, 2)]
+    assert sorted(rows, key=str) == [{"id": f"o{n}", "amount": n, "paid": 10 * n} for n in (1, 2)]

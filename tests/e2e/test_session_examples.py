@@ -110,5 +110,5 @@ def test_sessions_over_what_a_join_writes(kafka_broker: KafkaAdmin, postgres_dsn
     between = [json.loads(record.value or b"") for record in read_topic(kafka_broker.bootstrap, TOPICS["paid-orders"])]
     assert sorted(row["order_id"] for row in between) == ["a1", "a2", "a3", "c1", "c2", "n1"]
     with psycopg.connect(postgres_dsn) as connection:
-        found = connection.execute("SELECT * FROM spending ORDER BY customer_id, window_start").fetchall()
-    assert found == SESSIONS
+        rows = connection.execute("SELECT * FROM spending ORDER BY customer_id, window_start").fetchall()
+    assert rows == SESSIONS

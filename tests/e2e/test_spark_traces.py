@@ -137,16 +137,16 @@ def traced(
 
 def check(trace: Trace, lines: Iterable[Mapping[str, Any]]) -> None:
     for step, line in zip(trace.steps, lines, strict=True):
-        place, expected = f"{trace.name}, step {line['step']}: {step.given}", step.expected
+        step_name, expected = f"{trace.name}, step {line['step']}: {step.given}", step.expected
         # As text, because the order of an output row's columns counts too (rule J10).
         shown, meant = _texts(line["output"]), _texts(expected.output)
-        assert (shown if trace.ordered else sorted(shown)) == (meant if trace.ordered else sorted(meant)), place
+        assert (shown if trace.ordered else sorted(shown)) == (meant if trace.ordered else sorted(meant)), step_name
         for counter, counts in (("late", expected.late), ("dead", expected.dead)):
-            assert line[counter] == {**dict.fromkeys(trace.inputs, 0), **(counts or {})}, f"{counter}: {place}"
+            assert line[counter] == {**dict.fromkeys(trace.inputs, 0), **(counts or {})}, f"{counter}: {step_name}"
         handed_on = list(expected.step_watermarks) if expected.step_watermarks is not None else None
-        said = {"dropped": expected.dropped, "watermarks": expected.watermarks, "stepWatermarks": handed_on}
-        for what, value in said.items():
-            assert value is None or line.get(what, {}) == value, f"{what}: {place}"
+        declared = {"dropped": expected.dropped, "watermarks": expected.watermarks, "stepWatermarks": handed_on}
+        for what, value in declared.items():
+            assert value is None or line.get(what, {}) == value, f"{what}: {step_name}"
 
 
 def _texts(rows: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -56,8 +56,8 @@ def feed(job: Job, first: int, stop: int) -> None:
 
 
 def rows(job: Job) -> list[tuple[object, ...]]:
-    found = topic_rows(job.bootstrap, f"{job.name}.joined")
-    return sorted(((row["id"], row["amount"], row["paid"]) for row in found), key=lambda row: int(str(row[1])))
+    joined_rows = topic_rows(job.bootstrap, f"{job.name}.joined")
+    return sorted(((row["id"], row["amount"], row["paid"]) for row in joined_rows), key=lambda row: int(str(row[1])))
 
 
 def test_each_row_comes_once(kafka_broker: KafkaAdmin, postgres_dsn: str, tmp_path: Path) -> None:
@@ -85,13 +85,13 @@ def test_each_row_comes_once(kafka_broker: KafkaAdmin, postgres_dsn: str, tmp_pa
     database = f"moved-{name}"
     with psycopg.connect(postgres_dsn, autocommit=True) as connection:
         connection.execute(psycopg.sql.SQL("CREATE DATABASE {}").format(psycopg.sql.Identifier(database)))
-    there = make_conninfo(**{**conninfo_to_dict(postgres_dsn), "dbname": database})
-    state("move", path, JOINERY_MOVE_DSN=there)
+    new_dsn = make_conninfo(**{**conninfo_to_dict(postgres_dsn), "dbname": database})
+    state("move", path, JOINERY_MOVE_DSN=new_dsn)
     feed(job, 20, 30)
-    moved = replace(job, store=f'{{postgres: {{dsn: "{there}", schema: lifecycle}}}}')
+    moved = replace(job, store=f'{{postgres: {{dsn: "{new_dsn}", schema: lifecycle}}}}')
     assert run(moved.write(tmp_path, stop_at=until(30))) == 0
     assert rows(job) == joined(*range(30))
-    assert stored(there, job).incarnation == before.incarnation
+    assert stored(new_dsn, job).incarnation == before.incarnation
     assert joinery("run", path, "--master", "local[2,4]").returncode == 1  # the old place knows that it was moved
 
 
@@ -113,7 +113,7 @@ def test_another_job_begins_with_a_savepoint(kafka_broker: KafkaAdmin, postgres_
     second = job.write(tmp_path, stop_at=until(10), store=begins, output=f'{{file: {{path: "{tmp_path / "second"}"}}}}')
     second.write_text(second.read_text().replace(f'metadata: {{name: "{name}"}}', f'metadata: {{name: "{name}-b"}}'))
     assert run(second) == 0
-    found = sorted((row["id"], row["amount"], row["paid"]) for row in json_rows(tmp_path / "second"))
-    assert found == joined(*range(5, 10))
+    joined_rows = sorted((row["id"], row["amount"], row["paid"]) for row in json_rows(tmp_path / "second"))
+    assert joined_rows == joined(*range(5, 10))
     assert run(second) == 0  # it goes on with its own state
     assert len(json_rows(tmp_path / "second")) == 5

@@ -75,9 +75,9 @@ def test_the_crd_takes_the_example_and_refuses_it_with_one_input(with_crds: ApiS
     with pytest.raises(KubectlFailed, match="a join needs two inputs"):
         with_crds.kubectl.apply(bad, api_namespace)
 
-    kept = with_crds.kubectl.get("streamjoin", good["metadata"]["name"], api_namespace)
-    assert kept is not None
-    assert len(kept["spec"]["inputs"]) == 2
+    stored = with_crds.kubectl.get("streamjoin", good["metadata"]["name"], api_namespace)
+    assert stored is not None
+    assert len(stored["spec"]["inputs"]) == 2
 
 
 def test_what_an_object_owns_goes_with_it(api_server: ApiServer, api_namespace: str) -> None:

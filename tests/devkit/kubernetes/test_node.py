@@ -97,10 +97,10 @@ def test_a_service_is_reached_from_a_pod_and_through_the_api_server(
     service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"}}
     busybox.kubectl.apply({**service, "spec": {"selector": {"app": "web"}, "ports": ports}}, cluster_namespace)
     ready(busybox.kubectl, "web", cluster_namespace)
-    found = busybox.kubectl.get("service", "web", cluster_namespace)
-    assert found is not None
+    web_service = busybox.kubectl.get("service", "web", cluster_namespace)
+    assert web_service is not None
 
-    address = found["spec"]["clusterIP"]
+    address = web_service["spec"]["clusterIP"]
     # Who routes to the pod learns of it a moment later.
     fetch = f"until wget -qO- http://{address}/ 2>/dev/null; do sleep 1; done"
     busybox.kubectl.apply(pod("client", IMAGE, "sh", "-c", fetch), cluster_namespace)
@@ -121,9 +121,9 @@ def test_whom_a_network_policy_does_not_name_is_kept_out(busybox: KubernetesClus
     )
     for name in ("web", "named", "stranger"):
         ready(kubectl, name, cluster_namespace)
-    found = kubectl.get("pod", "web", cluster_namespace)
-    assert found is not None
-    url = f"http://{found['status']['podIP']}:8000/hostname"
+    web_pod = kubectl.get("pod", "web", cluster_namespace)
+    assert web_pod is not None
+    url = f"http://{web_pod['status']['podIP']}:8000/hostname"
     fetch = ("busybox", "timeout", "3", "wget", "-qO-")
 
     def reached_from(name: str) -> bool:
@@ -152,9 +152,9 @@ def test_a_container_beyond_its_memory_limit_is_killed(busybox: KubernetesCluste
         limited = pod(name, IMAGE, "sh", "-c", fill, resources={"limits": {"memory": "32Mi"}})
         busybox.kubectl.apply(limited, cluster_namespace)
         wait_until("the pod ends", lambda: phase(busybox.kubectl, name, cluster_namespace) == "Failed")
-        found = busybox.kubectl.get("pod", name, cluster_namespace)
-        assert found is not None
-        terminated: dict[str, Any] = found["status"]["containerStatuses"][0]["state"]["terminated"]
+        failed_pod = busybox.kubectl.get("pod", name, cluster_namespace)
+        assert failed_pod is not None
+        terminated: dict[str, Any] = failed_pod["status"]["containerStatuses"][0]["state"]["terminated"]
         assert terminated["exitCode"] == 128 + signal.SIGKILL
         return terminated
 
@@ -176,8 +176,8 @@ def test_a_deployment_replaces_a_pod_that_is_deleted(busybox: KubernetesCluster,
     kubectl("delete", "pod", first, "-n", cluster_namespace)
 
     def replaced() -> bool:
-        others = [name for name in kubectl.names("pods", cluster_namespace) if name != first]
-        return [phase(kubectl, name, cluster_namespace) for name in others] == ["Running"]
+        replacements = [name for name in kubectl.names("pods", cluster_namespace) if name != first]
+        return [phase(kubectl, name, cluster_namespace) for name in replacements] == ["Running"]
 
     # Not `rollout status`: the Deployment's status may be that of the pod that has gone.
     wait_until("another pod runs", replaced)

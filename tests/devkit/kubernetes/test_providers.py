@@ -84,9 +84,9 @@ def test_kind_s_cluster_is_made_fed_and_deleted(tools: Tools, tmp_path: Path) ->
         assert cluster.host_address == "172.18.0.1"
         cluster.load_image(tmp_path / "image.tar")
         kubeconfig = cluster.kubeconfig
-    asked, created, waited, inspected, loaded, deleted = tools.calls
+    probed, created, waited, inspected, loaded, deleted = tools.calls
     name = created.split()[3]
-    assert asked == "docker version"
+    assert probed == "docker version"
     assert created == f"kind create cluster {name} --kubeconfig={kubeconfig} --wait=180s"
     assert waited.startswith(f"kubectl --kubeconfig={kubeconfig} rollout status deployment/coredns ")
     assert inspected.startswith("docker network inspect kind ")

@@ -33,14 +33,14 @@ time.sleep(600)
 
 @pytest.fixture
 def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
-    made = Sandbox(tmp_path / "sandbox", LINK)
-    yield made
-    made.stop()
+    new_sandbox = Sandbox(tmp_path / "sandbox", LINK)
+    yield new_sandbox
+    new_sandbox.stop()
 
 
-def killed_owner(directory: Path, kept: str) -> None:
+def killed_owner(directory: Path, mode: str) -> None:
     """Another process starts a sandbox there and is killed."""
-    command = [sys.executable, "-c", OWNER, str(directory), kept]
+    command = [sys.executable, "-c", OWNER, str(directory), mode]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         assert owner.stdout.readline() == "started\n"
@@ -48,11 +48,11 @@ def killed_owner(directory: Path, kept: str) -> None:
 
 
 def sleepers() -> list[psutil.Process]:
-    found = []
-    for each in psutil.process_iter(["cmdline", "status"]):
-        if each.info["cmdline"] == ["sleep", "4242"] and each.info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(each)
-    return found
+    processes = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        if process.info["cmdline"] == ["sleep", "4242"] and process.info["status"] != psutil.STATUS_ZOMBIE:
+            processes.append(process)
+    return processes
 
 
 def test_its_processes_mounts_and_network_end_with_it(sandbox: Sandbox) -> None:

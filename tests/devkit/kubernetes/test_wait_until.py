@@ -10,9 +10,9 @@ from joinery_devkit.kubernetes.kubectl import wait_until
 
 
 def test_what_is_looked_up_may_not_be_there_yet() -> None:
-    said: list[Mapping[str, Mapping[str, str]]] = [{}, {"status": {}}, {"status": {"phase": "Running"}}]
-    wait_until("it runs", lambda: said.pop(0)["status"]["phase"] == "Running")
-    assert said == []
+    answers: list[Mapping[str, Mapping[str, str]]] = [{}, {"status": {}}, {"status": {"phase": "Running"}}]
+    wait_until("it runs", lambda: answers.pop(0)["status"]["phase"] == "Running")
+    assert answers == []
 
 
 def test_what_never_comes_is_named() -> None:

@@ -88,7 +88,7 @@ class Expected:
     """Rows as the table has them. Those of `complete` are there; of the others those that went out and then grew."""
 
     complete: frozenset[Row]
-    others: frozenset[Row]
+    unfinished: frozenset[Row]
     broken: int
 
 
@@ -104,11 +104,11 @@ def expected(records: Sequence[Record]) -> Expected:
         clicked[row["user"]].append(row["ts"])
         highest[record.partition] = max(highest[record.partition], row["ts"])
     closed = min(highest.values()) - DELAY_MS - GAP_MS
-    complete, others = set(), set()
+    complete, unfinished = set(), set()
     for user, times in clicked.items():
         for session in _sessions(sorted(times)):
-            (complete if session[-1] < closed else others).add(_row(user, session))
-    return Expected(frozenset(complete), frozenset(others), broken)
+            (complete if session[-1] < closed else unfinished).add(_row(user, session))
+    return Expected(frozenset(complete), frozenset(unfinished), broken)
 
 
 def _sessions(times: Sequence[int]) -> Iterator[list[int]]:
@@ -127,18 +127,18 @@ def _row(user: str | None, times: Sequence[int]) -> Row:
 
 def judge(bootstrap: str, name: str, dsn: str, table: str) -> None:
     """What the last rows closed may still be on its way out."""
-    wanted = expected(read_topic(bootstrap, f"{name}.clicks"))
-    assert len(wanted.complete) > 10
+    sessions = expected(read_topic(bootstrap, f"{name}.clicks"))
+    assert len(sessions.complete) > 10
     deadline = time.monotonic() + _CLOSES_WITHIN_S
-    while not wanted.complete <= (found := set(rows_of(dsn, table))):
-        missing = sorted(wanted.complete - found, key=str)
-        assert time.monotonic() < deadline, f"{len(missing)} of {len(wanted.complete)} are missing: {missing[:5]}"
+    while not sessions.complete <= (written := set(rows_of(dsn, table))):
+        missing = sorted(sessions.complete - written, key=str)
+        assert time.monotonic() < deadline, f"{len(missing)} of {len(sessions.complete)} are missing: {missing[:5]}"
         time.sleep(0.5)
     rows = rows_of(dsn, table)
     assert len(rows) == len(set(rows)), "a session is there twice"
-    wrong = set(rows) - wanted.complete - wanted.others
+    wrong = set(rows) - sessions.complete - sessions.unfinished
     assert not wrong, f"{len(wrong)} rows are no session: {sorted(wrong, key=str)[:5]}"
-    assert len(dead_letter_rows(bootstrap, f"{name}.broken")) == wanted.broken
+    assert len(dead_letter_rows(bootstrap, f"{name}.broken")) == sessions.broken
 
 
 def rows_of(dsn: str, table: str) -> list[Row]:

@@ -97,13 +97,13 @@ class ClusterJob:
         return self.resource.get("status", {})
 
     def condition(self, kind: str) -> Mapping[str, Any]:
-        found = [each for each in self.status.get("conditions", ()) if each["type"] == kind]
-        return found[0] if found else {}
+        conditions = [condition for condition in self.status.get("conditions", ()) if condition["type"] == kind]
+        return conditions[0] if conditions else {}
 
     def pods(self, role: str) -> list[Manifest]:
         """Pods of the job that are not being deleted."""
-        found = self.kubectl.list("pods", self.namespace, f"{self.labels},joinery.dev/role={role}")
-        return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+        pods = self.kubectl.list("pods", self.namespace, f"{self.labels},joinery.dev/role={role}")
+        return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
     def running(self, role: str) -> list[Manifest]:
         return [pod for pod in self.pods(role) if pod["status"].get("phase") == "Running"]
@@ -123,8 +123,8 @@ class ClusterJob:
     def events(self, reason: str) -> list[str]:
         """What the Events of that reason say about it."""
         chosen = f"--field-selector=reason={reason},involvedObject.uid={self.resource['metadata']['uid']}"
-        found = json.loads(self.kubectl("get", "events", "-n", self.namespace, chosen, "-o", "json"))["items"]
-        return [event["message"] for event in found]
+        events = json.loads(self.kubectl("get", "events", "-n", self.namespace, chosen, "-o", "json"))["items"]
+        return [event["message"] for event in events]
 
     def children(self) -> list[str]:
         """Of every kind that the operator or Spark makes in a namespace, executors included."""
@@ -137,7 +137,7 @@ class ClusterJob:
         try:
             wait_until(what, met, seconds, poll_seconds=_LOOK_S)
         except TimeoutError as error:
-            raise AssertionError(f"{error}\n{self.told()}") from error
+            raise AssertionError(f"{error}\n{self.description()}") from error
 
     def wait_until_running(self) -> None:
         """The driver of the resource as it is now, with its executors, and epochs that it commits."""
@@ -151,11 +151,11 @@ class ClusterJob:
         """Those of a driver that has gone run on for a moment, while the next one works by itself."""
         drivers = {pod["metadata"]["uid"] for pod in self.running("driver")}
         executors = self.running("executor")
-        return [pod for pod in executors if {each["uid"] for each in pod["metadata"]["ownerReferences"]} & drivers]
+        return [pod for pod in executors if {owner["uid"] for owner in pod["metadata"]["ownerReferences"]} & drivers]
 
     def wait_for_more_epochs(self, number: int) -> None:
-        wanted = self.log.committed() + number
-        self.wait(f"{number} more epochs", lambda: self.log.committed() >= wanted)
+        target = self.log.committed() + number
+        self.wait(f"{number} more epochs", lambda: self.log.committed() >= target)
 
     def wait_until_read(self) -> None:
         """Nothing may be arriving any more."""
@@ -178,7 +178,7 @@ class ClusterJob:
         self.wait_until_read()
         self.work.judge(self.manifest, self.log.entries(), self.folder)
 
-    def told(self) -> str:
+    def description(self) -> str:
         """What a person would read first."""
         listed = self.kubectl("get", "pods", "-n", self.namespace, "-o", "wide")
         described = self.kubectl("get", "joinery", "-n", self.namespace, "-o", "yaml")
@@ -197,5 +197,7 @@ def _is_running(status: Mapping[str, Any], generation: int) -> bool:
         status.get("phase") == "Running"
         and status.get("observedGeneration") == generation
         and "rollout" not in status
-        and any(each["type"] == "Ready" and each["status"] == "True" for each in status.get("conditions", ()))
+        and any(
+            condition["type"] == "Ready" and condition["status"] == "True" for condition in status.get("conditions", ())
+        )
     )

@@ -68,6 +68,6 @@ def _helm(cluster: KubernetesCluster, *arguments: str) -> str:
     command = [program("helm"), f"--kubeconfig={cluster.kubeconfig}", "--namespace", OPERATOR_NAMESPACE, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        told = cluster.kubectl("get", "pods", "-n", OPERATOR_NAMESPACE, "-o", "yaml")
-        raise AssertionError(f"helm {arguments[0]}: {done.stderr}\n{told}")
+        pods = cluster.kubectl("get", "pods", "-n", OPERATOR_NAMESPACE, "-o", "yaml")
+        raise AssertionError(f"helm {arguments[0]}: {done.stderr}\n{pods}")
     return done.stdout

@@ -38,7 +38,7 @@ _RESTRICTED = {
 
 def ports(job: ClusterJob) -> Mapping[str, str]:
     """Addresses of its driver, and of one executor, by what they are for."""
-    driver, executor = (each["status"]["podIP"] for each in (job.driver(), job.running("executor")[0]))
+    driver, executor = (spark_pod["status"]["podIP"] for spark_pod in (job.driver(), job.running("executor")[0]))
     return {
         "RPC": f"{driver}:{DRIVER_PORT}",
         "blocks": f"{driver}:{BLOCK_MANAGER_PORT}",
@@ -82,7 +82,7 @@ HEARD = f"ResourceProfileId {_NO_PROFILE} not found"
 def environment_of_executor(job: ClusterJob) -> Mapping[str, str]:
     """As the API server shows it."""
     (container,) = job.running("executor")[0]["spec"]["containers"]
-    return {each["name"]: each.get("value", "") for each in container["env"]}
+    return {variable["name"]: variable.get("value", "") for variable in container["env"]}
 
 
 def guest_is_told(job: ClusterJob, secret: str | None) -> str:

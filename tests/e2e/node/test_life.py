@@ -173,11 +173,11 @@ def test_a_savepoint_is_a_resource(job: ClusterJob) -> None:
     driver = job.driver()["metadata"]["uid"]
     job.kubectl.apply(written, job.namespace)
 
-    def made() -> dict[str, Any]:
+    def savepoint() -> dict[str, Any]:
         return job.kubectl.get("jsp", "as-resource", job.namespace) or {}
 
-    job.wait("it is pinned", lambda: made().get("status", {}).get("phase") == "Completed")
-    assert 0 < made()["status"]["epoch"] <= job.log.committed()
+    job.wait("it is pinned", lambda: savepoint().get("status", {}).get("phase") == "Completed")
+    assert 0 < savepoint()["status"]["epoch"] <= job.log.committed()
     assert "as-resource" in job.joinery("state", job.name, "savepoint", "--list")
     job.kubectl("delete", "jsp", "as-resource", "-n", job.namespace, timeout_seconds=PATIENCE_S)
     assert "as-resource" not in job.joinery("state", job.name, "savepoint", "--list")
@@ -310,18 +310,18 @@ def test_rows_that_differ_in_the_shadow_are_refused(job: ClusterJob) -> None:
     with job.feeder:
         job.apply(joins=[{**step, "where": "payments.paid % 2 = 0"}], upgrade=SHADOW)
         job.wait("it is refused", lambda: job.condition("Degraded").get("reason") == "RowsDiffer")
-        told = job.condition("Degraded")["message"]
+        message = job.condition("Degraded")["message"]
         job.apply(joins=[step])
         job.wait_until_running()
     assert job.driver()["metadata"]["uid"] == before
-    compared = re.search(rf"{COMPARED} differ under the edited job: ([\d,]+) missing", told)
-    assert compared, told
-    first, last, rows, missing = (int(each.replace(",", "")) for each in compared.groups())
+    compared = re.search(rf"{COMPARED} differ under the edited job: ([\d,]+) missing", message)
+    assert compared, message
+    first, last, rows, missing = (int(number.replace(",", "")) for number in compared.groups())
     assert last - first + 1 == SHADOW["shadow"]["epochs"]
     assert rows > missing > 0
     (epoch, expected) = re.search(
         r"epoch (\d+), output, (?:orders|payments) \d/\d+ with (?:orders|payments) \d/\d+: missing; expected ({.*?})",
-        told,
+        message,
     ).groups()
     assert first <= int(epoch) <= last
     assert json.loads(expected)["right_paid"] % 2 == 1, "a pair that the edit leaves out"
@@ -335,11 +335,12 @@ def test_an_image_with_a_migration_is_rolled_out(job: ClusterJob, migrating: str
         job.wait_until_running()
     assert job.images() == [migrating]
     assert job.state_versions() == {STATE_VERSION + 1}
-    found = [
-        re.search(rf"{COMPARED} are the same under the edited job", each) for each in job.events("RolloutStopping")
+    matches = [
+        re.search(rf"{COMPARED} are the same under the edited job", message)
+        for message in job.events("RolloutStopping")
     ]
-    (compared,) = (each for each in found if each)
-    first, last, rows = (int(each.replace(",", "")) for each in compared.groups())
+    (compared,) = (match for match in matches if match)
+    first, last, rows = (int(number.replace(",", "")) for number in compared.groups())
     assert last - first + 1 == SHADOW["shadow"]["epochs"]
     assert rows > 0
 

@@ -103,14 +103,14 @@ def test_under_a_growing_lag_it_becomes_wide_without_a_pause(
     driver, generation = job.driver()["metadata"]["uid"], job.log.entries()[-1]["generation"]
     began = len(job.log.commits())
     _wait_under_a_growing_lag(job, "epochs of one executor", lambda: len(job.log.commits()) >= began + 5)
-    asked = len(job.log.commits())
+    applied_at = len(job.log.commits())
     _apply_under_a_growing_lag(job, autoscale=SCALE)
     _wait_under_a_growing_lag(job, "it is wide", lambda: len(job.running("executor")) == WIDE and _shards(job) == 8)
     commits = job.log.commits()
-    usual, wider = (_longest(commits[at]) for at in (slice(began, asked), slice(asked - 1, None)))
+    usual, wider = (_longest(commits[at]) for at in (slice(began, applied_at), slice(applied_at - 1, None)))
     record_property(TOOK, f"output to output at most {usual} ms of one executor, {wider} ms while {WIDE - 1} more came")
     # Who waited for the executors would wait for most of the time that they take to come.
-    assert wider < usual + max(PAUSE_MS, (commits[-1] - commits[asked - 1]) // 2)
+    assert wider < usual + max(PAUSE_MS, (commits[-1] - commits[applied_at - 1]) // 2)
     assert (job.driver()["metadata"]["uid"], job.log.entries()[-1]["generation"]) == (driver, generation)
     # The status says so until the next change, which may follow within seconds once the lag shrinks.
     why = re.compile(
@@ -125,12 +125,12 @@ def test_with_a_lower_limit_and_then_without_a_load_it_becomes_narrow_without_a_
     driver, generation = job.driver()["metadata"]["uid"], job.log.entries()[-1]["generation"]
     began = len(job.log.commits())
     _wait_under_a_growing_lag(job, "epochs of four", lambda: len(job.log.commits()) >= began + 5)
-    asked = len(job.log.commits())
+    applied_at = len(job.log.commits())
     _apply_under_a_growing_lag(job, autoscale={**SCALE, "maxInstances": 2})
     _wait_under_a_growing_lag(job, "it is narrower", lambda: len(job.pods("executor")) == 2)
-    _wait_under_a_growing_lag(job, "epochs of two", lambda: len(job.log.commits()) >= asked + 5)
+    _wait_under_a_growing_lag(job, "epochs of two", lambda: len(job.log.commits()) >= applied_at + 5)
     commits = job.log.commits()
-    usual, narrower = (_longest(commits[at]) for at in (slice(began, asked), slice(asked - 1, None)))
+    usual, narrower = (_longest(commits[at]) for at in (slice(began, applied_at), slice(applied_at - 1, None)))
     record_property(
         TOOK, f"output to output at most {usual} ms of four executors, {narrower} ms while {WIDE - 2} of them went"
     )
@@ -150,8 +150,8 @@ def test_an_image_that_cannot_be_pulled_is_named_and_an_edit_leads_out(job: Clus
     before, image = job.driver()["metadata"]["uid"], "localhost/joinery-runtime:nowhere"
     with job.feeder:
         job.apply_spark(image=image)
-        told = re.compile(rf"ImagePullFailed.*{re.escape(image)}", re.DOTALL)
-        job.wait("it is told", lambda: told.search(job.condition("Progressing")["message"]) is not None)
+        pull_failure = re.compile(rf"ImagePullFailed.*{re.escape(image)}", re.DOTALL)
+        job.wait("it is told", lambda: pull_failure.search(job.condition("Progressing")["message"]) is not None)
         job.wait_for_more_epochs(3)
         job.apply_spark(image=job.image)
         job.wait_until_running()

@@ -83,8 +83,8 @@ class Pairs(Work):
         return Feeder(self.bootstrap, self.name, seed=5)
 
     def manifest(self, folder: Path) -> Manifest:
-        found: Manifest = YAML(typ="safe").load(self._job.write(folder / f"{self.name}.yaml").read_text())
-        return found
+        manifest: Manifest = YAML(typ="safe").load(self._job.write(folder / f"{self.name}.yaml").read_text())
+        return manifest
 
     def judge(self, manifest: Manifest, log: Log, folder: Path) -> None:
         path = folder / f"{self.name}-now.yaml"
