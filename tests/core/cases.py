@@ -78,7 +78,7 @@ class Case:
 
 
 @st.composite
-def rows(draw: Any, job: Job, name: str, place: tuple[int, int], ts: int) -> Row:
+def rows(draw: Any, job: Job, name: str, position: tuple[int, int], ts: int) -> Row:
     # The first values are the likeliest: matches must not be rare.
     values: dict[str, Any] = {}
     for column, kind in job.keys.items():
@@ -89,8 +89,8 @@ def rows(draw: Any, job: Job, name: str, place: tuple[int, int], ts: int) -> Row
     values[STAMP] = draw(stamps(job.job.input(name), ts))
     if _is_table(job, name) and draw(st.integers(0, 3)) == 0:
         keys = {column: values[column] for column in values if column in (*_table_key(job, name), "ts")}
-        return Row(*place, ts, {**dict.fromkeys(values), **keys, STAMP: values[STAMP]}, deleted=True)
-    return Row(*place, ts, values)
+        return Row(*position, ts, {**dict.fromkeys(values), **keys, STAMP: values[STAMP]}, deleted=True)
+    return Row(*position, ts, values)
 
 
 def clock(number: int, now: int) -> int | None:
@@ -120,10 +120,10 @@ def some_partitions(draw: Any, job: Job) -> dict[str, tuple[int, ...]]:
 
 
 @st.composite
-def cases(draw: Any, kind: str, longest: int = 6, wanted: Callable[[Job], bool] = lambda _: True) -> Case:
+def cases(draw: Any, kind: str, longest: int = 6, eligible: Callable[[Job], bool] = lambda _: True) -> Case:
     """Anything goes: disorder, late rows, rows far ahead, idle, added and unassigned partitions, inputs that end early,
-    restarts, other shard counts, an edit; up to `longest` epochs with rows. Of a job that is `wanted`."""
-    case = draw(unedited_cases(jobs(kind).filter(wanted), longest))
+    restarts, other shard counts, an edit; up to `longest` epochs with rows. Of a job that is `eligible`."""
+    case = draw(unedited_cases(jobs(kind).filter(eligible), longest))
     if draw(st.integers(0, 2)):
         return case
     at = draw(st.integers(1, len(case.epochs) - 1))
@@ -135,35 +135,37 @@ def unedited_cases(draw: Any, jobs_of_kind: st.SearchStrategy[Any], longest: int
     """As `cases`, of any job with steps, and without an edit."""
     job = draw(jobs_of_kind)
     partitions = draw(some_partitions(job))
-    offsets = dict.fromkeys([(name, p) for name, known in partitions.items() for p in known], 0)
+    offsets = dict.fromkeys([(name, p) for name, numbers in partitions.items() for p in numbers], 0)
     epochs: list[Epoch] = []
     final: tuple[str, ...] = ()
     start = draw(st.sampled_from(STARTS))
-    there = dict(partitions)
+    current_partitions = dict(partitions)
     for number in range(draw(st.integers(2, longest))):
         arrivals: dict[str, list[Row]] = {}
         added = (
-            {} if number == 0 else {name: draw(new_partitions(there[name])) for name in job.inputs if name not in final}
+            {}
+            if number == 0
+            else {name: draw(new_partitions(current_partitions[name])) for name in job.inputs if name not in final}
         )
         added = {name: new for name, new in added.items() if not _is_table(job, name)}
-        there = {name: (*known, *added.get(name, ())) for name, known in there.items()}
+        current_partitions = {name: (*numbers, *added.get(name, ())) for name, numbers in current_partitions.items()}
         for name in job.inputs:
             arrivals[name] = []
             for _ in range(0 if name in final else draw(st.integers(0, 12 // len(job.inputs)))):
-                partition = draw(st.sampled_from(there[name]))
+                partition = draw(st.sampled_from(current_partitions[name]))
                 # Time goes on by 4 an epoch on average, with rows far ahead and far behind.
                 ts = start + 4 * number + draw(st.sampled_from([-12, -7, *range(-4, 5), *range(-4, 5), 8, 30]))
-                place = (partition, offsets.setdefault((name, partition), 0))
-                arrivals[name].append(draw(rows(job, name, place, ts)))
+                position = (partition, offsets.setdefault((name, partition), 0))
+                arrivals[name].append(draw(rows(job, name, position, ts)))
                 offsets[name, partition] += 1
         final = draw(st.sampled_from([()] * 8 + [(name,) for name in job.inputs]))
         epochs.append(
             Epoch(
                 rows=arrivals,
                 shards=draw(st.sampled_from([1, 1, 1, 2, 3, 8])),
-                idle={name: draw(idle_partitions(known)) for name, known in there.items()},
+                idle={name: draw(idle_partitions(numbers)) for name, numbers in current_partitions.items()},
                 added=added,
-                elsewhere={name: draw(elsewhere(known)) for name, known in there.items()},
+                elsewhere={name: draw(elsewhere(numbers)) for name, numbers in current_partitions.items()},
                 final=final,
                 checkpoint=draw(st.booleans()),
                 restart=draw(st.booleans()),
@@ -177,17 +179,17 @@ def unedited_cases(draw: Any, jobs_of_kind: st.SearchStrategy[Any], longest: int
     return Case(job, partitions, tuple(epochs))
 
 
-def idle_partitions(known: tuple[int, ...]) -> st.SearchStrategy[tuple[int, ...]]:
-    return st.sampled_from([(), (), (), (), known[:1], known])
+def idle_partitions(partitions: tuple[int, ...]) -> st.SearchStrategy[tuple[int, ...]]:
+    return st.sampled_from([(), (), (), (), partitions[:1], partitions])
 
 
-def new_partitions(known: tuple[int, ...]) -> st.SearchStrategy[tuple[int, ...]]:
-    return st.sampled_from([*[()] * 7, (len(known),)] if len(known) < 3 else [()])
+def new_partitions(partitions: tuple[int, ...]) -> st.SearchStrategy[tuple[int, ...]]:
+    return st.sampled_from([*[()] * 7, (len(partitions),)] if len(partitions) < 3 else [()])
 
 
-def elsewhere(known: tuple[int, ...]) -> st.SearchStrategy[tuple[int, ...]]:
+def elsewhere(partitions: tuple[int, ...]) -> st.SearchStrategy[tuple[int, ...]]:
     """More often the last one, which may be new."""
-    return st.sampled_from([*[()] * 9, known[-1:], known[-1:], known[:1], known])
+    return st.sampled_from([*[()] * 9, partitions[-1:], partitions[-1:], partitions[:1], partitions])
 
 
 @st.composite
@@ -202,12 +204,12 @@ def punctual(draw: Any, kind: str) -> tuple[Case, list[tuple[str, Row]]]:
     start = draw(st.sampled_from(STARTS))
     for _ in range(draw(st.integers(2, 6 * len(job.inputs)))):
         name = draw(st.sampled_from(job.inputs))
-        place = (name, draw(st.sampled_from(partitions[name])))
-        before = highest.get(place, start)
+        partition = (name, draw(st.sampled_from(partitions[name])))
+        before = highest.get(partition, start)
         ts = before + draw(st.integers(-job.job.input(name).watermark.delay, 4))
-        highest[place] = max(before, ts)
-        row = draw(rows(job, name, (place[1], offsets.get(place, 0)), ts))
-        offsets[place] = row.offset + 1
+        highest[partition] = max(before, ts)
+        row = draw(rows(job, name, (partition[1], offsets.get(partition, 0)), ts))
+        offsets[partition] = row.offset + 1
         history.append((name, row))
     return Case(job, partitions), history
 
@@ -233,13 +235,13 @@ def cuts(draw: Any, job: Job, history: list[tuple[str, Row]]) -> tuple[Epoch, ..
         epochs.append(Epoch(tables))
         streams = {name: listed for name, listed in streams.items() if name not in tables}
     for _ in range(4):
-        taken = {}
+        arrivals = {}
         for name, waiting in streams.items():
             count = draw(st.integers(0, len(waiting)))
-            taken[name], streams[name] = waiting[:count], waiting[count:]
+            arrivals[name], streams[name] = waiting[:count], waiting[count:]
         epochs.append(
             Epoch(
-                taken,
+                arrivals,
                 draw(st.sampled_from([1, 2, 3])),
                 checkpoint=draw(st.booleans()),
                 restart=draw(st.booleans()),

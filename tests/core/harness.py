@@ -124,11 +124,11 @@ class RowDecoder:
     prefix: str = ""  # of the names of columns
 
     def decode_batch(self, raw: RawBatch) -> Decoded:
-        found = [pickle.loads(value) for value in raw.values.to_pylist()]
-        named = [{self.prefix + name: value for name, value in values.items()} for values, _ in found]
+        records = [pickle.loads(value) for value in raw.values.to_pylist()]
+        named = [{self.prefix + name: value for name, value in values.items()} for values, _ in records]
         rows = pa.Table.from_pylist(named, schema=self.schema)
-        deleted = np.array([flag for _, flag in found], dtype=bool) if self.table else None
-        return Decoded(rows, np.arange(len(found), dtype=np.int64), [], deleted)
+        deleted = np.array([flag for _, flag in records], dtype=bool) if self.table else None
+        return Decoded(rows, np.arange(len(records), dtype=np.int64), [], deleted)
 
 
 @dataclass
@@ -219,17 +219,17 @@ class PeersHost:
     def _run_apart(self, work: EpochWork, peers: WorkerProcesses) -> EpochOutcome:
         shards = work.plan.shards
         self.apart += 1
-        made: list[Block] = []
+        blocks: list[Block] = []
         for peer, (worker, ranges) in enumerate(zip(self.workers, ranges_by_peer(work, peers), strict=True)):
             attempt = f"peer-{peer}-{self.attempts}"
-            given = run_share(worker, work, ranges, peers.shards_of(peer, shards), attempt, Threads())
-            made += pickle.loads(pickle.dumps(list(given)))
-        return self._collected(work, made)
+            share_blocks = run_share(worker, work, ranges, peers.shards_of(peer, shards), attempt, Threads())
+            blocks += pickle.loads(pickle.dumps(list(share_blocks)))
+        return self._collected(work, blocks)
 
-    def _collected(self, work: EpochWork, made: Sequence[Block]) -> EpochOutcome:
-        reports = [block for block in made if isinstance(block, ReadReport | LateRecords)]
+    def _collected(self, work: EpochWork, blocks: Sequence[Block]) -> EpochOutcome:
+        reports = [block for block in blocks if isinstance(block, ReadReport | LateRecords)]
         read = self.workers[0].collect(work, reports, f"collect-{self.attempts}")
-        return outcome(read, made, self.workers[0].steps, work.plan.shards)
+        return outcome(read, blocks, self.workers[0].steps, work.plan.shards)
 
 
 BRANCHES = 6  # of each union: more than any history has partitions
@@ -365,7 +365,7 @@ class Engine:
 
     def read_by(self, plan: EpochPlan) -> tuple[dict[str, list[Row]], Counter[str]]:
         """The rows that count, and how many are too far ahead (T11), by input."""
-        found: dict[str, list[Row]] = {name: [] for name in self.logs}
+        rows_by_input: dict[str, list[Row]] = {name: [] for name in self.logs}
         future: Counter[str] = Counter()
         for planned in plan.ranges:
             name = planned.partition.input
@@ -374,9 +374,9 @@ class Engine:
             stamps = [row.values.get(STAMP, -1) for row in rows]
             most = self._job.input(name).watermark.max_future
             ahead = too_far_ahead([row.ts for row in rows], stamps, most, plan.clock)
-            found[name] += [row for place, row in enumerate(rows) if place not in ahead]
+            rows_by_input[name] += [row for position, row in enumerate(rows) if position not in ahead]
             future[name] += len(ahead)
-        return found, future
+        return rows_by_input, future
 
 
 def _rows(sink: LocalCapture) -> list[dict[str, Any]]:
@@ -390,8 +390,8 @@ class Check:
         self._case, self._engine, self._job = case, engine, case.job
         self._oracle = case.job.oracle()
         delays = {side.name: side.watermark.delay for side in case.job.job.inputs}
-        known = {name: [self._id(name, p) for p in partitions] for name, partitions in case.partitions.items()}
-        self._marks = WatermarkOracle(delays, known)
+        partition_ids = {name: [self._id(name, p) for p in partitions] for name, partitions in case.partitions.items()}
+        self._marks = WatermarkOracle(delays, partition_ids)
         self._tables = {side.name for side in case.job.job.inputs if side.table is not None}
         self._ends: dict[PartitionRef, int] = {}
         self._tables_read: set[str] = set()
@@ -445,14 +445,14 @@ class Check:
         versions from before the stream's (A2); what is known of the first of them is a time that is not later."""
         read = {planned.partition: planned.end_exclusive for planned in plan.ranges}
         ends = {**self._ends, **read}
-        wanted = self._reached(ends)
+        reached = self._reached(ends)
         for name in self._engine.logs if self._tables else ():
-            at, most = plan.reached.get(name, END_OF_TIME), wanted.get(name, END_OF_TIME)
+            at, most = plan.reached.get(name, END_OF_TIME), reached.get(name, END_OF_TIME)
             if name in self._tables:
                 assert at == most, "a table has reached another time than its records say"
             else:
-                waited, asked = self._oracle.asked_from(plan.watermarks, name)
-                assert at <= min(most, asked), "versions go that rows will ask for (A2)"
+                waited, requested_time = self._oracle.asked_from(plan.watermarks, name)
+                assert at <= min(most, requested_time), "versions go that rows will ask for (A2)"
                 assert at == most or at > waited, "versions stay that no row will ask for"
         self._behind = {name for name in self._streams() if self._unread(name, ends)}
         self._ends, self._tables_read = ends, self._tables_read | {*plan.tables_read}
@@ -518,10 +518,10 @@ def check_against_oracle(
 
 
 def _compare(result: Result) -> None:
-    told = differences(result.expected.rows, result.rows)
-    assert not told, f"epoch {result.plan.epoch}, {result.plan.watermarks}: {told}"
-    wanted = dropped(result.expected, result.future)
-    assert _counts(result.report.dropped) == wanted, f"drops of epoch {result.plan.epoch}"
+    difference = differences(result.expected.rows, result.rows)
+    assert not difference, f"epoch {result.plan.epoch}, {result.plan.watermarks}: {difference}"
+    expected_drops = dropped(result.expected, result.future)
+    assert _counts(result.report.dropped) == expected_drops, f"drops of epoch {result.plan.epoch}"
     assert result.dead == Counter(result.report.dead) == _late_letters(result.job, result.expected) + result.future
 
 
@@ -539,8 +539,8 @@ def dropped(expected: EpochExpectation, future: Mapping[str, int]) -> dict[str, 
 
 def _counts(counts: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
     """Without zeros and empty inputs."""
-    found = {name: {reason: n for reason, n in reasons.items() if n} for name, reasons in counts.items()}
-    return {name: reasons for name, reasons in found.items() if reasons}
+    nonzero = {name: {reason: n for reason, n in reasons.items() if n} for name, reasons in counts.items()}
+    return {name: reasons for name, reasons in nonzero.items() if reasons}
 
 
 def few_hashes(count: int) -> KeyHash:

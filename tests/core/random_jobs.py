@@ -101,11 +101,11 @@ def newly_stored(before: StreamJoin, after: StreamJoin) -> dict[int, list[set[tu
 # --- predicates: as the job writes them, and what they mean row by row ------------------------------------------------
 
 
-def known(check: Callable[..., bool], *places: tuple[str, str]) -> Check:
+def known(check: Callable[..., bool], *references: tuple[str, str]) -> Check:
     """SQL's NULL for predicates that are NULL when a value is."""
 
     def on(columns: Mapping[str, Mapping[str, Any]]) -> bool | None:
-        values = [columns[name][column] for name, column in places]
+        values = [columns[name][column] for name, column in references]
         return None if any(value is None for value in values) else check(*values)
 
     return on
@@ -218,9 +218,9 @@ def computed_keys(draw: Any, left: Sequence[str], right: str, *, table: bool) ->
 def interval_steps(draw: Any, left: Sequence[str], right: str) -> dict[str, Any]:
     lower, upper = sorted((draw(st.integers(-9, 4)), draw(st.integers(-4, 9))))
     # Often one input after the other, and then the first again: bounds add up only along such a chain.
-    of = draw(st.sampled_from([*left, left[1], left[1]] if len(left) == 2 else [*left, left[0]]))
+    anchor = draw(st.sampled_from([*left, left[1], left[1]] if len(left) == 2 else [*left, left[0]]))
     return {
-        "interval": {"of": of, "lower": ms(lower), "upper": ms(upper)},
+        "interval": {"of": anchor, "lower": ms(lower), "upper": ms(upper)},
         "type": draw(st.sampled_from(TYPES)),
         "keys": draw(key_pairs(left, right)),
         "allowedLateness": ms(draw(st.sampled_from([0, 0, 1, 5]))),
@@ -291,16 +291,16 @@ def mixed_steps(draw: Any, before: Sequence[dict[str, Any]], left: Sequence[str]
 
 @st.composite
 def steps_in_windows(
-    draw: Any, before: Sequence[dict[str, Any]], left: Sequence[str], right: str, *, last: bool, others: bool
+    draw: Any, before: Sequence[dict[str, Any]], left: Sequence[str], right: str, *, last: bool, allow_mixed: bool
 ) -> dict[str, Any]:
-    """A window step behind these, in the windows of an earlier one if there is one; with `others`, or where no window
-    step can follow, also a step of another kind. A session step is the last one."""
+    """A window step behind these, in the windows of an earlier one if there is one; with `allow_mixed`, or where no
+    window step can follow, also a step of another kind. A session step is the last one."""
     first = next((number for number, step in enumerate(before) if "window" in step), len(before))
     tables = {step["right"] for step in before if "asOf" in step}
     present = [name for name in left if name not in tables | _padded(before)]
     lost = any("window" not in step and step["type"] in {"right", "full"} for step in before[first:])
     can_follow = not lost if first < len(before) else bool(present)
-    if not can_follow or (others and draw(st.booleans())):
+    if not can_follow or (allow_mixed and draw(st.booleans())):
         return draw(mixed_steps(before, left, right))
     if first < len(before):
         return {**draw(fixed_steps(left, right)), "window": {**before[first]["window"], "of": None}}
@@ -331,7 +331,7 @@ def jobs(draw: Any, kind: str) -> Job:
     for number, right in enumerate(names[1:]):
         if kind in ("windows", "any"):
             last = right == names[-1]
-            step = draw(steps_in_windows(steps, left, right, last=last, others=kind == "any"))
+            step = draw(steps_in_windows(steps, left, right, last=last, allow_mixed=kind == "any"))
         else:
             step = draw(_steps_of(kind, len(names), steps, left, right))
         if kind == "computed":

@@ -200,7 +200,7 @@ def aggregates(draw: Any, kind: str) -> list[dict[str, Any]]:
         {"function": "first", "column": "v"},
     ]
     chosen = draw(st.lists(st.sampled_from(choices), max_size=4))
-    return [{**each, "as": f"a{number}"} for number, each in enumerate(chosen)]
+    return [{**call, "as": f"a{number}"} for number, call in enumerate(chosen)]
 
 
 def input_of(types: Mapping[str, str]) -> dict[str, Any]:
@@ -257,17 +257,17 @@ def session_jobs(
 
 
 @st.composite
-def session_rows(draw: Any, job: SessionJob, place: tuple[int, int], ts: int) -> Row:
-    known = KEY_TYPES["integers" if job.types["k"] == "int32" else job.types["k"]][1]
+def session_rows(draw: Any, job: SessionJob, position: tuple[int, int], ts: int) -> Row:
+    key_values = KEY_TYPES["integers" if job.types["k"] == "int32" else job.types["k"]][1]
     values = {
-        "k": draw(st.sampled_from(known[:1] if job.busy else [*known[:1] * 8, *known, None])),
+        "k": draw(st.sampled_from(key_values[:1] if job.busy else [*key_values[:1] * 8, *key_values, None])),
         "n": draw(st.sampled_from([0] if job.busy else [0, 0, 0, 0, 1, None])),
         "v": draw(st.sampled_from([1] if job.busy else [1, 1, 1, 1, 2, 0, None])),
         "w": draw(st.sampled_from([*VALUES[job.types["w"]], None])),
         "ts": datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ts),
     }
     values[STAMP] = draw(stamps(job.job.inputs[0], ts))
-    return Row(*place, ts, values)
+    return Row(*position, ts, values)
 
 
 JITTER = [-30, *range(-20, 6), *range(-3, 4), 9, 40]

@@ -16,7 +16,7 @@ class UpsertTable:
 
     def __init__(self, job: SessionWindow) -> None:
         self._groups = job.sessions.group_by
-        self._counts = [of.as_ for of in job.sessions.aggregates if of.function == "count"]
+        self._counts = [aggregate.as_ for aggregate in job.sessions.aggregates if aggregate.function == "count"]
         self._rows: dict[Hashable, dict[str, Any]] = {}
         self._taken_back: dict[Hashable, dict[str, Any]] = {}
         self._forgotten: set[Hashable] = set()
@@ -49,8 +49,8 @@ class UpsertTable:
 
     def check_apart(self) -> None:
         """No two sessions of a group in the state share a moment: for jobs that take back what they replace."""
-        there = [row for key, row in self._rows.items() if key not in self._forgotten]
-        ordered = sorted(there, key=lambda row: (str(self._group(row)), row["window_start"]))
+        remembered = [row for key, row in self._rows.items() if key not in self._forgotten]
+        ordered = sorted(remembered, key=lambda row: (str(self._group(row)), row["window_start"]))
         for one, other in pairwise(ordered):
             together = self._group(one) == self._group(other) and one["window_end"] >= other["window_start"]
             assert not together, f"{one} and {other} overlap"
@@ -61,9 +61,9 @@ class UpsertTable:
         if last is None:
             return
         self._forgotten |= {key for key, row in self._rows.items() if row["window_end"] < last}
-        there = [row for key, row in self._rows.items() if key not in self._forgotten]
+        remembered = [row for key, row in self._rows.items() if key not in self._forgotten]
         self._taken_back = {
-            key: old for key, old in self._taken_back.items() if any(self._holds(row, old) for row in there)
+            key: old for key, old in self._taken_back.items() if any(self._holds(row, old) for row in remembered)
         }
 
     def _holds(self, row: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -72,8 +72,8 @@ class UpsertTable:
 
     def compare(self, shape: SessionShape, arrivals: Iterable[Row]) -> None:
         """With all rows of a history at once."""
-        told = differences(map(_values, sessions_at_once(shape, arrivals)), self.rows)
-        assert not told, told
+        difference = differences(map(_values, sessions_at_once(shape, arrivals)), self.rows)
+        assert not difference, difference
 
     def _group(self, row: dict[str, Any]) -> tuple[Hashable, ...]:
         return tuple(comparable(row[name]) for name in self._groups)

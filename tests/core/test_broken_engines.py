@@ -76,7 +76,7 @@ def another_duration(**change: Callable[[Any], Any]) -> Callable[[Patch], None]:
     """The kernel alone takes a duration for another."""
 
     def wrapped(run: Kernel, step: StepSpec, work: StepWork) -> StepRun:
-        changed = {name: of(getattr(step.kind, name)) for name, of in change.items()}
+        changed = {name: alter(getattr(step.kind, name)) for name, alter in change.items()}
         kind: Any = step.kind
         return run(replace(step, kind=replace(kind, **changed)), work)
 
@@ -116,11 +116,13 @@ def without_before(horizon: Horizon) -> Horizon:
 
 def late_by_one(patch: Patch) -> None:
     real = IntervalJoin.accept_from
-    patch.setattr(IntervalJoin, "accept_from", lambda *of: tuple(None if at is None else at + 1 for at in real(*of)))
+    patch.setattr(
+        IntervalJoin, "accept_from", lambda *arguments: tuple(None if at is None else at + 1 for at in real(*arguments))
+    )
 
 
 def nothing_is_still_to_go_out(patch: Patch) -> None:
-    patch.setattr(interval, "_may_go_out", lambda side, found: found[side.part].current)
+    patch.setattr(interval, "_may_go_out", lambda side, horizons: horizons[side.part].current)
 
 
 def greedy_compaction(patch: Patch) -> None:
@@ -140,7 +142,7 @@ def forgetful_compaction(patch: Patch) -> None:
 
 def compaction_before_the_epoch(patch: Patch) -> None:
     """Merges lose the flags of the epoch that makes them."""
-    patch.setattr("joinery_runtime.engine.step_task._with_new_flags", lambda kept, _: kept)
+    patch.setattr("joinery_runtime.engine.step_task._with_new_flags", lambda state_run, _: state_run)
 
 
 def horizons_go_back(patch: Patch) -> None:
@@ -149,7 +151,7 @@ def horizons_go_back(patch: Patch) -> None:
         times,
         "horizons",
         lambda pipeline, now, floors: {
-            part: replace(found, previous=floors.get(part)) for part, found in real(pipeline, now, {}).items()
+            part: replace(horizon, previous=floors.get(part)) for part, horizon in real(pipeline, now, {}).items()
         },
     )
 
@@ -173,16 +175,16 @@ def completes(change: Callable[[Horizon], Horizon]) -> Callable[[Patch], None]:
 def nowhere(module: Any, name: str) -> Callable[[Patch], None]:
     """What the function says of each of some elements is never so."""
     real = getattr(module, name)
-    return lambda patch: patch.setattr(module, name, lambda *of: real(*of) & False)
+    return lambda patch: patch.setattr(module, name, lambda *arguments: real(*arguments) & False)
 
 
 def other_changes(**change: Callable[[Any], Any]) -> Callable[[Patch], None]:
     def breaks(patch: Patch) -> None:
         real = session_kind.change
 
-        def changed(*of: Any) -> Any:
-            found = real(*of)
-            return replace(found, **{name: each(getattr(found, name)) for name, each in change.items()})
+        def changed(*arguments: Any) -> Any:
+            original = real(*arguments)
+            return replace(original, **{name: alter(getattr(original, name)) for name, alter in change.items()})
 
         patch.setattr(session_kind, "change", changed)
 
@@ -208,7 +210,7 @@ def takes_back_other_ids_only(patch: Patch) -> None:
     patch.setattr(
         session_kind._SessionEpoch,
         "_taken_back",
-        lambda self, kept, changed: real(self, kept, changed) & changed.renamed,
+        lambda self, stored, changed: real(self, stored, changed) & changed.renamed,
     )
 
 
@@ -239,9 +241,9 @@ def drops_what_was_kept(patch: Patch) -> None:
     real = session_change._StateRows._kept_states
 
     def none_of(self: Any) -> Any:
-        states, of = real(self)
-        only_capped = ~self._sessions.filled[of]
-        return states.filter(pa.array(only_capped)), of[only_capped]
+        states, session_numbers = real(self)
+        only_capped = ~self._sessions.filled[session_numbers]
+        return states.filter(pa.array(only_capped)), session_numbers[only_capped]
 
     patch.setattr(session_change._StateRows, "_kept_states", none_of)
 
@@ -275,7 +277,7 @@ def one_group_per_hash(patch: Patch) -> None:
 def places_do_not_count(patch: Patch) -> None:
     """Of rows with one event time, any one is the first."""
     real = deduplicate.tie_breakers
-    patch.setattr(deduplicate, "tie_breakers", lambda side, rows: [-place for place in real(side, rows)])
+    patch.setattr(deduplicate, "tie_breakers", lambda side, rows: [-tie_breaker for tie_breaker in real(side, rows)])
 
 
 # --- top-N ------------------------------------------------------------------------------------------------------------
@@ -287,7 +289,7 @@ def turned_round(order: tuple[top_n.SortKey, ...]) -> tuple[top_n.SortKey, ...]:
 
 def ranks_go_by_no_place(patch: Patch) -> None:
     real = top_n.tie_breakers
-    patch.setattr(top_n, "tie_breakers", lambda side, rows: [-place for place in real(side, rows)])
+    patch.setattr(top_n, "tie_breakers", lambda side, rows: [-tie_breaker for tie_breaker in real(side, rows)])
 
 
 # --- an aggregate of an aggregate -------------------------------------------------------------------------------------

@@ -65,8 +65,8 @@ def key_columns(job: Job) -> list[tuple[str, str, str]]:
 
 def wanted(job: Job) -> bool:
     """Of one step, by one key whose bytes are known."""
-    found = key_columns(job) if len(job.job.joins) == 1 else []
-    return len(found) == 2 and all(kind in TYPES for _, _, kind in found)
+    columns = key_columns(job) if len(job.job.joins) == 1 else []
+    return len(columns) == 2 and all(kind in TYPES for _, _, kind in columns)
 
 
 def key_bytes(value: Any) -> bytes:
@@ -88,10 +88,10 @@ def co_partitioned(case: Case, counts: tuple[int, int]) -> Case:
 
     def moved(name: str, row: Any) -> Any:
         key = row.values[column[name]]
-        of = row.partition if key is None else zlib.crc32(key_bytes(key))
-        place = (name, of % partitions[name])
-        offsets[place] += 1
-        return replace(row, partition=place[1], offset=offsets[place] - 1)
+        number = row.partition if key is None else zlib.crc32(key_bytes(key))
+        input_partition = (name, number % partitions[name])
+        offsets[input_partition] += 1
+        return replace(row, partition=input_partition[1], offset=offsets[input_partition] - 1)
 
     epochs = [
         replace(
@@ -103,8 +103,8 @@ def co_partitioned(case: Case, counts: tuple[int, int]) -> Case:
         )
         for epoch in case.epochs
     ]
-    known = {name: tuple(range(count)) for name, count in partitions.items()}
-    return Case(CoPartitioned(case.job, StreamJoin.model_validate(document)), known, tuple(epochs))
+    partition_numbers = {name: tuple(range(count)) for name, count in partitions.items()}
+    return Case(CoPartitioned(case.job, StreamJoin.model_validate(document)), partition_numbers, tuple(epochs))
 
 
 def search(kind: str, count: int, monkeypatch: pytest.MonkeyPatch, **how: Any) -> Mapping[str, int]:
@@ -115,15 +115,15 @@ def search(kind: str, count: int, monkeypatch: pytest.MonkeyPatch, **how: Any) -
 
     @settings(HISTORIES, max_examples=examples(count))
     @given(
-        case=cases(kind, wanted=wanted),
+        case=cases(kind, eligible=wanted),
         counts=st.sampled_from(PARTITIONS),
         shards=st.lists(st.sampled_from([2, 4, 6, 8, 8, 3, 1]), min_size=9, max_size=9),
     )
     def every(case: Case, counts: tuple[int, int], shards: list[int]) -> None:
         moved = co_partitioned(case, counts)
-        epochs = [replace(epoch, shards=of) for epoch, of in zip(moved.epochs, shards, strict=False)]
+        epochs = [replace(epoch, shards=shard_count) for epoch, shard_count in zip(moved.epochs, shards, strict=False)]
         results: list[Result] = check_against_oracle(replace(moved, epochs=tuple(epochs)), peers=2, **how)
-        seen["rows"] += sum(len(found.rows) for found in results)
+        seen["rows"] += sum(len(result.rows) for result in results)
 
     every()
     return {"apart": sum(host.apart for host in hosts), "rows": seen["rows"]}
@@ -149,6 +149,6 @@ def test_the_command_line_looks_for_a_key_where_its_rows_are_stored() -> None:
         row = pa.RecordBatch.from_pylist([{"order_id": name, "ts": 5}], schema=intake.schema)
         checks = RecordChecks(co_partitions=6)
         stored = [prepare(intake, DecodedRecords(row, p, np.arange(1)), checks).rows.column(HASH) for p in range(6)]
-        (address,) = [each for column in stored for each in column.to_pylist()]
+        (address,) = [stored_hash for column in stored for stored_hash in column.to_pylist()]
         (key,) = keys_of(job, pipeline, [f"order_id={name}"], None, 6)
         assert key.hash == address

@@ -90,7 +90,7 @@ def test_the_number_of_shards_changes_nothing(kind: str) -> None:
         def rows(shards: int) -> list[Any]:
             epochs = tuple(replace(epoch, shards=shards) for epoch in case.epochs)
             # Whether an epoch without rows has something to close is judged by segments, of which there are more then.
-            results = [(multiset(found.rows), found.report.dropped) for found in run(replace(case, epochs=epochs))]
+            results = [(multiset(result.rows), result.report.dropped) for result in run(replace(case, epochs=epochs))]
             return [result for result in results if any(result)]
 
         assert rows(1) == rows(3) == rows(8)
@@ -119,9 +119,9 @@ def test_where_epochs_are_cut_changes_only_when_rows_come_out(kind: str) -> None
         oracle = case.job.oracle()
         rows = {name: [row for side, row in arrivals if side == name] for name in case.job.inputs}
         columns = output_columns(case.job.job, case.job.computed)
-        wanted = multiset(output_row(row, columns) for row in brute_force(oracle.inputs, oracle.steps, rows))
-        found = run(replace(case, epochs=data.draw(cuts(case.job, arrivals))))
-        assert multiset(row for result in found for row in result.rows) == wanted
-        assert not any("late" in dropped for result in found for dropped in result.report.dropped.values())
+        expected = multiset(output_row(row, columns) for row in brute_force(oracle.inputs, oracle.steps, rows))
+        results = run(replace(case, epochs=data.draw(cuts(case.job, arrivals))))
+        assert multiset(row for result in results for row in result.rows) == expected
+        assert not any("late" in dropped for result in results for dropped in result.report.dropped.values())
 
     check()

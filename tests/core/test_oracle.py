@@ -47,24 +47,24 @@ def interval(lower: int, upper: int, kind: Any = "inner", **more: Any) -> Oracle
     return job(IntervalRule(lower, upper), kind, **more)
 
 
-def times(found: Any) -> list[tuple[Any, ...]]:
+def times(outcome: Any) -> list[tuple[Any, ...]]:
     """Event times of what went out, then the window if there is one."""
-    return sorted((tuple(map(r.time, r.rows)) + (r.window or ()) for r in found.joined), key=str)
+    return sorted((tuple(map(r.time, r.rows)) + (r.window or ()) for r in outcome.joined), key=str)
 
 
 # --- interval ---------------------------------------------------------------------------------------------------------
 
 
 def test_j1_bounds_include_both_ends() -> None:
-    found = interval(-5, 2).epoch(NONE, {"l": [row(100)], "r": rows(94, 95, 102, 103)})
-    assert times(found) == [(100, 102), (100, 95)]
+    outcome = interval(-5, 2).epoch(NONE, {"l": [row(100)], "r": rows(94, 95, 102, 103)})
+    assert times(outcome) == [(100, 102), (100, 95)]
 
 
 @pytest.mark.parametrize("key", [None, math.nan])
 def test_j1_j4_null_and_nan_equal_nothing(key: Any) -> None:
-    found = interval(0, 0).epoch(NONE, {"l": [row(1, key)], "r": [row(1, key)]})
-    assert times(found) == []
-    assert found.dropped == {"l": {"null_key": 1}, "r": {"null_key": 1}}
+    outcome = interval(0, 0).epoch(NONE, {"l": [row(1, key)], "r": [row(1, key)]})
+    assert times(outcome) == []
+    assert outcome.dropped == {"l": {"null_key": 1}, "r": {"null_key": 1}}
 
 
 def test_j2_a_pair_comes_out_when_its_later_row_arrives_and_once() -> None:
@@ -99,8 +99,8 @@ def test_j5_o2_a_row_past_its_deadline_joins_or_is_padded_and_is_not_kept() -> N
     join = interval(-3, 5, "left")
     join.epoch(NONE, {"r": [row(98)]})
     marks = {"l": 90, "r": 106}
-    found = join.epoch(marks, {"l": [row(100), row(99, "other", 1)]})
-    assert times(found) == [(100, 98), (99, None)]
+    outcome = join.epoch(marks, {"l": [row(100), row(99, "other", 1)]})
+    assert times(outcome) == [(100, 98), (99, None)]
     assert times(join.epoch({"l": END, "r": END}, {})) == []
 
 
@@ -108,31 +108,31 @@ def test_j4_o2_a_preserved_row_that_cannot_match_is_padded_at_once() -> None:
     predicates = Predicates(left=lambda columns: columns["l"]["v"])
     join = interval(-9, 9, "left", predicates=predicates)
     lefts = [row(1, offset=i, v=v) for i, v in enumerate((True, False, None))]
-    found = join.epoch(NONE, {"l": [*lefts, row(2, None, 3, v=True)], "r": [row(1)]})
-    assert times(found) == [(1, 1), (1, None), (1, None), (2, None)]
-    assert found.dropped == {"l": {}, "r": {}}
+    outcome = join.epoch(NONE, {"l": [*lefts, row(2, None, 3, v=True)], "r": [row(1)]})
+    assert times(outcome) == [(1, 1), (1, None), (1, None), (2, None)]
+    assert outcome.dropped == {"l": {}, "r": {}}
 
 
 @pytest.mark.parametrize(("ts", "late"), [(95, 0), (94, 1)])
 def test_j6_of_an_inner_join_late_when_nothing_in_reach_can_come(ts: int, late: int) -> None:
     marks = {"l": 110, "r": 105}
-    found = interval(-3, 8, allowed_lateness=2).epoch(marks, {"l": [row(ts)], "r": [row(ts)]})
-    assert found.late == {"l": late, "r": late}
+    outcome = interval(-3, 8, allowed_lateness=2).epoch(marks, {"l": [row(ts)], "r": [row(ts)]})
+    assert outcome.late == {"l": late, "r": late}
 
 
 @pytest.mark.parametrize(("ts", "late"), [(108, 0), (107, 1)])
 def test_j6_of_an_outer_join_late_against_its_own_watermark(ts: int, late: int) -> None:
     marks = {"l": 110, "r": 105}
-    found = interval(-3, 8, "left", allowed_lateness=2).epoch(marks, {"l": [row(ts)], "r": [row(ts)]})
-    assert found.late == {"l": late, "r": 0}
+    outcome = interval(-3, 8, "left", allowed_lateness=2).epoch(marks, {"l": [row(ts)], "r": [row(ts)]})
+    assert outcome.late == {"l": late, "r": 0}
 
 
 def test_j7_reopen_joins_what_is_still_kept() -> None:
     join = interval(0, 0, reopen=True)
     join.epoch(NONE, {"l": [row(100)]})
-    found = join.epoch({"l": 200, "r": 100}, {"r": [row(100)]})
-    assert times(found) == [(100, 100)]
-    assert found.late == {"l": 0, "r": 0}
+    outcome = join.epoch({"l": 200, "r": 100}, {"r": [row(100)]})
+    assert times(outcome) == [(100, 100)]
+    assert outcome.late == {"l": 0, "r": 0}
 
 
 def test_a_residual_counts_only_when_it_is_true() -> None:
@@ -172,14 +172,14 @@ def test_n2_bounds_add_up_along_the_chain() -> None:
 
 def test_n4_a_padded_time_matches_nothing_later() -> None:
     keys = [("l", "k", "k")]
-    for kind, wanted in (("left", [(1, None, None)]), ("inner", [])):
+    for kind, expected in (("left", [(1, None, None)]), ("inner", [])):
         chain = Oracle(
             ("l", "r", "x"),
             [Step("r", IntervalRule(0, 0), keys, "left"), Step("x", IntervalRule(-9, 9), keys, kind, left_input="r")],
         )
         chain.epoch(dict.fromkeys("lrx"), {"l": [row(1)], "x": [row(1)]})
-        found = [r for epoch in chain.end() for r in times(epoch)]
-        assert found == wanted
+        joined_times = [r for epoch in chain.end() for r in times(epoch)]
+        assert joined_times == expected
 
 
 def test_n3_what_an_outer_step_closes_still_meets_what_waits_for_it() -> None:
@@ -195,8 +195,8 @@ def test_n2_a_chain_judges_late_by_each_inputs_own_watermark() -> None:
         ODR,
         (Step("d", IntervalRule(-1, 3), [], allowed_lateness=2), Step("r", IntervalRule(-1, 4), [], left_input="d")),
     )
-    found = chain.epoch({"o": 10, "d": 10, "r": 10}, {"o": rows(7, 8), "d": rows(7, 8), "r": rows(8, 9, 10)})
-    assert found.late == {"o": 1, "d": 1, "r": 2}
+    outcome = chain.epoch({"o": 10, "d": 10, "r": 10}, {"o": rows(7, 8), "d": rows(7, 8), "r": rows(8, 9, 10)})
+    assert outcome.late == {"o": 1, "d": 1, "r": 2}
 
 
 # --- windows ----------------------------------------------------------------------------------------------------------
@@ -221,8 +221,8 @@ def test_w1_a_pair_goes_out_once_per_hopping_window_that_holds_both() -> None:
 
 
 def test_w2_a_row_is_late_when_all_its_windows_closed() -> None:
-    found = job(WindowRule(4, 2)).epoch({"l": 6, "r": 7}, {"l": rows(3, 4), "r": rows(3, 4)})
-    assert found.late == {"l": 1, "r": 1}
+    outcome = job(WindowRule(4, 2)).epoch({"l": 6, "r": 7}, {"l": rows(3, 4), "r": rows(3, 4)})
+    assert outcome.late == {"l": 1, "r": 1}
 
 
 def test_w3_padded_once_per_window_without_a_partner() -> None:
@@ -244,31 +244,31 @@ def test_w1_w2_both_sides_form_a_session_together() -> None:
 def test_w2_a_late_row_that_is_tied_to_an_open_session_counts() -> None:
     join = job(SessionRule(3))
     join.epoch(NONE, {"l": [row(10)]})
-    found = join.epoch({"l": 12, "r": 12}, {"r": [row(7), row(1, offset=1)]})
-    assert found.late == {"l": 0, "r": 1}
+    outcome = join.epoch({"l": 12, "r": 12}, {"r": [row(7), row(1, offset=1)]})
+    assert outcome.late == {"l": 0, "r": 1}
     assert closing(join, END) == [(10, 7, 7, 10)]
 
 
 # --- as-of ------------------------------------------------------------------------------------------------------------
 
 
-def versions(*known: tuple[int, bool]) -> list[Row]:
-    return [Row(0, offset, ts, {"k": "k", "ts": ts}, deleted) for offset, (ts, deleted) in enumerate(known)]
+def versions(*changes: tuple[int, bool]) -> list[Row]:
+    return [Row(0, offset, ts, {"k": "k", "ts": ts}, deleted) for offset, (ts, deleted) in enumerate(changes)]
 
 
 def test_a1_the_version_valid_at_the_rows_time() -> None:
     table = versions((2, False), (3, False), (3, False), (5, True))
-    found = job(AsOfRule(100), "left").epoch(NONE, {"l": rows(1, 2, 3, 4, 5), "r": table})
-    taken = {r.time("l"): r.rows["r"].offset if r.rows["r"] else None for r in found.joined}
-    assert taken == {1: None, 2: 0, 3: 2, 4: 2, 5: None}
+    outcome = job(AsOfRule(100), "left").epoch(NONE, {"l": rows(1, 2, 3, 4, 5), "r": table})
+    version_offsets = {r.time("l"): r.rows["r"].offset if r.rows["r"] else None for r in outcome.joined}
+    assert version_offsets == {1: None, 2: 0, 3: 2, 4: 2, 5: None}
 
 
 def test_a2_only_superseded_versions_go() -> None:
     join = job(AsOfRule(10), "left")
     join.epoch(NONE, {"r": versions((1, False), (5, False), (30, False))})
-    found = join.epoch(NONE, {"l": rows(4, 5, 20), "r": [Row(0, 3, 2, {"k": "k"})]})
-    assert times(found) == [(20, 5), (4, None), (5, 5)]
-    assert found.dropped["r"] == {"expired": 1}
+    outcome = join.epoch(NONE, {"l": rows(4, 5, 20), "r": [Row(0, 3, 2, {"k": "k"})]})
+    assert times(outcome) == [(20, 5), (4, None), (5, 5)]
+    assert outcome.dropped["r"] == {"expired": 1}
 
 
 def test_a2_versions_stay_for_rows_that_are_not_read_or_have_waited() -> None:
@@ -284,8 +284,8 @@ def test_a2_versions_stay_for_rows_that_are_not_read_or_have_waited() -> None:
 
 def test_a4_a_row_waits_until_the_table_has_reached_its_time() -> None:
     join = job(AsOfRule(100))
-    found = join.epoch(NONE, {"l": rows(10, 20), "r": versions((1, False))}, {"r": 10})
-    assert times(found) == [(10, 1)]
+    outcome = join.epoch(NONE, {"l": rows(10, 20), "r": versions((1, False))}, {"r": 10})
+    assert times(outcome) == [(10, 1)]
     assert times(join.epoch(NONE, {"r": [Row(0, 1, 15, {"k": "k"})]}, {"r": 19})) == []
     assert times(join.epoch({"l": END, "r": None}, {}, {"r": 19})) == [], "the end of the stream changes nothing"
     assert times(join.epoch(NONE, {"r": [Row(0, 2, 18, {"k": "k"})]})) == [(20, 18)]
@@ -311,8 +311,8 @@ def test_a2_a_table_that_has_ended_forgets_nothing() -> None:
 
 def test_brute_force_is_sqls_meaning_of_a_join() -> None:
     inputs: Mapping[str, Sequence[Row]] = {"l": rows(1, 9), "r": rows(2)}
-    found = brute_force(("l", "r"), [Step("r", IntervalRule(0, 1), KEYS, "full")], inputs)
-    assert [r.positions for r in found] == [((0, 0), (0, 0)), ((0, 1), None)]
+    joined_rows = brute_force(("l", "r"), [Step("r", IntervalRule(0, 1), KEYS, "full")], inputs)
+    assert [r.positions for r in joined_rows] == [((0, 0), (0, 0)), ((0, 1), None)]
 
 
 def test_watermarks_from_the_rows_of_earlier_epochs() -> None:
@@ -334,8 +334,8 @@ def test_multisets_and_their_differences() -> None:
     assert multiset([{"a": 1, "b": math.nan}]) == multiset([{"b": float("nan"), "a": 1}])
     assert multiset([{"a": -0.0}]) == multiset([{"a": 0.0}])
     assert differences([{"a": 1}, {"a": 2}], [{"a": 2}, {"a": 1}]) == ""
-    told = differences([{"a": 1}, {"a": 1}, {"a": 2}], [{"a": 1}, {"a": 3}])
-    assert told.splitlines() == [
+    difference = differences([{"a": 1}, {"a": 1}, {"a": 2}], [{"a": 1}, {"a": 3}])
+    assert difference.splitlines() == [
         "2 missing row(s):", "  1 x {'a': 1}", "  1 x {'a': 2}", "1 unexpected row(s):", "  1 x {'a': 3}",
     ]  # fmt: skip
 
@@ -349,8 +349,8 @@ def test_output_rows_take_their_columns_from_all_inputs_and_nulls_from_absent_on
     ]
     join = Oracle(("l", "r"), [Step("r", WindowRule(10, 10), KEYS, "left")], columns)
     join.epoch(NONE, {"l": [row(1, v="x")]})
-    (found,) = join.epoch({"l": END, "r": END}, {}).rows
-    assert found == {"one": "x", "two": None, "three": True, "until": 10}
+    (output,) = join.epoch({"l": END, "r": END}, {}).rows
+    assert output == {"one": "x", "two": None, "three": True, "until": 10}
 
 
 def test_a_place_names_a_row_in_the_jobs_order_of_inputs() -> None:

@@ -25,9 +25,9 @@ def test_where_epochs_are_cut_changes_only_when_rows_come_out(kind: str) -> None
         case, arrivals = history
         all_rows = {name: [row for side, row in arrivals if side == name] for name in case.job.inputs}
         oracle = case.job.oracle()
-        wanted = places(brute_force(oracle.inputs, oracle.steps, all_rows))
+        expected = places(brute_force(oracle.inputs, oracle.steps, all_rows))
         for _ in range(2):
-            assert replay(case, data.draw(cuts(case.job, arrivals))) == wanted
+            assert replay(case, data.draw(cuts(case.job, arrivals))) == expected
 
     check()
 
@@ -36,18 +36,18 @@ def replay(case: Case, epochs: Iterable[Epoch]) -> Counter[Hashable]:
     oracle = case.job.oracle()
     delays = {side.name: side.watermark.delay for side in case.job.job.spec.inputs}
     marks = WatermarkOracle(delays, case.partitions)
-    found: Counter[Hashable] = Counter()
+    joined_places: Counter[Hashable] = Counter()
     for epoch in epochs:
         expected = oracle.epoch(marks.watermarks(), epoch.rows)
         assert not any(expected.late.values())
-        found += places(expected.joined)
+        joined_places += places(expected.joined)
         for name, listed in epoch.rows.items():
             for row in listed:
                 marks.saw(name, row.partition, [row.ts])
     for expected in oracle.end():
-        found += places(expected.joined)
+        joined_places += places(expected.joined)
     assert not list(next(oracle.end()).joined), "everything has closed"
-    return found
+    return joined_places
 
 
 def places(rows: Iterable[Joined]) -> Counter[Hashable]:

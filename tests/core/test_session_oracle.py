@@ -55,12 +55,12 @@ class History:
         """(start, end, rows) of what goes out, and a minus sign before what is taken back."""
         first, self._rows = self._rows, self._rows + len(times)
         rows = [Row(0, n, ts, {"k": key, "v": 2**n}) for n, ts in enumerate(times, first)]
-        found = self.oracle.epoch({INPUT: watermark}, {INPUT: rows})
-        late = {"late": found.late[INPUT]} if found.late[INPUT] else {}
-        self.dropped = {**late, **found.dropped[INPUT]}
+        outcome = self.oracle.epoch({INPUT: watermark}, {INPUT: rows})
+        late = {"late": outcome.late[INPUT]} if outcome.late[INPUT] else {}
+        self.dropped = {**late, **outcome.dropped[INPUT]}
         return [
             (*("-" for _ in range(row.get("retracted", False))), row["window_start"], row["window_end"], row["rows"])
-            for row in found.rows
+            for row in outcome.rows
         ]
 
 
@@ -81,8 +81,8 @@ def test_s1_keys_are_apart_and_null_and_nan_are_groups() -> None:
     oracle = sessions()
     keys = ["a", "b", None, None, math.nan, math.nan]
     oracle.epoch({INPUT: None}, {INPUT: [Row(0, n, n, {"k": key, "v": 2**n}) for n, key in enumerate(keys)]})
-    found = oracle.epoch({INPUT: END}, {})
-    assert [row["rows"] for row in found.rows] == [1, 2, 4 + 8, 16 + 32]
+    outcome = oracle.epoch({INPUT: END}, {})
+    assert [row["rows"] for row in outcome.rows] == [1, 2, 4 + 8, 16 + 32]
 
 
 def test_s4_drop_a_session_goes_out_once_when_nothing_can_reach_it_any_more() -> None:
@@ -228,8 +228,8 @@ DECIMAL = "decimal(3,1)"
     ],
 )
 def test_s7_aggregates(function: Any, kind: str, values: Sequence[Any], expected: Any) -> None:
-    found = aggregate(Aggregate(function=function, column="v", as_="a"), values, parse_type(kind), len)
-    assert multiset([{"a": found}]) == multiset([{"a": expected}])
+    value = aggregate(Aggregate(function=function, column="v", as_="a"), values, parse_type(kind), len)
+    assert multiset([{"a": value}]) == multiset([{"a": expected}])
 
 
 # --- all rows at once -------------------------------------------------------------------------------------------------
@@ -242,9 +242,9 @@ def test_where_epochs_are_cut_changes_nothing_in_the_end(data: Any, punctual: An
     oracle, table = case.job.oracle(), UpsertTable(case.job.job)
     marks = WatermarkOracle({INPUT: case.job.job.spec.input.watermark.delay}, case.partitions)
     for epoch in data.draw(session_cuts(arrivals)):
-        found = oracle.epoch(marks.watermarks(ended=epoch.final), epoch.rows)
-        table.apply(found.rows)
-        assert not any(found.late.values())
+        outcome = oracle.epoch(marks.watermarks(ended=epoch.final), epoch.rows)
+        table.apply(outcome.rows)
+        assert not any(outcome.late.values())
         for row in epoch.rows.get(INPUT, ()):
             marks.saw(INPUT, row.partition, [row.ts])
     table.compare(case.job.shape, arrivals)

@@ -98,7 +98,7 @@ def test_the_number_of_shards_changes_nothing(case: Case) -> None:
     def rows(shards: int) -> list[Any]:
         epochs = tuple(replace(epoch, shards=shards) for epoch in case.epochs)
         # Whether an epoch without rows has something to close is judged by segments, of which there are more then.
-        results = [(multiset(found.rows), found.report.dropped) for found in run(replace(case, epochs=epochs))]
+        results = [(multiset(result.rows), result.report.dropped) for result in run(replace(case, epochs=epochs))]
         return [result for result in results if any(result)]
 
     assert rows(1) == rows(3) == rows(8)
@@ -110,9 +110,9 @@ def test_where_epochs_are_cut_changes_nothing_in_the_end(data: Any, punctual: An
     """T9, against all rows at once."""
     case, arrivals = punctual
     table = UpsertTable(case.job.job)
-    for found in run(replace(case, epochs=data.draw(session_cuts(arrivals)))):
-        table.apply(found.rows)
-        assert not any("late" in dropped for dropped in found.report.dropped.values())
+    for result in run(replace(case, epochs=data.draw(session_cuts(arrivals)))):
+        table.apply(result.rows)
+        assert not any("late" in dropped for dropped in result.report.dropped.values())
     table.compare(case.job.shape, arrivals)
 
 
@@ -128,7 +128,7 @@ EDITS: dict[str, list[Any]] = {
 @given(data=st.data(), case=session_cases())
 def test_an_edited_job_goes_on_and_gives_nothing_twice(data: Any, case: Case) -> None:
     """What had been forgotten before an edit does not come again as something new (M2)."""
-    edit = data.draw(st.fixed_dictionaries({}, optional={of: st.sampled_from(to) for of, to in EDITS.items()}))
+    edit = data.draw(st.fixed_dictionaries({}, optional={name: st.sampled_from(to) for name, to in EDITS.items()}))
     at = data.draw(st.integers(1, len(case.epochs) - 1))
     check(case.edited(at, case.job.edited(**edit)))
 
@@ -167,9 +167,9 @@ def test_a_late_row_inside_a_session_that_is_longer_than_an_edited_cap() -> None
     case = Case(before, {INPUT: (0,)}, epochs)
     check(case)
     results = run(case)
-    sessions = [(row["window_start"], row["window_end"], row["rows"]) for found in results for row in found.rows]
+    sessions = [(row["window_start"], row["window_end"], row["rows"]) for result in results for row in result.rows]
     assert sessions == [(100, 124, 6), (100, 124, 7), (130, 130, 1)]
-    assert [found.report.dropped.get(INPUT) for found in results if found.report.dropped] == [{"late": 1}]
+    assert [result.report.dropped.get(INPUT) for result in results if result.report.dropped] == [{"late": 1}]
 
 
 def test_a_kept_session_may_take_a_late_row_from_the_time_of_one_that_is_forgotten() -> None:
@@ -190,4 +190,6 @@ def test_a_kept_session_may_take_a_late_row_from_the_time_of_one_that_is_forgott
         table.apply(result.rows)
     sessions = [(row["window_start"], row["window_end"], row["rows"]) for row in table.rows]
     assert sorted(sessions) == [(95, 109, 4), (107, 110, 2), (140, 140, 1)]
-    assert [found.report.dropped for found in results if found.report.dropped] == [{INPUT: {"late": 1}}]
+    assert [epoch_result.report.dropped for epoch_result in results if epoch_result.report.dropped] == [
+        {INPUT: {"late": 1}}
+    ]

@@ -109,8 +109,8 @@ class _Loader(yaml.CSafeLoader):
     for the corpus, in each process that collects tests."""
 
     yaml_implicit_resolvers: ClassVar = {
-        first: [(tag, pattern) for tag, pattern in found if first in "tTfF" or not tag.endswith(":bool")]
-        for first, found in yaml.CSafeLoader.yaml_implicit_resolvers.items()
+        first: [(tag, pattern) for tag, pattern in resolvers if first in "tTfF" or not tag.endswith(":bool")]
+        for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items()
     }
 
 
@@ -148,14 +148,14 @@ def _has_sessions(job: Mapping[str, Any]) -> bool:
     return job["kind"] == "SessionWindow" or "session" in aggregate.get("window", {})
 
 
-def _known(raw: Mapping[str, Any], names: set[str], place: str) -> None:
+def _known(raw: Mapping[str, Any], names: set[str], location: str) -> None:
     if unknown := set(raw) - names:
-        raise ValueError(f"{place}: {sorted(unknown)} is not one of {sorted(names)}")
+        raise ValueError(f"{location}: {sorted(unknown)} is not one of {sorted(names)}")
 
 
-def _step(raw: Mapping[str, Any], place: str, complete: Callable[[Row], Row]) -> Step:
+def _step(raw: Mapping[str, Any], location: str, complete: Callable[[Row], Row]) -> Step:
     expect = raw.get("expect", {})
-    _known(expect, _EXPECT, place)
+    _known(expect, _EXPECT, location)
     expected = Expected(
         output=tuple(map(complete, expect.get("output", ()))),
         late=expect.get("late"),
@@ -182,8 +182,8 @@ def _step_watermarks(raw: Sequence[Mapping[str, Any]] | None) -> tuple[Mapping[s
 
 def resource(spec: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The whole StreamJoin of a trace's `job`."""
-    given = spec.get("inputs", ({"name": "l"}, {"name": "r"}))
-    names = _joined({**spec, "inputs": given})
+    input_specs = spec.get("inputs", ({"name": "l"}, {"name": "r"}))
+    names = _joined({**spec, "inputs": input_specs})
     joins = [_join(step, names, number) for number, step in enumerate(spec.get("joins", ()), start=1)]
     absent = {step["right"] for step in joins if step.get("type") in {"semi", "anti"}}  # E1
     emitted = [name for name in names if name not in absent]
@@ -192,7 +192,7 @@ def resource(spec: Mapping[str, Any], name: str) -> dict[str, Any]:
         "select": "default" if "aggregate" in spec else every_v,
         **_ENDS,
         **spec,
-        "inputs": [_input(side, joins) for side in given],
+        "inputs": [_input(side, joins) for side in input_specs],
     }
     if "aggregate" in spec:
         filled["aggregate"] = _aggregate(spec["aggregate"], names[0])
@@ -223,27 +223,31 @@ def _window_columns(joins: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str,
     return [{"column": name} for name in ("window_start", "window_end")] if windowed else []
 
 
-def _aggregate(given: Mapping[str, Any], first: str) -> dict[str, Any]:
-    wanted = {
+def _aggregate(spec: Mapping[str, Any], first: str) -> dict[str, Any]:
+    completed = {
         "groupBy": [f"{first}.k"],
         "window": {"session": {}},
         "aggregates": [{"function": "count", "as": "rows"}],
-        **given,
+        **spec,
     }
-    if "session" in wanted["window"]:
-        wanted["window"] = {
-            **wanted["window"],
-            "session": {"gap": 10, "maxDuration": 1000, **wanted["window"]["session"]},
+    if "session" in completed["window"]:
+        completed["window"] = {
+            **completed["window"],
+            "session": {"gap": 10, "maxDuration": 1000, **completed["window"]["session"]},
         }
-    return wanted
+    return completed
 
 
 def session_resource(spec: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The whole SessionWindow of a trace's `job`; what is null in it is left out."""
-    wanted = {} if "sql" in spec else {"groupBy": ["k"], "gap": 10, "aggregates": [{"function": "count", "as": "rows"}]}
-    filled = {"maxDuration": 1000, **_ENDS, **wanted, **spec}
-    given = {key: value for key, value in filled.items() if value is not None}
-    return _resource("SessionWindow", name, {**given, "input": _input({"name": "c", **given.get("input", {})}, [])})
+    defaults = (
+        {} if "sql" in spec else {"groupBy": ["k"], "gap": 10, "aggregates": [{"function": "count", "as": "rows"}]}
+    )
+    filled = {"maxDuration": 1000, **_ENDS, **defaults, **spec}
+    completed = {key: value for key, value in filled.items() if value is not None}
+    return _resource(
+        "SessionWindow", name, {**completed, "input": _input({"name": "c", **completed.get("input", {})}, [])}
+    )
 
 
 def _resource(kind: str, name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -253,15 +257,15 @@ def _resource(kind: str, name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
 _RESOURCES = {"StreamJoin": resource, "SessionWindow": session_resource}
 
 
-def _input(given: Mapping[str, Any], joins: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    schema = given.get("schema", _SCHEMA)
-    tables = [{"table": _table(step)} for step in joins if "asOf" in step and step["right"] == given["name"]]
+def _input(spec: Mapping[str, Any], joins: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    schema = spec.get("schema", _SCHEMA)
+    tables = [{"table": _table(step)} for step in joins if "asOf" in step and step["right"] == spec["name"]]
     return {
-        **({} if "kafka" in given else {"file": {"path": f"unused-{given['name']}.jsonl"}}),
+        **({} if "kafka" in spec else {"file": {"path": f"unused-{spec['name']}.jsonl"}}),
         "format": "json",
         "eventTime": "ts",
         **(tables[0] if tables else {}),
-        **given,
+        **spec,
         "schema": [
             {"name": name, **(kind if isinstance(kind, dict) else {"type": kind})} for name, kind in schema.items()
         ],
@@ -272,9 +276,9 @@ def _table(step: Mapping[str, Any]) -> dict[str, Any]:
     return {"key": [str(column).partition(".")[2] for column in step["keys"].values()]}
 
 
-def _join(given: Mapping[str, Any], names: Sequence[str], number: int) -> dict[str, Any]:
-    first, right = names[0], given.get("right", names[number])
-    step = {"right": right, "keys": {f"{first}.k": f"{right}.k"}, **given}
+def _join(spec: Mapping[str, Any], names: Sequence[str], number: int) -> dict[str, Any]:
+    first, right = names[0], spec.get("right", names[number])
+    step = {"right": right, "keys": {f"{first}.k": f"{right}.k"}, **spec}
     if "window" in step or "asOf" in step:
         return step
     interval = step.pop("interval", {})

@@ -73,9 +73,9 @@ class Rows:
 
     def folded(self, accumulator: Accumulator, *, epochs: bool) -> tuple[States, np.ndarray]:
         """Their states, and the group of each: one of each group, or of each of its epochs. `kind` null: no column."""
-        of = (lambda row: (row.group, row.epoch)) if epochs else (lambda row: (row.group, 0))
-        rows = sorted(self.rows, key=lambda row: (of(row), row.time))
-        cells = [of(row) for row in rows]
+        cell_of = (lambda row: (row.group, row.epoch)) if epochs else (lambda row: (row.group, 0))
+        rows = sorted(self.rows, key=lambda row: (cell_of(row), row.time))
+        cells = [cell_of(row) for row in rows]
         starts = [n for n, cell in enumerate(cells) if n == 0 or cell != cells[n - 1]]
         # A slice, as segments and filtered batches give them.
         values = None if pa.types.is_null(self.kind) else pa.array([None, *(row.value for row in rows)], self.kind)[1:]
@@ -85,19 +85,19 @@ class Rows:
 
     def values(self) -> list[list[Any]]:
         """Of each group, its values in order of event time and arrival."""
-        found: list[list[Any]] = [[] for _ in range(self.rows[-1].group + 1)]
+        values_by_group: list[list[Any]] = [[] for _ in range(self.rows[-1].group + 1)]
         for row in sorted(self.rows, key=lambda row: row.time):
             if row.value is not None:
-                found[row.group].append(row.value)
-        return found
+                values_by_group[row.group].append(row.value)
+        return values_by_group
 
 
 @st.composite
 def rows(draw: st.DrawFn, kind: pa.DataType, values: st.SearchStrategy[Any], longest: int = 12) -> Rows:
     one = st.tuples(st.integers(0, 3), st.integers(0, 5), st.none() | values | values)
     groups = draw(st.lists(st.lists(one, min_size=1, max_size=longest), min_size=1, max_size=5))
-    made = [Row(n, *fields) for n, group in enumerate(groups) for fields in group]
-    return Rows(kind, sorted(made, key=lambda row: (row.group, row.epoch, row.time)))
+    drawn_rows = [Row(n, *fields) for n, group in enumerate(groups) for fields in group]
+    return Rows(kind, sorted(drawn_rows, key=lambda row: (row.group, row.epoch, row.time)))
 
 
 def merged(draw: st.DrawFn, accumulator: Accumulator, states: States, group: np.ndarray) -> States:

@@ -37,32 +37,32 @@ def aggregate(function: str, kind: pa.DataType, limit: int | None = None) -> Acc
     return accumulator(call)
 
 
-def agree(given_rows: Rows, function: str, found: pa.Array) -> None:
-    for values, value in zip(given_rows.values(), found.to_pylist(), strict=True):
-        wanted = reference(function, given_rows.kind, values)
-        if function in ("sum", "avg") and found.type == pa.float64() and values:
-            assert near(value, wanted, values, units=Fraction(1 if function == "sum" else "3/2"))
+def agree(given_rows: Rows, function: str, results: pa.Array) -> None:
+    for values, value in zip(given_rows.values(), results.to_pylist(), strict=True):
+        expected = reference(function, given_rows.kind, values)
+        if function in ("sum", "avg") and results.type == pa.float64() and values:
+            assert near(value, expected, values, units=Fraction(1 if function == "sum" else "3/2"))
         elif function == "array_agg" and value is not None:
             elements = json.loads(value)
             shortest = given_rows.kind == FLOAT  # the shortest text that names the float
-            assert ([e and float(np.float32(e)) for e in elements] if shortest else elements) == wanted
+            assert ([e and float(np.float32(e)) for e in elements] if shortest else elements) == expected
         else:
-            assert same(value, wanted)
+            assert same(value, expected)
 
 
-def same(value: Any, wanted: Any) -> bool:
+def same(value: Any, expected: Any) -> bool:
     """-0.0 is 0.0, NaN is NaN."""
-    if isinstance(wanted, float) and math.isnan(wanted):
+    if isinstance(expected, float) and math.isnan(expected):
         return isinstance(value, float) and math.isnan(value)
-    return bool(value == wanted)
+    return bool(value == expected)
 
 
-def near(value: float, wanted: Any, values: list[Any], *, units: Fraction) -> bool:
+def near(value: float, expected: Any, values: list[Any], *, units: Fraction) -> bool:
     """Within these units of the last place (an average is rounded twice), and 2^-95 of all that was added."""
-    if isinstance(wanted, float):  # not finite
-        return same(value, wanted)
-    room = Fraction(math.ulp(float(wanted))) * units + exact_sum([abs(v) for v in values]) / 2**95
-    return abs(Fraction(value) - wanted) <= room
+    if isinstance(expected, float):  # not finite
+        return same(value, expected)
+    room = Fraction(math.ulp(float(expected))) * units + exact_sum([abs(v) for v in values]) / 2**95
+    return abs(Fraction(value) - expected) <= room
 
 
 @settings(max_examples=examples(40))
@@ -109,13 +109,13 @@ def test_the_value_of_the_least_and_greatest_as_in_plain_python(by: pa.DataType,
 
 
 def check(function: str, case: Rows, data: st.DataObject) -> None:
-    of = aggregate(function, case.kind, limit=100)
-    states, _ = case.folded(of, epochs=False)
-    parts, groups = case.folded(of, epochs=True)
-    for each in (states, merged(data.draw, of, parts, groups)):
-        assert [state.type for state in each] == [field.type for field in of.fields]
-        assert of.result(each).type == of.result_type
-        agree(case, function, of.result(each))
+    implementation = aggregate(function, case.kind, limit=100)
+    states, _ = case.folded(implementation, epochs=False)
+    parts, groups = case.folded(implementation, epochs=True)
+    for final_states in (states, merged(data.draw, implementation, parts, groups)):
+        assert [state.type for state in final_states] == [field.type for field in implementation.fields]
+        assert implementation.result(final_states).type == implementation.result_type
+        agree(case, function, implementation.result(final_states))
 
 
 @settings(max_examples=examples(40))
@@ -129,48 +129,48 @@ def test_infinities_and_nan_add_up_as_in_ieee(kind: pa.DataType, data: st.DataOb
 
 @given(data=st.data())
 def test_averages_of_integers_are_the_nearest_doubles(data: st.DataObject) -> None:
-    of = aggregate("avg", pa.int64())
+    average = aggregate("avg", pa.int64())
     case = data.draw(rows(pa.int64(), ORDERED[pa.int64()]))
-    states, groups = case.folded(of, epochs=True)
-    found = of.result(merged(data.draw, of, states, groups)).to_pylist()
-    assert found == [sum(values) / len(values) if values else None for values in case.values()]
+    states, groups = case.folded(average, epochs=True)
+    averages = average.result(merged(data.draw, average, states, groups)).to_pylist()
+    assert averages == [sum(values) / len(values) if values else None for values in case.values()]
 
 
 @settings(max_examples=examples(25))
 @given(data=st.data())
 @pytest.mark.parametrize("kind", ALL, ids=str)
 def test_sketches_of_few_values_count_exactly(kind: pa.DataType, data: st.DataObject) -> None:
-    of = aggregate("count_distinct", kind)
+    distinct_count = aggregate("count_distinct", kind)
     case = data.draw(rows(kind, ALL[kind]))
-    states, groups = case.folded(of, epochs=True)
-    agree(case, "count_distinct", of.result(merged(data.draw, of, states, groups)))
+    states, groups = case.folded(distinct_count, epochs=True)
+    agree(case, "count_distinct", distinct_count.result(merged(data.draw, distinct_count, states, groups)))
 
 
 @given(data=st.data())
 def test_count_counts_rows_whatever_is_in_them(data: st.DataObject) -> None:
-    of = accumulator(AggregateCall("count", "out"))
+    row_count = accumulator(AggregateCall("count", "out"))
     case = data.draw(rows(pa.null(), st.none()))
-    states, groups = case.folded(of, epochs=True)
-    found = of.result(merged(data.draw, of, states, groups)).to_pylist()
-    assert found == [sum(row.group == n for row in case.rows) for n in range(len(found))]
+    states, groups = case.folded(row_count, epochs=True)
+    counts = row_count.result(merged(data.draw, row_count, states, groups)).to_pylist()
+    assert counts == [sum(row.group == n for row in case.rows) for n in range(len(counts))]
 
 
 @pytest.mark.parametrize(("kind", "bits"), [(FLOAT, [0x7FC00001, -1]), (DOUBLE, [0x7FF8000000000001, -1])], ids=str)
 def test_every_nan_is_one_exact_value(kind: pa.DataType, bits: list[int]) -> None:
-    of = aggregate("count_distinct", kind, limit=1)
+    distinct_count = aggregate("count_distinct", kind, limit=1)
     values = pa.array(bits, pa.int32() if kind == FLOAT else pa.int64()).view(kind)
-    states = of.fold(values, np.arange(2), Groups(np.array([0]), 2))
-    assert of.result(states).to_pylist() == [1]
+    states = distinct_count.fold(values, np.arange(2), Groups(np.array([0]), 2))
+    assert distinct_count.result(states).to_pylist() == [1]
 
 
 def test_columns_of_the_state_tell_aggregates_apart() -> None:
-    each = [aggregate(function, pa.int64(), limit=5) for function in FUNCTIONS]
-    each += [aggregate("count_distinct", pa.int64()), accumulator(AggregateCall("count", "out"))]
-    each += [aggregate(function, BOOLEAN) for function in OF_CONDITIONS]
-    each += [accumulator(AggregateCall("sum", "out", "v", pa.int64(), condition="v > 0"))]
+    implementations = [aggregate(function, pa.int64(), limit=5) for function in FUNCTIONS]
+    implementations += [aggregate("count_distinct", pa.int64()), accumulator(AggregateCall("count", "out"))]
+    implementations += [aggregate(function, BOOLEAN) for function in OF_CONDITIONS]
+    implementations += [accumulator(AggregateCall("sum", "out", "v", pa.int64(), condition="v > 0"))]
     # What is equal is shared: the sums of variances, and the values of exact percentiles.
-    columns = {of.fields[0].name: of for of in each}
-    names = [field.name for of in columns.values() for field in of.fields]
-    assert len(columns) == len(each) - 5
+    columns = {implementation.fields[0].name: implementation for implementation in implementations}
+    names = [field.name for implementation in columns.values() for field in implementation.fields]
+    assert len(columns) == len(implementations) - 5
     assert len(set(names)) == len(names)
     assert all(name.startswith("$") for name in names)

@@ -28,8 +28,8 @@ def aggregate(function: str, kind: pa.DataType, share: Fraction = Fraction(1, 2)
     return accumulator(AggregateCall(function, "out", "v", kind, 100_000, share=share))
 
 
-def fold(of: Accumulator, values: pa.Array, *starts: int) -> States:
-    return of.fold(values, np.arange(len(values)), Groups(np.array(starts or [0]), len(values)))
+def fold(implementation: Accumulator, values: pa.Array, *starts: int) -> States:
+    return implementation.fold(values, np.arange(len(values)), Groups(np.array(starts or [0]), len(values)))
 
 
 @settings(max_examples=examples(30))
@@ -39,10 +39,10 @@ def test_states_have_the_same_bytes_however_rows_were_split(kind: pa.DataType, d
     numbers = NUMBERS[kind] | SPECIAL if pa.types.is_floating(kind) else NUMBERS[kind]
     case = data.draw(rows(kind, numbers))
     for function in ORDERLESS:
-        of = aggregate(function, kind)
-        at_once, _ = case.folded(of, epochs=False)
-        parts, groups = case.folded(of, epochs=True)
-        states = merged(data.draw, of, parts, groups)
+        implementation = aggregate(function, kind)
+        at_once, _ = case.folded(implementation, epochs=False)
+        parts, groups = case.folded(implementation, epochs=True)
+        states = merged(data.draw, implementation, parts, groups)
         assert [state.to_pylist() for state in map(_plain, states)] == [
             state.to_pylist() for state in map(_plain, at_once)
         ]
@@ -67,35 +67,35 @@ def test_sums_of_integers_and_of_squares_are_exact(values: list[int]) -> None:
 
 @given(st.lists(decimals(38, 4), min_size=2, max_size=9))
 def test_the_variance_of_long_decimals_is_rounded_once(values: list[Decimal]) -> None:
-    of = aggregate("var_pop", pa.decimal128(38, 4))
+    variance = aggregate("var_pop", pa.decimal128(38, 4))
     mean = sum(map(Fraction, values)) / len(values)
     expected = float(sum((Fraction(value) - mean) ** 2 for value in values) / len(values))
-    assert of.result(fold(of, pa.array(values, pa.decimal128(38, 4)))).to_pylist() == [expected]
+    assert variance.result(fold(variance, pa.array(values, pa.decimal128(38, 4)))).to_pylist() == [expected]
 
 
 def test_a_variance_beside_a_large_mean_loses_nothing() -> None:
-    of = aggregate("var_samp", pa.float64())
+    variance = aggregate("var_samp", pa.float64())
     values = [1e15 + n for n in (4.0, 7.0, 13.0, 16.0)]
-    assert of.result(fold(of, pa.array(values))).to_pylist() == [30.0]
+    assert variance.result(fold(variance, pa.array(values))).to_pylist() == [30.0]
 
 
 @pytest.mark.parametrize("share", ["0", "0.01", "0.5", "0.95", "1"])
 def test_a_sketch_is_at_most_a_256th_nearer_to_zero(share: str) -> None:
     values = np.random.default_rng(7).lognormal(3, 2, 5_000) * np.where(np.arange(5_000) % 3, 1, -1)
-    of = aggregate("approx_percentile", pa.float64(), Fraction(share))
-    parts = fold(of, pa.array(values), 0, 10, 300, 3_000)
-    (about,) = of.result(of.merge(parts, Groups(np.array([0]), 4))).to_pylist()
+    approximation = aggregate("approx_percentile", pa.float64(), Fraction(share))
+    parts = fold(approximation, pa.array(values), 0, 10, 300, 3_000)
+    (about,) = approximation.result(approximation.merge(parts, Groups(np.array([0]), 4))).to_pylist()
     precise = percentile(values.tolist(), Fraction(share), between=False)
-    assert about == of.result(fold(of, pa.array(values)))[0].as_py()
+    assert about == approximation.result(fold(approximation, pa.array(values)))[0].as_py()
     assert abs(precise) * (1 - 1 / 256) <= abs(about) <= abs(precise)
     assert np.sign(about) == np.sign(precise)
 
 
 def test_a_sketch_of_small_integers_is_exact() -> None:
     values = np.arange(-511, 512)
-    of = aggregate("approx_percentile", pa.int64(), Fraction("0.9"))
+    approximation = aggregate("approx_percentile", pa.int64(), Fraction("0.9"))
     assert len(values) > EXACT
-    assert of.result(fold(of, pa.array(values))).to_pylist() == [
+    assert approximation.result(fold(approximation, pa.array(values))).to_pylist() == [
         percentile(values.tolist(), Fraction("0.9"), between=False)
     ]
 
@@ -103,12 +103,14 @@ def test_a_sketch_of_small_integers_is_exact() -> None:
 @pytest.mark.parametrize("function", ["var_pop", "var_samp", "stddev_pop", "stddev_samp", "median"])
 def test_as_in_duckdb(function: str) -> None:
     values = np.random.default_rng(3).normal(100, 15, 999)
-    of = aggregate(function, pa.float64())
+    implementation = aggregate(function, pa.float64())
     table = pa.table({"v": values})
     with duckdb.connect() as database:
         database.register("rows", table)
         ((expected,),) = database.execute(f"SELECT {function}(v) FROM rows").fetchall()
-    assert of.result(fold(of, pa.array(values)))[0].as_py() == pytest.approx(expected, rel=1e-12)
+    assert implementation.result(fold(implementation, pa.array(values)))[0].as_py() == pytest.approx(
+        expected, rel=1e-12
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,8 +119,8 @@ def test_as_in_duckdb(function: str) -> None:
 def test_percentiles_as_in_postgres(share: str, disc: float, cont: float) -> None:
     values = pa.array([4, 1, 3, 2], pa.int32())
     for function, expected in (("percentile_disc", disc), ("percentile_cont", cont)):
-        of = aggregate(function, pa.int32(), Fraction(share))
-        assert of.result(fold(of, values)).to_pylist() == [expected]
+        implementation = aggregate(function, pa.int32(), Fraction(share))
+        assert implementation.result(fold(implementation, values)).to_pylist() == [expected]
 
 
 def test_values_beside_a_condition_and_a_second_column() -> None:
@@ -131,8 +133,8 @@ def test_values_beside_a_condition_and_a_second_column() -> None:
     )
 
     def values(**fields: Any) -> Any:
-        taken = AggregateCall("first", "out", **fields).values(batch)
-        return taken if taken is None else taken.to_pylist()
+        column = AggregateCall("first", "out", **fields).values(batch)
+        return column if column is None else column.to_pylist()
 
     assert values() is None
     assert values(condition="x") == [True, True, True, None, None]
@@ -151,9 +153,9 @@ def test_the_state_of_distinct_values_is_sorted_however_far_apart_they_are(kind:
     least = -(1 << min(bits, width) - 1) if bits else 7
     values = [least + (1 << min(bits, width)) - 1, least, least, least + (1 << min(bits, width)) - 1]
     numbers = pa.array([*values, least, *values], pa.int32() if width == 32 else pa.int64()).view(kind)
-    of = aggregate("count_distinct", kind)
-    (state,) = fold(of, numbers, 0, 4, 5)
-    (merged_state,) = of.merge((state,), Groups(np.array([0, 2]), 3))
+    distinct_count = aggregate("count_distinct", kind)
+    (state,) = fold(distinct_count, numbers, 0, 4, 5)
+    (merged_state,) = distinct_count.merge((state,), Groups(np.array([0, 2]), 3))
     as_numbers = pa.list_(pa.int32() if width == 32 else pa.int64())
     both = sorted(set(values))
     assert state.cast(as_numbers).to_pylist() == [both, [least], both]

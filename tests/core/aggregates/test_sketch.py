@@ -39,14 +39,14 @@ def test_a_million_values_in_any_order_within_the_stated_error() -> None:
     parts = [sketch(numbers(n * 100_000, n * 100_000 + 150_000)) for n in range(9)] + [
         sketch(numbers(950_000, 1_000_000))
     ]
-    whole = sketch(numbers(0, 1_000_000))
-    assert abs(count(whole) - 1_000_000) < 2 * RELATIVE_ERROR * 1_000_000
+    at_once = sketch(numbers(0, 1_000_000))
+    assert abs(count(at_once) - 1_000_000) < 2 * RELATIVE_ERROR * 1_000_000
     for seed in range(5):
         left = random.Random(seed).sample(parts, len(parts))
         while len(left) > 1:
-            taken = [left.pop() for _ in range(min(len(left), 2 + seed))]
-            left.append(merge(*taken))
-        assert count(left[0]) == count(whole)
+            sketches = [left.pop() for _ in range(min(len(left), 2 + seed))]
+            left.append(merge(*sketches))
+        assert count(left[0]) == count(at_once)
 
 
 def test_the_error_over_many_sketches_is_the_stated_one() -> None:
@@ -98,10 +98,10 @@ STORED = {  # the bytes of few values, SHA-256 of those of many
 }
 
 
-@pytest.mark.parametrize(("size", "wanted"), STORED.items())
-def test_the_bytes_of_states_are_those_of_earlier_releases(size: int, wanted: str) -> None:
+@pytest.mark.parametrize(("size", "expected"), STORED.items())
+def test_the_bytes_of_states_are_those_of_earlier_releases(size: int, expected: str) -> None:
     (state,) = sketch(pa.array([f"value {n}" for n in range(size)]))[0].to_pylist()
-    assert (state.hex() if size == 3 else hashlib.sha256(state).hexdigest()) == wanted
+    assert (state.hex() if size == 3 else hashlib.sha256(state).hexdigest()) == expected
 
 
 def test_the_count_of_a_stored_state_is_that_of_earlier_releases() -> None:

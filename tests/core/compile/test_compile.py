@@ -99,9 +99,9 @@ def test_every_column_goes_out_without_a_prefix_where_no_other_input_has_its_nam
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("given", "kind"), [("int64", pa.int64()), ("timestamp", pa.timestamp("ms", "UTC"))])
-def test_window_times_have_the_type_that_the_output_asks_for(given: str, kind: pa.DataType) -> None:
-    output = {"file": {"path": "out"}, "windowTimes": given}
+@pytest.mark.parametrize(("window_times", "kind"), [("int64", pa.int64()), ("timestamp", pa.timestamp("ms", "UTC"))])
+def test_window_times_have_the_type_that_the_output_asks_for(window_times: str, kind: pa.DataType) -> None:
+    output = {"file": {"path": "out"}, "windowTimes": window_times}
     keyed = {"groupBy": ["id"], "gap": "1m", "maxDuration": "1h", "aggregates": [{"function": "count", "as": "rows"}]}
     windowed = {**{key: JOIN[key] for key in ("right", "keys")}, "window": {"tumbling": "1m"}}
     jobs = (
@@ -110,8 +110,8 @@ def test_window_times_have_the_type_that_the_output_asks_for(given: str, kind: p
         ),
         SessionWindow.model_validate({"metadata": {"name": "s"}, "spec": {"input": ORDERS, **keyed, "output": output}}),
     )
-    for each in jobs:
-        schema = compile_job(each).output_schema()
+    for resource in jobs:
+        schema = compile_job(resource).output_schema()
         assert [schema.field(name).type for name in ("window_start", "window_end")] == [kind, kind]
 
 
@@ -204,7 +204,7 @@ def test_a_step_hands_on_what_later_steps_need_and_nothing_else() -> None:
 
 
 def test_where_each_input_is_read() -> None:
-    assert [(found.name, found.step, found.side) for found in chain().inputs] == [
+    assert [(pipeline_input.name, pipeline_input.step, pipeline_input.side) for pipeline_input in chain().inputs] == [
         ("o", 0, LEFT),
         ("p", 0, RIGHT),
         ("s", 1, RIGHT),
@@ -213,8 +213,8 @@ def test_where_each_input_is_read() -> None:
 
 def test_bounds_add_up_along_a_chain() -> None:
     """o.ts >= p.at - 5 s and p.at >= s.sent - 4 s give o.ts >= s.sent - 9 s (N2)."""
-    known = {"o": InputTime(103_000), "p": InputTime(102_000), "s": InputTime(110_000)}
-    first, second = times.watermarks_out(chain(), known, {})
+    input_times = {"o": InputTime(103_000), "p": InputTime(102_000), "s": InputTime(110_000)}
+    first, second = times.watermarks_out(chain(), input_times, {})
     assert first == {"o": 97_000, "p": 102_000}
     assert second == {"o": 97_000, "p": 102_000, "s": 101_000}
 
@@ -276,11 +276,11 @@ def test_a_type_that_no_column_can_hold_names_its_place() -> None:
 
 
 def test_parts_of_one_input_that_can_fail_are_checked_where_it_is_read() -> None:
-    made = ["o.id", "UPPER(o.note)", "CAST(o.note AS INT)", "o.amount * p.paid + CAST(p.oid AS INT)",
+    expressions = ["o.id", "UPPER(o.note)", "CAST(o.note AS INT)", "o.amount * p.paid + CAST(p.oid AS INT)",
             "TRY_CAST(p.oid AS INT)", "CASE WHEN o.amount > 1 THEN CAST(p.oid AS INT) END",
             "COALESCE(CAST(p.oid AS BIGINT), CAST(o.note AS BIGINT))"]  # fmt: skip
-    pipeline = compiled([{"expression": text, "as": f"c{n}"} for n, text in enumerate(made)])
-    assert [[of.text for of in side.intake.checked] for side in pipeline.last.sides] == [
+    pipeline = compiled([{"expression": text, "as": f"c{n}"} for n, text in enumerate(expressions)])
+    assert [[expression.text for expression in side.intake.checked] for side in pipeline.last.sides] == [
         ["CAST(o.note AS INT)"],
         ["CAST(p.oid AS INT)", "CAST(p.oid AS BIGINT)"],
     ]
@@ -301,7 +301,7 @@ def test_what_a_condition_needs_of_one_input_is_checked_unless_something_shields
     where: str, left: list[str], right: list[str]
 ) -> None:
     pipeline = compiled([{"column": "o.id"}], where=where)
-    assert [[of.text for of in side.intake.compared] for side in pipeline.last.sides] == [left, right]
+    assert [[expression.text for expression in side.intake.compared] for side in pipeline.last.sides] == [left, right]
 
 
 def test_a_condition_of_a_later_step_is_checked_where_its_input_is_read() -> None:
@@ -311,7 +311,11 @@ def test_a_condition_of_a_later_step_is_checked_where_its_input_is_read() -> Non
          "where": "CAST(o.note AS INT) < r.paid"},
     ]  # fmt: skip
     pipeline = job([ORDERS, PAYMENTS, {**PAYMENTS, "name": "r"}], steps, [{"column": "o.id"}])
-    assert [[of.text for of in pipeline.intake(name).compared] for name in "opr"] == [["CAST(o.note AS INT)"], [], []]
+    assert [[expression.text for expression in pipeline.intake(name).compared] for name in "opr"] == [
+        ["CAST(o.note AS INT)"],
+        [],
+        [],
+    ]
 
 
 def test_a_computed_key_is_a_column_of_its_input_that_is_stored() -> None:

@@ -97,23 +97,23 @@ class Shard:
         arrivals = (self._trades(trades), self._rates(rates))
         left, right = self.horizons
         result = ran(self.step.kind.run(self.step, StepWork(arrivals, self.runs, (left, right), ordered=self.ordered)))
-        for side, kept in enumerate(result.added):
-            if kept is not None:
-                assert kept.batch.schema == self.step.sides[side].segment_schema()
-                self.runs[side].append(StateRun(f"{side}-{len(self.runs[side])}", kept))
+        for side, new_run in enumerate(result.added):
+            if new_run is not None:
+                assert new_run.batch.schema == self.step.sides[side].segment_schema()
+                self.runs[side].append(StateRun(f"{side}-{len(self.runs[side])}", new_run))
         return result
 
     def compact(self, side: int, chosen: Sequence[bool]) -> None:
         """Merges those of the side's runs that are chosen."""
         marked = list(zip(self.runs[side], [*chosen, *[False] * len(self.runs[side])], strict=False))
-        taken = [run for run, choice in marked if choice]
+        chosen_runs = [run for run, choice in marked if choice]
         rest = [run for run, choice in marked if not choice]
-        kept = self.step.kind.survivors(self.step, side, taken, self.horizons[side])
-        rows = [one.run for one in kept if len(one.run)]
+        survivors = self.step.kind.survivors(self.step, side, chosen_runs, self.horizons[side])
+        rows = [one.run for one in survivors if len(one.run)]
         self.runs[side][:] = [*rest, *([StateRun("merged", merge(rows, by_offset=True))] if rows else [])]
 
     def kept_rows(self, side: int) -> int:
-        return sum(len(kept.run) for kept in self.runs[side])
+        return sum(len(state_run.run) for state_run in self.runs[side])
 
     def _trades(self, trades: Sequence[Trade]) -> pa.RecordBatch | None:
         extra = [[trade.joinable for trade in trades]] * self.step.sides[LEFT].preserved
@@ -121,8 +121,8 @@ class Shard:
 
     def _rates(self, rates: Sequence[Rate]) -> pa.RecordBatch | None:
         deleted = [rate.rate is None for rate in rates]
-        known = [None] * len(rates)
-        return self._batch(RIGHT, rates, [deleted, known, [r.currency for r in rates], [r.rate for r in rates]])
+        unavailable = [None] * len(rates)
+        return self._batch(RIGHT, rates, [deleted, unavailable, [r.currency for r in rates], [r.rate for r in rates]])
 
     def _batch(self, side: int, rows: Sequence[Any], columns: Sequence[Sequence[Any]]) -> pa.RecordBatch | None:
         if not rows:
@@ -175,10 +175,10 @@ class Oracle:
         return [row for t in going for row in self._row(t)], len(expired), sum(t.joinable for t in going)
 
     def _take(self, rate: Rate) -> bool:
-        gone = self._gone(rate)
-        if not gone:
+        expired = self._gone(rate)
+        if not expired:
             self.versions.append(rate)
-        return not gone
+        return not expired
 
     def _gone(self, rate: Rate) -> bool:
         return self.history is not None and any(
@@ -193,12 +193,12 @@ class Oracle:
         return self.grace > 0 and trade.joinable and not self._over(trade)
 
     def _row(self, trade: Trade) -> list[Row]:
-        found = [
+        candidates = [
             rate
             for rate in self.versions
             if rate.currency == trade.currency and rate.ts <= trade.ts and not self._gone(rate)
         ]
-        valid = max(found, key=lambda rate: rate.place, default=None)
+        valid = max(candidates, key=lambda rate: rate.place, default=None)
         if trade.joinable and valid is not None and valid.rate is not None and self.accepts(valid.rate):
             return [(trade.currency, trade.amount, valid.rate, valid.ts)]
         return [(trade.currency, trade.amount, None, None)] if self.left else []

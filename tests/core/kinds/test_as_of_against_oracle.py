@@ -101,11 +101,11 @@ def run_case(case: Case, *, compact: bool = True) -> list[tuple[StepResult, list
 def check(case: Case) -> None:
     oracle = Oracle(case.grace, case.left, lambda rate: not case.where or (rate is not None and rate >= 2))
     for epoch, (result, rows) in zip(case.epochs, run_case(case), strict=True):
-        wanted, expired, lookups = oracle.epoch(epoch.trades, epoch.rates, epoch.now, epoch.history)
-        assert rows == wanted
+        expected_rows, expired, lookups = oracle.epoch(epoch.trades, epoch.rates, epoch.now, epoch.history)
+        assert rows == expected_rows
         assert result.dropped == ({}, {"expired": expired} if expired else {})
         assert result.lookups == (lookups, 0)
-        assert result.matches == sum(rate is not None for _, _, rate, _ in wanted)
+        assert result.matches == sum(rate is not None for _, _, rate, _ in expected_rows)
 
 
 @settings(quick, max_examples=examples(400))

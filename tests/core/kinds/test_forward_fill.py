@@ -13,27 +13,27 @@ Row = tuple[int, bool, bool, bool]  # key, deleted, and which of two columns it 
 
 def expected(rows: list[Row], ranks: list[int], column: int) -> list[int]:
     latest: dict[int, int] = {}
-    found = [-1] * len(rows)
+    sources = [-1] * len(rows)
     for at in sorted(range(len(rows)), key=ranks.__getitem__):
         key, deleted, *lacks = rows[at]
         if deleted or not lacks[column]:
-            found[at] = at
+            sources[at] = at
             latest[key] = -1 if deleted else at
         else:
-            found[at] = latest.get(key, -1)
-    return found
+            sources[at] = latest.get(key, -1)
+    return sources
 
 
 rows = st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.booleans(), st.booleans()), min_size=1, max_size=20)
 
 
-@given(rows.flatmap(lambda made: st.tuples(st.just(made), st.permutations(range(len(made))))))
-def test_sources_are_those_of_a_loop_over_the_rows(made: tuple[list[Row], list[int]]) -> None:
-    some, ranks = made
+@given(rows.flatmap(lambda drawn_rows: st.tuples(st.just(drawn_rows), st.permutations(range(len(drawn_rows))))))
+def test_sources_are_those_of_a_loop_over_the_rows(rows_and_ranks: tuple[list[Row], list[int]]) -> None:
+    some, ranks = rows_and_ranks
     deleted = np.array([row[1] for row in some])
     lacking = {name: np.array([row[at] and not row[1] for row in some]) for name, at in (("a", 2), ("b", 3))}
-    found = sources_of(np.array([row[0] for row in some]), np.array(ranks), deleted, lacking)
-    assert {name: of.tolist() for name, of in found.items()} == {
+    sources = sources_of(np.array([row[0] for row in some]), np.array(ranks), deleted, lacking)
+    assert {name: positions.tolist() for name, positions in sources.items()} == {
         "a": expected(some, ranks, 0),
         "b": expected(some, ranks, 1),
     }

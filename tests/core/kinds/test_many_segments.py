@@ -46,10 +46,10 @@ def test_rows_are_searched_only_in_segments_that_may_have_their_key(
     if module is interval:
         step = replace(step, kind=IntervalJoin(0, 0))
     segments = [rows_of(step, RIGHT, range(ROWS * n, ROWS * (n + 1))) for n in range(SEGMENTS)]
-    kept = [StateRun(str(n), Run.sort(rows)) for n, rows in enumerate(segments)]
+    state_runs = [StateRun(str(n), Run.sort(rows)) for n, rows in enumerate(segments)]
     stored = ROWS * SEGMENTS
     arrivals = (rows_of(step, LEFT, range(stored - PARTNERS, stored + ROWS)), None)
-    result = ran(step.kind.run(step, StepWork(arrivals, ([], kept), (Horizon(None, 1_000), Horizon()))))
+    result = ran(step.kind.run(step, StepWork(arrivals, ([], state_runs), (Horizon(None, 1_000), Horizon()))))
     assert sum(batch.num_rows for batch in result.output) == result.matches == PARTNERS
     assert len(searched) == SEGMENTS
     assert sum(searched) < PARTNERS + SEGMENTS * (ROWS + PARTNERS) // 8

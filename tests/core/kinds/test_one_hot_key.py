@@ -58,12 +58,12 @@ def found(result: Ran) -> int:
     return sum(batch.num_rows for batch in result.output)
 
 
-@pytest.mark.parametrize("kept", [False, True])
-def test_only_rows_that_are_near_in_time_are_compared(looked_at: list[int], kept: bool) -> None:
+@pytest.mark.parametrize("in_state", [False, True])
+def test_only_rows_that_are_near_in_time_are_compared(looked_at: list[int], in_state: bool) -> None:
     step = step_of(0, 0)
     left, right = rows_of(step, LEFT, HOUR), rows_of(step, RIGHT, HOUR + 10 * SPACING_MS)
-    state = [StateRun("s", Run.sort(left))] if kept else []
-    arrivals = (None, right) if kept else (left, right)
+    state = [StateRun("s", Run.sort(left))] if in_state else []
+    arrivals = (None, right) if in_state else (left, right)
     result = ran(step.kind.run(step, StepWork(arrivals, (state, []), (Horizon(), Horizon()))))
     assert found(result) == result.matches == ROWS - 10
     assert sum(looked_at) == ROWS - 10
@@ -79,10 +79,10 @@ def test_no_pair_is_compared_where_no_times_fit(looked_at: list[int]) -> None:
 
 def test_the_rows_behind_the_horizon_are_not_compared(looked_at: list[int]) -> None:
     step = step_of(-HOUR * 1_000, HOUR * 1_000)
-    kept = StateRun("s", Run.sort(rows_of(step, LEFT, HOUR)))
+    state_run = StateRun("s", Run.sort(rows_of(step, LEFT, HOUR)))
     newest = HOUR + (ROWS - 3) * SPACING_MS
     arriving = rows_of(step, RIGHT, HOUR).slice(0, 5)
-    work = StepWork((None, arriving), ([kept], []), (Horizon(None, newest), Horizon()))
+    work = StepWork((None, arriving), ([state_run], []), (Horizon(None, newest), Horizon()))
     assert found(ran(step.kind.run(step, work))) == sum(looked_at) == 5 * 3
 
 

@@ -11,9 +11,9 @@ from joinery_runtime.core.kinds.session.form import Elements, form
 Span = tuple[int, int]
 
 
-def one_by_one(kept: list[Span], rows: list[int], gap: int, cap: int) -> tuple[list[Span], list[Span]]:
+def one_by_one(stored_spans: list[Span], rows: list[int], gap: int, cap: int) -> tuple[list[Span], list[Span]]:
     """Open sessions, and those that reached the cap, after these rows in order of event time."""
-    sessions, forced = [list(span) for span in kept], []
+    sessions, forced = [list(span) for span in stored_spans], []
     for ts in sorted(rows):
         if any(start <= ts <= last for start, last in sessions):
             continue
@@ -47,10 +47,10 @@ def test_arrays_give_what_rows_one_by_one_do(keys: list[list[list[int]]], gap: i
     expected: list[tuple[int, int, int, bool]] = []
     elements: list[tuple[int, int, int, int]] = []
     for number, epochs in enumerate(keys):
-        kept: list[Span] = []
+        stored_spans: list[Span] = []
         for rows in epochs[:-1]:
-            kept, _ = one_by_one(kept, rows, gap, cap)
-        _expect(number, kept, epochs[-1], (gap, cap), expected, elements)
+            stored_spans, _ = one_by_one(stored_spans, rows, gap, cap)
+        _expect(number, stored_spans, epochs[-1], (gap, cap), expected, elements)
     _check(elements, expected, gap, cap)
 
 
@@ -65,22 +65,22 @@ def test_what_was_kept_under_another_gap_and_cap(keys: list[tuple[list[int], lis
     elements: list[tuple[int, int, int, int]] = []
     for number, (ends, rows) in enumerate(keys):
         ends.sort()
-        kept = [(start, last) for start, last in zip(ends[::2], ends[1::2], strict=False)]
-        _expect(number, kept, rows, (gap, cap), expected, elements)
+        stored_spans = [(start, last) for start, last in zip(ends[::2], ends[1::2], strict=False)]
+        _expect(number, stored_spans, rows, (gap, cap), expected, elements)
     _check(elements, expected, gap, cap)
 
 
 def _expect(
     number: int,
-    kept: list[Span],
+    stored_spans: list[Span],
     rows: list[int],
     lengths: tuple[int, int],
     expected: list[tuple[int, int, int, bool]],
     elements: list[tuple[int, int, int, int]],
 ) -> None:
-    opened, forced = one_by_one(kept, rows, *lengths)
+    opened, forced = one_by_one(stored_spans, rows, *lengths)
     expected += [(number, *span, False) for span in opened] + [(number, *span, True) for span in forced]
-    elements += [(number, start, 0, last) for start, last in kept]
+    elements += [(number, start, 0, last) for start, last in stored_spans]
     elements += [(number, ts, 1, ts) for ts in rows]
 
 

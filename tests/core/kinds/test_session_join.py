@@ -77,16 +77,16 @@ def test_a_row_that_comes_later_joins_two_open_sessions() -> None:
 def test_what_has_gone_out_is_flagged_by_its_row_in_the_segment_and_finished_when_it_is_all_of_it() -> None:
     shard = Shard(window_step(GAP, "left"))
     shard.epoch(None, [Row("a", 0, 1), Row("a", 50, 2), Row("a", 1, 3)], [Row("a", 2, 11)])
-    (kept,) = shard.kept(LEFT)
+    (left_run,) = shard.kept(LEFT)
     (other,) = shard.kept(RIGHT)
     shard.epoch(20)
     assert {s: rows.tolist() for s, rows in shard.last.flags[LEFT].items()} == {
-        kept.segment: [kept.first, kept.first + 1]
+        left_run.segment: [left_run.first, left_run.first + 1]
     }
     assert {s: rows.tolist() for s, rows in shard.last.flags[RIGHT].items()} == {other.segment: [other.first]}
     assert shard.last.finished == {other.segment}
     assert shard.epoch(61) == once((2, None, 50, 50))
-    assert shard.last.finished == {kept.segment}
+    assert shard.last.finished == {left_run.segment}
 
 
 def test_a_segment_that_was_all_flagged_before_is_finished() -> None:
@@ -173,7 +173,7 @@ def test_a_hot_session_goes_out_in_bounded_batches(monkeypatch: pytest.MonkeyPat
     for module in (cells, core_rows):
         monkeypatch.setattr(module, "PROJECTED_ROWS", 1000)
     shard = Shard(window_step(GAP, "left"))
-    left, right = ([Row("a", v % 1000, v) for v in range(of, of + 300)] for of in (0, 1000))
+    left, right = ([Row("a", v % 1000, v) for v in range(first, first + 300)] for first in (0, 1000))
     shard.epoch(None, left, right)
     assert shard.epoch(END_OF_TIME) == once(*((a.v, b.v, 0, 299) for a in left for b in right))
     assert [batch.num_rows for batch in shard.last.output] == [1000] * 90

@@ -40,19 +40,19 @@ def segment(ts_min: int, ts_max: int) -> SegmentMeta:
     return SegmentMeta("s", SESSIONS, 0, 1, ts_min, ts_max, 5, 100, 1, 1)
 
 
-def horizons(of: Pipeline, watermark: int, floors: dict[str, int]) -> dict[str, Horizon]:
-    return times.horizons(of, {"clicks": InputTime(watermark)}, floors)
+def horizons(job_pipeline: Pipeline, watermark: int, floors: dict[str, int]) -> dict[str, Horizon]:
+    return times.horizons(job_pipeline, {"clicks": InputTime(watermark)}, floors)
 
 
 @pytest.mark.parametrize(("late_data", "complete"), [("drop", 1000 - GAP - LATENESS), ("reopen", 1000 - GAP)])
 def test_sessions_go_out_and_are_forgotten_behind_the_watermark(late_data: str, complete: int) -> None:
-    found = horizons(pipeline(lateData=late_data), 1000, {})
-    assert found == {SESSIONS: Horizon(None, 1000 - GAP - LATENESS), COMPLETE: Horizon(None, complete)}
+    horizon_by_part = horizons(pipeline(lateData=late_data), 1000, {})
+    assert horizon_by_part == {SESSIONS: Horizon(None, 1000 - GAP - LATENESS), COMPLETE: Horizon(None, complete)}
 
 
 def test_the_end_completes_and_forgets_everything() -> None:
-    found = horizons(pipeline(lateData="reopen"), END_OF_TIME, {})
-    assert found == {SESSIONS: Horizon(None, END_OF_TIME), COMPLETE: Horizon(None, END_OF_TIME)}
+    horizon_by_part = horizons(pipeline(lateData="reopen"), END_OF_TIME, {})
+    assert horizon_by_part == {SESSIONS: Horizon(None, END_OF_TIME), COMPLETE: Horizon(None, END_OF_TIME)}
 
 
 def test_a_longer_gap_makes_no_row_late() -> None:

@@ -177,7 +177,7 @@ def test_a_hot_key_goes_out_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) 
     for module in (cells, core_rows):
         monkeypatch.setattr(module, "PROJECTED_ROWS", 1000)
     shard = Shard(window_step(HOUR, "left"))
-    left, right = ([Row("a", v % 60, v) for v in range(of, of + 300)] for of in (0, 1000))
+    left, right = ([Row("a", v % 60, v) for v in range(first, first + 300)] for first in (0, 1000))
     shard.epoch(None, left, right)
     out = shard.epoch(60)
     assert out == once(*((a.v, b.v, 0, 60) for a in left for b in right))
@@ -214,7 +214,7 @@ def test_an_epoch_without_anything() -> None:
 def test_wide_rows_of_a_hot_key_go_out_in_batches_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core_rows, "PROJECTED_BYTES", 2_000)
     shard = Shard(window_step(HOUR, "inner"))
-    left, right = ([Row("a" * 10, v % 60, v) for v in range(of, of + 30)] for of in (0, 1000))
+    left, right = ([Row("a" * 10, v % 60, v) for v in range(first, first + 30)] for first in (0, 1000))
     shard.epoch(None, left, right)
     out = shard.epoch(60)
     assert out == once(*((a.v, b.v, 0, 60) for a in left for b in right))

@@ -44,9 +44,9 @@ def brute_force(rule: WindowRule, kind: str, differ: bool) -> Any:
     )
 
 
-def arrivals(found: Sequence[Facts], first: int) -> tuple[list[Row], list[Row]]:
+def arrivals(row_facts: Sequence[Facts], first: int) -> tuple[list[Row], list[Row]]:
     rows: tuple[list[Row], list[Row]] = ([], [])
-    for v, (side, key, ts, good) in enumerate(found, first):
+    for v, (side, key, ts, good) in enumerate(row_facts, first):
         rows[side].append(Row(key, ts, v, good))
     return rows
 
@@ -63,10 +63,10 @@ def test_every_epoch_puts_out_the_same(
     shard = Shard(window_step(rule, kind, RESIDUAL if differ else None), hasher)
     expected = brute_force(rule, kind, differ)
     now, seen = -15, 0
-    for step, found, compact in [*history, (END_OF_TIME, [], False)]:
+    for step, row_facts, compact in [*history, (END_OF_TIME, [], False)]:
         now = min(now + step, END_OF_TIME)
-        rows = arrivals(found, seen)
-        seen += len(found)
+        rows = arrivals(row_facts, seen)
+        seen += len(row_facts)
         assert shard.epoch(now, *rows) == expected.epoch(now, rows)
         assert shard.late() == tuple(expected.late)
         assert all(batch.num_rows <= most for batch in shard.last.output)
@@ -77,13 +77,13 @@ def test_every_epoch_puts_out_the_same(
 
 
 @QUICK
-@given(rule=tumbling | sessions, kind=kinds, found=st.lists(facts, max_size=20), cuts=st.sets(st.integers(0, 20)))
+@given(rule=tumbling | sessions, kind=kinds, row_facts=st.lists(facts, max_size=20), cuts=st.sets(st.integers(0, 20)))
 def test_where_epochs_are_cut_changes_nothing_in_all_when_no_row_is_late(
-    rule: Any, kind: str, found: Any, cuts: Any
+    rule: Any, kind: str, row_facts: Any, cuts: Any
 ) -> None:
-    found = sorted(found, key=lambda f: f[2])
-    pieces = [found[a:b] for a, b in zip([0, *sorted(cuts)], [*sorted(cuts), 99], strict=True)]
-    assert in_all(rule, kind, pieces) == in_all(rule, kind, [found])
+    row_facts = sorted(row_facts, key=lambda f: f[2])
+    pieces = [row_facts[a:b] for a, b in zip([0, *sorted(cuts)], [*sorted(cuts), 99], strict=True)]
+    assert in_all(rule, kind, pieces) == in_all(rule, kind, [row_facts])
 
 
 def in_all(rule: WindowRule, kind: str, pieces: Sequence[Sequence[Facts]]) -> Counter[Joined]:

@@ -103,8 +103,8 @@ class SessionBruteForce:
     def _closed(self, now: int) -> list[list[tuple[int, Row]]]:
         """Takes the sessions that are over out of what is open."""
         over = [s for s in self._sessions() if s[-1][1].ts + self.rule.gap < now]
-        gone = {(side, row.v) for session in over for side, row in session}
-        self.open = [(side, row) for side, row in self.open if (side, row.v) not in gone]
+        closed = {(side, row.v) for session in over for side, row in session}
+        self.open = [(side, row) for side, row in self.open if (side, row.v) not in closed]
         return over
 
     def _sessions(self) -> list[list[tuple[int, Row]]]:

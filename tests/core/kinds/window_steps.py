@@ -115,8 +115,8 @@ class Shard:
     ) -> StepWork:
         arrivals = [prepared(self.step, side, rows, self.hasher) for side, rows in enumerate((left, right))]
         horizon = Horizon(self.before, now)
-        kept = (self.kept(LEFT), self.kept(RIGHT))
-        return StepWork((arrivals[LEFT], arrivals[RIGHT]), kept, (horizon, horizon), ordered=ordered)
+        kept_runs = (self.kept(LEFT), self.kept(RIGHT))
+        return StepWork((arrivals[LEFT], arrivals[RIGHT]), kept_runs, (horizon, horizon), ordered=ordered)
 
     def kept(self, side: int) -> list[StateRun]:
         return [StateRun(s.key, s.run, s.first, s.flagged) for s in self.segments[side]]
@@ -132,8 +132,8 @@ class Shard:
         """All segments of a side become one, as a compaction makes it."""
         for side in SIDES:
             horizon = Horizon(self.before, self.before)
-            kept = list(self.step.kind.survivors(self.step, side, self.kept(side), horizon))
-            runs = [with_flags(k.run, k.flagged) if k.flagged is not None else k.run for k in kept if len(k.run)]
+            survivors = list(self.step.kind.survivors(self.step, side, self.kept(side), horizon))
+            runs = [with_flags(k.run, k.flagged) if k.flagged is not None else k.run for k in survivors if len(k.run)]
             self.segments[side].clear()
             if runs:
                 self._add(side, merge(runs))
@@ -145,11 +145,11 @@ class Shard:
                 assert not segment.flagged[rows].any(), "a row is flagged once"
                 segment.flagged[rows] = True
         self.segments[side][:] = [s for s in self.segments[side] if s.key not in self.last.finished]
-        kept = self.last.added[side]
-        if kept is not None:
-            assert kept.batch.schema == self.step.sides[side].segment_schema()
-            assert len(kept)
-            self._add(side, kept)
+        added = self.last.added[side]
+        if added is not None:
+            assert added.batch.schema == self.step.sides[side].segment_schema()
+            assert len(added)
+            self._add(side, added)
 
     def _add(self, side: int, run: Run) -> None:
         """Segments begin in the middle, as those that several shards share do."""

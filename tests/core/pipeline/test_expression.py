@@ -46,11 +46,11 @@ def value(text: str, **changed: Any) -> Any:
 
 def values(text: str, rows: list[dict[str, Any]]) -> list[Any]:
     batch = pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
-    found = parse_expression(text).evaluate(lambda ref: batch.column(ref.column), len(rows))
-    if found.failed:
-        raise ExpressionError(found.failed[min(found.failed)])
-    made: list[Any] = found.values.to_pylist()
-    return made
+    result = parse_expression(text).evaluate(lambda ref: batch.column(ref.column), len(rows))
+    if result.failed:
+        raise ExpressionError(result.failed[min(result.failed)])
+    python_values: list[Any] = result.values.to_pylist()
+    return python_values
 
 
 def refused(text: str, **changed: Any) -> str:
@@ -84,10 +84,10 @@ def test_and_or(a: bool | None, b: bool | None, both: bool | None, either: bool 
     assert value("o.b OR " + SQL[b], b=a) is either
 
 
-@pytest.mark.parametrize(("a", "wanted"), [(True, False), (False, True), (None, None)])
-def test_not(a: bool | None, wanted: bool | None) -> None:
-    assert value("NOT o.b", b=a) is wanted
-    assert value(f"NOT {SQL[a]}") is wanted
+@pytest.mark.parametrize(("a", "expected"), [(True, False), (False, True), (None, None)])
+def test_not(a: bool | None, expected: bool | None) -> None:
+    assert value("NOT o.b", b=a) is expected
+    assert value(f"NOT {SQL[a]}") is expected
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_not(a: bool | None, wanted: bool | None) -> None:
     [(True, False, True, False), (False, False, False, True), (None, True, False, False)],
 )
 def test_is(a: bool | None, is_null: bool, is_true: bool, is_false: bool) -> None:
-    for name, wanted in (("NULL", is_null), ("TRUE", is_true), ("FALSE", is_false)):
-        assert value(f"o.b IS {name}", b=a) is wanted
-        assert value(f"o.b IS NOT {name}", b=a) is not wanted
+    for name, expected in (("NULL", is_null), ("TRUE", is_true), ("FALSE", is_false)):
+        assert value(f"o.b IS {name}", b=a) is expected
+        assert value(f"o.b IS NOT {name}", b=a) is not expected
 
 
 @pytest.mark.parametrize("operator", ["=", "<>", "<", "<=", ">", ">=", "+", "-", "*", "/", "%"])
@@ -111,7 +111,7 @@ def test_null_on_either_side_gives_null(operator: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("o.i = 7", True), ("o.i == 8", False), ("o.i <> 7", False), ("o.i != 8", True),
         ("o.i < 7", False), ("o.i <= 7", True), ("o.i > 7", False), ("o.i >= 7", True),
@@ -164,10 +164,10 @@ def test_null_on_either_side_gives_null(operator: str) -> None:
         ("o.ts BETWEEN o.ts - INTERVAL '1' SECOND AND o.ts", True),
     ],
 )  # fmt: skip
-def test_values(text: str, wanted: Any) -> None:
-    found = value(text)
-    assert found == wanted
-    assert type(found) is type(wanted)
+def test_values(text: str, expected: Any) -> None:
+    result = value(text)
+    assert result == expected
+    assert type(result) is type(expected)
 
 
 def test_case_and_coalesce_choose_per_row() -> None:
@@ -309,26 +309,26 @@ def test_type_errors_show_before_any_row_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"), [("o.b", [True, False, False]), ("NULL", [False] * 3), ("TRUE", [True] * 3)]
+    ("text", "expected"), [("o.b", [True, False, False]), ("NULL", [False] * 3), ("TRUE", [True] * 3)]
 )
-def test_a_mask_keeps_only_what_is_true(text: str, wanted: list[bool]) -> None:
+def test_a_mask_keeps_only_what_is_true(text: str, expected: list[bool]) -> None:
     expression = parse_expression(text)
     check_predicate(expression, {"o": SCHEMA})
     mask = expression.mask(lambda ref: pa.array([True, False, None]), 3)
-    assert mask.values.to_pylist() == wanted
+    assert mask.values.to_pylist() == expected
 
 
 def test_conjuncts_take_an_and_apart_and_conjunction_puts_it_back() -> None:
-    whole = parse_expression("(o.i > 1 AND (o.j = 2 OR p.k = 3)) AND p.k < 4")
-    parts = conjuncts(whole)
+    condition = parse_expression("(o.i > 1 AND (o.j = 2 OR p.k = 3)) AND p.k < 4")
+    parts = conjuncts(condition)
     assert [part.text for part in parts] == ["o.i > 1", "o.j = 2 OR p.k = 3", "p.k < 4"]
     assert [sorted(map(str, part.columns)) for part in parts] == [["o.i"], ["o.j", "p.k"], ["p.k"]]
     again = conjunction(parts)
     assert again is not None
-    assert again.columns == whole.columns == {ColumnRef("o", "i"), ColumnRef("o", "j"), ColumnRef("p", "k")}
+    assert again.columns == condition.columns == {ColumnRef("o", "i"), ColumnRef("o", "j"), ColumnRef("p", "k")}
     for i, j, k in ((2, 0, 3), (2, 2, 3), (0, 2, 3), (2, 0, 0), (2, 2, 4)):
         columns = {"i": pa.array([i]), "j": pa.array([j]), "k": pa.array([k])}
-        both = [e.mask(lambda ref, c=columns: c[ref.column], 1).values.to_pylist() for e in (whole, again)]
+        both = [e.mask(lambda ref, c=columns: c[ref.column], 1).values.to_pylist() for e in (condition, again)]
         assert both[0] == both[1]
     assert conjunction([]) is None
 

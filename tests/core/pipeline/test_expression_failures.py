@@ -26,9 +26,9 @@ def evaluated(text: str, *rows: Row) -> Evaluated:
 
 
 def test_a_row_that_fails_is_named_with_the_expression_and_the_cause() -> None:
-    found = evaluated("CAST(o.s AS BIGINT) + o.i", {"s": "1", "i": 1}, {"s": "x", "i": 1}, {"s": "2", "i": LARGEST})
-    assert found.values.to_pylist() == [2, None, None]
-    assert found.failed == {
+    result = evaluated("CAST(o.s AS BIGINT) + o.i", {"s": "1", "i": 1}, {"s": "x", "i": 1}, {"s": "2", "i": LARGEST})
+    assert result.values.to_pylist() == [2, None, None]
+    assert result.failed == {
         1: "cannot evaluate 'CAST(o.s AS BIGINT) + o.i': 'x' is not a valid int64",
         2: "cannot evaluate 'CAST(o.s AS BIGINT) + o.i': overflow",
     }
@@ -36,9 +36,9 @@ def test_a_row_that_fails_is_named_with_the_expression_and_the_cause() -> None:
 
 def test_few_bad_rows_of_many_are_found() -> None:
     bad = {0, 1, 4_095, 4_096, 9_999}
-    found = evaluated("o.i + 1", *({"i": LARGEST if n in bad else n} for n in range(10_000)))
-    assert set(found.failed) == bad
-    assert found.values.to_pylist() == [None if n in bad else n + 1 for n in range(10_000)]
+    result = evaluated("o.i + 1", *({"i": LARGEST if n in bad else n} for n in range(10_000)))
+    assert set(result.failed) == bad
+    assert result.values.to_pylist() == [None if n in bad else n + 1 for n in range(10_000)]
 
 
 TEXTS = [
@@ -70,12 +70,12 @@ def test_many_texts_are_cast_as_one_is(kind: str) -> None:
     """The patterns that tell the many unreadable ones at once refuse nothing that the cast takes."""
     together = evaluated(f"TRY_CAST(o.s AS {kind})", *({"s": text} for text in TEXTS))
     arrow = together.values.type
-    for text, found in zip(TEXTS, together.values, strict=True):
+    for text, scalar in zip(TEXTS, together.values, strict=True):
         try:
-            wanted = pa.array([text]).cast(arrow)[0]
+            expected = pa.array([text]).cast(arrow)[0]
         except pa.ArrowInvalid:
-            wanted = pa.scalar(None, arrow)
-        assert str(found) == str(wanted), text
+            expected = pa.scalar(None, arrow)
+        assert str(scalar) == str(expected), text
 
 
 def test_a_long_text_is_cut_in_the_reason() -> None:
@@ -85,13 +85,13 @@ def test_a_long_text_is_cut_in_the_reason() -> None:
 
 def test_a_row_that_fails_is_not_in_the_mask() -> None:
     batch = pa.RecordBatch.from_pylist([{"i": LARGEST}, {"i": 1}], schema=SCHEMA)
-    found = parse_expression("(o.i + 1 > 0) IS NOT TRUE OR TRUE").mask(lambda ref: batch.column(ref.column), 2)
-    assert found.values.to_pylist() == [False, True]
-    assert list(found.failed) == [0]
+    mask = parse_expression("(o.i + 1 > 0) IS NOT TRUE OR TRUE").mask(lambda ref: batch.column(ref.column), 2)
+    assert mask.values.to_pylist() == [False, True]
+    assert list(mask.failed) == [0]
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("o.b AND CAST(o.s AS INT) = 7", False),
         ("NOT o.b OR CAST(o.s AS INT) = 7", True),
@@ -105,12 +105,12 @@ def test_a_row_that_fails_is_not_in_the_mask() -> None:
         ("o.b AND (o.i > 0 OR CAST(o.s AS INT) = 7)", False),
     ],
 )
-def test_what_is_guarded_does_not_fail(text: str, wanted: Any) -> None:
+def test_what_is_guarded_does_not_fail(text: str, expected: Any) -> None:
     """Beside a row that needs it, and so computes it."""
-    found = evaluated(text, {"i": 5, "s": "x", "b": False}, {"i": None, "s": "7", "b": True})
-    assert found.failed == {}
-    assert found.values[0].as_py() == wanted
-    assert found.values[1].as_py() in {True, 7, 2}
+    result = evaluated(text, {"i": 5, "s": "x", "b": False}, {"i": None, "s": "7", "b": True})
+    assert result.failed == {}
+    assert result.values[0].as_py() == expected
+    assert result.values[1].as_py() in {True, 7, 2}
 
 
 @pytest.mark.parametrize(
@@ -202,16 +202,16 @@ def logic(operator: str, left: Node, right: Node) -> Node:
 def case(condition: Node, then: Node, other: Node) -> Node:
     def value(row: Row) -> int | None:
         chosen = then if condition[1](row) else other
-        found: int | None = chosen[1](row)
-        return found
+        result: int | None = chosen[1](row)
+        return result
 
     return f"CASE WHEN {condition[0]} THEN {then[0]} ELSE {other[0]} END", value
 
 
 def coalesce(first: Node, second: Node) -> Node:
     def value(row: Row) -> int | None:
-        found: int | None = first[1](row)
-        return second[1](row) if found is None else found
+        first_value: int | None = first[1](row)
+        return second[1](row) if first_value is None else first_value
 
     return f"COALESCE({first[0]}, {second[0]})", value
 
@@ -273,6 +273,6 @@ def test_every_row_has_the_value_or_the_failure_that_it_has_alone(node: Node, ro
         check_predicate(parse_expression(f"({node[0]}) IS NULL"), {"o": SCHEMA})
     except ExpressionError:
         return  # a constant that always fails
-    found = evaluated(node[0], *rows)
-    values = [Failed if n in found.failed else value for n, value in enumerate(found.values.to_pylist())]
+    result = evaluated(node[0], *rows)
+    values = [Failed if n in result.failed else value for n, value in enumerate(result.values.to_pylist())]
     assert values == [alone(node, row) for row in rows]

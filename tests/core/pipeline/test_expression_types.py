@@ -47,7 +47,7 @@ def result_type(text: str) -> pa.DataType:
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("o.ts - TIMESTAMP '2024-01-01'", pa.int64()),
         ("o.ts - o.day", pa.int64()),
@@ -79,8 +79,8 @@ def result_type(text: str) -> pa.DataType:
         ("o.raw LIKE 'a%' OR o.raw = 'a'", pa.bool_()),
     ],
 )
-def test_what_a_column_of_an_expression_holds(text: str, wanted: pa.DataType) -> None:
-    assert result_type(text) == wanted
+def test_what_a_column_of_an_expression_holds(text: str, expected: pa.DataType) -> None:
+    assert result_type(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -153,8 +153,8 @@ COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 @example(("d38_38", Decimal("0.5")), ("d38_0", Decimal("1e37")), "<")
 @example(("int64", 2**53 + 1), ("double", float(2**53)), "=")
 def test_numbers_compare_by_value(left: tuple[str, Any], right: tuple[str, Any], sign: str) -> None:
-    found = evaluated(f"o.x {sign} p.x", left, right)
-    assert found.values.to_pylist() == [COMPARISONS[sign](*as_python(left, right))]
+    result = evaluated(f"o.x {sign} p.x", left, right)
+    assert result.values.to_pylist() == [COMPARISONS[sign](*as_python(left, right))]
 
 
 def fits(number: Decimal, kind: pa.DataType) -> bool:
@@ -179,15 +179,15 @@ def test_sums_and_products_are_exact_or_fail(left: tuple[str, Any], right: tuple
     except ExpressionError:
         assert sign == "*"  # more than 38 digits after the point
         return
-    found = evaluated(f"o.x {sign} p.x", left, right)
-    assert found.values.type == kind
+    result = evaluated(f"o.x {sign} p.x", left, right)
+    assert result.values.type == kind
     function = {"+": operator.add, "-": operator.sub, "*": operator.mul}[sign]
     with localcontext(EXACT):
-        wanted = function(*as_python(left, right))
-    if fits(wanted, kind):
-        assert found.values.to_pylist() == [wanted]
+        expected = function(*as_python(left, right))
+    if fits(expected, kind):
+        assert result.values.to_pylist() == [expected]
     else:
-        assert list(found.failed) == [0]
+        assert list(result.failed) == [0]
 
 
 @settings(max_examples=examples(600), deadline=None)
@@ -198,21 +198,24 @@ def test_sums_and_products_are_exact_or_fail(left: tuple[str, Any], right: tuple
 @example(math.inf, 3.0)
 @example(-0.0, 3.0)
 def test_the_remainder_of_doubles_is_fmod(left: float, right: float) -> None:
-    (found,) = evaluated("o.x % p.x", ("double", left), ("double", right)).values.to_pylist()
+    (remainder,) = evaluated("o.x % p.x", ("double", left), ("double", right)).values.to_pylist()
     if right == 0:
-        assert found is None
+        assert remainder is None
     elif math.isnan(left) or math.isnan(right) or math.isinf(left):
-        assert math.isnan(found)
+        assert math.isnan(remainder)
     else:
-        assert (found, math.copysign(1, found)) == (math.fmod(left, right), math.copysign(1, math.fmod(left, right)))
+        assert (remainder, math.copysign(1, remainder)) == (
+            math.fmod(left, right),
+            math.copysign(1, math.fmod(left, right)),
+        )
 
 
 def test_the_remainder_of_literals_and_columns_mixed() -> None:
-    of = ("double", 1e17), ("int64", 3)
-    assert evaluated("o.x % 3", *of).values.to_pylist() == [1.0]
-    assert evaluated("1e17 % p.x", *of).values.to_pylist() == [1.0]
-    assert evaluated("1e17 % 3", *of).values.to_pylist() == [1.0]
-    assert evaluated("5.5e0 % 0.1", *of).values.to_pylist() == [math.fmod(5.5, 0.1)]
+    pair = ("double", 1e17), ("int64", 3)
+    assert evaluated("o.x % 3", *pair).values.to_pylist() == [1.0]
+    assert evaluated("1e17 % p.x", *pair).values.to_pylist() == [1.0]
+    assert evaluated("1e17 % 3", *pair).values.to_pylist() == [1.0]
+    assert evaluated("5.5e0 % 0.1", *pair).values.to_pylist() == [math.fmod(5.5, 0.1)]
 
 
 def test_an_integer_above_2_to_53_meets_a_double_as_a_double() -> None:
@@ -224,14 +227,14 @@ def test_an_integer_above_2_to_53_meets_a_double_as_a_double() -> None:
 
 def test_a_time_outside_the_years_1_to_9999_fails() -> None:
     times = pa.array([0, 253_402_300_799_999], pa.timestamp("ms", "UTC"))
-    found = parse_expression("o.ts + INTERVAL '1' SECOND").evaluate(lambda _: times, 2)
-    assert found.failed == {
+    result = parse_expression("o.ts + INTERVAL '1' SECOND").evaluate(lambda _: times, 2)
+    assert result.failed == {
         1: "cannot evaluate \"o.ts + INTERVAL '1' SECOND\": the time is outside the years 1 to 9999"
     }
-    assert found.values.cast(pa.int64()).to_pylist() == [1000, None]
+    assert result.values.cast(pa.int64()).to_pylist() == [1000, None]
 
 
 def test_a_double_that_a_float_cannot_hold_fails() -> None:
-    found = parse_expression("CAST(o.x AS REAL)").evaluate(lambda _: pa.array([1e300, math.inf, 1.5]), 3)
-    assert found.values.to_pylist() == [None, math.inf, 1.5]
-    assert list(found.failed) == [0]
+    result = parse_expression("CAST(o.x AS REAL)").evaluate(lambda _: pa.array([1e300, math.inf, 1.5]), 3)
+    assert result.values.to_pylist() == [None, math.inf, 1.5]
+    assert list(result.failed) == [0]

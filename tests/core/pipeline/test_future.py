@@ -18,8 +18,8 @@ MOST = 100
 
 
 def find(check: FutureCheck, times: Sequence[int], stamps: Sequence[int] | None = None) -> dict[int, int]:
-    known = None if stamps is None else np.array(stamps, dtype=np.int64).__getitem__
-    return check.find(np.array(times, dtype=np.int64), known)
+    stamps_at = None if stamps is None else np.array(stamps, dtype=np.int64).__getitem__
+    return check.find(np.array(times, dtype=np.int64), stamps_at)
 
 
 def test_a_row_without_a_timestamp_is_compared_with_the_clock() -> None:
@@ -56,11 +56,11 @@ def test_a_clock_that_runs_away_by_less_than_a_day_at_a_time_drags_nothing_along
     however near its predecessor is; records of other devices, from before and after, are not."""
     hour, now = 3_600_000, 1_700_000_000_000
     device = [now + 20 * hour * n for n in range(6)]
-    others = [now - 50 * 24 * hour, now, now + 24 * hour]
-    times = [*device[:3], *others, *device[3:], *others]
-    found = find(FutureRows(24 * hour, now), times)
-    assert {times[at] for at in found} == set(device[2:])
-    assert set(found.values()) == {now}
+    other_times = [now - 50 * 24 * hour, now, now + 24 * hour]
+    times = [*device[:3], *other_times, *device[3:], *other_times]
+    rejected = find(FutureRows(24 * hour, now), times)
+    assert {times[at] for at in rejected} == set(device[2:])
+    assert set(rejected.values()) == {now}
 
 
 ROWS = st.lists(st.tuples(st.integers(0, 400), st.integers(-1, 400)), max_size=12)
@@ -78,8 +78,8 @@ def test_neither_the_order_of_rows_nor_the_cuts_of_ranges_change_what_is_found(
         count = random.randint(1, len(order))
         batch, order = order[:count], order[count:]
         check = FutureRows(MOST, clock)
-        found = find(check, [rows[at][0] for at in batch], [rows[at][1] for at in batch] if stamped else None)
-        assert {batch[at] for at in found} == expected & set(batch)
+        rejected = find(check, [rows[at][0] for at in batch], [rows[at][1] for at in batch] if stamped else None)
+        assert {batch[at] for at in rejected} == expected & set(batch)
 
 
 # --- plans of earlier releases ----------------------------------------------------------------------------------------
@@ -96,16 +96,16 @@ def test_formerly_the_watermark_played_no_part_where_there_were_timestamps() -> 
 
 
 def test_formerly_the_first_usable_row_vouched_for_others() -> None:
-    asked: list[list[int]] = []
+    requested: list[list[int]] = []
 
     def timestamps(at: np.ndarray) -> np.ndarray:
-        asked.append(at.tolist())
+        requested.append(at.tolist())
         return np.full(len(at), 1_000)
 
     check = FormerFutureRows(MOST, None)
     assert check.find(np.array([1_000, 1_050, 2_000, 1_100]), timestamps) == {2: 1_000}
     assert check.find(np.array([1_000, 1_050]), timestamps) == {}
-    assert asked == [[0], [2]]
+    assert requested == [[0], [2]]
 
 
 def test_formerly_a_row_without_timestamp_was_compared_with_the_watermark_and_what_came_before() -> None:
@@ -133,20 +133,20 @@ def test_formerly_however_a_range_was_cut_into_batches_the_same_rows_were_found(
     rows: list[tuple[int, int]], watermark: int | None, stamped: bool, data: st.DataObject
 ) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=4)))
-    check, found = FormerFutureRows(MOST, watermark), set()
+    check, rejected = FormerFutureRows(MOST, watermark), set()
     for start, stop in zip([0, *cuts], [*cuts, len(rows)], strict=True):
         times, stamps = [ts for ts, _ in rows[start:stop]], [stamp for _, stamp in rows[start:stop]]
-        found |= {start + at for at in find(check, times, stamps if stamped else None)}
-    assert found == row_by_row(rows, watermark, stamped)
+        rejected |= {start + at for at in find(check, times, stamps if stamped else None)}
+    assert rejected == row_by_row(rows, watermark, stamped)
 
 
 def row_by_row(rows: Sequence[tuple[int, int]], watermark: int | None, stamped: bool) -> set[int]:
-    found: set[int] = set()
+    rejected: set[int] = set()
     first, reached = rows[0][1] if rows and stamped else -1, watermark
     for at, (ts, stamp) in enumerate(rows):
         reference = max(first, stamp) if first >= 0 else reached
         if reference is not None and ts > reference + MOST:
-            found.add(at)
+            rejected.add(at)
         elif reached is not None:
             reached = max(reached, ts)
-    return found
+    return rejected

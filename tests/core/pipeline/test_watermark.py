@@ -23,12 +23,12 @@ def advanced(
     **clocks: InputClock,
 ) -> dict[str, Watermark]:
     by_name = {name: clocks.get(name, CLOCK) for name in progress}
-    found = advance(progress, by_name, idle=idle or {}, ended=ended)
-    return {name: value.watermark for name, value in found.items()}
+    results = advance(progress, by_name, idle=idle or {}, ended=ended)
+    return {name: value.watermark for name, value in results.items()}
 
 
 @pytest.mark.parametrize(
-    ("progress", "idle", "wanted"),
+    ("progress", "idle", "expected"),
     [
         (seen(), [], None),  # no partition known
         (seen(p=None), [], None),  # nothing read yet
@@ -42,8 +42,8 @@ def advanced(
         (seen(p=-100), [], -110),  # times before 1970
     ],
 )
-def test_t1_lowest_highest_minus_delay(progress: InputProgress, idle: list[str], wanted: Watermark) -> None:
-    assert advanced({"a": progress, "b": seen(p=None)}, {"a": idle})["a"] == wanted
+def test_t1_lowest_highest_minus_delay(progress: InputProgress, idle: list[str], expected: Watermark) -> None:
+    assert advanced({"a": progress, "b": seen(p=None)}, {"a": idle})["a"] == expected
 
 
 def test_highest_event_times_only_grow() -> None:
@@ -53,7 +53,7 @@ def test_highest_event_times_only_grow() -> None:
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "idle", "wanted"),
+    ("a", "b", "idle", "expected"),
     [
         # b is silent: it takes a's watermark...
         (seen(p=100), seen(p=50), {"b": ["p"]}, {"a": 90, "b": 90}),
@@ -71,9 +71,9 @@ def test_highest_event_times_only_grow() -> None:
     ],
 )
 def test_t5_a_silent_input_follows_the_others(
-    a: InputProgress, b: InputProgress, idle: Mapping[str, list[str]], wanted: dict[str, Watermark]
+    a: InputProgress, b: InputProgress, idle: Mapping[str, list[str]], expected: dict[str, Watermark]
 ) -> None:
-    assert advanced({"a": a, "b": b}, idle) == wanted
+    assert advanced({"a": a, "b": b}, idle) == expected
 
 
 def test_t5_takes_the_lowest_of_several_speaking_inputs() -> None:
@@ -89,15 +89,15 @@ def test_t5_an_ended_input_does_not_pull_a_silent_one_to_infinity() -> None:
 
 
 @pytest.mark.parametrize(
-    ("advancing", "idle_for", "wanted"),
+    ("advancing", "idle_for", "expected"),
     [(False, 5_000, {"a": 90, "b": 40}), (True, 0, {"a": 90, "b": 40}), (True, 5_000, {"a": 5_090, "b": 5_040})],
 )
-def test_t6_when_all_are_idle(advancing: bool, idle_for: int, wanted: dict[str, Watermark]) -> None:
+def test_t6_when_all_are_idle(advancing: bool, idle_for: int, expected: dict[str, Watermark]) -> None:
     clock = InputClock(delay_ms=10, advance_on_idle=advancing)
     progress = {"a": seen(90, p=100), "b": seen(40, p=50)}
     idle = {"a": ["p"], "b": ["p"]}
-    found = advance(progress, {"a": clock, "b": clock}, idle=idle, idle_for_ms=idle_for)
-    assert {name: value.watermark for name, value in found.items()} == wanted
+    results = advance(progress, {"a": clock, "b": clock}, idle=idle, idle_for_ms=idle_for)
+    assert {name: value.watermark for name, value in results.items()} == expected
     assert all_idle(progress, idle)
 
 
@@ -105,8 +105,8 @@ def test_t6_goes_on_from_the_highest_time_of_all_partitions_or_that_of_another_i
     clock = InputClock(delay_ms=10, advance_on_idle=True)
     progress = {"a": seen(p=100, q=300), "b": seen(p=None)}
     idle = {"a": ["p", "q"], "b": ["p"]}
-    found = advance(progress, {"a": clock, "b": clock}, idle=idle, idle_for_ms=7)
-    assert {name: value.watermark for name, value in found.items()} == {"a": 297, "b": 297}
+    results = advance(progress, {"a": clock, "b": clock}, idle=idle, idle_for_ms=7)
+    assert {name: value.watermark for name, value in results.items()} == {"a": 297, "b": 297}
     assert advance({"b": seen(p=None)}, {"b": clock}, idle={"b": ["p"]}, idle_for_ms=7)["b"].watermark is None
 
 
@@ -123,7 +123,7 @@ def test_t6_goes_on_from_where_it_began_however_often_that_is_committed() -> Non
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "idle", "wanted"),
+    ("a", "b", "idle", "expected"),
     [
         (seen(p=1), seen(p=1), {"a": ["p"]}, False),
         (seen(p=1), seen(p=1), {"a": ["p"], "b": ["p"]}, True),
@@ -132,8 +132,8 @@ def test_t6_goes_on_from_where_it_began_however_often_that_is_committed() -> Non
         (seen(p=1), seen(), {"a": ["p"]}, False),
     ],
 )
-def test_all_idle(a: InputProgress, b: InputProgress, idle: Mapping[str, list[str]], wanted: bool) -> None:
-    assert all_idle({"a": a, "b": b}, idle) is wanted
+def test_all_idle(a: InputProgress, b: InputProgress, idle: Mapping[str, list[str]], expected: bool) -> None:
+    assert all_idle({"a": a, "b": b}, idle) is expected
 
 
 def test_t7_an_ended_input_is_at_infinity_for_good() -> None:

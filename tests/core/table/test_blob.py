@@ -39,8 +39,8 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> None:
 def rows(users: Sequence[str | None]) -> pa.RecordBatch:
     """A run that is hashed by `user`, with the position as time and offset."""
     user = pa.array(users, pa.string())
-    places = pa.array(range(len(users)), pa.int64())
-    columns = [pa.array(key_hash([user])), places, places, places, user]
+    positions = pa.array(range(len(users)), pa.int64())
+    columns = [pa.array(key_hash([user])), positions, positions, positions, user]
     batch = pa.record_batch(columns, schema=pa.schema([*ENGINE_FIELDS, pa.field("user", pa.string())]))
     return Run.sort(batch).batch
 
@@ -154,9 +154,9 @@ def test_what_the_first_release_of_version_3_wrote_is_read(stored: Path) -> None
 def test_no_flipped_bit_decodes(monkeypatch: pytest.MonkeyPatch, few_rows: int) -> None:
     monkeypatch.setattr(module, "FEW_ROWS", few_rows)
     blob = to_blob(rows([f"user {number % 7}" for number in range(50)]), ["user"])
-    for place in range(len(blob)):
+    for position in range(len(blob)):
         damaged = bytearray(blob)
-        damaged[place] ^= 1 << place % 8
+        damaged[position] ^= 1 << position % 8
         with pytest.raises((ValueError, OSError)):
             from_blob(bytes(damaged))
 

@@ -54,8 +54,8 @@ def test_rows_that_are_kept_briefly_merge_all_the_same_while_the_other_input_is_
     live = [segment(i, i * 400) for i in range(9_000)]
     for _ in range(8):
         groups = choose(live, EVERYTHING, kept_for_ms=0, checkpoint=False)
-        gone = {s.key for group in groups for s in group}
-        live = [s for s in live if s.key not in gone] + [_merged(0, n, group) for n, group in enumerate(groups)]
+        merged_keys = {s.key for group in groups for s in group}
+        live = [s for s in live if s.key not in merged_keys] + [_merged(0, n, group) for n, group in enumerate(groups)]
     assert len(live) <= 60 * FAN_IN  # an hour of minutes
 
 
@@ -90,15 +90,15 @@ segments = st.builds(
 
 @settings(deadline=None, max_examples=examples(200))
 @given(
-    found=st.lists(segments, max_size=30),
+    live_segments=st.lists(segments, max_size=30),
     kept_for=st.sampled_from([0, 480_000, 960_000, 9_600_000]),
     shards=st.sampled_from([1, 2, 3, 8]),
     checkpoint=st.booleans(),
 )
-def test_groups_are_safe(found: list[SegmentMeta], kept_for: int, shards: int, checkpoint: bool) -> None:
+def test_groups_are_safe(live_segments: list[SegmentMeta], kept_for: int, shards: int, checkpoint: bool) -> None:
     chosen: list[str] = []
     for owned in (shard_range(t, shards) for t in range(shards)):
-        for group in choose(found, owned, kept_for_ms=kept_for, checkpoint=checkpoint):
+        for group in choose(live_segments, owned, kept_for_ms=kept_for, checkpoint=checkpoint):
             assert len(group) >= 2
             # One bucket of time, so that an old segment is not held back by a young one.
             width = max(NARROWEST_BUCKET_MS, kept_for // TIME_BUCKETS)
@@ -118,8 +118,8 @@ def long_run(epochs: int, checkpoint_every: int) -> tuple[int, int]:
         now = epoch * 100
         live = [s for s in live if s.ts_max >= now - 80_000]
         groups = choose(live, EVERYTHING, kept_for_ms=80_000, checkpoint=epoch % checkpoint_every == 0)
-        gone = {s.key for group in groups for s in group}
-        live = [s for s in live if s.key not in gone]
+        merged_keys = {s.key for group in groups for s in group}
+        live = [s for s in live if s.key not in merged_keys]
         live += [_merged(epoch, number, group) for number, group in enumerate(groups)]
         rewritten += sum(s.bytes for group in groups for s in group)
         live.append(segment(f"e{epoch}", now + 99, size=10_000, ts_min=now))
@@ -189,8 +189,8 @@ def test_a_table_that_changes_for_ever_stays_as_large_as_what_it_holds() -> None
     for epoch in range(3_000):
         live.append(segment(f"new-{epoch}", epoch, megabyte))
         for group in choose(live, EVERYTHING, kept_for_ms=None, checkpoint=epoch % 10 == 0):
-            gone = {s.key for s in group}
-            live = [s for s in live if s.key not in gone]
+            merged_keys = {s.key for s in group}
+            live = [s for s in live if s.key not in merged_keys]
             left = min(sum(s.bytes for s in group), holds)
             cut = pieces(group, EVERYTHING)
             live += [

@@ -14,14 +14,14 @@ rows = st.lists(st.tuples(st.integers(0, 3), st.integers(-5, 5)), max_size=12)
 probes = st.lists(st.tuples(st.integers(0, 3), st.integers(-6, 6), st.integers(-3, 4)), max_size=12)
 
 
-def arrays(run: list[tuple[int, int]], wanted: list[tuple[int, int, int]]) -> tuple[np.ndarray, ...]:
+def arrays(run: list[tuple[int, int]], lookups: list[tuple[int, int, int]]) -> tuple[np.ndarray, ...]:
     run = sorted(run)
     return (
         np.array([h for h, _ in run], dtype=np.uint64) << np.uint64(62),
         np.array([t for _, t in run], dtype=np.int64),
-        np.array([h for h, _, _ in wanted], dtype=np.uint64) << np.uint64(62),
-        np.array([first for _, first, _ in wanted], dtype=np.int64),
-        np.array([first + length for _, first, length in wanted], dtype=np.int64),
+        np.array([h for h, _, _ in lookups], dtype=np.uint64) << np.uint64(62),
+        np.array([first for _, first, _ in lookups], dtype=np.int64),
+        np.array([first + length for _, first, length in lookups], dtype=np.int64),
     )
 
 
@@ -35,9 +35,9 @@ def naive(run_hash: Any, run_ts: Any, hashes: Any, first: Any, last: Any) -> set
 
 
 @settings(deadline=None)
-@given(run=rows, wanted=probes, chunk=st.integers(1, 5))
-def test_agrees_with_a_naive_loop(run: Any, wanted: Any, chunk: int) -> None:
-    inputs = arrays(run, wanted)
+@given(run=rows, lookups=probes, chunk=st.integers(1, 5))
+def test_agrees_with_a_naive_loop(run: Any, lookups: Any, chunk: int) -> None:
+    inputs = arrays(run, lookups)
     chunks = list(list_pairs(find_ranges(*inputs), max_pairs=chunk))
     assert all(0 < len(probe) == len(row) <= chunk for probe, row in chunks)
     pairs = [(int(p), int(r)) for probe, row in chunks for p, r in zip(probe, row, strict=True)]
@@ -56,15 +56,15 @@ hashes = st.one_of(st.integers(0, 2**64 - 1), st.integers(0, 5), st.integers(2**
 
 
 @settings(deadline=None)
-@given(run=st.lists(hashes, min_size=1, max_size=40), asked=st.lists(hashes, max_size=40), known=st.integers(0, 40))
-def test_a_filter_lets_through_every_hash_of_its_run(run: list[int], asked: list[int], known: int) -> None:
+@given(run=st.lists(hashes, min_size=1, max_size=40), queried=st.lists(hashes, max_size=40), present=st.integers(0, 40))
+def test_a_filter_lets_through_every_hash_of_its_run(run: list[int], queried: list[int], present: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(match, "_FILTERED", 0)
-        made = HashFilter(np.array(sorted(run), dtype=np.uint64))
-        wanted = np.array([*asked, *run[:known]], dtype=np.uint64)
-        through = made.may_contain(wanted)
+        hash_filter = HashFilter(np.array(sorted(run), dtype=np.uint64))
+        queries = np.array([*queried, *run[:present]], dtype=np.uint64)
+        through = hash_filter.may_contain(queries)
         assert sorted(set(through.tolist())) == through.tolist()
-        assert {at for at, found in enumerate(wanted.tolist()) if found in run} <= set(through.tolist())
+        assert {at for at, hash_value in enumerate(queries.tolist()) if hash_value in run} <= set(through.tolist())
 
 
 def test_a_filter_keeps_most_strange_hashes_away_and_a_small_run_has_none() -> None:

@@ -61,9 +61,9 @@ def test_keys_go_where_the_partitioner_puts_them(
 ) -> None:
     """Also those of a slice, and next to NULLs."""
     column = pa.array(keys, pa.binary()).slice(skip)
-    found = key_partitions(column, partitioner, count)
-    assert len(found) == len(column)
-    for key, partition in zip(column.to_pylist(), found.tolist(), strict=True):
+    partitions = key_partitions(column, partitioner, count)
+    assert len(partitions) == len(column)
+    for key, partition in zip(column.to_pylist(), partitions.tolist(), strict=True):
         assert 0 <= partition < count
         assert key is None or partition == HASHES[partitioner](key) % count
 
@@ -92,10 +92,10 @@ def test_addresses_stay_in_their_partition_and_keep_the_order_of_hashes(
 ) -> None:
     partition = count - 1 if data is None else data.draw(st.integers(0, 3 * count))
     hashes = sorted(hashes)
-    places = np.full(len(hashes), partition, dtype=np.int32)
-    found = partition_addresses(places, np.array(hashes, dtype=np.uint64), count)
-    assert found.dtype == np.uint64
-    addresses = found.tolist()
+    partitions = np.full(len(hashes), partition, dtype=np.int32)
+    address_array = partition_addresses(partitions, np.array(hashes, dtype=np.uint64), count)
+    assert address_array.dtype == np.uint64
+    addresses = address_array.tolist()
     owned = shard_range(partition % count, count)
     assert all(owned.contains(at, at) for at in addresses)
     assert addresses == sorted(addresses)
@@ -108,5 +108,5 @@ def test_a_group_has_whole_shards_and_whole_partitions(count: int, shards: int, 
     partition = data.draw(st.integers(0, count - 1))
     edges = np.array([0, HASH_SPACE - 1, data.draw(st.integers(0, HASH_SPACE - 1))], dtype=np.uint64)
     addresses = partition_addresses(np.full(3, partition, dtype=np.int32), edges, count)
-    found = np.searchsorted(shard_starts(shards), addresses, side="right") - 1
-    assert {int(shard) * groups // shards for shard in found} == {partition * groups // count}
+    owning_shards = np.searchsorted(shard_starts(shards), addresses, side="right") - 1
+    assert {int(shard) * groups // shards for shard in owning_shards} == {partition * groups // count}

@@ -46,7 +46,7 @@ def test_sort_by_unsigned_hash_then_time_and_back_from_bytes(rows: list[tuple[in
 def test_within_cuts_a_run_into_its_shards(rows: list[tuple[int, int]], shards: int) -> None:
     run = Run.sort(batch(*rows))
     parts = [run.within(shard_range(t, shards)) for t in range(shards)]
-    assert [place for part in parts for place in places(part)] == places(run)
+    assert [position for part in parts for position in places(part)] == places(run)
     for t, part in enumerate(parts):
         assert all(shard_range(t, shards).contains(h, h) for h in part.hash.tolist())
 

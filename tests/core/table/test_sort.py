@@ -29,10 +29,10 @@ def test_rows_are_in_the_order_of_their_columns(few: int, rows: list[Row]) -> No
 
 def _check_order(rows: list[Row]) -> None:
     columns = list(zip(*rows, strict=True)) or [()] * 4
-    hashes, times, kind, place = (
+    hashes, times, kind, offsets = (
         np.array(column, dtype=kind) for column, kind in zip(columns, [np.uint64, *[np.int64] * 3], strict=True)
     )
-    order = by_hash_and_time(hashes, times, kind, place)
+    order = by_hash_and_time(hashes, times, kind, offsets)
     assert sorted(order.tolist()) == list(range(len(rows)))
     assert [rows[i] for i in order] == sorted(rows)
     assert [rows[i][:2] for i in by_hash_and_time(hashes, times)] == sorted(row[:2] for row in rows)
@@ -54,6 +54,6 @@ def test_many_rows_within_a_day_are_sorted_by_one_number(monkeypatch: pytest.Mon
     chance, n = np.random.default_rng(1), 100_000
     hashes = chance.choice(chance.integers(0, 2**64, 1_000, dtype=np.uint64), n)
     times = chance.integers(0, 3_600_000, n)
-    place = chance.permutation(n)
-    order = by_hash_and_time(hashes, times, place)
-    assert (order == np.lexsort((place, times, hashes))).all()
+    offsets = chance.permutation(n)
+    order = by_hash_and_time(hashes, times, offsets)
+    assert (order == np.lexsort((offsets, times, hashes))).all()

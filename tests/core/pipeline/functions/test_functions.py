@@ -118,18 +118,18 @@ def compare(case: Case, rows: Sequence[tuple[Any, ...]]) -> set[int]:
     """Compare all rows, and return the numbers of those that fail."""
     values, failed = ours(case.ours, case.columns, rows)
     if case.theirs is not None:
-        wanted = theirs(case.theirs, case.columns, rows)
+        expected = theirs(case.theirs, case.columns, rows)
     else:
         assert case.expected is not None
-        wanted = []
+        expected = []
         for row in rows:
             try:
-                wanted.append(None if None in row else case.expected(*row))
+                expected.append(None if None in row else case.expected(*row))
             except ValueError:
-                wanted.append(None)
-                assert len(wanted) - 1 in failed, f"{case.ours} of {row!r} does not fail"
+                expected.append(None)
+                assert len(expected) - 1 in failed, f"{case.ours} of {row!r} does not fail"
     different = [
-        (row, value, other) for row, value, other in zip(rows, values, wanted, strict=True) if not same(value, other)
+        (row, value, other) for row, value, other in zip(rows, values, expected, strict=True) if not same(value, other)
     ]
     assert not different, f"{case.ours} and {case.theirs}: (row, ours, theirs): {different[:5]}"
     return failed
