@@ -57,7 +57,7 @@ def external(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture
 def make(dsn: str, table: str, external: bool) -> Iterator[Callable[..., PostgresSink]]:
     """Makes prepared sinks on this test's table: of a schema and the columns of the upsert key."""
-    made: list[PostgresSink] = []
+    sinks: list[PostgresSink] = []
 
     def maker(
         schema: pa.Schema,
@@ -69,10 +69,10 @@ def make(dsn: str, table: str, external: bool) -> Iterator[Callable[..., Postgre
         target = TargetTable(table, upsert_key, retracted, nested, ordered=ordered)
         staging = Staging.of("joinery_out", "job", table, external=external)
         sink = ExternalPostgresSink(dsn, target, staging, schema) if external else PostgresSink(dsn, target, staging)
-        made.append(sink)
+        sinks.append(sink)
         sink.prepare(schema)
         return sink
 
     yield maker
-    for sink in made:
+    for sink in sinks:
         sink.close()

@@ -62,5 +62,5 @@ def attempt(
     return Attempt(AttemptId(generation, epoch, shard, name), incarnation, claim, reach, former_names)
 
 
-def recovery(generation: int = 2, committed_epoch: int = 0, **found: Any) -> RecoveryContext:
-    return RecoveryContext(generation, committed_epoch, **{"store": STORE, "incarnation": INCARNATION} | found)
+def recovery(generation: int = 2, committed_epoch: int = 0, **fields: Any) -> RecoveryContext:
+    return RecoveryContext(generation, committed_epoch, **{"store": STORE, "incarnation": INCARNATION} | fields)

@@ -71,9 +71,9 @@ def test_a_record_from_before_a_column_was_added_has_null_there(kind: type[Schem
     older, row = pa.schema([newer.field("a"), newer.field("n")]), {"a": "x", "n": 7}
     with registry() as served:
         records = [
-            each
+            record
             for schema in (older, newer)
-            for each in kind("joined", schema, served.url, {"max.retries": "0"})
+            for record in kind("joined", schema, served.url, {"max.retries": "0"})
             .registered()
             .encode(pa.Table.from_pylist([row], schema))
         ]
@@ -126,7 +126,7 @@ class Starting:
     def list_topics(self, topic: str, timeout: float) -> SimpleNamespace:
         return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions=[0])})
 
-    def get_watermark_offsets(self, place: TopicPartition, timeout: float, *, cached: bool) -> tuple[int, int]:
+    def get_watermark_offsets(self, partition: TopicPartition, timeout: float, *, cached: bool) -> tuple[int, int]:
         return self.answers.pop(0)
 
     def close(self) -> None:
@@ -203,8 +203,8 @@ def test_json_is_jsonb_in_postgres(
     docs = ['{"b": 1.10, "a": [1e2, -0.0, "\\u00e9"], "a": {"x": null}}', "null", None, "[-0, 12e-1]"]
     rows = pa.table({"k": range(4), "doc": docs}, schema=schema)
     commit(connection, sink, 1, sink.writer().write(attempt(), rows))
-    found = connection.execute(f"SELECT pg_typeof(doc)::text, doc->>'b' FROM {table} ORDER BY k").fetchall()
-    assert found == [("jsonb", "1.10"), *[("jsonb", None)] * 3]
+    stored = connection.execute(f"SELECT pg_typeof(doc)::text, doc->>'b' FROM {table} ORDER BY k").fetchall()
+    assert stored == [("jsonb", "1.10"), *[("jsonb", None)] * 3]
     content = PostgresContent(dsn, TargetTable(table, nested=frozenset({"doc"})), schema, lambda: 1, None)
     assert sorted(texts(content)) == sorted(content.texts(rows))
     content.close()

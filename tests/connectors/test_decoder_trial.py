@@ -63,11 +63,11 @@ def tried(script: str, tmp_path: Path, decoder: Decoder | None = None) -> Tried:
 
 
 def test_the_record_that_ends_a_process_is_bad_by_name_and_its_neighbours_are_rows(tmp_path: Path) -> None:
-    found = tried(DIES, tmp_path)
+    decoder = tried(DIES, tmp_path)
     try:
-        decoded = found.decode_batch(batch(row(0), row(1), row(2, ', "s": "die"'), row(3), b"no json"))
+        decoded = decoder.decode_batch(batch(row(0), row(1), row(2, ', "s": "die"'), row(3), b"no json"))
     finally:
-        found.close()
+        decoder.close()
     assert decoded.rows["id"].to_pylist() == [0, 1, 3]
     assert decoded.index.tolist() == [0, 1, 3]
     assert [bad.index for bad in decoded.bad] == [2, 4]
@@ -90,15 +90,15 @@ def test_no_record_is_blamed_for_a_process_that_dies_whatever_it_decodes(tmp_pat
     started = tmp_path / "started"
     started.mkdir()
     directory = f"from pathlib import Path\nDIRECTORY = Path({str(started)!r})\n"
-    found = tried(directory + DIES_OF_ANYTHING, tmp_path)
+    decoder = tried(directory + DIES_OF_ANYTHING, tmp_path)
     try:
         for _ in range(2):
-            decoded = found.decode_batch(batch(row(0), row(1), b"no json", row(3)))
+            decoded = decoder.decode_batch(batch(row(0), row(1), b"no json", row(3)))
             assert decoded.rows["id"].to_pylist() == [0, 1, 3]
             assert [bad.index for bad in decoded.bad] == [2]
             assert "ended the process" not in decoded.bad[0].reason
     finally:
-        found.close()
+        decoder.close()
     assert len(list(started.iterdir())) == 2, "one for the batch and one for none, and no more after that"
 
 
@@ -108,14 +108,14 @@ def test_where_there_can_be_no_other_process_nobody_is_blamed(tmp_path: Path) ->
 
 
 def test_the_other_process_is_this_module() -> None:
-    found = Tried(Guarded(MODEL, decoder_for(MODEL)))
+    decoder = Tried(Guarded(MODEL, decoder_for(MODEL)))
     try:
         for _ in range(2):
-            decoded = found.decode_batch(batch(row(0), row(1), b"{"))
+            decoded = decoder.decode_batch(batch(row(0), row(1), b"{"))
             assert (decoded.rows["id"].to_pylist(), [bad.index for bad in decoded.bad]) == ([0, 1], [2])
-        assert found._process is not None, "it has decoded both batches"
+        assert decoder._process is not None, "it has decoded both batches"
     finally:
-        found.close()
+        decoder.close()
 
 
 def test_an_error_of_a_decoder_is_no_death(tmp_path: Path) -> None:
@@ -123,9 +123,9 @@ def test_an_error_of_a_decoder_is_no_death(tmp_path: Path) -> None:
         def decode_batch(self, raw: RawBatch) -> Decoded:
             raise ValueError("no")
 
-    found = tried(DIES.replace("os.kill(os.getpid(), signal.SIGSEGV)", "raise ValueError"), tmp_path, Fails())
+    decoder = tried(DIES.replace("os.kill(os.getpid(), signal.SIGSEGV)", "raise ValueError"), tmp_path, Fails())
     try:
-        decoded = found.decode_batch(batch(row(1, ', "s": "die"')))
+        decoded = decoder.decode_batch(batch(row(1, ', "s": "die"')))
     finally:
-        found.close()
+        decoder.close()
     assert decoded.bad[0].reason == pytest.approx("it cannot be read: ValueError: no")

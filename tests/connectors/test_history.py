@@ -44,25 +44,27 @@ UNTIL, DELAY, IDLE_MS = 100, 5, 1_000
 @dataclass
 class Topic(UnsharedSource):
     """The event times of a topic's records by partition, planner and reader in one; `begin` is the earliest offset that
-    is still there, `others` are partitions that another member of the group has."""
+    is still there, `unassigned` are partitions that another member of the group has."""
 
     partitions: list[list[int]]
     begin: int = 0
-    others: set[int] = field(default_factory=set)
+    unassigned: set[int] = field(default_factory=set)
     final: bool = False
     stop: int | None = None
     starts: dict[PartitionRef, int] = field(default_factory=dict)
 
     def bounds(self, stored: StoredOffsets) -> list[Bounds]:
         assert not any(map(of_files, stored.offsets)), "a topic knows nothing of files"
-        found = []
+        bounds = []
         for number, records in enumerate(self.partitions):
             ref = PartitionRef("in", "live", number)
             start = stored.offsets[ref] if ref in stored.offsets else self.starts.setdefault(ref, self.begin)
             assert start >= self.begin, "records are gone that were to be read"
-            held = number not in self.others
-            found.append(Bounds(ref, start, len(records), self.final, is_assigned=held, stop=self.stop, topic_id="id"))
-        return found
+            assigned = number not in self.unassigned
+            bounds.append(
+                Bounds(ref, start, len(records), self.final, is_assigned=assigned, stop=self.stop, topic_id="id")
+            )
+        return bounds
 
     def forget_starts(self) -> None:
         self.starts = {}
@@ -125,7 +127,7 @@ class Job:
 
     def commit(self, plan: EpochPlan) -> list[str]:
         """The ids of the rows that count; checks that all others are counted as skipped."""
-        found: list[str] = []
+        ids: list[str] = []
         highest: dict[str, int | None] = {}
         reads = []
         for planned in plan.ranges:
@@ -135,7 +137,7 @@ class Job:
                 assert not decoded.bad
                 times = decoded.rows["ts"].to_pylist()
                 counter.add(raw, decoded, Prepared(_batch(decoded.rows), *_span(times)), None)
-                found += decoded.rows["id"].to_pylist()
+                ids += decoded.rows["id"].to_pylist()
             read = counter.report().read
             assert read.rows + read.dropped.get("history", 0) == read.records
             self.skipped += read.dropped.get("history", 0)
@@ -145,15 +147,15 @@ class Job:
         self.planner.learn(plan, EpochOutcome(ReadSummary(tuple(reads)), {}), {"in": self.state})
         self.state = self.state.after(plan, "in", highest, self.clocks["in"])
         self.number += 1
-        return found
+        return ids
 
     def read(self, *, restarts: bool = False) -> list[str]:
-        found: list[str] = []
+        ids: list[str] = []
         while (plan := self.plan()) is not None:
-            found += self.commit(plan)
+            ids += self.commit(plan)
             if restarts:
                 self.restart()
-        return found
+        return ids
 
     @property
     def stored(self) -> set[str]:
@@ -260,14 +262,14 @@ def test_retention_may_take_what_nobody_needs_while_files_are_read(tmp_path) -> 
 
 
 def test_no_partition_has_to_be_ours_for_the_history_to_end(tmp_path) -> None:
-    job = Job(tmp_path / "in", Topic([[100], [101]], others={0, 1}))
+    job = Job(tmp_path / "in", Topic([[100], [101]], unassigned={0, 1}))
     job.add("1.jsonl", 10)
     assert job.read() == ["1.jsonl-10"]
     job.restart()
     assert job.read() == []
-    job.topic.others = {0}
+    job.topic.unassigned = {0}
     assert job.read(restarts=True) == ["live-101"]
-    job.topic.others = set()
+    job.topic.unassigned = set()
     assert job.read(restarts=True) == ["live-100"]
 
 
@@ -357,13 +359,13 @@ def test_a_table_may_have_a_snapshot_before_its_changes(tmp_path) -> None:
     model = Input.model_validate({**data, "kafka": {"bootstrapServers": "k", "topic": "live"}, "history": history})
     decoder = decoder_for(model)
 
-    def decoded(place: str, *records: dict[str, Any]) -> tuple[list[Any], list[bool], Mapping[str, int]]:
+    def decoded(topic: str, *records: dict[str, Any]) -> tuple[list[Any], list[bool], Mapping[str, int]]:
         values = pa.array([json.dumps(record).encode() for record in records], pa.binary())
-        raw = RawBatch(PartitionRef("in", place, 0), np.arange(len(records)), values)
-        found = decoder.decode_batch(raw)
-        assert not found.bad
-        assert found.deleted is not None
-        return found.rows.to_pylist(), found.deleted.tolist(), found.dropped
+        raw = RawBatch(PartitionRef("in", topic, 0), np.arange(len(records)), values)
+        result = decoder.decode_batch(raw)
+        assert not result.bad
+        assert result.deleted is not None
+        return result.rows.to_pylist(), result.deleted.tolist(), result.dropped
 
     snapshot = decoded(str(tmp_path / "1.jsonl"), {"k": "a", "ts": 90}, {"k": "b", "ts": 100})
     assert snapshot == ([{"k": "a", "ts": 90}], [False], {"history": 1})
@@ -382,8 +384,8 @@ def test_an_event_of_the_files_that_is_left_out_goes_no_further_than_their_end(t
     model = Input.model_validate({**data, "kafka": {"bootstrapServers": "k", "topic": "live"}, "history": history})
     events = [{"op": "u", "after": {"k": "a"}, "ts_ms": at} for at in (90, 500)]
     values = pa.array([json.dumps(event).encode() for event in events], pa.binary())
-    for place, times in ((str(tmp_path / "1.jsonl"), [90, UNTIL - 1]), ("live", [90, 500])):
-        decoded = decoder_for(model).decode_batch(RawBatch(PartitionRef("in", place, 0), np.arange(2), values))
+    for topic, times in ((str(tmp_path / "1.jsonl"), [90, UNTIL - 1]), ("live", [90, 500])):
+        decoded = decoder_for(model).decode_batch(RawBatch(PartitionRef("in", topic, 0), np.arange(2), values))
         assert decoded.left_out is not None
         assert decoded.left_out.times.tolist() == times
 
@@ -420,17 +422,17 @@ def test_each_row_comes_once_wherever_epochs_end_and_drivers_die(data, files, to
         job = Job(Path(folder) / "in", live, records=data.draw(st.integers(1, 6)))
         for number, file in enumerate(files):
             job.add(f"{number}.jsonl", *file)
-        found: list[str] = []
+        ids: list[str] = []
         ended, unread = False, [list(records) for records in topic]
         while True:
             for number, records in enumerate(unread):
                 count = data.draw(st.integers(0, len(records)))
                 live.partitions[number] += records[:count]
                 del records[:count]
-            live.others = data.draw(st.sets(st.integers(0, len(topic) - 1))) if any(unread) else set()
+            live.unassigned = data.draw(st.sets(st.integers(0, len(topic) - 1))) if any(unread) else set()
             plan = job.plan()
             if plan is None:
-                if not any(unread) and not live.others:
+                if not any(unread) and not live.unassigned:
                     break
                 continue
             reads_topic = "live" in parts(plan)
@@ -439,10 +441,10 @@ def test_each_row_comes_once_wherever_epochs_end_and_drivers_die(data, files, to
             ended |= reads_topic
             if data.draw(st.booleans()):
                 job.restart()  # before anything of the plan is committed: it is replayed
-            found += job.commit(plan)
+            ids += job.commit(plan)
             if data.draw(st.booleans()):
                 job.restart()
     expected = [f"{number}.jsonl-{at}" for number, file in enumerate(files) for at in file if at < UNTIL]
     expected += [f"live-{at}" for records in topic for at in records if at >= UNTIL]
-    assert Counter(found) == Counter(expected)
-    assert len(found) + job.skipped == sum(map(len, files)) + sum(map(len, topic))
+    assert Counter(ids) == Counter(expected)
+    assert len(ids) + job.skipped == sum(map(len, files)) + sum(map(len, topic))

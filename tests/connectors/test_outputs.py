@@ -40,9 +40,9 @@ def job(**spec: Any) -> StreamJoin:
         "eventTime": "ts",
     }
     join = {"right": "b", "type": "inner", "keys": {"a.k": "b.k"}, "interval": {"of": "a", "lower": 0, "upper": "1ms"}}
-    whole = {"inputs": [{"name": "a", **side}, {"name": "b", **side}], "joins": [join], **spec}
+    complete_spec = {"inputs": [{"name": "a", **side}, {"name": "b", **side}], "joins": [join], **spec}
     return StreamJoin.model_validate(
-        {"apiVersion": "joinery.dev/v1alpha1", "kind": "StreamJoin", "metadata": {"name": "j"}, "spec": whole}
+        {"apiVersion": "joinery.dev/v1alpha1", "kind": "StreamJoin", "metadata": {"name": "j"}, "spec": complete_spec}
     )
 
 
@@ -54,8 +54,8 @@ def sessions(**spec: Any) -> SessionWindow:
         "schema": [{"name": "k", "type": "string"}, {"name": "ts", "type": "timestamp"}],
         "eventTime": "ts",
     }
-    whole = {"input": side, "groupBy": ["k"], "gap": "30s", "maxDuration": "2h", **spec}
-    return SessionWindow.model_validate({"metadata": {"name": "j"}, "spec": whole})
+    complete_spec = {"input": side, "groupBy": ["k"], "gap": "30s", "maxDuration": "2h", **spec}
+    return SessionWindow.model_validate({"metadata": {"name": "j"}, "spec": complete_spec})
 
 
 def test_rows_in_avro_are_for_the_registry_that_the_output_names() -> None:
@@ -73,9 +73,9 @@ def test_rows_in_avro_are_for_the_registry_that_the_output_names() -> None:
 
 def test_rows_in_protobuf_are_for_it_too() -> None:
     output = {"kafka": {"bootstrapServers": "here:1", "topic": "out"}, "format": "protobuf"}
-    made = Outputs.of(job(output={**output, "schemaRegistry": {"url": "http://r"}})).sink(None).writer()
-    assert isinstance(made, KafkaTransactionsWriter)
-    protobuf = made.target.schema_output
+    writer = Outputs.of(job(output={**output, "schemaRegistry": {"url": "http://r"}})).sink(None).writer()
+    assert isinstance(writer, KafkaTransactionsWriter)
+    protobuf = writer.target.schema_output
     assert isinstance(protobuf, ProtobufOutput)
     assert "  optional string a_k = 1;" in protobuf.schema({}, 0)
 
@@ -142,9 +142,9 @@ class QueueDeadLetter(DeadLetter):
 
 
 def test_an_output_that_no_sink_writes_to_is_an_error_and_never_a_file() -> None:
-    known = job(output={"file": {"path": "out"}})
-    spec = known.spec.model_copy(update={"output": QueueOutput(queue="q"), "dead_letter": QueueDeadLetter(queue="d")})
-    unknown = known.model_copy(update={"spec": spec})
+    valid = job(output={"file": {"path": "out"}})
+    spec = valid.spec.model_copy(update={"output": QueueOutput(queue="q"), "dead_letter": QueueDeadLetter(queue="d")})
+    unknown = valid.model_copy(update={"spec": spec})
     with pytest.raises(SinkError, match="No sink writes to output: queue"):
         Outputs.of(unknown).sink(Store())
     with pytest.raises(SinkError, match="No sink writes to deadLetter: queue"):
@@ -171,14 +171,14 @@ def test_sessions_replace_each_other_in_a_table() -> None:
 )
 def test_a_table_in_another_database_than_the_state_s(dsn: str | None, kind: type) -> None:
     spec = {"postgres": {"dsn": "dbname=x"}}
-    made = Outputs.of(job(output={"postgres": {"table": "t", "dsn": dsn}}, stateStore=spec)).sink(Store())
-    assert type(made) is kind
+    sink = Outputs.of(job(output={"postgres": {"table": "t", "dsn": dsn}}, stateStore=spec)).sink(Store())
+    assert type(sink) is kind
 
 
 @pytest.mark.services
 def test_a_database_that_has_gone_keeps_no_job_from_being_deleted(postgres_dsn: str) -> None:
-    gone = job(output={"postgres": {"table": "t", "dsn": "host=127.0.0.1 port=1"}})
-    left = forget(gone, Store(postgres_dsn), None)
+    unreachable = job(output={"postgres": {"table": "t", "dsn": "host=127.0.0.1 port=1"}})
+    left = forget(unreachable, Store(postgres_dsn), None)
     assert left is not None
     assert "are left in the database of output.postgres: " in left
     assert forget(job(output={"postgres": {"table": "t", "dsn": postgres_dsn}}), Store(postgres_dsn), None) is None
@@ -186,16 +186,16 @@ def test_a_database_that_has_gone_keeps_no_job_from_being_deleted(postgres_dsn: 
 
 @pytest.mark.services
 def test_rows_that_were_held_are_named_when_the_job_is_deleted(postgres_dsn: str, tmp_path: Path) -> None:
-    made = job(output={"file": {"path": str(tmp_path), "rollInterval": "1m"}})
-    assert forget(made, Store(postgres_dsn), INCARNATION) is None
-    sink = Outputs.of(made).sink(None, INCARNATION)
+    rolled_job = job(output={"file": {"path": str(tmp_path), "rollInterval": "1m"}})
+    assert forget(rolled_job, Store(postgres_dsn), INCARNATION) is None
+    sink = Outputs.of(rolled_job).sink(None, INCARNATION)
     sink.prepare(pa.schema({"a": pa.int64()}))
     sink.publish(1, [sink.writer().write(attempt(), pa.table({"a": [1, 2]}))])
-    left = forget(made, Store(postgres_dsn), INCARNATION)
+    left = forget(rolled_job, Store(postgres_dsn), INCARNATION)
     assert left == (
         f"2 rows are left that nobody has seen yet: remove {tmp_path / '.held'}/*-of-{short_incarnation(INCARNATION)}.*"
     )
-    assert forget(made, Store(postgres_dsn), "another-life") is None, "rows of a job that lives"
+    assert forget(rolled_job, Store(postgres_dsn), "another-life") is None, "rows of a job that lives"
     external = {"postgres": {"table": "t", "dsn": "host=127.0.0.1 port=1"}}
     both = forget(job(output=external, deadLetter={"file": {"path": str(tmp_path)}}), Store(postgres_dsn), INCARNATION)
     assert both is not None

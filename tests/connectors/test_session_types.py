@@ -65,11 +65,11 @@ def rule_of(kind: str) -> tuple[pa.Schema, SessionAggregation]:
     return step.output_schema(), step.kind
 
 
-def value_of(of: AggregateCall, value: Any) -> pa.Array:
+def value_of(call: AggregateCall, value: Any) -> pa.Array:
     """The aggregate of a session with one row that has this value."""
-    found = accumulator(of)
-    states = found.fold(pa.array([value], of.type), np.array([0]), Groups(np.array([0]), 1))
-    return found.result(states)
+    implementation = accumulator(call)
+    states = implementation.fold(pa.array([value], call.type), np.array([0]), Groups(np.array([0]), 1))
+    return implementation.result(states)
 
 
 def session_of(kind: str, value: Any) -> pa.Table:
@@ -78,7 +78,7 @@ def session_of(kind: str, value: Any) -> pa.Table:
         pa.array(["a"]),
         *(pa.array([n], field.type) for n, field in zip((1, 2, 2**64 - 1), list(schema)[1:4], strict=True)),
     ]
-    return pa.Table.from_arrays([*window, *(value_of(of, value) for of in rule.aggregates)], schema=schema)
+    return pa.Table.from_arrays([*window, *(value_of(call, value) for call in rule.aggregates)], schema=schema)
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -97,8 +97,8 @@ def test_as_json(kind: str) -> None:
 @pytest.mark.parametrize("kind", TYPES)
 def test_in_a_table(kind: str, connection, make, table) -> None:
     value = VALUES[TYPES[kind][0]]
-    for epoch, given in enumerate((value, None, value), 1):
-        rows = session_of(kind, given)
+    for epoch, session_value in enumerate((value, None, value), 1):
+        rows = session_of(kind, session_value)
         sink = make(rows.schema, "k", "session_id")
         commit(connection, sink, epoch, sink.writer().write(attempt(epoch=epoch), rows))
         assert content(connection, table) == [tuple(rows.to_pylist()[0].values())]

@@ -90,13 +90,13 @@ class Store:
 
 def read(folder: Path) -> Counter[int]:
     """What a reader of `folder/*.jsonl` or `folder/*.parquet` gets."""
-    found: Counter[int] = Counter()
+    value_counts: Counter[int] = Counter()
     for path in folder.glob("*.*"):
         if path.suffix == ".parquet":
-            found.update(pq.read_table(path)["a"].to_pylist())
+            value_counts.update(pq.read_table(path)["a"].to_pylist())
         elif path.suffix == ".jsonl":
-            found.update(json.loads(line)["a"] for line in path.read_bytes().splitlines())
-    return found
+            value_counts.update(json.loads(line)["a"] for line in path.read_bytes().splitlines())
+    return value_counts
 
 
 def names(folder: Path) -> list[str]:
@@ -173,7 +173,7 @@ def test_a_file_s_name_is_behind_those_that_are_there(store: Store) -> None:
     sink = store.sink()
     store.drive(sink, until=1)
     large = pa.table({"a": np.random.default_rng(1).permutation(10_000) + 1_000})
-    written = [sink.writer().write(attempt(2, shard), each) for shard, each in enumerate((large, rows(2, 1)))]
+    written = [sink.writer().write(attempt(2, shard), table) for shard, table in enumerate((large, rows(2, 1)))]
     sink.publish(2, [*written, *sink.seal(1, 2, written, last=False)])
     (first,) = names(store.folder)
     sink.publish(3, sink.seal(1, 3, [], last=True))
@@ -244,7 +244,9 @@ def test_rows_that_no_commit_has_named_are_found_once(store: Store) -> None:
 
 
 def values_of(store: Store, epoch: int) -> list[int]:
-    lines = published(str(store.folder), epoch, lambda of: store.committed[of - 1], short_incarnation(INCARNATION))
+    lines = published(
+        str(store.folder), epoch, lambda number: store.committed[number - 1], short_incarnation(INCARNATION)
+    )
     return [json.loads(line)["a"] for line in lines]
 
 
@@ -280,9 +282,9 @@ def test_what_was_merged_is_not_merged_again_by_a_job_that_is_started_anew(store
     """It died between the name of the merged file and the removal; without its signature nothing is published again."""
     sink = store.sink()
     store.drive(sink, until=2)
-    held = {path: path.read_bytes() for path in (store.folder / ".held").iterdir()}
+    held_files = {path: path.read_bytes() for path in (store.folder / ".held").iterdir()}
     store.epoch(sink, store.generation, 3, range(0), last=True)
-    for path, data in held.items():
+    for path, data in held_files.items():
         path.write_bytes(data)
     anew = store.sink()
     anew.recover(recovery(9, 3))
@@ -293,14 +295,14 @@ def test_another_life_s_held_files_are_left_alone_and_told_of(store: Store) -> N
     """The state was deleted, so that the rows are written again; or a live job's folder is another job's by an edit."""
     earlier = store.sink()
     store.drive(earlier, until=2)
-    held = sorted((store.folder / ".held").iterdir())
+    held_files = sorted((store.folder / ".held").iterdir())
     other, warnings = store.sink(), list[str]()
     other.recover(recovery(1, 100, incarnation="another-life", warn=warnings.append))
     assert (other.buffered_rows, other.due(last=True)) == (0, False)
     written = [other.writer().write(attempt(101, incarnation="another-life"), rows(101, 0))]
     other.publish(101, [*written, *other.seal(1, 101, written, last=True)])
     assert sorted(read(store.folder)) == [10_100, 10_101, 10_102]
-    assert sorted((store.folder / ".held").iterdir()) == held
+    assert sorted((store.folder / ".held").iterdir()) == held_files
     (warning,) = warnings
     assert warning.startswith(
         f"{store.folder / '.held'}/*-of-{short_incarnation(INCARNATION)}.* hold 12 rows of another job"
@@ -366,10 +368,10 @@ class Reader:
         self._store, self._seen = store, Counter[int]()
 
     def look(self) -> None:
-        found = read(self._store.folder)
-        assert set(found.values()) <= {1}, "a row is there twice"
-        assert found >= self._seen, "a row has gone"
-        self._seen = found
+        value_counts = read(self._store.folder)
+        assert set(value_counts.values()) <= {1}, "a row is there twice"
+        assert value_counts >= self._seen, "a row has gone"
+        self._seen = value_counts
 
 
 def rolls_every_two_epochs(folder: Path, file_format: str) -> Store:
@@ -378,11 +380,11 @@ def rolls_every_two_epochs(folder: Path, file_format: str) -> Store:
 
 def cases(folder: Path, file_format: str) -> Iterator[tuple[int, Store]]:
     """One for each call that changes the file system in a run that nothing disturbs."""
-    whole = rolls_every_two_epochs(folder / "undisturbed", file_format)
+    undisturbed = rolls_every_two_epochs(folder / "undisturbed", file_format)
     with stopping(0, lambda: None, lambda: None) as calls:
-        whole.drive(whole.sink())
-    assert len(names(whole.folder)) >= 2, "it rolls more than once"
-    assert read(whole.folder) == whole.all_rows()
+        undisturbed.drive(undisturbed.sink())
+    assert len(names(undisturbed.folder)) >= 2, "it rolls more than once"
+    assert read(undisturbed.folder) == undisturbed.all_rows()
     assert calls[0] > 40
     for at in range(1, calls[0] + 1):
         yield at, rolls_every_two_epochs(folder / str(at), file_format)

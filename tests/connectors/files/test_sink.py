@@ -106,8 +106,8 @@ def test_output_that_is_gone_is_an_error_with_ways_out(sink, tmp_path: Path) -> 
 
 def test_recovery_sweeps_what_no_commit_can_name_any_more(sink) -> None:
     writer = sink.writer()
-    for each in (attempt(epoch=4), attempt(epoch=5), attempt(epoch=6), attempt(epoch=6, generation=2)):
-        writer.write(each, ROWS)
+    for staged_attempt in (attempt(epoch=4), attempt(epoch=5), attempt(epoch=6), attempt(epoch=6, generation=2)):
+        writer.write(staged_attempt, ROWS)
     sink.recover(recovery(2, 5))
     assert staged(sink) == [f"1-5-0-a{suffix(sink)}", f"2-6-0-a{suffix(sink)}"]
 
@@ -116,8 +116,8 @@ def test_what_attempts_left_that_were_run_again_goes_with_the_next_epoch(sink) -
     """Not with its own one: in this folder, the dead letters of the epoch may still have to be published."""
     writer = sink.writer()
     named = writer.write(attempt(epoch=7), ROWS)
-    for each in (attempt(epoch=7, name="lost"), attempt(epoch=9, name="zombie")):
-        writer.write(each, ROWS)
+    for abandoned_attempt in (attempt(epoch=7, name="lost"), attempt(epoch=9, name="zombie")):
+        writer.write(abandoned_attempt, ROWS)
     sink.publish(7, [named])
     assert staged(sink) == [f"1-7-0-lost{suffix(sink)}", f"1-9-0-zombie{suffix(sink)}"]
     sink.publish(8, [writer.write(attempt(epoch=8), ROWS)])

@@ -32,16 +32,16 @@ def file_input(path: Path, file_format: str = "json", columns: tuple[str, ...] =
 def read_in_ranges(model: Input, records_per_range: int) -> list[tuple[int, bytes]]:
     """All records with their offsets, read as a job reads them: each range starts where the one before ended."""
     planner, reader = planner_for(model, "job", STORE), reader_for(model)
-    found: list[tuple[int, bytes]] = []
+    records: list[tuple[int, bytes]] = []
     (bounds,) = planner.bounds(StoredOffsets())
     while bounds.start < bounds.end_exclusive:
         planned = planner.cut(bounds, records_per_range)
         assert planned.start < planned.end_exclusive <= bounds.end_exclusive
         for batch in reader.read(planned):
-            found += zip(batch.offsets.tolist(), batch.values.to_pylist(), strict=True)
+            records += zip(batch.offsets.tolist(), batch.values.to_pylist(), strict=True)
         (bounds,) = planner.bounds(StoredOffsets({bounds.partition: planned.end_exclusive}))
     assert bounds.final
-    return found
+    return records
 
 
 lines = st.lists(st.sampled_from([b"", b"x", b"yy" * 40, b'{"a": 1}', b"\xff"]), max_size=20)
@@ -53,9 +53,9 @@ def test_json_lines(tmp_path_factory, texts: list[bytes], end: bytes, ended: boo
     path = tmp_path_factory.mktemp("files") / "in.jsonl"
     data = end.join(texts) + (end if ended else b"")
     path.write_bytes(data)
-    found = read_in_ranges(file_input(path), per_range)
-    assert [record for _, record in found] == [text for text in texts if text]
-    assert all(data[offset:].startswith(record) for offset, record in found)
+    records_read = read_in_ranges(file_input(path), per_range)
+    assert [record for _, record in records_read] == [text for text in texts if text]
+    assert all(data[offset:].startswith(record) for offset, record in records_read)
 
 
 fields = st.sampled_from([b"", b"x", b'"a\nb"', b'"a\r\n""b"""', b'"' + b"long\n" * 30 + b'"'])
@@ -69,8 +69,8 @@ def test_csv_line_breaks_in_quotes(
     path = tmp_path_factory.mktemp("files") / "in.csv"
     records = [b",".join(row) for row in rows]
     path.write_bytes(end.join([b'b,"a"', *records]))
-    found = read_in_ranges(file_input(path, "csv"), per_range)
-    assert [record for _, record in found] == records
+    records_read = read_in_ranges(file_input(path, "csv"), per_range)
+    assert [record for _, record in records_read] == records
 
 
 @settings(max_examples=examples(200), deadline=None)
@@ -92,8 +92,8 @@ def test_csv_rows_are_those_of_pythons_reader(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("joinery_runtime.connectors.files.source._CHUNK", size)
         model = file_input(path, "csv")
-        found = read_in_ranges(model, per_range)
-    decoded = decoder_for(model).decode(pa.array([record for _, record in found], pa.binary()))
+        records_read = read_in_ranges(model, per_range)
+    decoded = decoder_for(model).decode(pa.array([record for _, record in records_read], pa.binary()))
     assert decoded.bad == []
     assert [[row["a"] or "", row["b"] or ""] for row in decoded.rows.to_pylist()] == expected
 
@@ -122,10 +122,10 @@ def test_records_are_the_same_however_a_file_is_cut(
     model = file_input(path, "csv", csv={"header": False, "skipInitialSpace": blanks})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("joinery_runtime.formats.record_ends._LONGEST_FIELD", longest)
-        whole = read_in_ranges(model, 1_000_000)
+        at_once = read_in_ranges(model, 1_000_000)
         patch.setattr("joinery_runtime.connectors.files.source._CHUNK", size)
         patch.setattr("joinery_runtime.connectors.files.source.SAMPLE", size)
-        assert read_in_ranges(model, per_range) == whole
+        assert read_in_ranges(model, per_range) == at_once
 
 
 def test_a_quote_that_is_out_of_place_spoils_its_own_line_only(tmp_path) -> None:
@@ -313,12 +313,14 @@ def test_a_file_that_became_shorter(tmp_path) -> None:
 def all_of(model: Input) -> dict[str, list[bytes]]:
     """The records of each file by its name."""
     planner, reader = planner_for(model, "job", STORE), reader_for(model)
-    found = {}
+    records_by_file = {}
     for bounds in planner.bounds(StoredOffsets()):
         batches = reader.read(Range(bounds.partition, bounds.start, bounds.end_exclusive))
-        found[Path(bounds.partition.topic).name] = [value for batch in batches for value in batch.values.to_pylist()]
+        records_by_file[Path(bounds.partition.topic).name] = [
+            value for batch in batches for value in batch.values.to_pylist()
+        ]
         assert bounds.final
-    return found
+    return records_by_file
 
 
 def packed(data: bytes, by: str) -> bytes:
@@ -334,9 +336,9 @@ def test_a_compressed_file_is_read_by_what_is_in_it_and_in_ranges(tmp_path, by: 
     data = b"".join(b'{"a":%d}\n' % number for number in range(50))
     (tmp_path / "plain").write_bytes(data)
     (tmp_path / "packed.log").write_bytes(packed(data, by))
-    found = read_in_ranges(file_input(tmp_path / "packed.log"), 7)
-    assert found == read_in_ranges(file_input(tmp_path / "plain"), 7)
-    assert len(found) == 50
+    records_read = read_in_ranges(file_input(tmp_path / "packed.log"), 7)
+    assert records_read == read_in_ranges(file_input(tmp_path / "plain"), 7)
+    assert len(records_read) == 50
 
 
 def test_a_compressed_file_that_is_not_complete_is_named(tmp_path) -> None:

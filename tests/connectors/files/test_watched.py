@@ -50,10 +50,10 @@ class Watch:
 
     def add(self, name: str, *values: int, pack: bool = False) -> None:
         data = b"".join(json.dumps({"a": value}).encode() + b"\n" for value in values)
-        whole = self.folder / name
-        hidden = whole.with_name(f".{whole.name}")
+        path = self.folder / name
+        hidden = path.with_name(f".{path.name}")
         hidden.write_bytes(gzip.compress(data) if pack else data)
-        hidden.rename(whole)
+        hidden.rename(path)
 
     def plan(self) -> EpochPlan | None:
         self.now_ms += 100
@@ -62,26 +62,26 @@ class Watch:
         return result.plan
 
     def commit(self, plan: EpochPlan) -> list[int]:
-        found: list[int] = []
+        values_read: list[int] = []
         highest: dict[str, int | None] = {}
         for batch in reader_for(self.model).read(*plan.ranges):
             rows = batch.columns.to_pylist() if batch.columns is not None else map(json.loads, batch.values.to_pylist())
             values = [row["a"] for row in rows]
             ref = f"{batch.partition.topic}/0"
             highest[ref] = max([*values, *([highest[ref]] if ref in highest else [])])
-            found += values
+            values_read += values
         self.state = self.state.after(EpochPlan.from_json(plan.to_json()), "in", highest, self.clocks["in"])
         self.number += 1
-        return found
+        return values_read
 
     def read(self) -> list[int]:
         """All that is there, by epochs, after a moment in which names settle."""
-        found: list[int] = []
+        values_read: list[int] = []
         for _ in range(3):
             while (plan := self.plan()) is not None:
-                found += self.commit(plan)
+                values_read += self.commit(plan)
             time.sleep(SETTLE_S)
-        return found
+        return values_read
 
     @property
     def stored(self) -> list[str]:
@@ -119,11 +119,11 @@ def test_a_restart_within_a_file_goes_on_there(tmp_path) -> None:
     job, values = Watch(tmp_path / "in", records=3), list(range(20))
     job.add("1", *values[:11])
     job.add("2", *values[11:])
-    found: list[int] = []
+    values_read: list[int] = []
     while (plan := job.plan()) is not None:
-        found += job.commit(plan)
+        values_read += job.commit(plan)
         job.restart()
-    assert sorted(found) == values
+    assert sorted(values_read) == values
     assert job.number > 5
 
 
@@ -242,8 +242,8 @@ def test_a_file_that_is_removed_half_read_is_named_and_goes_on_when_it_is_back(t
     job.add("1", *values)
     first = job.plan()
     assert first is not None
-    found = job.commit(first)
-    assert 0 < len(found) < len(values)
+    values_read = job.commit(first)
+    assert 0 < len(values_read) < len(values)
     (job.folder / "1").rename(tmp_path / "elsewhere")
     if restarts:
         job.restart()
@@ -254,7 +254,7 @@ def test_a_file_that_is_removed_half_read_is_named_and_goes_on_when_it_is_back(t
         job.plan()
     (tmp_path / "elsewhere").rename(job.folder / "1")
     job.restart()
-    assert found + job.read() == values
+    assert values_read + job.read() == values
 
 
 @pytest.mark.parametrize("kind", ["json", "parquet"])
@@ -357,13 +357,13 @@ def test_a_pattern_means_what_it_does_where_nothing_is_watched(tmp_path, pattern
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("moved_in", [False, True])
 def test_a_directory_that_comes_before_those_that_were_read_stops_the_job(
-    tmp_path, restarts: bool, whole: bool
+    tmp_path, restarts: bool, moved_in: bool
 ) -> None:
     job = in_folders(tmp_path)
     new_folder(job, "dt=20", a=1)
-    if not whole:
+    if not moved_in:
         (job.folder / "dt=22").mkdir()
     else:
         (tmp_path / "beside" / "dt=22").mkdir()
@@ -371,7 +371,7 @@ def test_a_directory_that_comes_before_those_that_were_read_stops_the_job(
         time.sleep(SETTLE_S)
     new_folder(job, "dt=25", a=5)
     assert job.read() == [1, 5]
-    if whole:  # of which no file has changed since
+    if moved_in:  # of which no file has changed since
         (tmp_path / "beside" / "dt=22").rename(job.folder / "dt=22")
     else:
         job.add("dt=22/part-a.json", 2)

@@ -48,9 +48,9 @@ def eventually(what: Callable[[], Found], *, seconds: float = PATIENCE_SECONDS) 
     """The first result that is true."""
     deadline = time.monotonic() + seconds
     while True:
-        found = what()
-        if found:
-            return found
+        result = what()
+        if result:
+            return result
         assert time.monotonic() < deadline, f"not within {seconds} s"
         time.sleep(0.01)
 
@@ -64,11 +64,11 @@ def planning(model: Input, job: str | None = None) -> Iterator[SourcePlanner]:
         planner.close()
 
 
-def joined(planner: SourcePlanner, known: StoredOffsets | None = None) -> list[Bounds]:
+def joined(planner: SourcePlanner, stored_offsets: StoredOffsets | None = None) -> list[Bounds]:
     """The planner's bounds as soon as it has all partitions."""
 
     def all_held() -> list[Bounds]:
-        bounds = planner.bounds(known or StoredOffsets())
+        bounds = planner.bounds(stored_offsets or StoredOffsets())
         return bounds if all(bound.is_assigned for bound in bounds) else []
 
     return eventually(all_held)
@@ -84,9 +84,11 @@ def plain(bounds: Sequence[Bounds]) -> list[Bounds]:
     return [replace(bound, topic_id="") for bound in bounds]
 
 
-def held(planner: SourcePlanner, known: StoredOffsets | None = None) -> set[int]:
+def held(planner: SourcePlanner, stored_offsets: StoredOffsets | None = None) -> set[int]:
     """Numbers of the partitions that are the planner's now."""
-    return {bound.partition.partition for bound in planner.bounds(known or StoredOffsets()) if bound.is_assigned}
+    return {
+        bound.partition.partition for bound in planner.bounds(stored_offsets or StoredOffsets()) if bound.is_assigned
+    }
 
 
 def send(bootstrap: str, topic: str, values: Sequence[bytes | None], partition: int = 0, timestamp: int = 1) -> None:
@@ -108,7 +110,11 @@ def published(bootstrap: str, group: str, topic: str) -> dict[int, int]:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     answer = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group]
     topic_partitions = answer.result(PATIENCE_SECONDS).topic_partitions
-    return {each.partition: each.offset for each in topic_partitions if each.topic == topic}
+    return {
+        topic_partition.partition: topic_partition.offset
+        for topic_partition in topic_partitions
+        if topic_partition.topic == topic
+    }
 
 
 class PlainMember:
@@ -128,7 +134,7 @@ class PlainMember:
 
     @property
     def partitions(self) -> set[int]:
-        return {each.partition for each in self.consumer.assignment()}
+        return {topic_partition.partition for topic_partition in self.consumer.assignment()}
 
     def assigned_offsets(self) -> list[TopicPartition]:
         return list(self.consumer.assignment())

@@ -40,9 +40,9 @@ def written(cluster, topic, target, names, epoch, on_point=lambda _: None):
 
     process = Producers()
     for number in range(TRIES):
-        each = attempt(epoch, name=f"a{number}", claim=claim, reach=on_point if number == 0 else lambda _: None)
+        this_attempt = attempt(epoch, name=f"a{number}", claim=claim, reach=on_point if number == 0 else lambda _: None)
         try:
-            PartWrite(target, names, each, pa.table({"n": [10 * epoch, 10 * epoch + 1]}), process).run()
+            PartWrite(target, names, this_attempt, pa.table({"n": [10 * epoch, 10 * epoch + 1]}), process).run()
             return
         except (SinkError, Superseded):
             process = Producers()

@@ -65,12 +65,12 @@ def planning(model: Input) -> Iterator[Callable[[Mapping[PartitionRef, int]], di
         planner.close()
 
 
-def held_bounds(planner: SourcePlanner, known: StoredOffsets) -> dict[PartitionRef, Bounds]:
+def held_bounds(planner: SourcePlanner, stored_offsets: StoredOffsets) -> dict[PartitionRef, Bounds]:
     deadline = deadline_after(WAIT_SECONDS)
     while time.monotonic() < deadline:
-        bounds = planner.bounds(known)
+        bounds = planner.bounds(stored_offsets)
         if all(bound.is_assigned for bound in bounds):
-            return {each.partition: each for each in bounds}
+            return {bound.partition: bound for bound in bounds}
         time.sleep(0.02)
     raise AssertionError("the group did not assign every partition")
 
@@ -79,9 +79,9 @@ def extent(model: Input, offset: int | None = None) -> tuple[int, int, int]:
     """Start, end and lost offsets of partition 0, with that offset stored."""
     assert model.kafka is not None
     assert model.kafka.topic is not None
-    place = ref(model.kafka.topic)
+    partition = ref(model.kafka.topic)
     with planning(model) as bounds:
-        bound = bounds({} if offset is None else {place: offset})[place]
+        bound = bounds({} if offset is None else {partition: offset})[partition]
     return bound.start, bound.end_exclusive, bound.lost
 
 
@@ -90,8 +90,8 @@ def topic() -> str:
     return next(_names)
 
 
-def batches(reader: SourceReader, place: PartitionRef, start: int, end: int) -> list[RawBatch]:
-    return list(reader.read(Range(place, start, end)))
+def batches(reader: SourceReader, partition: PartitionRef, start: int, end: int) -> list[RawBatch]:
+    return list(reader.read(Range(partition, start, end)))
 
 
 def read(reader: SourceReader, topic: str, start: int, end: int, partition: int = 0) -> list[Record]:
@@ -162,12 +162,12 @@ def holes(broker: KafkaAdmin) -> str:
     broker.create_topic(topic)
     plain = producer(broker)
     send(plain, topic, [b"p0"])
-    kept = Transaction(broker, topic, "kept", [b"k1", b"k2"])
+    visible = Transaction(broker, topic, "kept", [b"k1", b"k2"])
     dropped = Transaction(broker, topic, "dropped", [b"never", b"never"])
     send(plain, topic, [b"p5"])
     dropped.abort()
     send(plain, topic, [b"p7"])
-    kept.commit()
+    visible.commit()
     Transaction(broker, topic, "dropped", [b"never", b"never"]).abort()
     Transaction(broker, topic, "kept", [b"k12"]).commit()
     return topic
@@ -280,9 +280,9 @@ def compacted(broker: KafkaAdmin, topic: str) -> list[Record]:
 
 def wait_until_compacted(reader: SourceReader, topic: str, expected: Sequence[Record]) -> None:
     deadline = deadline_after(WAIT_SECONDS)
-    while (found := read(reader, topic, 0, 20)) != expected:
-        assert time.monotonic() < deadline, f"not compacted: {found}"
-        assert found[-3:] == expected
+    while (records := read(reader, topic, 0, 20)) != expected:
+        assert time.monotonic() < deadline, f"not compacted: {records}"
+        assert records[-3:] == expected
         time.sleep(0.1)
 
 
@@ -297,8 +297,8 @@ def test_a_compacted_topic(broker, topic, compacted, monkeypatch) -> None:
         monkeypatch.setattr(kafka_record_clients, "kernels", lambda _, kernel=kernel: kernel)
         ranges = [(0, 5), (5, 17), (17, 18), (18, 20), (2, 18), (2, 17)]
         with closing(reader_for(model)) as reader:
-            found = [read(reader, topic, *planned) for planned in ranges]
-        assert found == [[], [], compacted[:1], compacted[1:], compacted[:1], []]
+            records_read = [read(reader, topic, *planned) for planned in ranges]
+        assert records_read == [[], [], compacted[:1], compacted[1:], compacted[:1], []]
 
 
 # --- retention ----------------------------------------------------------------------------------------------------
@@ -335,11 +335,11 @@ def test_retention_between_plan_and_read_that_is_allowed(broker, ten, way) -> No
     broker.delete_records(ten, 0, 7)
     with closing(reader_for(kafka_input(broker, ten, onDataLoss="continue"))) as reader:
         for start, end, records in [(4, 9, [(7, b"7"), (8, b"8")]), (2, 6, []), (9, 10, [(9, b"9")])]:
-            found = batches(reader, ref(ten), start, end)
-            assert sum(batch.lost for batch in found) == max(0, min(7, end) - start)
-            assert [(o, v) for b in found for o, v in zip(b.offsets.tolist(), b.values.to_pylist(), strict=True)] == (
-                records
-            )
+            read_batches = batches(reader, ref(ten), start, end)
+            assert sum(batch.lost for batch in read_batches) == max(0, min(7, end) - start)
+            assert [
+                (o, v) for b in read_batches for o, v in zip(b.offsets.tolist(), b.values.to_pylist(), strict=True)
+            ] == (records)
 
 
 def test_retention_of_everything(broker, ten) -> None:
@@ -369,14 +369,16 @@ def test_retention_between_a_history_and_its_topic(broker, topic, policy: str, c
         assert [start(0), start(5)] == [0, 5]
         assert not caplog.messages
         for deleted, left in ((6, "no older record"), (10, "no record")):
-            said = f"records of {topic}-0 may be gone that no file.*offsets before {deleted} are deleted, and {left} is"
+            pattern = (
+                f"records of {topic}-0 may be gone that no file.*offsets before {deleted} are deleted, and {left} is"
+            )
             if policy == "fail":
-                with pytest.raises(DataLoss, match=said):
+                with pytest.raises(DataLoss, match=pattern):
                     start(deleted)
             else:
                 assert start(deleted) == start(deleted) == deleted
                 (message,) = caplog.messages
-                assert re.search(said, message)
+                assert re.search(pattern, message)
                 caplog.clear()
     finally:
         planner.close()
@@ -390,11 +392,11 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")  # in the order of their numb
 def codecs_in_use(broker: KafkaBroker, topic: str) -> set[str]:
     """Codecs of the batches in the partition's log file: bits 0 to 2 of the attributes of each batch header."""
     log = Path(broker.directory, "data", f"{topic}-0", f"{0:020}.log").read_bytes()
-    found, at = set(), 0
+    codecs, at = set(), 0
     while at < len(log) and (length := int.from_bytes(log[at + 8 : at + 12], "big")):
-        found.add(CODECS[int.from_bytes(log[at + 21 : at + 23], "big") & 0b111])
+        codecs.add(CODECS[int.from_bytes(log[at + 21 : at + 23], "big") & 0b111])
         at += 12 + length
-    return found
+    return codecs
 
 
 def test_records_of_every_codec_in_one_partition(topic) -> None:
@@ -407,21 +409,21 @@ def test_records_of_every_codec_in_one_partition(topic) -> None:
         assert codecs_in_use(broker, topic) == set(CODECS)
         total = len(CODECS) * len(values)
         with closing(reader_for(kafka_input(broker, topic))) as reader:
-            found = read(reader, topic, 0, 700) + read(reader, topic, 700, total)
-    assert found == list(enumerate(values * len(CODECS)))
+            records = read(reader, topic, 0, 700) + read(reader, topic, 700, total)
+    assert records == list(enumerate(values * len(CODECS)))
 
 
 def test_records_of_one_byte_and_of_one_mebibyte(broker, topic, way) -> None:
     broker.create_topic(topic, config={"max.message.bytes": str(2**21)})
     random = np.random.default_rng(5)
     large = [random.bytes(2**20) for _ in range(6)]
-    values = [value for each in large for value in (b"x", each, *[b"y"] * 200)]
+    values = [value for large_value in large for value in (b"x", large_value, *[b"y"] * 200)]
     send(producer(broker, message_max_bytes=2**21), topic, values)
     with closing(reader_for(kafka_input(broker, topic))) as reader:
-        whole = read(reader, topic, 0, len(values))
+        at_once = read(reader, topic, 0, len(values))
         one_by_one = [record for at in range(4) for record in read(reader, topic, at, at + 1)]
-    assert whole == list(enumerate(values))
-    assert one_by_one == whole[:4]
+    assert at_once == list(enumerate(values))
+    assert one_by_one == at_once[:4]
 
 
 def test_a_record_that_is_larger_than_a_fetch(broker, topic, way) -> None:
@@ -460,8 +462,8 @@ def test_more_partitions_than_a_reader_keeps_open(broker, topic, way) -> None:
         client.produce(topic, b"%d" % number, partition=number % PARTITIONS)
     assert client.flush(WAIT_SECONDS) == 0
     with planning(model) as bounds:
-        found = bounds({})
-    assert {place: (each.start, each.end_exclusive) for place, each in found.items()} == {
+        bound_by_partition = bounds({})
+    assert {partition: (bound.start, bound.end_exclusive) for partition, bound in bound_by_partition.items()} == {
         ref(topic, number): (0, 3) for number in range(PARTITIONS)
     }
     with closing(reader_for(model)) as reader:

@@ -48,10 +48,10 @@ FINAL = [
 @pytest.mark.parametrize("code", [*WAITED_FOR, *FINAL])
 def test_an_error_is_waited_out_or_ends_the_job(code: int) -> None:
     error = KafkaError(code)
-    found = [CLUSTER.failure(error, "reading"), TARGET.failure(error, LastError(), "rows were not written", "facts")]
-    assert [isinstance(each, Unavailable) for each in found] == [code in WAITED_FOR] * 2
-    assert isinstance(found[0], SourceError)
-    assert isinstance(found[1], SinkError)
+    failures = [CLUSTER.failure(error, "reading"), TARGET.failure(error, LastError(), "rows were not written", "facts")]
+    assert [isinstance(failure, Unavailable) for failure in failures] == [code in WAITED_FOR] * 2
+    assert isinstance(failures[0], SourceError)
+    assert isinstance(failures[1], SinkError)
 
 
 @pytest.mark.parametrize(

@@ -64,18 +64,18 @@ def group() -> str:
 @pytest.fixture
 def make_member(broker, topic, group) -> Iterator[Any]:
     """Makes members that have joined already; all are closed in the end."""
-    made = []
+    members = []
 
     def make(properties: dict[str, str] = EAGER, **options: float) -> GroupMember:
         kafka = kafka_input(broker.bootstrap, topic, properties=properties).kafka
         assert kafka is not None
-        made.append(GroupMember(Cluster.of("in", kafka), group, STORE, **options))
-        made[-1].follow([topic], {})
-        eventually(lambda: made[-1].assigned() == {ref(topic), ref(topic, 1)})
-        return made[-1]
+        members.append(GroupMember(Cluster.of("in", kafka), group, STORE, **options))
+        members[-1].follow([topic], {})
+        eventually(lambda: members[-1].assigned() == {ref(topic), ref(topic, 1)})
+        return members[-1]
 
     yield make
-    for member in made:
+    for member in members:
         member.close()
 
 
@@ -85,11 +85,11 @@ class Recording(Consumer):
     starts: ClassVar[dict[int, int]] = {}
 
     def assign(self, partitions: list[TopicPartition]) -> None:
-        self.starts.update({each.partition: each.offset for each in partitions})
+        self.starts.update({topic_partition.partition: topic_partition.offset for topic_partition in partitions})
         super().assign(partitions)
 
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:
-        self.starts.update({each.partition: each.offset for each in partitions})
+        self.starts.update({topic_partition.partition: topic_partition.offset for topic_partition in partitions})
         super().incremental_assign(partitions)
 
 
@@ -152,7 +152,7 @@ def test_a_partition_that_is_added_is_read_from_its_earliest_record(broker, topi
     send(broker.bootstrap, topic, [b"x"] * 5)
     model = kafka_input(broker.bootstrap, topic, startFrom="latest", properties=EAGER)
     with planning(model) as planner:
-        assert [each.start for each in joined(planner)] == [5, 0]
+        assert [bound.start for bound in joined(planner)] == [5, 0]
         broker.add_partitions(topic, 3)
         send(broker.bootstrap, topic, [b"x"] * 2, partition=2)
         added = eventually(
@@ -182,8 +182,8 @@ def test_a_partition_of_another_member_starts_where_it_did_when_the_job_started(
         send(broker.bootstrap, topic, [b"since"], partition)
     stored = InputState.from_bytes("in", InputState().after(plan, "in", {}, clocks["in"]).to_bytes()).stored_offsets
     with planning(model, job) as planner:
-        found = {bound.partition.partition: (bound.start, bound.end_exclusive) for bound in joined(planner, stored)}
-    assert found == {0: (5, 6), 1: (3, 4)}
+        extents = {bound.partition.partition: (bound.start, bound.end_exclusive) for bound in joined(planner, stored)}
+    assert extents == {0: (5, 6), 1: (3, 4)}
 
 
 def test_readers_do_not_join(broker, topic, group) -> None:
@@ -235,10 +235,12 @@ def test_a_rebalance_does_not_wait_for_ever(broker, topic, group, make_member, p
         other.until(lambda: len(other.partitions) == 1 and len(member.assigned()) == 1)
         assert not member.is_pinned()
         assert "took partitions after waiting" in caplog.text
-        (taken,) = other.partitions
+        (other_partition,) = other.partitions
         member.unpin({ref(topic): 8, ref(topic, 1): 8})
         eventually(lambda: published(broker.bootstrap, group, topic))
-        assert published(broker.bootstrap, group, topic) == {1 - taken: 8}, "never for a partition that was lost"
+        assert published(broker.bootstrap, group, topic) == {1 - other_partition: 8}, (
+            "never for a partition that was lost"
+        )
     eventually(lambda: len(member.assigned()) == 2)
     assert member.pin([ref(topic), ref(topic, 1)])
     assert member.is_pinned()
@@ -350,8 +352,8 @@ def test_offsets_are_published_as_the_next_ones(broker, topic, group, make_membe
     member.unpin({ref(topic): 7})
     eventually(lambda: published(broker.bootstrap, group, topic) == {0: 7})
     with closing(Consumer({"bootstrap.servers": broker.bootstrap, "group.id": group})) as reading:
-        (found,) = reading.committed([TopicPartition(topic, 0)], PATIENCE_SECONDS)
-    assert found.offset == 7
+        (committed,) = reading.committed([TopicPartition(topic, 0)], PATIENCE_SECONDS)
+    assert committed.offset == 7
 
 
 def test_closing_publishes_what_is_left(broker, topic, group, make_member) -> None:
@@ -392,14 +394,14 @@ def test_an_assignor_that_the_group_does_not_have(broker, topic, group) -> None:
 def test_who_was_driven_out_learns_which_store_the_other_one_has(broker, topic) -> None:
     """Also where nothing was committed meanwhile: the offsets are told on assignment. The other one's place is as its
     store says it, without a password."""
-    job, there = unique("job"), StoreIdentity("there", "host b, port 5432, database s, schema joinery")
+    job, other_store = unique("job"), StoreIdentity("there", "host b, port 5432, database s, schema joinery")
     model = kafka_input(broker.bootstrap, topic)
     with planning(model, job) as planner:
         joined(planner)
         eventually(lambda: planner.committed_by() == STORE)
-        with closing(planner_for(model, job, there)) as other:
+        with closing(planner_for(model, job, other_store)) as other:
             joined(other)
-            eventually(lambda: planner.committed_by() == there)
+            eventually(lambda: planner.committed_by() == other_store)
             with pytest.raises(Fenced):
                 eventually(lambda: held(planner) and False)
             planner.rejoin()

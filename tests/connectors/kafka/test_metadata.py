@@ -23,19 +23,19 @@ REF = PartitionRef("orders", "orders", 0)
 class Answers(KafkaMetadata):
     """Each request has the next of these offsets or errors, the last one for ever."""
 
-    def __init__(self, *found: int | KafkaError) -> None:
+    def __init__(self, *answers: int | KafkaError) -> None:
         super().__init__(Cluster("orders", "orders", "127.0.0.1:1", {}))
-        self.to_come = list(found)
+        self.to_come = list(answers)
 
     def ask(self, partitions: Any, spec: Any) -> Mapping[PartitionRef, Future[Any]]:
-        found = self.to_come[0]
+        offset_or_error = self.to_come[0]
         if len(self.to_come) > 1:
             del self.to_come[0]
         answer: Future[Any] = Future()
-        if isinstance(found, KafkaError):
-            answer.set_exception(KafkaException(found))
+        if isinstance(offset_or_error, KafkaError):
+            answer.set_exception(KafkaException(offset_or_error))
         else:
-            answer.set_result(SimpleNamespace(offset=found))
+            answer.set_result(SimpleNamespace(offset=offset_or_error))
         return {REF: answer}
 
 

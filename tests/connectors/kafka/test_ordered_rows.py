@@ -27,11 +27,11 @@ class Batches:
         return iter(self.batches)
 
 
-def batch_of(places: list[Place], first: int = 0) -> pa.RecordBatch:
+def batch_of(order_values: list[Place], first: int = 0) -> pa.RecordBatch:
     """Rows with these values of ORDER_COLUMNS, numbered from `first`."""
-    keys, numbers = [0] * len(places), range(first, first + len(places))
+    keys, numbers = [0] * len(order_values), range(first, first + len(order_values))
     rows = {"key": pa.array(keys, pa.int64()), "row": pa.array(numbers, pa.int64())}
-    columns = zip(*places, strict=True) if places else [[]] * len(ORDER_COLUMNS)
+    columns = zip(*order_values, strict=True) if order_values else [[]] * len(ORDER_COLUMNS)
     return pa.record_batch(
         {**rows, **{n: pa.array(c, pa.int64()) for n, c in zip(ORDER_COLUMNS, columns, strict=True)}}
     )
@@ -45,19 +45,19 @@ def batch_of(places: list[Place], first: int = 0) -> pa.RecordBatch:
 def test_rows_in_memory_and_put_aside_are_in_one_order(
     cuts: list[list[Place]], order: tuple[str, ...], sort_bytes: int
 ) -> None:
-    places = [place for cut in cuts for place in cut]
+    order_values = [values for cut in cuts for values in cut]
     firsts = [sum(map(len, cuts[:n])) for n in range(len(cuts))]
     batches = Batches([batch_of(cut, first) for cut, first in zip(cuts, firsts, strict=True)])
     ordered = OrderedRows(batches, order, ("key",), sort_bytes)
     indexes = [ORDER_COLUMNS.index(name) for name in order]
-    expected = sorted(range(len(places)), key=lambda row: [places[row][index] for index in indexes])
+    expected = sorted(range(len(order_values)), key=lambda row: [order_values[row][index] for index in indexes])
     for _ in range(2):  # an attempt may read its rows again
         given_batches = list(ordered.to_batches())
         assert all(batch.schema.names == ["key", "row"] for batch in given_batches)
         rows = [row for batch in given_batches for row in batch.column("row").to_pylist()]
         if sort_bytes == 1 << 20:
             assert rows == expected
-        assert [places[row] for row in rows] == [places[row] for row in expected]
+        assert [order_values[row] for row in rows] == [order_values[row] for row in expected]
         assert sorted(rows) == sorted(expected)
 
 
@@ -65,8 +65,8 @@ def test_many_rows_that_are_put_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     """More heads of files than one each."""
     monkeypatch.setattr("joinery_runtime.connectors.kafka.ordered_rows._HEAD_ROWS", 7)
     count = 500
-    places = [(1, 0, 0, 0, number * 37 % count, 0, 0, 0) for number in range(count)]
-    batches = Batches([batch_of(places[first : first + 60], first) for first in range(0, count, 60)])
+    order_values = [(1, 0, 0, 0, number * 37 % count, 0, 0, 0) for number in range(count)]
+    batches = Batches([batch_of(order_values[first : first + 60], first) for first in range(0, count, 60)])
     rows = [
         n
         for batch in OrderedRows(batches, ORDER_COLUMNS, ("key",), 1).to_batches()

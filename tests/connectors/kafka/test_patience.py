@@ -35,9 +35,9 @@ class Queue:
         return self._rows
 
     def enqueue(self, topic: str, records: Records, start: int) -> int:
-        taken = min(10 - self._rows, len(records) - start)
-        self._rows += taken
-        return start + taken
+        accepted = min(10 - self._rows, len(records) - start)
+        self._rows += accepted
+        return start + accepted
 
     def poll(self, seconds: float) -> None:
         if seconds:

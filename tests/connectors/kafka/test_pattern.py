@@ -51,8 +51,8 @@ def model(broker, prefix) -> Input:
 
 @pytest.fixture
 def planner(model) -> Iterator[SourcePlanner]:
-    with planning(model) as made:
-        yield made
+    with planning(model) as opened:
+        yield opened
 
 
 def test_all_topics_whose_whole_names_match(broker, prefix, planner) -> None:
@@ -93,9 +93,9 @@ def test_the_first_topic_that_comes_after_the_start_is_read_from_its_earliest_re
     assert (bound.start, bound.end_exclusive) == (0, 2)
 
 
-def topics_of(planner: SourcePlanner, known: StoredOffsets | None = None) -> list[Bounds]:
+def topics_of(planner: SourcePlanner, stored_offsets: StoredOffsets | None = None) -> list[Bounds]:
     """Without the mark that the input has begun."""
-    return [bound for bound in planner.bounds(known or StoredOffsets()) if not bound.waits]
+    return [bound for bound in planner.bounds(stored_offsets or StoredOffsets()) if not bound.waits]
 
 
 @pytest.mark.parametrize("start", ["latest", {"timestamp": 5_000}])
@@ -124,11 +124,11 @@ def test_start_from_decides_at_the_first_start_only(broker, prefix, start) -> No
     send(broker.bootstrap, first, [b"x"] * 3)
     model = kafka_input(broker.bootstrap, topicPattern=rf"{prefix}\..", startFrom=start, properties=EAGER)
     with planning(model) as planner:
-        assert [each.start for each in joined(planner)] == [3]
+        assert [bound.start for bound in joined(planner)] == [3]
         broker.create_topic(second)
         send(broker.bootstrap, second, [b"x"] * 2)
-        found = eventually(lambda: bounds if len(bounds := planner.bounds(StoredOffsets())) == 2 else [])
-        assert [(bound.start, bound.end_exclusive) for bound in found] == [(3, 3), (0, 2)]
+        all_bounds = eventually(lambda: bounds if len(bounds := planner.bounds(StoredOffsets())) == 2 else [])
+        assert [(bound.start, bound.end_exclusive) for bound in all_bounds] == [(3, 3), (0, 2)]
         joined(planner)
     broker.create_topic(third)
     send(broker.bootstrap, third, [b"x"] * 2)
@@ -145,23 +145,23 @@ def test_the_reader_reads_the_topic_of_the_range(broker, prefix, model) -> None:
         broker.create_topic(f"{prefix}.{name}")
         send(broker.bootstrap, f"{prefix}.{name}", [name.encode()])
     with closing(reader_for(model)) as reader:
-        found = [batch.values.to_pylist() for n in "ab" for batch in reader.read(Range(ref(f"{prefix}.{n}"), 0, 1))]
-    assert found == [[b"a"], [b"b"]]
+        values = [batch.values.to_pylist() for n in "ab" for batch in reader.read(Range(ref(f"{prefix}.{n}"), 0, 1))]
+    assert values == [[b"a"], [b"b"]]
 
 
 def test_a_topic_that_was_read_to_its_end_may_be_deleted(broker, prefix, planner, caplog) -> None:
-    kept, deleted = f"{prefix}.a", f"{prefix}.b"
-    for name in (kept, deleted):
+    remaining, deleted = f"{prefix}.a", f"{prefix}.b"
+    for name in (remaining, deleted):
         broker.create_topic(name)
     send(broker.bootstrap, deleted, [b"x"] * 2)
-    ids = {each.partition.topic: each.topic_id for each in joined(planner)}
-    stored_offsets = StoredOffsets({ref(kept): 0, ref(deleted): 2}, topic_ids=ids)
+    ids = {bound.partition.topic: bound.topic_id for bound in joined(planner)}
+    stored_offsets = StoredOffsets({ref(remaining): 0, ref(deleted): 2}, topic_ids=ids)
     joined(planner, stored_offsets)
     broker.delete_topic(deleted)
     eventually(
         lambda: (
             {bound.partition: bound.deleted for bound in planner.bounds(stored_offsets)}
-            == {ref(kept): False, ref(deleted): True}
+            == {ref(remaining): False, ref(deleted): True}
         )
     )
     assert caplog.text.count(f"topic {deleted} was deleted after it had been read to its end") == 1
@@ -176,11 +176,11 @@ def test_a_topic_that_was_read_to_its_end_may_be_deleted(broker, prefix, planner
 
 
 def test_a_topic_that_is_deleted_before_it_was_read(broker, prefix, model, planner) -> None:
-    kept, deleted = f"{prefix}.a", f"{prefix}.b"
-    for name in (kept, deleted):
+    remaining, deleted = f"{prefix}.a", f"{prefix}.b"
+    for name in (remaining, deleted):
         broker.create_topic(name)
     send(broker.bootstrap, deleted, [b"x"] * 2)
-    stored_offsets = StoredOffsets({ref(kept): 0, ref(deleted): 1})
+    stored_offsets = StoredOffsets({ref(remaining): 0, ref(deleted): 1})
     joined(planner, stored_offsets)
     broker.delete_topic(deleted)
     facts = rf"topic {deleted} was deleted before .*read up to {deleted}-0@1, its last known end is {deleted}-0@2"
@@ -192,14 +192,16 @@ def test_a_topic_that_is_deleted_before_it_was_read(broker, prefix, model, plann
     tolerant = model.model_copy(update={"kafka": model.kafka.model_copy(update={"on_data_loss": "continue"})})
     with planning(tolerant) as restarted:
         eventually(
-            lambda: [bound.partition for bound in restarted.bounds(stored_offsets) if bound.is_assigned] == [ref(kept)]
+            lambda: (
+                [bound.partition for bound in restarted.bounds(stored_offsets) if bound.is_assigned] == [ref(remaining)]
+            )
         )
         assert [bound.partition for bound in restarted.bounds(stored_offsets) if bound.deleted] == [ref(deleted)]
 
 
 def test_stored_offsets_of_topics_that_no_longer_match_do_not_count(broker, prefix, planner) -> None:
     broker.create_topic(f"{prefix}.a")
-    assert [each.partition for each in joined(planner, StoredOffsets({ref("elsewhere"): 5}))] == [ref(f"{prefix}.a")]
+    assert [bound.partition for bound in joined(planner, StoredOffsets({ref("elsewhere"): 5}))] == [ref(f"{prefix}.a")]
 
 
 def test_errors_say_which_topics(prefix, monkeypatch) -> None:

@@ -41,8 +41,8 @@ class Client:
         pass
 
     def fetch(self, most: int, seconds: float) -> tuple[list[RawBatch], list[ConsumerEvent]]:
-        given, self.batches = self.batches, []
-        return given, []
+        batches, self.batches = self.batches, []
+        return batches, []
 
     def watermarks(self, ref: PartitionRef, seconds: float) -> tuple[int, int]:
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
@@ -100,23 +100,23 @@ def read(monkeypatch: pytest.MonkeyPatch, sizes: Iterable[int], *ends: int) -> l
 def test_small_batches_are_handed_out_as_one_with_all_that_is_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     ((one,),) = read(monkeypatch, [1, 9, 30, 60], 100)
     assert one.offsets.tolist() == list(range(100))
-    for given, name in ((one.values, "v"), (one.keys, "k"), (one.headers["trace"], "h")):
-        assert given is not None
-        assert given.to_pylist() == [f"{name}{n}".encode() for n in range(100)]
+    for column, name in ((one.values, "v"), (one.keys, "k"), (one.headers["trace"], "h")):
+        assert column is not None
+        assert column.to_pylist() == [f"{name}{n}".encode() for n in range(100)]
     assert one.timestamps is not None
     assert one.timestamps(np.array([99, 0, 10])).tolist() == [99_000, 0, 10_000]
 
 
 def test_large_ones_go_out_as_they_are_between_the_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    (found,) = read(monkeypatch, [10, 20, 300, 5, 400, 7], 742)
-    assert [len(each.offsets) for each in found] == [30, 300, 5, 400, 7]
-    assert np.concatenate([each.offsets for each in found]).tolist() == list(range(742))
+    (batches,) = read(monkeypatch, [10, 20, 300, 5, 400, 7], 742)
+    assert [len(raw_batch.offsets) for raw_batch in batches] == [30, 300, 5, 400, 7]
+    assert np.concatenate([raw_batch.offsets for raw_batch in batches]).tolist() == list(range(742))
 
 
 def test_a_range_ends_in_the_middle_of_a_batch_and_the_next_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = read(monkeypatch, [10, 300, 10], 200, 320)
-    assert [each.offsets.tolist() for each in first] == [list(range(200))]
-    assert [each.offsets.tolist() for each in second] == [list(range(200, 320))]
+    assert [raw_batch.offsets.tolist() for raw_batch in first] == [list(range(200))]
+    assert [raw_batch.offsets.tolist() for raw_batch in second] == [list(range(200, 320))]
 
 
 def test_a_partition_that_is_not_asked_for_is_fetched_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,10 +67,10 @@ def rows_of(batch: RawBatch) -> list[Row]:
     assert batch.timestamps is not None
     batch.values.validate(full=True)
     batch.keys.validate(full=True)
-    place, offsets = batch.partition, batch.offsets.tolist()
+    partition, offsets = batch.partition, batch.offsets.tolist()
     stamps = batch.timestamps(np.arange(len(offsets))).tolist()
     columns = zip(offsets, batch.keys.to_pylist(), batch.values.to_pylist(), stamps, strict=True)
-    return [(place.topic, place.partition, *column) for column in columns]
+    return [(partition.topic, partition.partition, *column) for column in columns]
 
 
 def fetched(
@@ -112,8 +112,8 @@ def test_keys_values_nulls_and_timestamps_of_several_topics(broker: KafkaAdmin, 
     batches, events = fetched(client, ends(4))
     assert sorted(row for batch in batches for row in rows_of(batch)) == sorted(sent)
     assert {batch.partition.input for batch in batches} == {"in"}
-    told = {(event.topic, event.partition, event.offset) for event in events}
-    assert told == {(name, partition, 20) for name in topics for partition in (0, 1)}
+    reached_ends = {(event.topic, event.partition, event.offset) for event in events}
+    assert reached_ends == {(name, partition, 20) for name in topics for partition in (0, 1)}
 
 
 @services
@@ -130,7 +130,7 @@ def test_headers_are_read_where_the_input_names_them(broker: KafkaAdmin, topic: 
     side = type(side).model_validate({**side.model_dump(by_alias=True, exclude_none=True), "schema": schema})
     with closing(reader_for(side)) as reader:
         (batch,) = reader.read(Range(ref(topic), 0, 3))
-    assert {name: of.to_pylist() for name, of in batch.headers.items()} == {
+    assert {name: column.to_pylist() for name, column in batch.headers.items()} == {
         "a": [b"3", None, None],
         "b": [b"2", None, b""],
     }
@@ -157,10 +157,10 @@ def test_errors_of_partitions(broker: KafkaAdmin, topic: str, way: str) -> None:
     errors = LoggedErrors()
     with closing(client_of(broker.bootstrap, errors, topic_metadata_propagation_max_ms="100")) as opened:
         opened.assign({ref(topic, 0): 7, ref("nowhere", 0): 0})
-        _, (gone,) = fetched(opened, lambda _, events: bool(events) and "nowhere" in str(errors))
-        assert (gone.topic, gone.partition, gone.offset) == (topic, 0, 7)
-        assert (gone.error.code(), gone.error.retriable()) == (KafkaError._AUTO_OFFSET_RESET, False)
-        assert "fetch failed due to requested offset not available on the broker" in gone.error.str()
+        _, (event,) = fetched(opened, lambda _, events: bool(events) and "nowhere" in str(errors))
+        assert (event.topic, event.partition, event.offset) == (topic, 0, 7)
+        assert (event.error.code(), event.error.retriable()) == (KafkaError._AUTO_OFFSET_RESET, False)
+        assert "fetch failed due to requested offset not available on the broker" in event.error.str()
         assert str(errors) == "nowhere [0]: topic does not exist (Broker: Unknown topic or partition)"
         with pytest.raises(KafkaException, match="Failed to get watermark offsets: ") as caught:
             opened.watermarks(ref("nowhere", 0), 0.5)
@@ -244,8 +244,8 @@ def test_a_reader_per_thread(broker: KafkaAdmin, topic: str, way: str) -> None:
             ]
 
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(read, [0, 1, 0, 1]))
-    assert found == [[b"%d-%d" % (partition, n) for n in range(records)] for partition in (0, 1, 0, 1)]
+        values_by_reader = list(threads.map(read, [0, 1, 0, 1]))
+    assert values_by_reader == [[b"%d-%d" % (partition, n) for n in range(records)] for partition in (0, 1, 0, 1)]
 
 
 def test_a_client_that_nobody_has_any_more_ends_its_threads(way: str) -> None:
@@ -303,7 +303,7 @@ def test_messages_are_given_back_whatever_happens(broker: KafkaAdmin, topic: str
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+def client_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
     """The log of a new process."""
     librdkafka.say_once.cache_clear()
     librdkafka.library.cache_clear()
@@ -313,8 +313,12 @@ def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> I
     librdkafka.library.cache_clear()
 
 
-def told(said: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
-    return [(record.levelname, record.message) for record in said.records if record.message.startswith("Kafka is read")]
+def told(client_log: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    return [
+        (record.levelname, record.message)
+        for record in client_log.records
+        if record.message.startswith("Kafka is read")
+    ]
 
 
 def kind(**properties: str) -> type[RecordClient]:
@@ -322,40 +326,40 @@ def kind(**properties: str) -> type[RecordClient]:
         return type(opened)
 
 
-def test_batches_are_the_usual_way_which_is_said_once(said: pytest.LogCaptureFixture) -> None:
+def test_batches_are_the_usual_way_which_is_said_once(client_log: pytest.LogCaptureFixture) -> None:
     assert [kind(), kind()] == [BatchClient, BatchClient]
     version = confluent_kafka.libversion()[0]
-    assert told(said) == [("INFO", f"Kafka is read in batches, with librdkafka {version}")]
+    assert told(client_log) == [("INFO", f"Kafka is read in batches, with librdkafka {version}")]
 
 
 def test_without_its_kernel_it_is_read_record_by_record(
-    said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    client_log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kafka_record_clients, "kernels", lambda _: None)
     assert [kind(), kind()] == [MessageClient, MessageClient]
     line = "Kafka is read record by record, which takes more time: its kernel is missing"
-    assert told(said) == [("WARNING", line)]
+    assert told(client_log) == [("WARNING", line)]
 
 
 @pytest.mark.parametrize("version", [0x01090200, 0x03000000])
 def test_a_library_of_an_unknown_version(
-    said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, version: int
+    client_log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
     monkeypatch.setitem(librdkafka._FUNCTIONS, "rd_kafka_version", (lambda *_: version,))
     monkeypatch.setattr(confluent_kafka, "libversion", lambda: ("other", version))
     assert kind() is MessageClient
-    assert f"version {version:#x} of librdkafka is not known" in said.text
+    assert f"version {version:#x} of librdkafka is not known" in client_log.text
 
 
 def test_a_library_that_cannot_be_called(
-    said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    client_log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     monkeypatch.setattr(confluent_kafka.cimpl, "__file__", str(tmp_path / "none.so"))
     assert kind() is MessageClient
-    assert "confluent-kafka's library cannot be called: " in said.text
+    assert "confluent-kafka's library cannot be called: " in client_log.text
 
 
-def test_a_library_without_a_function(said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_without_a_function(client_log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(librdkafka._FUNCTIONS, "rd_kafka_of_tomorrow", (None,))
     assert kind() is MessageClient
-    assert "rd_kafka_of_tomorrow" in said.text
+    assert "rd_kafka_of_tomorrow" in client_log.text

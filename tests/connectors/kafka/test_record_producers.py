@@ -36,8 +36,8 @@ Opener = Callable[..., RecordProducer]
 
 @pytest.fixture(params=[BatchProducer, MessageProducer])
 def kind(request: pytest.FixtureRequest) -> type[Any]:
-    found: type[Any] = request.param
-    return found
+    producer_type: type[Any] = request.param
+    return producer_type
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def received(broker: KafkaAdmin, topic: str, partitions: int = 3) -> list[list[t
     settings = {"bootstrap.servers": broker.bootstrap, "group.id": "test", "enable.auto.commit": False}
     consumer = Consumer({**settings, "isolation.level": "read_committed", "enable.partition.eof": True})
     consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
-    found: list[list[tuple[bytes | None, bytes | None]]] = [[] for _ in range(partitions)]
+    records_by_partition: list[list[tuple[bytes | None, bytes | None]]] = [[] for _ in range(partitions)]
     ended = 0
     while ended < partitions:
         for message in consumer.consume(10_000, 1.0):
@@ -82,9 +82,9 @@ def received(broker: KafkaAdmin, topic: str, partitions: int = 3) -> list[list[t
                 assert message.error().code() == KafkaError._PARTITION_EOF
                 ended += 1
             else:
-                found[message.partition() or 0].append((message.key(), message.value()))
+                records_by_partition[message.partition() or 0].append((message.key(), message.value()))
     consumer.close()
-    return found
+    return records_by_partition
 
 
 def keyed(*pairs: tuple[str | None, bytes]) -> Records:
@@ -122,15 +122,15 @@ def test_keys_that_are_all_empty_are_keys(broker: KafkaAdmin, topic: str, opened
 
 @services
 def test_both_choose_the_partition_that_the_job_s_partitioner_says(broker: KafkaAdmin) -> None:
-    records, found = keyed(*((f"k{number % 97}", b"%d" % number) for number in range(1_000))), []
+    records, received_by_kind = keyed(*((f"k{number % 97}", b"%d" % number) for number in range(1_000))), []
     for kind in (BatchProducer, MessageProducer):
         topic = next(_names)
         broker.create_topic(topic, 3)
         target = KafkaTarget(topic, broker.bootstrap, properties={"partitioner": "murmur2_random"})
         send(target.connect(kind, target.producer_settings({}), LastError()), topic, records)
-        found.append(received(broker, topic))
-    assert found[0] == found[1]
-    assert all(found[0])
+        received_by_kind.append(received(broker, topic))
+    assert received_by_kind[0] == received_by_kind[1]
+    assert all(received_by_kind[0])
 
 
 @services
@@ -236,7 +236,7 @@ def test_nobody_answers(kind: type[Any]) -> None:
 
 
 @pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+def producer_log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
     """The log of a new process."""
     librdkafka.say_once.cache_clear()
     librdkafka.library.cache_clear()
@@ -250,17 +250,19 @@ def opened_for(**about: Any) -> type[Any]:
     return type(open_producer(target, target.producer_settings({}), LastError()))
 
 
-def test_batches_are_the_usual_way_and_records_with_headers_go_one_by_one(said: pytest.LogCaptureFixture) -> None:
+def test_batches_are_the_usual_way_and_records_with_headers_go_one_by_one(
+    producer_log: pytest.LogCaptureFixture,
+) -> None:
     assert (opened_for(), opened_for(headers={"x": "column"})) == (BatchProducer, MessageProducer)
-    assert said.text == ""
+    assert producer_log.text == ""
 
 
 def test_without_the_library_records_go_by_python_s_client_which_is_said_once(
-    said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    producer_log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(confluent_kafka, "libversion", lambda: ("other", 1))
     assert [opened_for(), opened_for()] == [MessageProducer, MessageProducer]
-    assert [record.message for record in said.records] == [
+    assert [record.message for record in producer_log.records] == [
         f"Rows are written to Kafka record by record, which takes more time: version "
         f"{librdkafka_version():#x} of librdkafka is not known"
     ]

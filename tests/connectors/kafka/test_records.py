@@ -38,6 +38,6 @@ def test_a_table_of_several_chunks() -> None:
 
 @pytest.mark.parametrize("texts", [[], [b""], [b"", b"a", b"", b"bc", b""]])
 def test_texts_of_a_list_and_of_lines(texts: list[bytes]) -> None:
-    for found in (Texts.of_list(texts), Texts.of_lines(b"".join(text + b"\n" for text in texts))):
-        assert len(found) == len(texts)
-        assert found.to_pylist(0, len(texts)) == texts
+    for buffer in (Texts.of_list(texts), Texts.of_lines(b"".join(text + b"\n" for text in texts))):
+        assert len(buffer) == len(texts)
+        assert buffer.to_pylist(0, len(texts)) == texts

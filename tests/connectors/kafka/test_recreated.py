@@ -26,14 +26,14 @@ def recreate(broker, topic: str, records: int, partitions: int = 2) -> None:
 
 
 def ids(planner) -> dict[str, str]:
-    return {each.partition.topic: each.topic_id for each in joined(planner)}
+    return {bound.partition.topic: bound.topic_id for bound in joined(planner)}
 
 
 def test_is_not_read_from_the_old_offset_in_silence(broker, topic) -> None:
     model = kafka_input(broker.bootstrap, topic, properties=EAGER)
     with planning(model) as planner:
         stored_offsets = StoredOffsets({ref(topic): 2, ref(topic, 1): 0}, topic_ids=ids(planner))
-        assert [each.start for each in joined(planner, stored_offsets)] == [2, 0]
+        assert [bound.start for bound in joined(planner, stored_offsets)] == [2, 0]
         recreate(broker, topic, records=5)
         facts = rf"topic {topic} was deleted and recreated: the stored offsets \({topic}-0@2, {topic}-1@0\) are of id "
         with pytest.raises(DataLoss, match=facts + stored_offsets.topic_ids[topic]):
@@ -52,11 +52,11 @@ def test_is_read_from_its_earliest_record_where_the_job_allows_it(broker, topic,
         )
         recreate(broker, topic, records=5)
         for _ in range(2):
-            found = joined(planner, stored_offsets)
-            assert plain(found)[0] == Bounds(ref(topic), 0, 5, final=True, stop=5), "its stored stop is void, too"
-        assert found[0].topic_id not in {"", stored_offsets.topic_ids[topic]}
+            bounds = joined(planner, stored_offsets)
+            assert plain(bounds)[0] == Bounds(ref(topic), 0, 5, final=True, stop=5), "its stored stop is void, too"
+        assert bounds[0].topic_id not in {"", stored_offsets.topic_ids[topic]}
         assert caplog.text.count("was deleted and recreated") == 1
-        later = StoredOffsets({ref(topic): 4, ref(topic, 1): 0}, {ref(topic): 5}, {topic: found[0].topic_id})
+        later = StoredOffsets({ref(topic): 4, ref(topic, 1): 0}, {ref(topic): 5}, {topic: bounds[0].topic_id})
         assert joined(planner, later)[0].start == 4
 
 
@@ -70,8 +70,11 @@ def test_may_have_fewer_partitions(broker, topic) -> None:
 
 def test_without_stored_ids_nothing_is_compared(broker, topic) -> None:
     with planning(kafka_input(broker.bootstrap, topic)) as planner:
-        assert [each.start for each in joined(planner, StoredOffsets({ref(topic): 3}))] == [3, 0]
-        assert [each.start for each in joined(planner, StoredOffsets({ref(topic): 3}, topic_ids={topic: ""}))] == [3, 0]
+        assert [bound.start for bound in joined(planner, StoredOffsets({ref(topic): 3}))] == [3, 0]
+        assert [bound.start for bound in joined(planner, StoredOffsets({ref(topic): 3}, topic_ids={topic: ""}))] == [
+            3,
+            0,
+        ]
 
 
 def test_a_named_topic_that_is_deleted_while_it_is_read(broker, topic) -> None:

@@ -108,7 +108,9 @@ def nothing_leaks(
 
     def check(*texts: str) -> None:
         for text in texts:
-            assert not [each for each in hidden if each in text], "a secret's value is in a text"
+            assert not [hidden_value for hidden_value in hidden if hidden_value in text], (
+                "a secret's value is in a text"
+            )
 
     caplog.set_level(logging.DEBUG)
     yield check
@@ -119,7 +121,10 @@ def texts_of(error: BaseException) -> list[str]:
     chain: list[BaseException] = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
         chain.append(cause)
-    return ["".join(traceback.format_exception(error)), *(f"{each} {each!r} {each.args!r}" for each in chain)]
+    return [
+        "".join(traceback.format_exception(error)),
+        *(f"{linked_error} {linked_error!r} {linked_error.args!r}" for linked_error in chain),
+    ]
 
 
 def planned(job: StreamJoin) -> tuple[int, int]:

@@ -20,14 +20,14 @@ def settings(partitions: int = 1, **properties: str) -> dict[str, object]:
 
 
 def test_a_consumer_keeps_little_since_a_change_of_hands_throws_it_away() -> None:
-    found = settings()
-    assert (found["queued.min.messages"], found["queued.max.messages.kbytes"]) == (20_000, 3_000)
+    options = settings()
+    assert (options["queued.min.messages"], options["queued.max.messages.kbytes"]) == (20_000, 3_000)
 
 
 def test_the_job_may_choose_what_its_consumers_keep() -> None:
-    found = settings(queued_min_messages="7", queued_max_messages_kbytes="99000", fetch_message_max_bytes="5000")
+    options = settings(queued_min_messages="7", queued_max_messages_kbytes="99000", fetch_message_max_bytes="5000")
     names = ("queued.min.messages", "queued.max.messages.kbytes", "fetch.message.max.bytes")
-    assert [found[name] for name in names] == ["7", "99000", "5000"]
+    assert [options[name] for name in names] == ["7", "99000", "5000"]
 
 
 @pytest.mark.parametrize(("partitions", "kilobytes"), [(1, 1024), (4, 1024), (16, 256), (64, 64), (1_000, 64)])
@@ -49,8 +49,8 @@ def test_every_client_trusts_the_installations_certificates_and_knows_its_zone_u
 ) -> None:
     monkeypatch.setenv("JOINERY_CA_FILE", "/ca.pem")
     monkeypatch.setenv("JOINERY_CLIENT_RACK", "zone-a")
-    for given in (settings(), KafkaTarget("joined", "127.0.0.1:1").client_settings()):
-        assert (given["ssl.ca.location"], given["client.rack"]) == ("/ca.pem", "zone-a")
+    for client_settings in (settings(), KafkaTarget("joined", "127.0.0.1:1").client_settings()):
+        assert (client_settings["ssl.ca.location"], client_settings["client.rack"]) == ("/ca.pem", "zone-a")
     own = settings(ssl_ca_location="/own.pem", client_rack="zone-b")
     assert (own["ssl.ca.location"], own["client.rack"]) == ("/own.pem", "zone-b")
     assert "ssl.ca.location" not in settings(ssl_ca_pem="-----BEGIN")

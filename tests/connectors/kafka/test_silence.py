@@ -55,7 +55,7 @@ def test_a_broker_that_hangs_does_not_end_the_process_that_asks_for_it() -> None
 
 
 def test_no_request_of_the_admin_api_asks_whether_brokers_answer() -> None:
-    asked: list[float] = []
-    admin: Any = SimpleNamespace(list_topics=lambda *, timeout: asked.append(timeout))
+    timeouts: list[float] = []
+    admin: Any = SimpleNamespace(list_topics=lambda *, timeout: timeouts.append(timeout))
     assert silence(admin, LastError(), 2.0) is None
-    assert asked == [2.0]
+    assert timeouts == [2.0]

@@ -90,11 +90,11 @@ def test_rows_as_avro_begin_with_the_number_of_their_schema(broker, topic, deliv
         assert writer.write(attempt(), ROWS)["rows"] == 3
         number = served.subjects[f"{topic}-value", 1]
         schema = fastavro.parse_schema(json.loads(served.schemas[number]["schema"]))
-    found = []
+    received = []
     for message in consumed(broker, topic, 3, ends=4 if once else 3):  # a transaction ends with a mark
         assert message.value()[:5] == b"\0" + number.to_bytes(4)
-        found.append((message.key(), fastavro.schemaless_reader(io.BytesIO(message.value()[5:]), schema, None)))
-    assert found == list(zip([b"a", None, b"c"], ROWS.to_pylist(), strict=True))
+        received.append((message.key(), fastavro.schemaless_reader(io.BytesIO(message.value()[5:]), schema, None)))
+    assert received == list(zip([b"a", None, b"c"], ROWS.to_pylist(), strict=True))
 
 
 def test_headers(broker, topic) -> None:

@@ -126,8 +126,8 @@ def test_a_start_that_is_not_there(broker, topic, send, offset: int, says: str, 
 
 
 def test_partitions_that_the_job_names_and_the_topic_does_not_have(broker, topic, caplog) -> None:
-    places = {"startFrom": {"offsets": {1: 0, 2: 5, 3: 5}}, "stopAt": {"offsets": {2: 9}}}
-    with planning(kafka_input(broker.bootstrap, topic, **places)) as planner:
+    positions = {"startFrom": {"offsets": {1: 0, 2: 5, 3: 5}}, "stopAt": {"offsets": {2: 9}}}
+    with planning(kafka_input(broker.bootstrap, topic, **positions)) as planner:
         joined(planner)
     assert [message for message in caplog.messages if "names partition" in message] == [
         f"input in: {field} names partition 2, and topic {topic} has 2 partitions, numbered from 0: correct it"
@@ -153,15 +153,15 @@ def test_stop_at_latest_is_what_was_stored_when_the_job_starts_again(broker, top
 def test_offsets_to_stop_at_are_what_the_job_says_now(broker, topic, send) -> None:
     send([b"a", b"b", b"c"])
     with planning(kafka_input(broker.bootstrap, topic, stopAt={"offsets": {0: 3}})) as planner:
-        found = plain(joined(planner, StoredOffsets(stops={ref(topic): 2, ref(topic, 1): 0})))
-    assert [each.stop for each in found] == [3, 0]
+        bounds = plain(joined(planner, StoredOffsets(stops={ref(topic): 2, ref(topic, 1): 0})))
+    assert [bound.stop for bound in bounds] == [3, 0]
 
 
 def test_a_stored_stop_does_not_bound_a_job_that_no_longer_has_one(broker, topic, send) -> None:
     send([b"a", b"b"])
     with planning(kafka_input(broker.bootstrap, topic)) as planner:
-        found = plain(joined(planner, StoredOffsets({ref(topic): 1}, stops={ref(topic): 1})))
-    assert found[0] == Bounds(ref(topic), 1, 2)
+        bounds = plain(joined(planner, StoredOffsets({ref(topic): 1}, stops={ref(topic): 1})))
+    assert bounds[0] == Bounds(ref(topic), 1, 2)
 
 
 def test_stop_at_offsets_that_are_not_there_yet(broker, topic, send) -> None:
@@ -186,8 +186,8 @@ def test_stop_at_a_timestamp(broker, topic, send) -> None:
 
 def test_positions_of_another_topic_do_not_count(broker, topic, send) -> None:
     send([b"a"])
-    found = bounds_of(kafka_input(broker.bootstrap, topic), {ref("other", 7): 5})
-    assert [bounds.partition for bounds in found] == [ref(topic, 0), ref(topic, 1)]
+    all_bounds = bounds_of(kafka_input(broker.bootstrap, topic), {ref("other", 7): 5})
+    assert [bounds.partition for bounds in all_bounds] == [ref(topic, 0), ref(topic, 1)]
 
 
 def test_records_that_the_broker_deleted(broker, topic, send) -> None:
@@ -222,8 +222,8 @@ def test_cut(broker, topic) -> None:
 def test_reads_exactly_the_range_and_goes_on_from_there(topic, send, reader) -> None:
     send([b"%d" % i for i in range(25_000)])
     ranges = [(0, 1), (1, 12_345), (12_345, 12_345), (12_345, 25_000)]
-    found = [item for start, end in ranges for item in read(reader, topic, start, end)]
-    assert found == [(i, b"%d" % i) for i in range(25_000)]
+    items = [item for start, end in ranges for item in read(reader, topic, start, end)]
+    assert items == [(i, b"%d" % i) for i in range(25_000)]
 
 
 def test_reads_a_range_again(topic, send, reader) -> None:
@@ -308,7 +308,7 @@ def told(reader: Any, event: ConsumerEvent) -> list[ConsumerEvent]:
     """Has the reader's client tell this first; the list is empty once it has."""
     client, news = reader._client, [event]
     fetch = client.fetch
-    client.fetch = lambda *asked: ([], [news.pop()]) if news else fetch(*asked)
+    client.fetch = lambda *arguments: ([], [news.pop()]) if news else fetch(*arguments)
     return news
 
 
@@ -326,8 +326,8 @@ def test_planned_records_that_never_come(topic, send, reader, monkeypatch) -> No
 def test_a_log_that_was_truncated_within_a_planned_range(broker, topic, send, reader, monkeypatch) -> None:
     send([b"a"])
     allowed = reader_for(kafka_input(broker.bootstrap, topic, onDataLoss="continue"))
-    for each in (reader, allowed):
-        assert read(each, topic, 0, 1) == [(0, b"a")]
+    for source_reader in (reader, allowed):
+        assert read(source_reader, topic, 0, 1) == [(0, b"a")]
     reading = allowed.read(Range(ref(topic), 0, 3))
     batches = [next(reading)]  # which may take longer
     monkeypatch.setattr("joinery_runtime.connectors.kafka.reader._STALLED_SECONDS", 1.0)
@@ -340,10 +340,10 @@ def test_a_log_that_was_truncated_within_a_planned_range(broker, topic, send, re
 
 def records(batches: Iterable[RawBatch]) -> dict[int, list[int]]:
     """Offsets by partition, in the order in which they came."""
-    found: dict[int, list[int]] = {}
+    offsets_by_partition: dict[int, list[int]] = {}
     for batch in batches:
-        found.setdefault(batch.partition.partition, []).extend(batch.offsets.tolist())
-    return found
+        offsets_by_partition.setdefault(batch.partition.partition, []).extend(batch.offsets.tolist())
+    return offsets_by_partition
 
 
 def test_one_consumer_reads_all_partitions_of_an_input(topic, send, reader) -> None:
@@ -367,8 +367,8 @@ def test_ranges_at_random_places_are_read_exactly(broker, reader_of, monkeypatch
     for _ in range(60):
         chosen = random.sample(range(12), random.randint(1, 12))
         bounds = {p: sorted(random.sample(range(length + 1), 2)) for p in chosen}
-        found = records(reader.read(*(Range(ref(many, p), *between) for p, between in bounds.items())))
-        assert found == {p: list(range(*between)) for p, between in bounds.items() if between[0] < between[1]}
+        offsets = records(reader.read(*(Range(ref(many, p), *between) for p, between in bounds.items())))
+        assert offsets == {p: list(range(*between)) for p, between in bounds.items() if between[0] < between[1]}
 
 
 def test_an_error_of_a_partition_that_is_not_read_now_stops_nothing(broker, topic, send, reader) -> None:
@@ -387,11 +387,11 @@ class Unsettled(AdminClient):
 
     refusals = 0
 
-    def list_offsets(self, asked: dict[Any, Any], **options: Any) -> dict[Any, Future[Any]]:
+    def list_offsets(self, specs: dict[Any, Any], **options: Any) -> dict[Any, Future[Any]]:
         if Unsettled.refusals <= 0:
-            return super().list_offsets(asked, **options)
+            return super().list_offsets(specs, **options)
         Unsettled.refusals -= 1
-        answers = {partition: Future[Any]() for partition in asked}
+        answers = {partition: Future[Any]() for partition in specs}
         for answer in answers.values():
             answer.set_exception(KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION)))
         return answers

@@ -67,13 +67,13 @@ def decoded_batches(model: Input, topic: str, *ranges: tuple[int, int]) -> list[
 
 def rows(batches: Sequence[tuple[RawBatch, Decoded]]) -> list[tuple[int, int, float | None, int, bool]]:
     """(offset, id, rate, ts, deleted) of every row."""
-    found = []
+    decoded_rows = []
     for raw, decoded in batches:
         assert decoded.deleted is not None
         offsets, deleted = raw.offsets[decoded.index].tolist(), decoded.deleted.tolist()
-        for offset, row, gone in zip(offsets, decoded.rows.to_pylist(), deleted, strict=True):
-            found.append((offset, row["id"], row["rate"], row["ts"], gone))
-    return found
+        for offset, row, is_deleted in zip(offsets, decoded.rows.to_pylist(), deleted, strict=True):
+            decoded_rows.append((offset, row["id"], row["rate"], row["ts"], is_deleted))
+    return decoded_rows
 
 
 def upsert(number: int, rate: float, ts: int) -> bytes:
@@ -87,14 +87,14 @@ def test_upserts_and_tombstones(broker: KafkaAdmin, topic: str, key_format: str,
         topic,
         [(key, upsert(7, 1.5, 10), T), (key, None, T + 1), (None, upsert(7, 2.5, 20), T + 2), (key, None, T + 3)],
     )
-    found = decoded_batches(table_input(broker, topic, keyFormat=key_format), topic, (0, 4))
-    assert rows(found) == [
+    batches = decoded_batches(table_input(broker, topic, keyFormat=key_format), topic, (0, 4))
+    assert rows(batches) == [
         (0, 7, 1.5, 10, False),
         (1, 7, None, T + 1, True),
         (2, 7, 2.5, 20, False),
         (3, 7, None, T + 3, True),
     ]
-    assert not any(decoded.bad for _, decoded in found)
+    assert not any(decoded.bad for _, decoded in batches)
 
 
 def test_change_events_of_debezium_with_their_tombstones(broker: KafkaAdmin, topic: str, way: str) -> None:
@@ -103,13 +103,13 @@ def test_change_events_of_debezium_with_their_tombstones(broker: KafkaAdmin, top
         return json.dumps({"schema": {}, "payload": {**sides, "op": op, "source": {"ts_ms": ts}}}).encode()
 
     key = b'{"schema": {}, "payload": {"id": 7}}'
-    created, gone = change("c", {"id": 7, "rate": 1.5}, 10), change("d", {"id": 7}, 20)
-    send(broker, topic, [(key, created, T), (key, gone, T + 1), (key, None, T + 1)])
+    created, deleted = change("c", {"id": 7, "rate": 1.5}, 10), change("d", {"id": 7}, 20)
+    send(broker, topic, [(key, created, T), (key, deleted, T + 1), (key, None, T + 1)])
     side = table_input(broker, topic).model_dump(by_alias=True, exclude_none=True) | {"format": "debezium-json"}
     side["schema"][2].update({"from": "envelope", "path": "source.ts_ms"})
-    found = decoded_batches(Input.model_validate(side), topic, (0, 3))
-    assert rows(found) == [(0, 7, 1.5, 10, False), (1, 7, None, 20, True)]
-    assert [(decoded.bad, decoded.dropped) for _, decoded in found] == [([], {"tombstone": 1})]
+    batches = decoded_batches(Input.model_validate(side), topic, (0, 3))
+    assert rows(batches) == [(0, 7, 1.5, 10, False), (1, 7, None, 20, True)]
+    assert [(decoded.bad, decoded.dropped) for _, decoded in batches] == [([], {"tombstone": 1})]
 
 
 def test_tombstones_that_name_no_key_go_to_the_dead_letters(broker: KafkaAdmin, topic: str, way: str) -> None:
@@ -132,8 +132,8 @@ def test_keys_and_timestamps_stay_with_their_records_across_ranges(broker: Kafka
     send(broker, topic, [(b"%d" % number, None, T + number) for number in range(total)])
     cuts = [0, 1, 999, 1_000, 2_500, total]
     model = table_input(broker, topic, keyFormat="string")
-    found = decoded_batches(model, topic, *pairwise(cuts))
-    assert rows(found) == [(number, number, None, T + number, True) for number in range(total)]
+    batches = decoded_batches(model, topic, *pairwise(cuts))
+    assert rows(batches) == [(number, number, None, T + number, True) for number in range(total)]
 
 
 def test_a_plain_input_reads_no_keys(broker: KafkaAdmin, topic: str, way: str) -> None:

@@ -101,10 +101,10 @@ class Output:
         """The epoch is over."""
         self.claims.clear()
 
-    def take_over(self, **found: Any) -> None:
+    def take_over(self, **fields: Any) -> None:
         """A newer driver recovers."""
         self.generation += 1
-        self.sink.recover(recovery(self.generation, claims=dict(self.claims), **found))
+        self.sink.recover(recovery(self.generation, claims=dict(self.claims), **fields))
         self.claims = dict.fromkeys(self.claims, "")
 
     def write(self, trial: Attempt, table: pa.Table, process: Producers | None = None) -> Receipt:
@@ -130,19 +130,19 @@ class Output:
                 "enable.partition.eof": True,
             }
         )
-        whole = Consumer({"bootstrap.servers": self.servers, "group.id": "x", "isolation.level": "read_uncommitted"})
-        end = whole.get_watermark_offsets(TopicPartition(self.topic, 0), 10)[1]
-        whole.close()
+        reader = Consumer({"bootstrap.servers": self.servers, "group.id": "x", "isolation.level": "read_uncommitted"})
+        end = reader.get_watermark_offsets(TopicPartition(self.topic, 0), 10)[1]
+        reader.close()
         consumer.assign([TopicPartition(self.topic, 0, 0)])
-        found: list[Any] = []
+        values: list[Any] = []
         deadline = time.monotonic() + PATIENCE
         while consumer.position([TopicPartition(self.topic, 0)])[0].offset < end:
             assert time.monotonic() < deadline, "a transaction holds readers back"
-            found += [json.loads(m.value())["n"] for m in consumer.consume(1000, 0.1) if not m.error()]
+            values += [json.loads(m.value())["n"] for m in consumer.consume(1000, 0.1) if not m.error()]
             if not end:
                 break
         consumer.close()
-        return sorted(found)
+        return sorted(values)
 
 
 @pytest.fixture
@@ -189,9 +189,9 @@ def test_rows_and_mark_go_together_and_only_once(output) -> None:
     writer = pickle.loads(pickle.dumps(output.sink.writer()))
     assert writer.write(output.attempt(7), rows(1, 2)) == {"attempt": "1-7-0-a", "rows": 2}
     assert output.visible() == [1, 2]
-    found = output.mark()
-    assert found is not None
-    assert (found.epoch, found.incarnation, found.generation) == (7, INCARNATION, 1)
+    mark = output.mark()
+    assert mark is not None
+    assert (mark.epoch, mark.incarnation, mark.generation) == (7, INCARNATION, 1)
     output.take_over(pending=7, pending_shards=1)
     again = writer.write(output.attempt(7, name="b", generation=2), rows(1, 2))
     assert again == {"attempt": "2-7-0-b", "rows": 2, "repeated": True}
@@ -295,11 +295,11 @@ def test_a_shard_that_moves_between_workers_to_and_fro_keeps_both_producers(outp
 def test_shards_that_are_written_at_once_keep_a_producer_each(output) -> None:
     """To initialise an id takes a tenth of a second: each epoch would begin with that."""
     here = Producers()
-    made = [OwningProducer(output.target, f"{output.names.job}-{n}") for n in range(2)]
+    producers = [OwningProducer(output.target, f"{output.names.job}-{n}") for n in range(2)]
     for _ in range(3):
-        for producer in made:
+        for producer in producers:
             here.put(output.target, output.names.job, producer)
-        assert {here.take(output.target, output.names.job) for _ in made} == set(made)
+        assert {here.take(output.target, output.names.job) for _ in producers} == set(producers)
         assert here.take(output.target, output.names.job) is None
 
 
@@ -374,8 +374,8 @@ CRASH = """
 @pytest.mark.parametrize("taken_over", [False, True], ids=["tried again", "newer driver"])
 @pytest.mark.parametrize("point", TRANSACTION_POINTS)
 def test_a_worker_that_is_killed_in_the_transaction(output, point, taken_over) -> None:
-    told = [output.servers, output.topic, output.job, INCARNATION, point]
-    command = [sys.executable, "-c", textwrap.dedent(CRASH), *told]
+    arguments = [output.servers, output.topic, output.job, INCARNATION, point]
+    command = [sys.executable, "-c", textwrap.dedent(CRASH), *arguments]
     died = subprocess.run(command, check=False, timeout=PATIENCE, stdout=subprocess.PIPE, text=True)
     assert died.returncode == -signal.SIGKILL
     output.claims[output.name] = died.stdout.strip()
@@ -421,10 +421,10 @@ def test_a_commit_whose_outcome_is_unknown(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("point", TRANSACTION_POINTS)
-@pytest.mark.parametrize("kept", [False, True], ids=["new producer", "kept producer"])
-def test_a_paused_attempt_and_its_sibling(output, threads, point, kept) -> None:
+@pytest.mark.parametrize("wrote_before", [False, True], ids=["new producer", "kept producer"])
+def test_a_paused_attempt_and_its_sibling(output, threads, point, wrote_before) -> None:
     here, pause = Producers(), Pause(point)
-    if kept:
+    if wrote_before:
         output.write_epoch(1, rows(0), here)
     paused = threads.submit(output.write, output.attempt(2, name="slow", reach=pause), rows(1, 2), here)
     pause.wait()
@@ -432,7 +432,7 @@ def test_a_paused_attempt_and_its_sibling(output, threads, point, kept) -> None:
     assert sibling.get("repeated", False) == (point == "transaction-committed")
     pause.release()
     assert paused.result(PATIENCE).get("repeated", False) == (point != "transaction-committed")
-    assert output.visible() == [0] * kept + [1, 2]
+    assert output.visible() == [0] * wrote_before + [1, 2]
 
 
 def test_a_newer_driver_prepares_while_a_transaction_is_open(output, threads) -> None:
@@ -498,9 +498,9 @@ def test_a_sibling_that_takes_over_and_never_writes(output, monkeypatch) -> None
 
 
 def test_attempts_that_keep_taking_it_from_one_another(output) -> None:
-    others = (f"{output.job}-other-{number}" for number in count())
+    other_claims = (f"{output.job}-other-{number}" for number in count())
     with pytest.raises(Superseded, match="keep taking it from one another"):
-        output.write(attempt(claim=lambda *_: next(others)), rows(1))
+        output.write(attempt(claim=lambda *_: next(other_claims)), rows(1))
     assert output.visible() == []
 
 
@@ -576,14 +576,14 @@ def test_jobs_of_one_name_with_different_stores_keep_their_markers_apart(output)
 
 def test_the_job_that_signed_first_learns_which_store_the_other_one_has(output) -> None:
     """Without its password: the place is what the store says of itself."""
-    here, there = StoreIdentity("here", "host a, database s"), StoreIdentity("there", "host b, database s")
+    here, other_store = StoreIdentity("here", "host a, database s"), StoreIdentity("there", "host b, database s")
     first, second = output.sink, output.sink
     first.recover(recovery(1, store=here))
     assert first.other_store() is None
     output.sink.recover(recovery(2, store=StoreIdentity("here", "host a by another name, database s")))
     assert first.other_store() is None, "a newer driver of the same job"
-    second.recover(recovery(1, store=there))
-    assert (first.other_store(), second.other_store()) == (there, None)
+    second.recover(recovery(1, store=other_store))
+    assert (first.other_store(), second.other_store()) == (other_store, None)
 
 
 def test_dead_letters_are_not_signed(kafka_broker) -> None:

@@ -58,7 +58,7 @@ class Lake:
         """The epochs that the table's own history names, oldest first."""
         if self.kind == "delta":
             history = reversed(DeltaTable(f"{self.folder}/out").history())
-            return [int(each["joinery.epoch"]) for each in history if "joinery.epoch" in each]
+            return [int(entry["joinery.epoch"]) for entry in history if "joinery.epoch" in entry]
         summaries = [snapshot.summary.additional_properties for snapshot in self.iceberg().metadata.snapshots]
         return [int(summary["joinery.epoch"]) for summary in summaries if "joinery.epoch" in summary]
 
@@ -83,15 +83,15 @@ def lake(request, tmp_path: Path) -> Lake:
 
 @pytest.fixture
 def sink(lake: Lake) -> LakeSink:
-    made = lake.sink()
-    assert made.prepare(ROWS.schema) == f"the {made.table.name}"
-    return made
+    lake_sink = lake.sink()
+    assert lake_sink.prepare(ROWS.schema) == f"the {lake_sink.table.name}"
+    return lake_sink
 
 
-def written(sink: LakeSink, rows: pa.Table = ROWS, **of) -> dict:
+def written(sink: LakeSink, rows: pa.Table = ROWS, **fields) -> dict:
     """A receipt as the epoch log gives it back; the writer has gone to a worker."""
     writer = pickle.loads(pickle.dumps(sink.writer()))
-    return json.loads(json.dumps(writer.write(attempt(**of), rows)))
+    return json.loads(json.dumps(writer.write(attempt(**fields), rows)))
 
 
 def test_a_disk_that_is_full_is_waited_for(lake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,8 +317,8 @@ def test_new_columns_are_added_and_old_rows_have_null(lake: Lake, sink: LakeSink
     narrow = lake.sink()
     narrow.prepare(ROWS.schema)
     narrow.publish(3, [written(narrow, pa.table({"a": [4]}), epoch=3)])
-    found = sorted(lake.rows(), key=lambda row: row["a"])
-    assert found == [{"a": a, "b": "x" if a == 3 else None} for a in (1, 2, 3, 4)]
+    sorted_rows = sorted(lake.rows(), key=lambda row: row["a"])
+    assert sorted_rows == [{"a": a, "b": "x" if a == 3 else None} for a in (1, 2, 3, 4)]
 
 
 def test_tables_with_partitions_are_refused(lake: Lake) -> None:
@@ -362,9 +362,9 @@ def test_missing_libraries_name_the_extra(output, module: str, monkeypatch: pyte
 
 
 def test_what_a_job_names_is_what_its_sink_opens(tmp_path: Path) -> None:
-    made: Callable = Outputs.of(job(output={"delta": {"path": "s3://b/t", "properties": {"AWS_REGION": "x"}}})).sink(
-        None
-    )
-    assert made.table.storage().location == "s3://b/t"
-    assert dict(made.table.storage().options) == {"AWS_REGION": "x"}
-    assert "x" not in repr(made.table.storage()).replace("s3://b/t", "")
+    lake_sink: Callable = Outputs.of(
+        job(output={"delta": {"path": "s3://b/t", "properties": {"AWS_REGION": "x"}}})
+    ).sink(None)
+    assert lake_sink.table.storage().location == "s3://b/t"
+    assert dict(lake_sink.table.storage().options) == {"AWS_REGION": "x"}
+    assert "x" not in repr(lake_sink.table.storage()).replace("s3://b/t", "")

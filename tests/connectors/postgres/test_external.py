@@ -35,7 +35,7 @@ def database(dsn: str, name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def there(dsn: str) -> str:
+def output_dsn(dsn: str) -> str:
     return database(dsn, "apart_first")
 
 
@@ -45,8 +45,8 @@ def elsewhere(dsn: str) -> str:
 
 
 @pytest.fixture
-def looking(there: str) -> Iterator[psycopg.Connection]:
-    with psycopg.connect(there, autocommit=True) as opened:
+def looking(output_dsn: str) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(output_dsn, autocommit=True) as opened:
         yield opened
 
 
@@ -54,19 +54,19 @@ MakeApart = Callable[..., ExternalPostgresSink]
 
 
 @pytest.fixture
-def driver(there: str, table: str) -> Iterator[MakeApart]:
+def driver(output_dsn: str, table: str) -> Iterator[MakeApart]:
     """A driver's sink, prepared."""
-    made: list[ExternalPostgresSink] = []
+    sinks: list[ExternalPostgresSink] = []
 
-    def maker(dsn: str = there, *, prepared: bool = True) -> ExternalPostgresSink:
+    def maker(dsn: str = output_dsn, *, prepared: bool = True) -> ExternalPostgresSink:
         sink = ExternalPostgresSink(dsn, TargetTable(table), Staging.of(SCHEMA, "job", table, external=True), PAIR)
-        made.append(sink)
+        sinks.append(sink)
         if prepared:
             sink.prepare(PAIR)
         return sink
 
     yield maker
-    for sink in made:
+    for sink in sinks:
         sink.close()
 
 
@@ -174,12 +174,12 @@ def test_another_database_is_taken_after_a_stop_in_order_only(
             sink = PostgresSink(dsn, TargetTable(table), Staging.of(SCHEMA, "job", table))
             sink.prepare(PAIR)
         sink.publish(1, receipts)
-        found = recovery(generation=2, committed_epoch=1, pending=pending)
+        context = recovery(generation=2, committed_epoch=1, pending=pending)
         if pending is None:
-            sink.recover(found)
+            sink.recover(context)
         else:
             with pytest.raises(SinkError, match=r"epoch 1 are staged .* another database.* Name the earlier dsn"):
-                sink.recover(found)
+                sink.recover(context)
         sink.close()
 
 
@@ -193,25 +193,25 @@ def test_an_earlier_definition_s_output_is_published_without_being_prepared(
 
 def test_a_database_that_is_away_is_waited_for(driver: MakeApart) -> None:
     receipts = staged(driver(), 1, (1, "a"))
-    away = driver("host=127.0.0.1 port=1 connect_timeout=1", prepared=False)
+    unreachable = driver("host=127.0.0.1 port=1 connect_timeout=1", prepared=False)
     with pytest.raises(OutputUnavailable) as caught:
-        away.publish(1, receipts)
+        unreachable.publish(1, receipts)
     assert caught.value.system == "output"
 
 
 def test_deleting_a_job_takes_its_staging_and_marks(
-    there: str, driver: MakeApart, looking: psycopg.Connection, table: str
+    output_dsn: str, driver: MakeApart, looking: psycopg.Connection, table: str
 ) -> None:
     sink = driver()
     sink.publish(1, staged(sink, 1, (1, "a")))
     marks = f"SELECT count(*) FROM {SCHEMA}.output_marks WHERE job = 'job'"
     assert looking.execute(marks).fetchone() != (0,)
     for _ in ("there", "gone already"):
-        drop_staging(there, SCHEMA, "job", external=True)
-        drop_marks(there, SCHEMA, "job")
+        drop_staging(output_dsn, SCHEMA, "job", external=True)
+        drop_marks(output_dsn, SCHEMA, "job")
         assert looking.execute(marks).fetchone() == (0,)
     assert content(looking, table) == [(1, "a")]
-    drop_marks(there, "no_such_schema", "job")
+    drop_marks(output_dsn, "no_such_schema", "job")
 
 
 @pytest.mark.parametrize("rows", [True, False])

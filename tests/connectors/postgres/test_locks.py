@@ -41,7 +41,7 @@ def test_a_table_is_altered_when_its_staging_tables_are_there(monkeypatch: pytes
     monkeypatch.setattr(PostgresSink, "_open_session", lambda *_: nullcontext(connection))
     sink = PostgresSink("", TargetTable("paid"), Staging.of("joinery", "job", "paid"))
     sink.prepare(pa.schema([("k", pa.int64()), ("v", pa.string())]))
-    alters = [place for place, said in enumerate(connection.said) if said.startswith("ALTER TABLE")]
-    drops = [place for place, said in enumerate(connection.said) if said.startswith("DROP TABLE")]
+    alters = [position for position, statement in enumerate(connection.said) if statement.startswith("ALTER TABLE")]
+    drops = [position for position, statement in enumerate(connection.said) if statement.startswith("DROP TABLE")]
     assert (len(alters), len(drops)) == (1, 2)
     assert max(drops) < min(alters)

@@ -25,8 +25,8 @@ def rows(*placed: tuple[int, str, tuple[int, ...]]) -> pa.Table:
     """Rows of a key, a value and the first of their order columns; the others are 0."""
     table = pa.Table.from_pylist([{"k": key, "v": value} for key, value, _ in placed], schema=PAIR)
     for number, name in enumerate(ORDER_COLUMNS):
-        places = [order[number] if number < len(order) else 0 for _, _, order in placed]
-        table = table.append_column(name, pa.array(places, pa.int64()))
+        order_values = [order[number] if number < len(order) else 0 for _, _, order in placed]
+        table = table.append_column(name, pa.array(order_values, pa.int64()))
     return table
 
 

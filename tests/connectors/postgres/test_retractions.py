@@ -25,8 +25,8 @@ HIGHEST = 2**64 - 1
 Row = tuple[str | None, int | None, int, int, bool]
 
 
-def rows(*given: Row) -> pa.Table:
-    return pa.Table.from_pylist([dict(zip(SESSIONS.names, row, strict=True)) for row in given], schema=SESSIONS)
+def rows(*sessions: Row) -> pa.Table:
+    return pa.Table.from_pylist([dict(zip(SESSIONS.names, row, strict=True)) for row in sessions], schema=SESSIONS)
 
 
 @pytest.fixture
@@ -35,9 +35,9 @@ def epochs(connection, make, table):
     sink = make(SESSIONS, *KEY, retracted="retracted")
     numbers = iter(range(1, 100))
 
-    def epoch(*given: Row) -> list[tuple[Any, ...]]:
+    def epoch(*sessions: Row) -> list[tuple[Any, ...]]:
         number = next(numbers)
-        commit(connection, sink, number, sink.writer().write(attempt(epoch=number), rows(*given)))
+        commit(connection, sink, number, sink.writer().write(attempt(epoch=number), rows(*sessions)))
         return content(connection, table)
 
     return epoch
@@ -109,16 +109,16 @@ def test_groups_of_every_type(connection, make, table, column) -> None:
     schema = pa.schema([*EVERY_TYPE, pa.field("retracted", pa.bool_())])
     sink = make(schema, column, retracted="retracted")
     for epoch, back in ((1, False), (2, True)):
-        given = ROWS.append_column("retracted", pa.array([back, back]))
-        commit(connection, sink, epoch, sink.writer().write(attempt(epoch=epoch), given))
+        marked_rows = ROWS.append_column("retracted", pa.array([back, back]))
+        commit(connection, sink, epoch, sink.writer().write(attempt(epoch=epoch), marked_rows))
         assert len(content(connection, table)) == (0 if back else 2)
 
 
 def test_deletions_make_room_in_other_indexes_of_the_table(connection, make, table) -> None:
     sink = make(SESSIONS, *KEY, retracted="retracted")
     connection.execute(f"CREATE UNIQUE INDEX ON {table} (events)")
-    for epoch, given in ((1, [("a", 1, 1, 9, False)]), (2, [("a", 1, 1, 9, True), ("a", 1, 2, 9, False)])):
-        commit(connection, sink, epoch, sink.writer().write(attempt(epoch=epoch), rows(*given)))
+    for epoch, sessions in ((1, [("a", 1, 1, 9, False)]), (2, [("a", 1, 1, 9, True), ("a", 1, 2, 9, False)])):
+        commit(connection, sink, epoch, sink.writer().write(attempt(epoch=epoch), rows(*sessions)))
     assert content(connection, table) == [("a", 1, Decimal(2), 9)]
 
 
@@ -152,8 +152,8 @@ def test_many_deletions_take_no_longer_for_each(connection, make, table) -> None
         }
     )
     for epoch, back in ((1, False), (2, True)):
-        given = sessions.append_column("retracted", pa.array([back] * count))
-        receipt = sink.writer().write(attempt(epoch=epoch), given)
+        marked_rows = sessions.append_column("retracted", pa.array([back] * count))
+        receipt = sink.writer().write(attempt(epoch=epoch), marked_rows)
         began = time.monotonic()
         commit(connection, sink, epoch, receipt)
         assert time.monotonic() - began < 60
@@ -178,6 +178,6 @@ def test_few_deletions_use_the_index_of_a_large_table(connection, make, table) -
 def test_every_value_comes_back_as_it_was(connection, make, table) -> None:
     schema = pa.schema([*EVERY_TYPE, pa.field("retracted", pa.bool_())])
     sink = make(schema, "big", retracted="retracted")
-    given = ROWS.append_column("retracted", pa.array([False, True]))
-    commit(connection, sink, 1, sink.writer().write(attempt(), given))
+    marked_rows = ROWS.append_column("retracted", pa.array([False, True]))
+    commit(connection, sink, 1, sink.writer().write(attempt(), marked_rows))
     assert content(connection, table) == [tuple({**FULL, "session": Decimal(2**64 - 1)}.values())]

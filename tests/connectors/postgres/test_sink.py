@@ -223,9 +223,9 @@ def test_a_table_that_the_job_has_not_made_is_not_altered(connection, make, tabl
     assert connection.execute("SELECT count(*) FROM pg_class").fetchone() == before, "nothing else was made either"
     assert table in str(caught.value)
     statements = re.findall(r"run: (.*?)\. ", caught.value.todo, re.IGNORECASE)
-    for epoch, each in enumerate(statements, 1):
+    for epoch, statement in enumerate(statements, 1):
         connection.execute(f"ALTER TABLE {table} DROP COLUMN IF EXISTS v")
-        connection.execute(each)
+        connection.execute(statement)
         sink = make(PAIR)
         commit(connection, sink, epoch, sink.writer().write(attempt(epoch=epoch), pairs((epoch, "a"))))
     assert content(connection, table) == [(1, None, None), (2, None, "a")]
@@ -385,16 +385,16 @@ def test_a_schema_that_is_not_there(make, dsn) -> None:
 
 def test_no_staging_table_of_a_deleted_job_is_left(connection, dsn, table) -> None:
     """Nor of a table that it wrote to before it was edited, nor one that an earlier release made. Other jobs' stay."""
-    places = [Staging.of("joinery_deleted", job, table) for job, table in (("a", "t"), ("a", "u"), ("b", "t"))]
-    sinks = [PostgresSink(dsn, TargetTable(table), place) for place in places]
+    stagings = [Staging.of("joinery_deleted", job, table) for job, table in (("a", "t"), ("a", "u"), ("b", "t"))]
+    sinks = [PostgresSink(dsn, TargetTable(table), staging) for staging in stagings]
     for sink in sinks:
         sink.prepare(PAIR)
-    for name in places[1].tables():
+    for name in stagings[1].tables():
         connection.execute(f"COMMENT ON TABLE {name.as_string(connection)} IS NULL")
     sinks[1].prepare(PAIR)
     drop_staging(dsn, "joinery_deleted", "a")
     left = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'joinery_deleted' ORDER BY 1")
-    assert [name for (name,) in left] == [f"{places[2].prefix}_{turn}" for turn in (0, 1)]
+    assert [name for (name,) in left] == [f"{stagings[2].prefix}_{turn}" for turn in (0, 1)]
     for sink in sinks:
         sink.close()
 
@@ -403,9 +403,9 @@ def test_a_task_that_still_writes_keeps_the_staging_table(connection, dsn, table
     monkeypatch.setattr(postgres, "_DROP_WAITS", "SET LOCAL lock_timeout = '50ms'")
     sink = PostgresSink(dsn, TargetTable(table), Staging.of("joinery_held", "job", table))
     sink.prepare(PAIR)
-    held = sink.writer().staging.table(1).as_string(connection)
+    locked_table = sink.writer().staging.table(1).as_string(connection)
     with connection.transaction():
-        connection.execute(f"LOCK TABLE {held} IN ROW EXCLUSIVE MODE")
+        connection.execute(f"LOCK TABLE {locked_table} IN ROW EXCLUSIVE MODE")
         with pytest.raises(StoreUnavailable, match=r"staging tables cannot be dropped: .*lock timeout"):
             drop_staging(dsn, "joinery_held", "job")
     drop_staging(dsn, "joinery_held", "job")
@@ -419,8 +419,8 @@ def test_an_output_s_connection_notices_a_server_that_vanishes_and_one_that_has_
     connections = postgres._Connections()
     try:
         first = connections.get(mine)
-        found = {**first.info.get_parameters()}
-        assert {name: found[name] for name in ("keepalives_idle", "keepalives_count", "tcp_user_timeout")} == {
+        parameters = {**first.info.get_parameters()}
+        assert {name: parameters[name] for name in ("keepalives_idle", "keepalives_count", "tcp_user_timeout")} == {
             "keepalives_idle": "15",
             "keepalives_count": "7",
             "tcp_user_timeout": "30000",
