@@ -96,9 +96,9 @@ class Auditor:
         expected = self._expected(plan, rows)
         self._rows.update(tuple(row.values()) for row in expected.rows)
         assert entry.result["rows_out"] == len(expected.rows), f"epoch {entry.epoch} counted other rows than it must"
-        for reason, wanted in (("late", expected.late), ("closed", closed(expected))):
+        for reason, expected_drops in (("late", expected.late), ("closed", closed(expected))):
             dropped = {name: entry.result["dropped"].get(name, {}).get(reason, 0) for name in self._world.topics}
-            assert dropped == wanted, f"epoch {entry.epoch} judged other rows {reason}"
+            assert dropped == expected_drops, f"epoch {entry.epoch} judged other rows {reason}"
         self.late += sum(expected.late.values())
         self.taken_back += sum(row.get("retracted", False) for row in expected.rows)
 
@@ -155,13 +155,13 @@ class Auditor:
             assert at in (BEGIN_OF_TIME, *times) or self._asked(plan, name, at), "an input has reached another time"
         for name in self._world.topics.keys() - self._tables if self._tables else ():
             at = plan.get("reached", {}).get(name, END_OF_TIME)
-            _, asked = self._oracle.asked_from(plan["watermarks"], name)
-            assert at <= asked, "rows that wait ask for versions that go (A2)"
+            _, requested_time = self._oracle.asked_from(plan["watermarks"], name)
+            assert at <= requested_time, "rows that wait ask for versions that go (A2)"
 
     def _asked(self, plan: Mapping[str, Any], name: str, at: int) -> bool:
         """Whether rows of the stream wait that may ask for versions of this time."""
-        waited, asked = self._oracle.asked_from(plan["watermarks"], name)
-        return name not in self._tables and waited < at <= asked
+        waited, requested_time = self._oracle.asked_from(plan["watermarks"], name)
+        return name not in self._tables and waited < at <= requested_time
 
     def _ranges_of(self, plan: Mapping[str, Any], name: str) -> list[list[Any]]:
         return [planned for planned in plan["ranges"] if planned[0] == name]

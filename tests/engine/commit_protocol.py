@@ -28,7 +28,7 @@ PLACES = (
     "output.publish", "dead.publish", "idle",
 )  # fmt: skip
 _OF_OUTPUTS = {"output", "dead", "store.claim", "store.release_claims"}
-IN_EVERY_WORLD = [place for place in PLACES if not {place, place.partition(".")[0]} & _OF_OUTPUTS]
+IN_EVERY_WORLD = [call_name for call_name in PLACES if not {call_name, call_name.partition(".")[0]} & _OF_OUTPUTS]
 
 JITTER = st.sampled_from([*range(-6, 7), -300, -90, 60, 200])
 KEYS = st.sampled_from(["a", "a", "a", "b", "b", "c", None])
@@ -109,14 +109,14 @@ class CommitProtocol(RuleBasedStateMachine):
 
     @rule(
         records=RECORDS,
-        place=st.sampled_from(["task.start", "store.stage", "output.send", "output.commit", "store.commit"]),
+        call_name=st.sampled_from(["task.start", "store.stage", "output.send", "output.commit", "store.commit"]),
         max_records=st.integers(1, 2),
     )
-    def take_over_with_less(self, records: Sequence[Drawn], place: str, max_records: int) -> None:
+    def take_over_with_less(self, records: Sequence[Drawn], call_name: str, max_records: int) -> None:
         """A driver with a plan sleeps, and the next one may plan less."""
         self.append(records)
         with self._process(0) as process:
-            self.world.run_to(process, place)
+            self.world.run_to(process, call_name)
         self.start_driver(2, 0, max_records)
 
     @rule(shards=st.integers(1, 3), machine=st.integers(0, 1))
@@ -131,15 +131,15 @@ class CommitProtocol(RuleBasedStateMachine):
                 if not process.done:
                     self.world.step(process)
 
-    @rule(who=WHO, place=st.sampled_from(PLACES))
-    def go_on_to(self, who: int, place: str) -> None:
+    @rule(who=WHO, call_name=st.sampled_from(PLACES))
+    def go_on_to(self, who: int, call_name: str) -> None:
         with self._process(who) as process:
-            self.world.run_to(process, place)
+            self.world.run_to(process, call_name)
 
-    @rule(who=WHO, place=st.sampled_from(PLACES), data=st.data())
-    def fail_at(self, who: int, place: str, data: st.DataObject) -> None:
+    @rule(who=WHO, call_name=st.sampled_from(PLACES), data=st.data())
+    def fail_at(self, who: int, call_name: str, data: st.DataObject) -> None:
         with self._process(who) as process:
-            self.world.run_to(process, place)
+            self.world.run_to(process, call_name)
             if not process.done:
                 self.world.step(process, data.draw(st.sampled_from(in_order(process.faults))))
 
@@ -151,11 +151,11 @@ class CommitProtocol(RuleBasedStateMachine):
     def disturb_task(self, records: Sequence[Drawn], fault: tuple[str, Fault], then: int) -> None:
         self._disturb(records, *fault, then)
 
-    def _disturb(self, records: Sequence[Drawn], place: str, fault: Fault, then: int) -> None:
+    def _disturb(self, records: Sequence[Drawn], call_name: str, fault: Fault, then: int) -> None:
         """The newest driver gets something to do, a fault on the way, and `then` some more calls."""
         self.append(records)
         with self._process(0) as process:
-            self.world.run_to(process, place)
+            self.world.run_to(process, call_name)
             if fault in process.faults and not process.done:
                 self.world.step(process, fault)
             for _ in range(then):

@@ -29,6 +29,6 @@ def simulated_topics() -> Iterator[None]:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
-    yield made
-    made.close()
+    new_world = World(tmp_path)
+    yield new_world
+    new_world.close()

@@ -39,12 +39,12 @@ class SimHost:
     def run(self, work: EpochWork) -> EpochOutcome:
         shards, steps = work.plan.shards, self._worker.steps
         sent = self.read(work)
-        told = sent[shards]
+        driver_blocks = sent[shards]
         for number in range(steps):
             sent = self.step(work, number, sent)
-            told = [*told, *sent[shards]]
-        reports = [block for block in told if isinstance(block, ReadReport | LateRecords)]
-        summaries = self.summaries([block for block in told if isinstance(block, ShardSummary)])
+            driver_blocks = [*driver_blocks, *sent[shards]]
+        reports = [block for block in driver_blocks if isinstance(block, ReadReport | LateRecords)]
+        summaries = self.summaries([block for block in driver_blocks if isinstance(block, ShardSummary)])
         read = self.task(lambda worker, attempt: worker.collect(work, reports, attempt))
         return EpochOutcome(read, choose_attempts(summaries, steps, shards))
 
@@ -57,10 +57,10 @@ class SimHost:
     def shard(self, work: EpochWork, number: int, shard: int, sent: Dealt) -> list[Sent]:
         return self.task(lambda worker, attempt: list(worker.step(work, number, shard, sent[shard], attempt)))
 
-    def summaries(self, told: Sequence[ShardSummary]) -> list[tuple[Task, ShardSummary]]:
-        self.merged += sum(len(summary.replaced) for summary in told)
-        self.flagged += sum(meta.part.endswith(".marks") for summary in told for meta in summary.staged)
-        return [((summary.step, summary.shard), summary) for summary in told]
+    def summaries(self, shard_summaries: Sequence[ShardSummary]) -> list[tuple[Task, ShardSummary]]:
+        self.merged += sum(len(summary.replaced) for summary in shard_summaries)
+        self.flagged += sum(meta.part.endswith(".marks") for summary in shard_summaries for meta in summary.staged)
+        return [((summary.step, summary.shard), summary) for summary in shard_summaries]
 
     def task(self, body: Callable[[Worker, str], T]) -> T:
         """One task: as many attempts as it takes, of which one counts."""
@@ -99,10 +99,10 @@ class LosesOutputs(SimHost):
 
 
 def _dealt(sent: Iterable[Sent]) -> Dealt:
-    found: dict[int, list[Block]] = defaultdict(list)
+    blocks_by_shard: dict[int, list[Block]] = defaultdict(list)
     for shard, block in sent:
-        found[shard].append(block)
-    return found
+        blocks_by_shard[shard].append(block)
+    return blocks_by_shard
 
 
 def _read(work: EpochWork, planned: Range, worker: Worker, attempt: str) -> list[Sent]:

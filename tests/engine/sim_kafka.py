@@ -100,8 +100,8 @@ class SimProducer:
     def send(self, topic: str, chunks: Iterable[Records], group: str, mark: EpochMarker) -> None:
         messages = (message for records in chunks for message in records.messages())
         rows = [tuple(json.loads(message["value"]).values()) for message in messages]
-        place = f"{self._topic.topic}.send"
-        call(place, IN_TASK, lambda: self._topic.send(self.name, self._owner, rows, (group, mark)), _no_answer)
+        call_name = f"{self._topic.topic}.send"
+        call(call_name, IN_TASK, lambda: self._topic.send(self.name, self._owner, rows, (group, mark)), _no_answer)
 
     def commit(self) -> None:
         def late() -> None:
@@ -114,8 +114,8 @@ class SimProducer:
             if fault is Fault.DELAYED:
                 self._topic.spawn(f"delayed {self._topic.topic}.commit", late)
 
-        place, faults = f"{self._topic.topic}.commit", IN_TASK | {Fault.DELAYED}
-        call(place, faults, lambda: self._topic.commit(self.name, self._owner), _no_answer, aside)
+        call_name, faults = f"{self._topic.topic}.commit", IN_TASK | {Fault.DELAYED}
+        call(call_name, faults, lambda: self._topic.commit(self.name, self._owner), _no_answer, aside)
 
     def close(self) -> None:
         """Its transaction stays open until the id is taken over."""

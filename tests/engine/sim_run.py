@@ -144,7 +144,7 @@ def calls_of_a_recovery(world_type: type[World] = World) -> list[tuple[str, froz
     calls: list[tuple[str, frozenset[Fault]]] = []
     with run(world_type) as running:
         driver = crashed_epoch(running)
-        while [place for place, _ in calls].count("idle") < 2:
+        while [call_name for call_name, _ in calls].count("idle") < 2:
             calls.append((driver.at, driver.faults))
             step(running, driver)
     return calls
@@ -184,9 +184,9 @@ def faults_to_try(world_type: type[World]) -> list[tuple[int, Fault]]:
     calls = calls_of_a_recovery(world_type)
     every_call = LARGE or world_type.every_call
     pairs: dict[tuple[str, Fault], list[int]] = defaultdict(list)
-    for number, (place, faults) in enumerate(calls):
+    for number, (call_name, faults) in enumerate(calls):
         for fault in in_order(faults - {Fault.CRASH_AFTER}):
-            pairs[place, fault].append(number)
+            pairs[call_name, fault].append(number)
     chosen = [
         (number, fault)
         for turn, ((_, fault), numbers) in enumerate(pairs.items())
@@ -194,7 +194,7 @@ def faults_to_try(world_type: type[World]) -> list[tuple[int, Fault]]:
         # Of the calls of a kind another one for each fault, so that together they meet as many calls as they can.
         for number in (numbers if every_call else [numbers[turn % len(numbers)]])
     ]
-    return sorted(chosen, key=lambda each: each[0])
+    return sorted(chosen, key=lambda pair: pair[0])
 
 
 def single_faults(world_type: type[World], *, strays_first: bool = False) -> int:
@@ -223,19 +223,19 @@ def outages(world_type: type[World]) -> int:
     """How many were tried: one call of each kind, and of those to the brokers every call in the large budget, one of
     six in the small one. The world's drivers wait."""
     chosen = {(number, fault) for number, fault in faults_to_try(world_type) if fault in OUTAGE}
-    for number, (place, faults) in enumerate(calls_of_a_recovery(world_type)):
+    for number, (call_name, faults) in enumerate(calls_of_a_recovery(world_type)):
         possible = [fault for fault in in_order(faults) if fault in OUTAGE]
-        if possible and not place.startswith("store.") and (LARGE or number % 6 == 0):
+        if possible and not call_name.startswith("store.") and (LARGE or number % 6 == 0):
             chosen |= {(number, fault) for fault in (possible if LARGE else [possible[number // 6 % len(possible)]])}
-    for number, fault in sorted(chosen, key=lambda each: (each[0], each[1].name)):
+    for number, fault in sorted(chosen, key=lambda pair: (pair[0], pair[1].name)):
         with run_to_call(number, fault, world_type) as (running, driver):
             system, left = driver.at.split(".")[0], OUTAGE_CALLS if number % 2 else 0
             running.world.step(driver, fault)
             running.auditor.check()
             while left and driver.at != "idle":
-                away = driver.at.startswith(f"{system}.") and Fault.FAIL_BEFORE in driver.faults
-                left -= away
-                running.world.step(driver, Fault.FAIL_BEFORE if away else Fault.NONE)
+                unavailable = driver.at.startswith(f"{system}.") and Fault.FAIL_BEFORE in driver.faults
+                left -= unavailable
+                running.world.step(driver, Fault.FAIL_BEFORE if unavailable else Fault.NONE)
                 running.auditor.check()
             running.world.run_to(driver, "idle")
             assert not driver.done

@@ -36,11 +36,13 @@ def epochs(driver: Driver, auditor: Auditor) -> list[EpochPlan]:
 
 
 def record(world: World) -> JobRecord:
-    found = world.store.record(world.job.name)
-    assert found is not None
-    return found
+    job_record = world.store.record(world.job.name)
+    assert job_record is not None
+    return job_record
 
 
 def rows(world: World) -> Counter[tuple[int | None, ...]]:
     """Output rows of keys that are not null."""
-    return Counter(row for row in world.output.table if all(found is None or found < 1_000 for found in row))
+    return Counter(
+        row for row in world.output.table if all(identifier is None or identifier < 1_000 for identifier in row)
+    )

@@ -50,8 +50,8 @@ class Topic(UnsharedSource):
         return Range(bounds.partition, bounds.start, min(bounds.end_exclusive, bounds.start + max_records))
 
     def read(self, *planned: Range) -> Iterator[RawBatch]:
-        for each in planned:
-            yield call("source.read", IN_TASK, partial(self._read, each), _source_error)
+        for planned_range in planned:
+            yield call("source.read", IN_TASK, partial(self._read, planned_range), _source_error)
 
     def _read(self, planned: Range) -> RawBatch:
         values = self.partitions[planned.partition.partition][planned.start : planned.end_exclusive]

@@ -90,8 +90,8 @@ class _Stop(Event):
         self._place = "waiting"
 
     def wait(self, timeout: float | None = None) -> bool:
-        place, self._place = self._place, "idle"
-        call(place, CRASHES, lambda: None)
+        call_name, self._place = self._place, "idle"
+        call(call_name, CRASHES, lambda: None)
         return False
 
 
@@ -221,15 +221,15 @@ class World:
         if process.done and process.error is not None:
             self._judge(process, process.error)
 
-    def run_to(self, process: Process, place: str) -> None:
+    def run_to(self, process: Process, call_name: str) -> None:
         """Until the process is about to make this call, has ended, or has found nothing to do."""
         if not process.done and process.at == "idle":
             self.step(process)
         for _ in range(TOO_MANY_STEPS):
-            if process.done or process.at in (place, "idle"):
+            if process.done or process.at in (call_name, "idle"):
                 return
             self.step(process)
-        raise AssertionError(f"{process.name} does not come to {place}")
+        raise AssertionError(f"{process.name} does not come to {call_name}")
 
     def _judge(self, process: Process, error: BaseException) -> None:
         zombie = not isinstance(process, DriverProcess) or process.driver.generation != self.store.journal.generation
@@ -269,8 +269,8 @@ class CoPartitionedWorld(FullWorld):
     partitions: ClassVar[Mapping[str, int]] = {"orders": 4, "payments": 2}
 
     def append(self, name: str, partition: int, key: str | None, ts: int, *, identifier: int) -> None:
-        place = partition if key is None else zlib.crc32(key.encode()) % self.partitions[name]
-        super().append(name, place, key, ts, identifier=identifier)
+        key_partition = partition if key is None else zlib.crc32(key.encode()) % self.partitions[name]
+        super().append(name, key_partition, key, ts, identifier=identifier)
 
 
 class ChainWorld(World):

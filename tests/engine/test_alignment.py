@@ -85,19 +85,19 @@ backlogs = st.builds(
 
 @settings(deadline=None, max_examples=examples(300))
 @given(
-    found=st.lists(backlogs, max_size=8),
+    all_backlogs=st.lists(backlogs, max_size=8),
     budget=st.sampled_from([1, 10, 50_000, BUDGET]),
     size=st.sampled_from([1, 100_000, 64 << 20, PLENTY]),
 )
-def test_never_nothing_never_too_much(found: list[Backlog[object]], budget: int, size: int) -> None:
-    share = allocate(found, Budget(budget, size))
-    waiting = {b.partition: b.records for b in found if b.records}
+def test_never_nothing_never_too_much(all_backlogs: list[Backlog[object]], budget: int, size: int) -> None:
+    share = allocate(all_backlogs, Budget(budget, size))
+    waiting = {b.partition: b.records for b in all_backlogs if b.records}
     assert bool(share) == bool(waiting)
     assert all(0 < count <= waiting[partition] for partition, count in share.items())
     # One record of each partition whose density is not known, and one where nothing else would be read.
-    unknown = [b for b in found if b.highest is None or b.density is None]
+    unknown = [b for b in all_backlogs if b.highest is None or b.density is None]
     assert sum(share.values()) <= budget + len(unknown) + 1
-    sizes = {b.partition: b.record_bytes for b in found}
+    sizes = {b.partition: b.record_bytes for b in all_backlogs}
     most = size + sum(b.record_bytes for b in unknown) + max(sizes.values(), default=0)
     assert sum(count * sizes[partition] for partition, count in share.items()) <= most
 
@@ -133,14 +133,14 @@ class Topic:
 
 def simulate(topics: dict[str, Topic], epochs: int, budget: int) -> list[dict[str, int]]:
     """Epoch by epoch as the planner does: allocate, read, learn the densities."""
-    known: EventTimeRates[str] = EventTimeRates()
+    rates: EventTimeRates[str] = EventTimeRates()
     shares = []
     for _ in range(epochs):
-        found = [backlog(n, t.records - t.read, t.highest, known.get(n)) for n, t in topics.items()]
-        share = allocate(found, Budget(budget, PLENTY))
+        all_backlogs = [backlog(n, t.records - t.read, t.highest, rates.get(n)) for n, t in topics.items()]
+        share = allocate(all_backlogs, Budget(budget, PLENTY))
         for name, count in share.items():
             before, first = topics[name].take(count)
-            known.observe(name, count, before, first, topics[name].highest)
+            rates.observe(name, count, before, first, topics[name].highest)
         shares.append(share)
     return shares
 
@@ -161,13 +161,13 @@ def test_the_budget_is_used_once_densities_are_known() -> None:
 
 
 def test_densities_follow_a_change_and_stay_finite() -> None:
-    known: EventTimeRates[str] = EventTimeRates()
-    known.observe("p", 0, 0, None, None)
-    assert known.get("p") is None
-    known.observe("p", 100, None, 1_000, 1_100)
-    assert known.get("p") == 1.0
-    known.observe("p", 300, 1_100, 1_100, 1_200)
-    assert known.get("p") == 2.0
+    rates: EventTimeRates[str] = EventTimeRates()
+    rates.observe("p", 0, 0, None, None)
+    assert rates.get("p") is None
+    rates.observe("p", 100, None, 1_000, 1_100)
+    assert rates.get("p") == 1.0
+    rates.observe("p", 300, 1_100, 1_100, 1_200)
+    assert rates.get("p") == 2.0
     for _ in range(60):
-        known.observe("p", 1, 0, 0, 10**13)
-    assert EventTimeRates.LOWEST <= (known.get("p") or 0) < 2 * EventTimeRates.LOWEST
+        rates.observe("p", 1, 0, 0, 10**13)
+    assert EventTimeRates.LOWEST <= (rates.get("p") or 0) < 2 * EventTimeRates.LOWEST

@@ -123,7 +123,7 @@ def test_a_heavy_load_that_begins_wide_is_halved_at_most_while_its_cost_is_not_k
     """Its epochs are alike, as those of an idle job are. Those of half as many executors tell them apart."""
     job = Job(noise=noise, running=8)
     job.under(50_000, 1_800)
-    assert min(job.decisions, default=(0.0, 8), key=lambda each: each[1])[1] >= 4
+    assert min(job.decisions, default=(0.0, 8), key=lambda decision: decision[1])[1] >= 4
     assert job.scaler.executors in {7, 8}  # 5 busy executors, at 70 percent
     assert job.waiting < 100_000
 
@@ -138,8 +138,8 @@ def test_one_record_is_work_for_one_executor() -> None:
 
 def test_a_backlog_is_read_within_the_target() -> None:
     job = Job(waiting=3_000_000)
-    asked = job.under(5_000, 240)
-    assert asked == [5]  # after an epoch of 500,000 on one executor: 5,000 + 2,750,000 / 60 records a second
+    executor_counts = job.under(5_000, 240)
+    assert executor_counts == [5]  # after an epoch of 500,000 on one executor: 5,000 + 2,750,000 / 60 records a second
     assert job.waiting < 50_000
 
 
@@ -204,6 +204,6 @@ def test_nothing_is_decided_while_no_executor_runs(records: int) -> None:
 def test_a_decision_says_why() -> None:
     job = Job()
     job.under(25_000, 120)
-    found = re.fullmatch(r"25,\d+ records/s arrive and [\d,]+ wait; an executor can read ([\d,]+)/s", job.scaler.reason)
-    assert found is not None, job.scaler.reason
-    assert 8_000 < int(found[1].replace(",", "")) < 12_000
+    match = re.fullmatch(r"25,\d+ records/s arrive and [\d,]+ wait; an executor can read ([\d,]+)/s", job.scaler.reason)
+    assert match is not None, job.scaler.reason
+    assert 8_000 < int(match[1].replace(",", "")) < 12_000

@@ -50,9 +50,9 @@ def _without_flags(summary: ShardSummary) -> tuple[SegmentMeta, ...]:
 class TakesASummaryTwice(SimHost):
     """As if Spark gave two attempts of the last step's first task."""
 
-    def summaries(self, told: Sequence[ShardSummary]) -> list[tuple[Task, ShardSummary]]:
-        listed = super().summaries(told)
-        return [*listed, *(each for each in listed if each[0] == (1, 0))]
+    def summaries(self, shard_summaries: Sequence[ShardSummary]) -> list[tuple[Task, ShardSummary]]:
+        listed = super().summaries(shard_summaries)
+        return [*listed, *(entry for entry in listed if entry[0] == (1, 0))]
 
 
 class ClosesFromTheStart(Worker):
@@ -134,8 +134,8 @@ def test_a_broken_join_is_found(mutant: type, world: type[World], reason: str) -
         any_mixture(broken(world, mutant))
 
 
-def _forgets_what_it_found(kept: StateRun, found: Mapping[str, np.ndarray]) -> StateRun:
-    return kept
+def _forgets_what_it_found(state_run: StateRun, new_flags: Mapping[str, np.ndarray]) -> StateRun:
+    return state_run
 
 
 @pytest.mark.parametrize("world", [FullWorld, AggregateWorld])

@@ -136,8 +136,8 @@ def test_a_file_that_a_crash_of_the_machine_cut_is_loaded_again(tmp_path: Path, 
 
 def test_what_is_not_live_goes_but_not_what_the_running_epoch_stages(tmp_path: Path) -> None:
     store, cache = opened(tmp_path)
-    live, gone, new = (add(store, f"left/1-{e}-0-a/{n}", e, [n]) for n, e in enumerate((1, 1, 2)))
-    cache.get([live, gone, new])
+    live, obsolete, new = (add(store, f"left/1-{e}-0-a/{n}", e, [n]) for n, e in enumerate((1, 1, 2)))
+    cache.get([live, obsolete, new])
     cache.retain({live.key}, epoch=2)
     assert len(list(tmp_path.iterdir())) == 2
     cache.get([live, new])

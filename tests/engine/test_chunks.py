@@ -33,18 +33,18 @@ def made(*sizes: int) -> Generator[pa.RecordBatch, None, str]:
 
 
 def sizes(batches: Iterator[pa.RecordBatch]) -> list[int]:
-    return [each.num_rows for each in batches]
+    return [record_batch.num_rows for record_batch in batches]
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("batch_sizes", "expected"),
     [((), []), ((3, 4), [7]), ((6, 5, 1), [6, 6]), ((12, 1), [12, 1]), ((5, 5, 5), [10, 5])],
 )
 def test_small_batches_become_chunks(
-    given: Sequence[int], expected: list[int], monkeypatch: pytest.MonkeyPatch
+    batch_sizes: Sequence[int], expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chunks, "CHUNK_ROWS", 10)
-    assert sizes(in_chunks(made(*given))) == expected
+    assert sizes(in_chunks(made(*batch_sizes))) == expected
 
 
 def test_chunks_are_bounded_by_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ def test_rows_are_made_while_they_are_read_and_again_for_who_reads_again() -> No
 
     rows = ReplayableBatches(make)
     assert rows.any()
-    assert [each["n"].to_pylist() for each in rows.to_batches()] == [list(range(7))]
+    assert [record_batch["n"].to_pylist() for record_batch in rows.to_batches()] == [list(range(7))]
     assert (rows.result(), rows.count, len(begun)) == ("done", 7, 1)
     assert sizes(rows.to_batches()) == [7]
     assert (rows.result(), rows.count, len(begun)) == ("done", 7, 2)

@@ -73,9 +73,9 @@ def checkpoint(driver: Driver) -> None:
 
 
 def record(world: World) -> JobRecord:
-    found = world.store.record(world.job.name)
-    assert found is not None
-    return found
+    job_record = world.store.record(world.job.name)
+    assert job_record is not None
+    return job_record
 
 
 def with_step(world: World, **changes: Any) -> dict[str, Any]:
@@ -118,10 +118,10 @@ def test_a_commit_without_an_answer_is_resolved_by_what_is_there(
 
 
 def test_one_summary_counts_for_every_step_and_shard() -> None:
-    told = {(0, 0): "a", (0, 1): "b", (1, 0): "c", (1, 1): "d"}
-    assert choose_attempts(reversed(told.items()), 2, 2) == told
+    summaries = {(0, 0): "a", (0, 1): "b", (1, 0): "c", (1, 1): "d"}
+    assert choose_attempts(reversed(summaries.items()), 2, 2) == summaries
     with pytest.raises(StateError, match="two results for step 2, shard 0"):
-        choose_attempts([*told.items(), ((1, 0), "again")], 2, 2)
+        choose_attempts([*summaries.items(), ((1, 0), "again")], 2, 2)
     with pytest.raises(StateError, match="no result for step 1, shard 1, step 2, shard 0"):
         choose_attempts([((0, 0), "a"), ((1, 1), "d")], 2, 2)
 
@@ -571,7 +571,7 @@ def test_segments_that_are_past_their_deadline_are_dropped_unread(world: World) 
     work: list[Any] = []
     host = driver._parts.host
     run = host.run
-    host.run = lambda given: work.append(given) or run(given)  # type: ignore
+    host.run = lambda epoch_work: work.append(epoch_work) or run(epoch_work)  # type: ignore
     driver.commit(plan, driver.run(plan))
     assert old
     assert old.isdisjoint(segment.key for segment in work[0].segments)
@@ -729,7 +729,7 @@ def test_records_that_no_plan_may_read_leave_nothing_planned(world: World) -> No
     driver = started(world)
     topic: Any = world.topics["orders"]
     read = topic.bounds
-    topic.bounds = lambda known: [replace(bound, is_assigned=False) for bound in read(known)]
+    topic.bounds = lambda stored_offsets: [replace(bound, is_assigned=False) for bound in read(stored_offsets)]
     assert driver.plan() is None
     assert (driver.planned, driver.backlog) == (False, {"orders": 2, "payments": 2})
     topic.bounds = read
@@ -793,11 +793,11 @@ def test_a_topic_that_was_recreated_since_its_plan_is_not_read_in_silence(world:
 
 
 def test_a_driver_that_was_away_does_not_take_the_job_back(world: World) -> None:
-    away = started(world)
+    older = started(world)
     newer = started(world)
     again = world.new_driver()
     with pytest.raises(Fenced, match=r"another driver has taken over .*Another job needs another metadata\.name"):
-        again.recover(away.generation)
+        again.recover(older.generation)
     assert record(world).generation == newer.generation
     again.recover(newer.generation)
     assert again.generation == newer.generation + 1
@@ -805,12 +805,12 @@ def test_a_driver_that_was_away_does_not_take_the_job_back(world: World) -> None
 
 def test_a_driver_that_was_away_does_not_bring_a_deleted_job_back(world: World) -> None:
     fill(world, 2)
-    away = started(world)
-    epoch(away)
+    older = started(world)
+    epoch(older)
     world.store.delete_job(world.job.name)
     again = world.new_driver()
     with pytest.raises(Fenced, match="or it was deleted"):
-        again.recover(away.generation)
+        again.recover(older.generation)
     assert world.store.record(world.job.name) is None
     started(world)  # another one may start it anew
 
@@ -844,7 +844,7 @@ def test_the_last_epoch_before_a_stop_leaves_no_plan(world: World) -> None:
 def test_where_a_bounded_input_stops_and_which_topic_it_was_survive_a_restart(world: World) -> None:
     topic: Any = world.topics["orders"]
     plain = topic.bounds
-    topic.bounds = lambda known: [replace(b, stop=7, topic_id="id-1") for b in plain(known)]
+    topic.bounds = lambda stored_offsets: [replace(b, stop=7, topic_id="id-1") for b in plain(stored_offsets)]
     fill(world, 4)
     epoch(started(world))
     state = started(world).state.inputs["orders"]

@@ -37,9 +37,9 @@ def plan_of(*ranges: Range, tables_read: tuple[str, ...] = ()) -> EpochPlan:
     return EpochPlan(7, 2, ranges, {"a": 5, "b": None}, ended=("c",), checkpoint=True, tables_read=tables_read)
 
 
-def sizes_of(**known: int) -> RecordSizes:
+def sizes_of(**bytes_by_input: int) -> RecordSizes:
     sizes = RecordSizes()
-    for name, size in known.items():
+    for name, size in bytes_by_input.items():
         sizes.observe(PartitionRef(name, name, 0), 10, 10 * size)
     return sizes
 
@@ -53,8 +53,8 @@ def cut(planned: Range, records: int) -> Range:
 
 
 def smaller(plan: EpochPlan, sizes: RecordSizes, budget: Budget) -> list[tuple[int, int]] | None:
-    found = smaller_plan(plan, sizes, budget, count, cut)
-    return None if found is None else [(r.start, r.end_exclusive) for r in found.ranges]
+    reduced = smaller_plan(plan, sizes, budget, count, cut)
+    return None if reduced is None else [(r.start, r.end_exclusive) for r in reduced.ranges]
 
 
 def test_a_size_rises_at_once_and_falls_slowly() -> None:
@@ -151,9 +151,9 @@ def test_ranges_are_shortened_alike() -> None:
 def test_a_smaller_plan_is_the_same_epoch() -> None:
     """A table that is not read to its first end any more is not said to be."""
     plan = plan_of(Range(A, 0, 10), Range(TABLE, 0, 500), tables_read=("b", "table"))
-    found = smaller_plan(plan, RecordSizes(), Budget(51, 1), count, cut)
-    assert found is not None
-    assert found == plan_of(Range(A, 0, 1), Range(TABLE, 0, 50), tables_read=("b",))
+    reduced = smaller_plan(plan, RecordSizes(), Budget(51, 1), count, cut)
+    assert reduced is not None
+    assert reduced == plan_of(Range(A, 0, 1), Range(TABLE, 0, 50), tables_read=("b",))
 
 
 def test_the_error_travels_with_what_was_read() -> None:
@@ -185,15 +185,15 @@ def test_large_records_that_nobody_expected_are_read_in_small_epochs(
     listener = JobListener(
         lambda _: None, lambda _: None, lambda error, _: pytest.fail(str(error)), warned=noticed.append
     )
-    made: list[Driver] = []
+    drivers: list[Driver] = []
 
     def make_driver() -> Driver:
-        made.append(Driver(world.identity, world.pipeline, driver._parts, lambda: world.now_ms, lambda: None))
-        return made[-1]
+        drivers.append(Driver(world.identity, world.pipeline, driver._parts, lambda: world.now_ms, lambda: None))
+        return drivers[-1]
 
     stop = threading.Event()
     run_until_stopped(make_driver, stop, listener, Outages(listener, stop))
-    assert 1 <= len(noticed) == len(made) - 1 <= 4
+    assert 1 <= len(noticed) == len(drivers) - 1 <= 4
     assert "holds more bytes than trigger.maxBytesPerEpoch allows" in noticed[0]
     planned = [entry.plan["ranges"] for entry in world.store.epochs(world.job.name)]
     assert max(sum(end - start for *_, start, end in ranges) for ranges in planned) <= 8

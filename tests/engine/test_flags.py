@@ -205,6 +205,6 @@ def test_a_finished_segment_of_several_shards_is_dropped_when_all_of_them_say_so
         plan = driver.plan()
         assert plan is not None
         outcome = driver.run(plan)
-        told = {task: replace(outcome.shards[task], finished=(spread.key,)) for task in telling}
-        driver.commit(plan, replace(outcome, shards={**outcome.shards, **told}))
+        summaries = {task: replace(outcome.shards[task], finished=(spread.key,)) for task in telling}
+        driver.commit(plan, replace(outcome, shards={**outcome.shards, **summaries}))
         assert (spread.key in {segment.key for segment in record(world).segments}) is expected

@@ -167,8 +167,8 @@ def test_a_restart_closes_nothing_a_second_time(world: World) -> None:
     add(world, "payments", 3, 1_100)
     epochs(started(world), auditor)
     assert rows(world) == Counter([(1, None), (None, 3)])
-    (kept,) = [segment for segment in record(world).segments if segment.part == "left"]
-    assert (kept.ts_min, kept.ts_max) == (1_000, 1_500)
+    (remaining,) = [segment for segment in record(world).segments if segment.part == "left"]
+    assert (remaining.ts_min, remaining.ts_max) == (1_000, 1_500)
     add(world, "payments", 4, 1_101)
     epochs(started(world), auditor)
     assert rows(world) == Counter([(1, None), (None, 3), (None, 4)])

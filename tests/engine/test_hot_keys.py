@@ -50,8 +50,8 @@ def run_of(keys: Sequence[str], side: int = 0, step: StepSpec = STEP) -> Run:
 
 
 def counted(segments: Sequence[Sequence[str]]) -> dict[str, int]:
-    kept = [part(f"s{i}", run_of(keys, i % 2), i % 2) for i, keys in enumerate(segments)]
-    return {found.key: found.rows for found in KeyCounter(STEP).count(kept)}
+    parts = [part(f"s{i}", run_of(keys, i % 2), i % 2) for i, keys in enumerate(segments)]
+    return {hot_key.key: hot_key.rows for hot_key in KeyCounter(STEP).count(parts)}
 
 
 def part(segment: str, run: Run, side: int = 0) -> tuple[int, StateRun]:
@@ -65,9 +65,9 @@ segments = st.lists(st.lists(keys, min_size=0, max_size=40), max_size=5)
 @given(segments=segments)
 def test_a_few_keys_are_counted_exactly_over_both_sides(segments: list[list[str]]) -> None:
     every = Counter(key for segment in segments for key in segment)
-    found = counted(segments)
-    assert found == {name: every[name.removeprefix("order_id=")] for name in found}
-    assert sorted(found.values(), reverse=True) == sorted(every.values(), reverse=True)[:TOP]
+    counts = counted(segments)
+    assert counts == {name: every[name.removeprefix("order_id=")] for name in counts}
+    assert sorted(counts.values(), reverse=True) == sorted(every.values(), reverse=True)[:TOP]
 
 
 def test_the_hottest_of_many_keys_are_found() -> None:
@@ -92,10 +92,10 @@ def test_a_segment_is_looked_through_once_and_per_shard_of_it(monkeypatch: pytes
     monkeypatch.setattr(hot_keys, "longest_runs", lambda hashes: looked.append(len(hashes)) or longest_runs(hashes))
     counter = KeyCounter(STEP)
     halves = [run.within(shard_range(shard, 2)) for shard in range(2)]
-    found = [counter.count([part("s", half)]) for half in halves for _ in range(2)]
+    counts = [counter.count([part("s", half)]) for half in halves for _ in range(2)]
     assert looked == [len(half) for half in halves]
-    assert found[0] == found[1] != found[2] == found[3]
-    assert max(key.rows for keys in found for key in keys) == 9
+    assert counts[0] == counts[1] != counts[2] == counts[3]
+    assert max(key.rows for keys in counts for key in keys) == 9
     counter.retain({"s"})
     counter.count([part("s", halves[0])])
     assert len(looked) == 2
@@ -125,8 +125,8 @@ def test_a_composite_key_names_its_columns_and_a_long_value_is_cut() -> None:
 
 def test_an_event_time_that_is_a_key_and_bytes_are_shown() -> None:
     by_time = replace(STEP, sides=tuple(replace(side, intake=_by_time(side.intake)) for side in STEP.sides))
-    (found,) = KeyCounter(by_time).count([part("s", run_of(["a"], 0, by_time))])
-    assert found == KeyRows("ts=1970-01-01 00:00:00.005000+00:00", 1)
+    (key_rows,) = KeyCounter(by_time).count([part("s", run_of(["a"], 0, by_time))])
+    assert key_rows == KeyRows("ts=1970-01-01 00:00:00.005000+00:00", 1)
     assert hot_keys._format_value(pa.scalar(b"\x00\xff")) == "00ff"
 
 
@@ -143,17 +143,17 @@ def test_no_state_has_no_hottest_key() -> None:
 
 def test_shards_are_put_together_by_what_each_told_last() -> None:
     hottest = HotKeyTracker({})
-    told = hottest.learn(2, {(0, 0): (KeyRows("a", 5), KeyRows("b", 1)), (0, 1): (KeyRows("c", 3),)})
-    assert told.hottest == (KeyRows("a", 5), KeyRows("c", 3), KeyRows("b", 1))
-    told = hottest.learn(2, {(0, 0): None, (0, 1): (KeyRows("d", 9),)})
-    assert told.hottest == (KeyRows("d", 9), KeyRows("a", 5), KeyRows("b", 1))
-    told = hottest.learn(3, {(0, shard): None for shard in range(3)})
-    assert told.hottest == (), "other shards own other keys"
+    learned = hottest.learn(2, {(0, 0): (KeyRows("a", 5), KeyRows("b", 1)), (0, 1): (KeyRows("c", 3),)})
+    assert learned.hottest == (KeyRows("a", 5), KeyRows("c", 3), KeyRows("b", 1))
+    learned = hottest.learn(2, {(0, 0): None, (0, 1): (KeyRows("d", 9),)})
+    assert learned.hottest == (KeyRows("d", 9), KeyRows("a", 5), KeyRows("b", 1))
+    learned = hottest.learn(3, {(0, shard): None for shard in range(3)})
+    assert learned.hottest == (), "other shards own other keys"
 
 
 def test_steps_have_keys_of_their_own() -> None:
-    told = HotKeyTracker({}).learn(1, {(0, 0): (KeyRows("a", 5),), (1, 0): (KeyRows("a", 7, 1),)})
-    assert told.hottest == (KeyRows("a", 7, 1), KeyRows("a", 5, 0))
+    learned = HotKeyTracker({}).learn(1, {(0, 0): (KeyRows("a", 5),), (1, 0): (KeyRows("a", 7, 1),)})
+    assert learned.hottest == (KeyRows("a", 7, 1), KeyRows("a", 5, 0))
 
 
 def test_only_the_top_is_told() -> None:

@@ -29,9 +29,9 @@ def read(partition: int = 0, records: int = 10, **more: Any) -> PartitionRead:
 def test_a_column_without_a_value_is_named_once_and_by_all_partitions_together() -> None:
     input_warnings = InputWarnings({"orders": "ts"}, PIPELINE)
     reads = [read(0, empty=frozenset({"a", "device.id"})), read(1, empty=frozenset({"b", "device.id"}))]
-    (said,) = input_warnings.learn(reads)
-    assert "Input orders: no value for column device.id in any of the 20 records decoded so far" in said
-    assert "written as path: device.id" in said
+    (warning,) = input_warnings.learn(reads)
+    assert "Input orders: no value for column device.id in any of the 20 records decoded so far" in warning
+    assert "written as path: device.id" in warning
 
     assert input_warnings.learn([read(empty=frozenset({"device.id"}))]) == ()
     assert "30 records" in input_warnings.active["orders"]
@@ -47,29 +47,29 @@ def test_a_value_in_an_earlier_epoch_counts() -> None:
 
 def test_an_input_of_which_no_record_can_be_used_is_named_with_the_first_reason() -> None:
     input_warnings = InputWarnings({"orders": "ts"}, PIPELINE)
-    (said,) = input_warnings.learn(
+    (warning,) = input_warnings.learn(
         [read(records=9, dead=9, first_dead="orders/0 offset 3: not JSON"), read(1, 1, dropped={"null_key": 1})]
     )
-    assert said.startswith(
+    assert warning.startswith(
         "Input orders: none of the 10 records read so far can be used: 9 dead letters and 1 null key"
     )
-    assert "(the first: orders/0 offset 3: not JSON)" in said
+    assert "(the first: orders/0 offset 3: not JSON)" in warning
     assert input_warnings.learn([read(dead=10)]) == ()
     assert input_warnings.learn([read(empty=frozenset())]) == ()
     assert input_warnings.active == {}
 
 
 def test_deletions_of_a_stream_are_no_rows() -> None:
-    gone = {"deletion": 2, "tombstone": 1}
-    (said,) = InputWarnings({"orders": "ts"}, PIPELINE).learn([read(dead=7, dropped=gone)])
-    assert "none of the 10 records read so far can be used: 7 dead letters and 3 deleted records" in said
-    assert InputWarnings({"orders": "ts"}, PIPELINE).learn([read(dead=6, dropped=gone)]) == ()
-    assert InputWarnings({"orders": "ts"}, PIPELINE).learn([read(records=3, dropped=gone)]) == ()
+    deletions = {"deletion": 2, "tombstone": 1}
+    (warning,) = InputWarnings({"orders": "ts"}, PIPELINE).learn([read(dead=7, dropped=deletions)])
+    assert "none of the 10 records read so far can be used: 7 dead letters and 3 deleted records" in warning
+    assert InputWarnings({"orders": "ts"}, PIPELINE).learn([read(dead=6, dropped=deletions)]) == ()
+    assert InputWarnings({"orders": "ts"}, PIPELINE).learn([read(records=3, dropped=deletions)]) == ()
 
 
 def test_many_columns_are_not_all_named() -> None:
-    (said,) = InputWarnings({"orders": "ts"}, PIPELINE).learn([read(empty=frozenset("abcdefgh"))])
-    assert "columns a, b, c, d, e and 3 more" in said
+    (warning,) = InputWarnings({"orders": "ts"}, PIPELINE).learn([read(empty=frozenset("abcdefgh"))])
+    assert "columns a, b, c, d, e and 3 more" in warning
 
 
 def test_nothing_is_said_of_an_input_that_was_not_read() -> None:
@@ -84,8 +84,10 @@ def test_a_column_that_is_gone_in_the_middle_of_a_run_is_named_after_many_rows_a
             input_warnings.learn([read(0, 50, empty=frozenset({"sku"})), read(1, 50, empty=frozenset({"sku"}))]) == ()
         )
     assert input_warnings.active == {}
-    (said,) = input_warnings.learn([read(records=100, empty=frozenset({"sku"}))])
-    assert said.startswith("Input orders: no value for column sku in any of the newest 1,000 records decoded. Compare")
+    (warning,) = input_warnings.learn([read(records=100, empty=frozenset({"sku"}))])
+    assert warning.startswith(
+        "Input orders: no value for column sku in any of the newest 1,000 records decoded. Compare"
+    )
     assert input_warnings.learn([read(records=100, empty=frozenset({"sku"}))]) == ()
     assert "newest 1,100 records" in input_warnings.active["orders"]
     assert input_warnings.learn([read(empty=frozenset())]) == ()
@@ -100,19 +102,19 @@ def test_a_column_that_few_records_have_is_no_cause() -> None:
         assert input_warnings.learn([read(records=900, empty=sparse)]) == ()
         assert input_warnings.learn([read(records=1, empty=frozenset())]) == ()
     assert input_warnings.learn([read(records=8_999, empty=sparse)]) == ()
-    (said,) = input_warnings.learn([read(records=1, empty=sparse)])
-    assert "column note in any of the newest 9,000" in said
+    (warning,) = input_warnings.learn([read(records=1, empty=sparse)])
+    assert "column note in any of the newest 9,000" in warning
 
 
 def test_records_that_all_become_dead_letters_in_the_middle_of_a_run_are_named_once() -> None:
     input_warnings = InputWarnings({"orders": "ts"}, PIPELINE)
     assert input_warnings.learn([read(empty=frozenset())]) == ()
     assert input_warnings.learn([read(records=99, dead=99, first_dead="orders/0 offset 10: not JSON")]) == ()
-    (said,) = input_warnings.learn([read(records=4, dead=1, dropped={"deletion": 3})])
-    assert said.startswith(
+    (warning,) = input_warnings.learn([read(records=4, dead=1, dropped={"deletion": 3})])
+    assert warning.startswith(
         "Input orders: none of the newest 103 records read can be used: 100 dead letters and 3 deleted records"
     )
-    assert "(the first: orders/0 offset 10: not JSON)" in said
+    assert "(the first: orders/0 offset 10: not JSON)" in warning
     assert input_warnings.learn([read(records=50, dead=50)]) == ()
     assert input_warnings.learn([read(empty=frozenset())]) == ()
     assert input_warnings.active == {}
@@ -133,11 +135,11 @@ def test_records_that_all_become_dead_letters_in_the_middle_of_a_run_are_named_o
 )
 def test_event_times_that_most_likely_count_seconds_are_named_once(first: int, last: int, warned: bool) -> None:
     input_warnings = InputWarnings({"orders": "ts"}, PIPELINE)
-    said = input_warnings.learn([read(0, lowest=first, highest=first), read(1, lowest=last, highest=last), read(2)])
-    assert bool(said) == warned
+    warnings = input_warnings.learn([read(0, lowest=first, highest=first), read(1, lowest=last, highest=last), read(2)])
+    assert bool(warnings) == warned
     if warned:
-        assert "event times of column ts are from 1970-01-" in said[0]
-        assert "declare ts as type: timestamp with format: s" in said[0]
+        assert "event times of column ts are from 1970-01-" in warnings[0]
+        assert "declare ts as type: timestamp with format: s" in warnings[0]
     assert input_warnings.learn([read(lowest=first, highest=last)]) == ()
     assert input_warnings.learn([read(lowest=1_700_000_000_000, highest=1_700_000_000_000)]) == ()
     assert input_warnings.active == {}
@@ -220,9 +222,9 @@ def test_times_of_1970_that_are_no_guess_are_read(column: dict[str, str], at: in
 
 def test_integers_of_seconds_after_others_are_warned_about_in_a_trace() -> None:
     """The state has rows with other times already."""
-    others = {name: [{"id": "b", "at": 946_684_799}] for name in "lr"}
+    earlier = {name: [{"id": "b", "at": 946_684_799}] for name in "lr"}
     later = {"l": [{"id": "a", "at": 946_684_800}]}
-    _, line = run_trace(with_times(type="int64"), [{"rows": others}, {"rows": later}], MemoryStore())
+    _, line = run_trace(with_times(type="int64"), [{"rows": earlier}, {"rows": later}], MemoryStore())
     assert line["warnings"] == [
         "Input l: event times of column at are from 1970-01-11 on, and from 2000-01-01 on if their numbers count "
         "seconds. If they do, declare at as type: timestamp with format: s"

@@ -23,20 +23,20 @@ def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     """Segments are merged early, so that some are taken out of the state in many ways."""
     sim_kafka.install(monkeypatch)
     monkeypatch.setattr(compaction, "FAN_IN", 3)
-    made = request.param(tmp_path)
-    yield made
-    made.close()
+    new_world = request.param(tmp_path)
+    yield new_world
+    new_world.close()
 
 
 def fill(world: World, round_: int) -> None:
     """Rows of every input, with late ones among them, further in time from round to round."""
-    for place, name in enumerate(world.topics):
+    for input_number, name in enumerate(world.topics):
         for number in range(4):
             late = 57 if number == 3 else 0
             add(
                 world,
                 name,
-                100 * round_ + 10 * place + number,
+                100 * round_ + 10 * input_number + number,
                 1_000 + 60 * round_ + 3 * number - late,
                 "ab"[number % 2],
             )
@@ -48,7 +48,7 @@ def stored(world: World, driver: Driver) -> JobState:
 
 
 def test_a_recovery_finds_the_state_that_was_worked_out(world: World) -> None:
-    driver, gone = started(world), set[str]()
+    driver, dropped_keys = started(world), set[str]()
     for round_ in range(8):
         fill(world, round_)
         while (plan := driver.plan()) is not None:
@@ -58,9 +58,9 @@ def test_a_recovery_finds_the_state_that_was_worked_out(world: World) -> None:
             driver.commit(plan, outcome)
             assert replace(driver.state, pending=None) == after
             assert replace(driver.state, committed_at_ms=stored(world, driver).committed_at_ms) == stored(world, driver)
-            gone |= before.dropped(plan, outcome)
-            assert after.segments.keys() == (before.segments.keys() | staged(outcome).keys()) - gone
-    assert gone, "segments have left the state"
+            dropped_keys |= before.dropped(plan, outcome)
+            assert after.segments.keys() == (before.segments.keys() | staged(outcome).keys()) - dropped_keys
+    assert dropped_keys, "segments have left the state"
     assert driver.state.epoch >= 8
 
 

@@ -63,13 +63,13 @@ def test_a_late_record_of_a_session_of_both_sides_is_one_dead_letter(shards: int
         {"restart": True},
         {"input": "r", "rows": [{"k": "c", "v": "late too", "ts": 91}, {"k": "c", "v": "in time", "ts": 99}]},
     ]
-    found = dead_letters(job, steps, shards)
-    assert [(each["partition"], each["offset"]) for each in found] == [(2, 1), (2, 2)]
-    assert found[0]["reason"] == (
+    letters = dead_letters(job, steps, shards)
+    assert [(letter["partition"], letter["offset"]) for letter in letters] == [(2, 1), (2, 2)]
+    assert letters[0]["reason"] == (
         "late: event time 'ts' is 1970-01-01T00:00:00.091Z, sessions that end before 1970-01-01T00:00:00.099Z are "
         "closed (watermark: l 1970-01-01T00:00:00.109Z, r 1970-01-01T00:00:00.109Z)"
     )
-    assert '"late b"' in found[0]["text"]
+    assert '"late b"' in letters[0]["text"]
 
 
 def test_a_late_row_of_a_session_is_one_dead_letter() -> None:

@@ -36,9 +36,9 @@ def learned(rows: LateCounts, records: int, late: int = 0, at_ms: int = 0, behin
 @pytest.mark.parametrize(("late", "warns"), [(0, False), (5, False), (6, True), (493, True)])
 def test_from_one_percent_on_late_rows_are_warned_about(late: int, *, warns: bool) -> None:
     rows = LateCounts({"orders": InputClock(10_000)}, {"orders": 0.01})
-    found = learned(rows, 600, late)
-    assert found == ([LateInput("orders", late, 1_000, 11_000, 600)] if warns else [])
-    assert list(rows.active.values()) == found
+    warned_inputs = learned(rows, 600, late)
+    assert warned_inputs == ([LateInput("orders", late, 1_000, 11_000, 600)] if warns else [])
+    assert list(rows.active.values()) == warned_inputs
 
 
 def test_the_words_name_the_delay() -> None:
@@ -88,7 +88,7 @@ def test_inputs_are_apart() -> None:
     rows = LateCounts({"orders": InputClock(0), "payments": InputClock(0)}, {"orders": 0.01, "payments": 0.01})
     rows.learn(0, {"orders": 100, "payments": 100}, {"payments": 50}, {"payments": 7})
     rows.learn(0, {"orders": 100, "payments": 0}, {}, {})
-    assert [each.input for each in rows.active.values()] == ["payments"]
+    assert [late_input.input for late_input in rows.active.values()] == ["payments"]
 
 
 def test_the_branches_of_a_union_have_the_delay() -> None:

@@ -32,24 +32,24 @@ PAUSE = {"maxRecords": 5, "onLimit": "pause"}
 
 def with_limits(text: str, *limits: Mapping[str, Any]) -> str:
     job = json.loads(text)
-    for step, of in zip(job["spec"]["joins"], limits, strict=False):
-        step["limits"] = of
+    for step, step_limits in zip(job["spec"]["joins"], limits, strict=False):
+        step["limits"] = step_limits
     return json.dumps(job)
 
 
 @pytest.fixture
 def make_world(tmp_path: Path) -> Iterator[Callable[..., World]]:
-    made: list[World] = []
+    worlds: list[World] = []
 
     def make(text: str, *limits: Mapping[str, Any]) -> World:
         limited = type("Limited", (World,), {"job_text": with_limits(text, *limits)})
-        made.append(limited(tmp_path))
-        return made[-1]
+        worlds.append(limited(tmp_path))
+        return worlds[-1]
 
     with pytest.MonkeyPatch.context() as patch:
         sim_kafka.install(patch)
         yield make
-    for world in made:
+    for world in worlds:
         world.close()
 
 

@@ -210,13 +210,13 @@ def test_an_epoch_makes_the_polls_quick_again() -> None:
     assert stop.seconds == [POLL_FIRST_S, 2 * POLL_FIRST_S, POLL_FIRST_S, 2 * POLL_FIRST_S]
 
 
-@pytest.mark.parametrize("away", SYSTEMS)
-def test_a_system_that_was_away_gets_a_new_driver_that_recovers(away: Unavailable) -> None:
+@pytest.mark.parametrize("unavailable", SYSTEMS)
+def test_a_system_that_was_away_gets_a_new_driver_that_recovers(unavailable: Unavailable) -> None:
     stop = Waits()
-    first, second = Scripted(iter([PLAN, away])), Scripted(iter([PLAN, None]))
+    first, second = Scripted(iter([PLAN, unavailable])), Scripted(iter([PLAN, None]))
     heard = loop([first, second], stop, finished=True)
     assert heard.started == [first, second]
-    assert heard.waiting == heard.back == [Outage(away, 100.0, RECOVER_FIRST_S)]
+    assert heard.waiting == heard.back == [Outage(unavailable, 100.0, RECOVER_FIRST_S)]
     assert stop.seconds == [RECOVER_FIRST_S]
     assert (first.committed, second.committed) == (1, 1)
 
@@ -226,10 +226,10 @@ def test_a_driver_that_cannot_even_recover_is_tried_again() -> None:
     assert len(heard.waiting) == len(heard.started) == 1
 
 
-@pytest.mark.parametrize("away", SYSTEMS)
-def test_it_waits_for_as_long_as_it_takes_at_growing_distance(away: Unavailable) -> None:
+@pytest.mark.parametrize("unavailable", SYSTEMS)
+def test_it_waits_for_as_long_as_it_takes_at_growing_distance(unavailable: Unavailable) -> None:
     stop, clock = Waits(), iter(range(1_000))
-    drivers = [Scripted(iter([away]), fails_to_recover=away is AWAY) for _ in range(200)]
+    drivers = [Scripted(iter([unavailable]), fails_to_recover=unavailable is AWAY) for _ in range(200)]
     heard = loop([*drivers, Scripted(iter([None]))], stop, finished=True, wall=lambda: float(next(clock)))
     assert len(stop.seconds) == 200
     assert stop.seconds[:3] == [RECOVER_FIRST_S, 2 * RECOVER_FIRST_S, 4 * RECOVER_FIRST_S]
@@ -262,13 +262,13 @@ class Patient(Scripted):
 def test_an_outage_that_an_epoch_waits_out_by_itself_is_told_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ASK_AFTER_S", "RECOVER_FIRST_S", "RECOVER_LAST_S"):
         monkeypatch.setattr(loop_module, name, 0.001)
-    away, stop = SYSTEMS[-1], Waits()
-    driver = Patient(iter([PLAN, None]), chain((None, away, away), repeat(None)))
+    unavailable, stop = SYSTEMS[-1], Waits()
+    driver = Patient(iter([PLAN, None]), chain((None, unavailable, unavailable), repeat(None)))
     driver.finished = True
     listener, clock = driver.heard.listener, count(100)
     run_until_stopped(lambda: cast(Driver, driver), stop, listener, Outages(listener, stop, lambda: float(next(clock))))
-    assert driver.heard.waiting == [Outage(away, 100.0, 0.001)] * 2
-    assert driver.heard.back == [Outage(away, 100.0, 0.001)]
+    assert driver.heard.waiting == [Outage(unavailable, 100.0, 0.001)] * 2
+    assert driver.heard.back == [Outage(unavailable, 100.0, 0.001)]
     assert driver.committed == 1
     assert not any(thread.name == "joinery-outages" for thread in threading.enumerate())
 
@@ -276,7 +276,7 @@ def test_an_outage_that_an_epoch_waits_out_by_itself_is_told_meanwhile(monkeypat
 def test_systems_that_are_away_one_after_the_other_are_told_apart() -> None:
     clock = iter(range(1_000))
     heard = loop(
-        [Scripted(iter([each])) for each in (*SYSTEMS, SYSTEMS[-1])] + [Scripted(iter([None]))],
+        [Scripted(iter([unavailable])) for unavailable in (*SYSTEMS, SYSTEMS[-1])] + [Scripted(iter([None]))],
         Waits(),
         finished=True,
         wall=lambda: float(next(clock)),
@@ -292,9 +292,11 @@ def test_systems_that_are_away_one_after_the_other_are_told_apart() -> None:
 def test_a_recovery_ends_the_outage_of_the_store_and_says_nothing_of_others() -> None:
     """A pending plan asks no input: only its commit, or the next plan, tells that all are there."""
     back: list[tuple[str, int]] = []
-    for away in SYSTEMS:
+    for unavailable in SYSTEMS:
         heard = Heard()
-        drivers = iter([Scripted(iter([away])), pending := Scripted(iter([PLAN, None]), pending=True, finished=True)])
+        drivers = iter(
+            [Scripted(iter([unavailable])), pending := Scripted(iter([PLAN, None]), pending=True, finished=True)]
+        )
         stop = Waits()
         listener = replace(heard.listener, recovered=lambda o: back.append((o.error.system, pending.committed)))
         pending.on_commit = lambda: setattr(pending, "pending", False)
@@ -457,10 +459,10 @@ def test_the_epoch_of_the_stop_shows_them_itself() -> None:
     assert (driver.read, driver.last) == ([True], [True])
 
 
-@pytest.mark.parametrize("away", [*SYSTEMS, LimitReached("the left side is full")])
-def test_what_is_away_at_the_stop_leaves_them_held_and_says_so(away: JoineryError) -> None:
-    heard = loop([Scripted(iter([None, away]), unpublished_rows=1_200)], Waits(at=1))
-    assert heard.noticed == [f"1,200 rows stay held until the job runs again: {away}"]
+@pytest.mark.parametrize("unavailable", [*SYSTEMS, LimitReached("the left side is full")])
+def test_what_is_away_at_the_stop_leaves_them_held_and_says_so(unavailable: JoineryError) -> None:
+    heard = loop([Scripted(iter([None, unavailable]), unpublished_rows=1_200)], Waits(at=1))
+    assert heard.noticed == [f"1,200 rows stay held until the job runs again: {unavailable}"]
 
 
 def test_what_is_away_when_the_inputs_have_ended_is_waited_for() -> None:

@@ -52,11 +52,11 @@ def merged(pipeline: Pipeline, runs: dict[str, Run], cache: Path) -> Run:
     """The left side's segments, in an epoch in which nothing arrives."""
     blobs = {key: encode(run.batch) for key, run in runs.items()}
     segments = [describe(run, key=key, part="left", epoch=1, blob=blobs[key]) for key, run in runs.items()]
-    held = SegmentCache(cache, cast(Any, Blobs(blobs)), "job")
+    segment_cache = SegmentCache(cache, cast(Any, Blobs(blobs)), "job")
     horizons = dict.fromkeys(pipeline.parts(), Horizon())
     plan = EpochPlan(2, 1, (), {"orders": None, "payments": None}, checkpoint=True, horizons=horizons)
     work = EpochWork(1, plan, tuple[SegmentMeta, ...](segments))
-    task = StepTask(pipeline, pipeline.steps[0], 0, work, held, FlagCache(held))
+    task = StepTask(pipeline, pipeline.steps[0], 0, work, segment_cache, FlagCache(segment_cache))
     with pytest.raises(StopIteration) as ended:
         next(task.run((None, None), ordered=False))
     done = ended.value.value

@@ -88,11 +88,11 @@ def test_rows_that_the_input_s_condition_leaves_out_do_not_count() -> None:
     document["spec"]["inputs"][0]["where"] = "n = 1"
     without = step("l", 150, n=0)
     trace(document, [without])
-    wanted = step("l", 99, n=1)
+    matching = step("l", 99, n=1)
     having, other = step("l", 9, n=0, k="a"), step("l", 1, n=1, other=2)
-    trace(document, [{"input": "l", "rows": [*without["rows"], *wanted["rows"]]}])
+    trace(document, [{"input": "l", "rows": [*without["rows"], *matching["rows"]]}])
     with pytest.raises(RecordError, match=r"of the 100 records read so far: .*; a record has n, other, ts"):
-        trace(document, [{"input": "l", "rows": [*having["rows"], *other["rows"], *wanted["rows"]]}])
+        trace(document, [{"input": "l", "rows": [*having["rows"], *other["rows"], *matching["rows"]]}])
 
 
 def test_once_something_of_the_input_is_committed_it_is_a_warning() -> None:

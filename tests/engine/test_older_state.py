@@ -123,15 +123,15 @@ def test_a_pending_plan_without_horizons_is_replayed(world: World, committed: in
 
 def expected(world: World) -> Counter[tuple[Any, ...]]:
     """What the oracle says of the log's plans."""
-    oracle, found = Oracle.of_job(world.job), Counter[tuple[Any, ...]]()
+    oracle, output_rows = Oracle.of_job(world.job), Counter[tuple[Any, ...]]()
     for entry in world.store.epochs(world.job.name):
         rows: dict[str, list[Row]] = {name: [] for name in world.topics}
         for name, _, partition, start, end in entry.plan["ranges"]:
             for offset in range(start, end):
                 values = json.loads(world.topics[name].partitions[partition][offset] or b"")
                 rows[name].append(Row(partition, offset, values["ts"], values))
-        found.update(tuple(row.values()) for row in oracle.epoch(entry.plan["watermarks"], rows).rows)
-    return found
+        output_rows.update(tuple(row.values()) for row in oracle.epoch(entry.plan["watermarks"], rows).rows)
+    return output_rows
 
 
 def test_horizons_are_stored_from_the_first_epoch_on(world: World) -> None:

@@ -122,7 +122,7 @@ class Brokers:
 
 
 @pytest.mark.parametrize(
-    ("marker", "known", "written", "writes"),
+    ("marker", "known_limit", "written", "writes"),
     [
         (None, None, 1, 2),
         (None, 50_000, 1, 2),
@@ -134,12 +134,12 @@ class Brokers:
     ],
 )
 def test_a_limit_is_that_of_the_attempt_whose_rows_are_in_the_topic(
-    marker: tuple[int | None] | None, known: int | None, written: int, writes: int
+    marker: tuple[int | None] | None, known_limit: int | None, written: int, writes: int
 ) -> None:
     """The brokers take 1,219 bytes now, which may be less or more than they took for the attempt before."""
     step: Any = None  # only dead letters need it
     planned = RecordLimit(KafkaTarget("out", "here:1"), ONLY_OUTPUT)
-    limit = OutputLimit(planned, step, {} if known is None else {ONLY_OUTPUT: known})
+    limit = OutputLimit(planned, step, {} if known_limit is None else {ONLY_OUTPUT: known_limit})
 
     def passed() -> Generator[pa.RecordBatch, None, None]:
         yield ROWS

@@ -231,8 +231,8 @@ def test_what_the_rows_of_an_epoch_imply_is_settled_with_its_own_idle_partitions
     plan = replace(PLAN, watermarks={"orders": 30}, idle={"orders": ("t/1",)})
     assert before.after(plan, "orders", {"t/0": 80}, CLOCK).progress.watermark == 80 - CLOCK.delay_ms
     assert before.after(replace(plan, idle={}), "orders", {"t/0": 80}, CLOCK).progress.watermark == 30
-    told = replace(CLOCK, explicit=True)
-    assert before.after(plan, "orders", {"t/0": 80}, told).progress.watermark == 30
+    explicit_clock = replace(CLOCK, explicit=True)
+    assert before.after(plan, "orders", {"t/0": 80}, explicit_clock).progress.watermark == 30
 
 
 def test_a_partition_without_rows_is_known_from_its_first_plan_on() -> None:

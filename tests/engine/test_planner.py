@@ -36,17 +36,17 @@ class Source(UnsharedSource):
     ends: dict[PartitionRef, tuple[int, int]]
     final: bool = False
     lost: int = 0
-    away: bool = False
+    unreachable: bool = False
     waiting: frozenset[PartitionRef] = frozenset()
     topic_id: str = ""
     files: bool = False
 
-    def bounds(self, known: StoredOffsets) -> list[Bounds]:
-        if self.away:
+    def bounds(self, stored_offsets: StoredOffsets) -> list[Bounds]:
+        if self.unreachable:
             raise SourceError("the broker is away")
         return [
             Bounds(
-                *(ref, known.offsets.get(ref, start), end, self.final, self.lost),
+                *(ref, stored_offsets.offsets.get(ref, start), end, self.final, self.lost),
                 topic_id=self.topic_id,
                 waits=ref in self.waiting,
             )
@@ -324,7 +324,7 @@ def test_nothing_to_read_makes_no_plan_unless_it_is_asked_for() -> None:
 
 def test_a_source_that_is_away_is_an_error() -> None:
     job = with_records()
-    job.payments.away = True
+    job.payments.unreachable = True
     with pytest.raises(SourceError, match="the broker is away"):
         job.plan()
 
@@ -672,8 +672,8 @@ def taken(job: Job, *refs: PartitionRef) -> None:
     """Another member of the group has these partitions."""
     for source in (job.orders, job.payments):
         plain = type(source).bounds
-        source.bounds = lambda known, s=source, p=plain: [  # type: ignore[method-assign]
-            replace(bound, is_assigned=bound.partition not in refs) for bound in p(s, known)
+        source.bounds = lambda stored_offsets, s=source, p=plain: [  # type: ignore[method-assign]
+            replace(bound, is_assigned=bound.partition not in refs) for bound in p(s, stored_offsets)
         ]
 
 
@@ -697,11 +697,13 @@ def test_a_partition_of_another_member_holds_the_watermark_back_and_never_gets_i
     assert plan.watermarks["orders"] == 495
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["added", "first-start"])
-def test_a_partition_that_the_group_has_not_given_to_us_yet_holds_the_watermark_back(known: bool) -> None:
+@pytest.mark.parametrize("already_known", [True, False], ids=["added", "first-start"])
+def test_a_partition_that_the_group_has_not_given_to_us_yet_holds_the_watermark_back(already_known: bool) -> None:
     """T1: its records would be late when they come. The group gives an added partition out after seconds."""
-    job = Job(Source(dict.fromkeys(ORDERS[: 1 if known else 2], (0, 10))), Source(dict.fromkeys(PAYMENTS, (0, 10))))
-    if known:
+    job = Job(
+        Source(dict.fromkeys(ORDERS[: 1 if already_known else 2], (0, 10))), Source(dict.fromkeys(PAYMENTS, (0, 10)))
+    )
+    if already_known:
         job.epoch({ORDERS[0]: 1_000, PAYMENTS[0]: 1_000})
     before = job.inputs["orders"].progress.watermark
     plain = job.orders.bounds
@@ -761,7 +763,7 @@ def test_the_inputs_wait_for_one_whose_records_are_all_another_member_s() -> Non
 
 def test_checking_the_sources_meets_what_is_missing() -> None:
     job = Job()
-    job.payments.away = True
+    job.payments.unreachable = True
     with pytest.raises(SourceError, match="the broker is away"):
         job.planner.check_sources(job.inputs)
 
@@ -773,9 +775,13 @@ def test_a_deleted_topic_is_forgotten_with_a_plan_of_its_own_and_holds_nothing_b
     state = job.inputs["orders"]
     job.inputs["orders"] = replace(state, positions={**state.positions, was: 3}, topic_ids={"was": "id-w"})
     plain = job.orders.bounds
-    job.orders.bounds = lambda known: [  # type: ignore[method-assign]
-        *plain(known),
-        *[Bounds(was, 3, 3, final=True, is_assigned=False, deleted=True) for ref in known.offsets if ref == was],
+    job.orders.bounds = lambda stored_offsets: [  # type: ignore[method-assign]
+        *plain(stored_offsets),
+        *[
+            Bounds(was, 3, 3, final=True, is_assigned=False, deleted=True)
+            for ref in stored_offsets.offsets
+            if ref == was
+        ],
     ]
     plan = job.epoch({})
     assert plan.topic_ids == {"orders": {"was": ""}}
@@ -865,22 +871,22 @@ def test_a_run_once_leaves_an_ended_input_ended() -> None:
 # --- co-partitioned inputs --------------------------------------------------------------------------------------------
 
 
-def of_partitions(orders: int, payments: int, known: int = 0) -> Job:
+def of_partitions(orders: int, payments: int, known_partitions: int = 0) -> Job:
     sources = [
         Source({PartitionRef(name, name, p): (0, 5) for p in range(count)})
         for name, count in (("orders", orders), ("payments", payments))
     ]
-    return Job(*sources, co_partitioned=True, co_partitions=known)
+    return Job(*sources, co_partitioned=True, co_partitions=known_partitions)
 
 
 @pytest.mark.parametrize(
-    ("orders", "payments", "known", "common"),
+    ("orders", "payments", "known_partitions", "common"),
     [(6, 6, 0, 6), (12, 6, 0, 6), (12, 8, 0, 4), (1, 1, 0, 1), (12, 6, 6, 6), (12, 12, 6, 6), (4, 4, 1, 1)],
 )
 def test_a_plan_says_how_many_partitions_inputs_have_in_common(
-    orders: int, payments: int, known: int, common: int
+    orders: int, payments: int, known_partitions: int, common: int
 ) -> None:
-    plan = of_partitions(orders, payments, known).plan()
+    plan = of_partitions(orders, payments, known_partitions).plan()
     assert plan is not None
     assert plan.co_partitions == common
     assert EpochPlan.from_json(plan.to_json()) == plan
@@ -894,7 +900,7 @@ def test_a_plan_of_other_inputs_says_nothing_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("orders", "payments", "known", "words"),
+    ("orders", "payments", "known_partitions", "words"),
     [
         (7, 4, 0, "no divisor in common: equal keys are in no partitions that belong together: topic orders of input "),
         (
@@ -908,9 +914,9 @@ def test_a_plan_of_other_inputs_says_nothing_of_it() -> None:
     ],
 )
 def test_topics_that_are_not_partitioned_alike_are_refused_by_name(
-    orders: int, payments: int, known: int, words: str
+    orders: int, payments: int, known_partitions: int, words: str
 ) -> None:
-    job = of_partitions(orders, payments, known)
+    job = of_partitions(orders, payments, known_partitions)
     with pytest.raises(SourceError) as raised:
         job.plan()
     assert words in str(raised.value)

@@ -57,8 +57,8 @@ def _small_world(monkeypatch: pytest.MonkeyPatch) -> None:
 @WORLDS
 def test_the_small_run_makes_every_call(world_type: type[World]) -> None:
     calls = calls_of_a_recovery(world_type)
-    places = PLACES if world_type.sink_type.with_topic else IN_EVERY_WORLD
-    assert {place for place, _ in calls} >= set(places) - {"store.record"}
+    call_names = PLACES if world_type.sink_type.with_topic else IN_EVERY_WORLD
+    assert {call_name for call_name, _ in calls} >= set(call_names) - {"store.record"}
     assert set().union(*(faults for _, faults in calls)) == set(Fault) - {Fault.NONE}
 
 

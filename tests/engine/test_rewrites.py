@@ -75,8 +75,8 @@ def rows(*keys: str, ts: int, mark: str = "") -> list[dict[str, Any]]:
     return [{"k": key, "v": key + mark, "w": "wide", "ts": ts} for key in keys]
 
 
-def play(of: StreamJoin, steps: Sequence[Step], store: MemoryStore, shards: int) -> list[dict[str, Any]]:
-    return [row for line in run_trace(of, steps, store, shards) for row in line["output"]]
+def play(played_job: StreamJoin, steps: Sequence[Step], store: MemoryStore, shards: int) -> list[dict[str, Any]]:
+    return [row for line in run_trace(played_job, steps, store, shards) for row in line["output"]]
 
 
 def live(store: MemoryStore, part: str) -> list[SegmentMeta]:

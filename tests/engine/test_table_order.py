@@ -107,10 +107,10 @@ def rows_joined(world: World, runs: Sequence[Run]) -> Counter[Any]:
 
 
 def _epochs(driver: Driver, most: int | None) -> Iterator[None]:
-    made = 0
-    while (most is None or made < most) and (plan := driver.plan()) is not None:
+    committed = 0
+    while (most is None or committed < most) and (plan := driver.plan()) is not None:
         driver.commit(plan, driver.run(plan))
-        made += 1
+        committed += 1
         yield
 
 

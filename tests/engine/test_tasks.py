@@ -40,10 +40,10 @@ def counting(first: int, count: int) -> Iterator[int]:
 
 
 def test_all_that_the_parts_give_comes_once_and_each_parts_in_its_order(threads: Threads) -> None:
-    given = list(threads.merge([counting(part * 1000, 100) for part in range(7)]))
-    assert sorted(given) == [part * 1000 + n for part in range(7) for n in range(100)]
+    merged = list(threads.merge([counting(part * 1000, 100) for part in range(7)]))
+    assert sorted(merged) == [part * 1000 + n for part in range(7) for n in range(100)]
     for part in range(7):
-        own = [n for n in given if n // 1000 == part]
+        own = [n for n in merged if n // 1000 == part]
         assert own == sorted(own)
 
 
@@ -158,10 +158,10 @@ def test_peers_exchange_nothing_where_each_has_whole_shards_and_whole_partitions
         return
     edges = np.array([0, 2**63, 2**64 - 1], dtype=np.uint64)
     for partition in range(3 * co_partitions):  # a topic may have a multiple of the partitions that both have
-        places = np.full(len(edges), partition, dtype=np.int32)
-        addresses = partition_addresses(places, edges, co_partitions)
-        found = np.searchsorted(shard_starts(shards), addresses, side="right") - 1
-        assert {peers.owner(int(shard), shards) for shard in found} == {peers.reader(partition, shards)}
+        partitions = np.full(len(edges), partition, dtype=np.int32)
+        addresses = partition_addresses(partitions, edges, co_partitions)
+        owning_shards = np.searchsorted(shard_starts(shards), addresses, side="right") - 1
+        assert {peers.owner(int(shard), shards) for shard in owning_shards} == {peers.reader(partition, shards)}
     assert {peers.reader(partition, shards) for partition in range(co_partitions)} == set(range(count)), "all read"
 
 
@@ -187,11 +187,11 @@ class _Lost:
 
 
 def test_a_row_that_another_peer_should_have_read_is_not_lost_in_silence() -> None:
-    places = [Range(PartitionRef("l", "t", 0), 0, 1)]
-    work = EpochWork(1, EpochPlan(7, 2, tuple(places), {}, co_partitions=2), ())
+    ranges = [Range(PartitionRef("l", "t", 0), 0, 1)]
+    work = EpochWork(1, EpochPlan(7, 2, tuple(ranges), {}, co_partitions=2), ())
     with pytest.raises(JoineryError, match=r"Epoch 7: rows of shards \[1\] were read by the peer of \[0\]"):
-        run_share(_Lost(), work, places, [0], "a", Threads())
-    (summary,) = run_share(_Lost(), work, places, [1], "a", Threads())
+        run_share(_Lost(), work, ranges, [0], "a", Threads())
+    (summary,) = run_share(_Lost(), work, ranges, [1], "a", Threads())
     assert summary == ShardSummary(0, 1, rows_in=1)
 
 

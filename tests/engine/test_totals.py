@@ -39,15 +39,17 @@ def test_totals_go_on_under_the_next_driver(world: World) -> None:
         add(world, "orders", "a", 1_000 + number)
     add(world, "payments", "a", 1_000)
     first = started(world)
-    told = epochs(first)
-    assert (told[-1].totals.rows_in, told[-1].totals.rows_out) == ({"orders": 4, "payments": 1}, 4)
-    assert first.state.totals == told[-1].totals
+    reports = epochs(first)
+    assert (reports[-1].totals.rows_in, reports[-1].totals.rows_out) == ({"orders": 4, "payments": 1}, 4)
+    assert first.state.totals == reports[-1].totals
 
     second = started(world, shards=3)
     assert second.state.totals == first.state.totals
     assert second.state.committed_at_ms is not None
     assert (
-        second.state.size == first.state.size == StateSize(told[-1].segments, told[-1].state_rows, told[-1].state_bytes)
+        second.state.size
+        == first.state.size
+        == StateSize(reports[-1].segments, reports[-1].state_rows, reports[-1].state_bytes)
     )
     add(world, "payments", "a", 1_001)
     (more,) = epochs(second)
@@ -141,12 +143,12 @@ def test_a_recovery_reads_for_the_hottest_keys_nothing_that_its_epoch_does_not_n
         for name in ("orders", "payments"):
             add(world, name, "hot", 1_000 + number)
             epochs(started(world))
-    asked: list[list[str]] = []
+    requested: list[list[str]] = []
     read = world.store.read_segments
 
     def noted(job: str, keys: Iterable[str]) -> dict[str, bytes]:
-        asked.append(sorted(keys))
-        return read(job, asked[-1])
+        requested.append(sorted(keys))
+        return read(job, requested[-1])
 
     monkeypatch.setattr(world.store, "read_segments", noted)
     driver = world.new_driver(machine=1)
@@ -155,8 +157,8 @@ def test_a_recovery_reads_for_the_hottest_keys_nothing_that_its_epoch_does_not_n
         add(world, name, "hot", 1_003)
         (report,) = epochs(driver)
         assert [(key.key, key.rows) for key in report.hottest] == expected
-    assert [{key.partition("/")[0] for key in keys} for keys in asked] == [{"left"}, {"right"}], "once each"
-    assert list(map(len, asked)) == [3, 3]
+    assert [{key.partition("/")[0] for key in keys} for keys in requested] == [{"left"}, {"right"}], "once each"
+    assert list(map(len, requested)) == [3, 3]
 
 
 def test_rows_that_come_late_and_rows_that_come_after_their_partners_are_counted_apart(world: World) -> None:

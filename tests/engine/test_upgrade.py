@@ -25,11 +25,11 @@ PIN = f"before-state-version-{STATE_VERSION + 1}-epoch-1"
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     """Epoch 1 is committed by the release before."""
-    made = World(tmp_path)
-    fill(made, 4)
-    epoch(started(made)[0])
-    yield made
-    made.close()
+    new_world = World(tmp_path)
+    fill(new_world, 4)
+    epoch(started(new_world)[0])
+    yield new_world
+    new_world.close()
 
 
 @pytest.fixture
@@ -63,9 +63,9 @@ def epoch(driver: Driver) -> int:
 
 
 def record(world: World) -> JobRecord:
-    found = world.store.record(world.job.name)
-    assert found is not None
-    return found
+    job_record = world.store.record(world.job.name)
+    assert job_record is not None
+    return job_record
 
 
 def pins(world: World) -> list[str]:

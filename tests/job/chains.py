@@ -37,8 +37,8 @@ DEAD = {"deadLetter": {"file": {"path": "dead"}}}
 
 def step(right: str = "payments", **more: Any) -> dict[str, Any]:
     """An interval step by the order's id, unless `more` says otherwise; None takes a field out."""
-    said = {"right": right, "keys": {"orders.id": f"{right}.order_id"}, "interval": DAY} | more
-    return {name: value for name, value in said.items() if value is not None}
+    fields = {"right": right, "keys": {"orders.id": f"{right}.order_id"}, "interval": DAY} | more
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def window(**kind: Any) -> dict[str, Any]:
@@ -46,8 +46,12 @@ def window(**kind: Any) -> dict[str, Any]:
 
 
 def as_of(**more: Any) -> dict[str, Any]:
-    said = {"interval": None, "keys": {"orders.currency": "rates.currency"}, "asOf": {"historyRetention": "1h"}} | more
-    return step("rates", **said)
+    fields = {
+        "interval": None,
+        "keys": {"orders.currency": "rates.currency"},
+        "asOf": {"historyRetention": "1h"},
+    } | more
+    return step("rates", **fields)
 
 
 def time_only(**more: Any) -> dict[str, Any]:
@@ -56,8 +60,8 @@ def time_only(**more: Any) -> dict[str, Any]:
 
 def document(*steps: dict[str, Any], inputs: Any = None, **spec: Any) -> dict[str, Any]:
     """A job of these steps; its inputs are the ones that they name unless given."""
-    known = {each["name"]: each for each in (ORDERS, PAYMENTS, ITEMS, RATES)}
-    rights = [known[each["right"]] for each in steps] if inputs is None else []
+    inputs_by_name = {input_spec["name"]: input_spec for input_spec in (ORDERS, PAYMENTS, ITEMS, RATES)}
+    rights = [inputs_by_name[join_step["right"]] for join_step in steps] if inputs is None else []
     return {
         "apiVersion": "joinery.dev/v1alpha1",
         "kind": "StreamJoin",
@@ -90,10 +94,10 @@ def mistakes(*steps: dict[str, Any], **more: Any) -> dict[str, str]:
 
 def said_of(resource: dict[str, Any]) -> dict[str, str]:
     """What is wrong with a resource, by path; several messages of one path run together."""
-    found: dict[str, str] = {}
+    messages: dict[str, str] = {}
     try:
         parse_job(json.dumps(resource), "job.json")
     except JobError as error:
         for problem in error.problems:
-            found[problem.path] = f"{found.get(problem.path, '')}{problem.message}"
-    return found
+            messages[problem.path] = f"{messages.get(problem.path, '')}{problem.message}"
+    return messages

@@ -19,7 +19,7 @@ NAMED_BY_SQL = ("groupBy", "gap", "aggregates")
 
 def document(*aggregates: dict[str, Any], **spec: Any) -> dict[str, Any]:
     """A job that counts, unless it is told more; None takes a field out."""
-    said = {
+    fields = {
         "input": CLICKS,
         "groupBy": ["user_id"],
         "gap": "30s",
@@ -31,7 +31,7 @@ def document(*aggregates: dict[str, Any], **spec: Any) -> dict[str, Any]:
         "apiVersion": "joinery.dev/v1alpha1",
         "kind": "SessionWindow",
         "metadata": {"name": "clicks"},
-        "spec": {name: value for name, value in said.items() if value is not None},
+        "spec": {name: value for name, value in fields.items() if value is not None},
     }
 
 

@@ -32,7 +32,7 @@ WHEN_NEEDED = {"prefixes": "whenNeeded"}
 
 def job(*sides: tuple[str, ...], **spec: Any) -> Job:
     """A chain of inputs, each a name and its columns."""
-    first, *others = sides or (ORDERS, PAYMENTS)
+    first, *rest = sides or (ORDERS, PAYMENTS)
     inputs = [
         {
             "name": name,
@@ -41,22 +41,22 @@ def job(*sides: tuple[str, ...], **spec: Any) -> Job:
             "schema": [{"name": column, "type": "timestamp" if column == "ts" else "string"} for column in columns],
             "eventTime": "ts",
         }
-        for name, *columns in (first, *others)
+        for name, *columns in (first, *rest)
     ]
     interval = {"of": first[0], "lower": "0s", "upper": "1h"}
-    joins = [{"right": name, "keys": {f"{first[0]}.id": f"{name}.id"}, "interval": interval} for name, *_ in others]
-    whole = {"inputs": inputs, "joins": joins, "output": {"file": {"path": "/data/out"}}, **spec}
+    joins = [{"right": name, "keys": {f"{first[0]}.id": f"{name}.id"}, "interval": interval} for name, *_ in rest]
+    complete_spec = {"inputs": inputs, "joins": joins, "output": {"file": {"path": "/data/out"}}, **spec}
     document = {"apiVersion": "joinery.dev/v1alpha1", "kind": "StreamJoin", "metadata": {"name": "named"}}
-    return job_from({**document, "spec": whole})
+    return job_from({**document, "spec": complete_spec})
 
 
 def names(named: Job) -> list[str]:
     return [column.name for column in named.output_columns]
 
 
-def of_earlier_release(of: Job, **said: Any) -> dict[str, Any]:
+def of_earlier_release(loaded: Job, **overrides: Any) -> dict[str, Any]:
     """The definition that a release before this one has stored of the job: it said nothing of `always`."""
-    return {**{key: value for key, value in definition(of).items() if key != "prefixes"}, **said}
+    return {**{key: value for key, value in definition(loaded).items() if key != "prefixes"}, **overrides}
 
 
 EARLIER = of_earlier_release(job())
@@ -90,8 +90,8 @@ def test_a_job_keeps_its_stored_names_unless_it_says_otherwise(
 
 def test_a_definition_of_an_earlier_release_is_the_one_that_goes_on() -> None:
     """Otherwise each plan of it would count as one from before an edit."""
-    for said in ({}, WHEN_NEEDED):
-        stored = {**EARLIER, **said}
+    for settings in ({}, WHEN_NEEDED):
+        stored = {**EARLIER, **settings}
         assert definition(with_stored_names(job(), stored)) == stored
     assert definition(job(prefixes="always")) == EARLIER
     assert definition_hash(definition(job())) != definition_hash(EARLIER)
@@ -135,8 +135,8 @@ def kafka(*key: str, **more: Any) -> dict[str, Any]:
 
 def test_a_job_of_an_earlier_release_with_keys_of_its_time_is_valid_and_goes_on() -> None:
     for output in (kafka("left_id"), kafka(headers={"of": "right_method"})):
-        found = job(output=output)
-        assert names(found) == names(with_stored_names(found, of_earlier_release(found))) == ALWAYS
+        loaded = job(output=output)
+        assert names(loaded) == names(with_stored_names(loaded, of_earlier_release(loaded))) == ALWAYS
     with pytest.raises(JobError, match="'lleft_id' is not an output column"):
         job(output=kafka("lleft_id"))
 
@@ -184,11 +184,11 @@ def test_stars_of_sql_name_columns_by_input_and_a_third_one_renames_none() -> No
 
 def test_stars_of_sql_keep_the_names_that_are_stored() -> None:
     earlier = with_select(*BY_SIDE)
-    kept = with_stored_names(sql_job(), earlier)
-    assert names(kept) == BY_SIDE
-    assert definition(kept) == earlier, "an upgrade edits nothing"
-    assert definition_hash(definition(kept)) == definition_hash(earlier)
-    assert names(pickle.loads(pickle.dumps(kept))) == BY_SIDE
+    restored = with_stored_names(sql_job(), earlier)
+    assert names(restored) == BY_SIDE
+    assert definition(restored) == earlier, "an upgrade edits nothing"
+    assert definition_hash(definition(restored)) == definition_hash(earlier)
+    assert names(pickle.loads(pickle.dumps(restored))) == BY_SIDE
     assert names(with_stored_names(sql_job(), with_select(*BY_INPUT))) == BY_INPUT
     keyed = {"output": {"kafka": {"bootstrapServers": "k:1", "topic": "t", "key": ["orders_id"]}}}
     assert names(with_stored_names(sql_job(**keyed), with_select(*BY_INPUT))) == BY_INPUT
@@ -231,9 +231,9 @@ def test_explain_says_how_columns_of_stars_are_named() -> None:
     )
     (output,) = (plan.text for plan in explain(sql_job()).outputs)
     assert f"columns {', '.join(BY_INPUT)} (named by {by_input})" in output
-    kept = with_stored_names(sql_job(), with_select(*BY_SIDE))
-    assert isinstance(kept, StreamJoin)
-    assert kept.star_naming == "the stars of sql, with left_ and right_, as stored with the state"
+    restored = with_stored_names(sql_job(), with_select(*BY_SIDE))
+    assert isinstance(restored, StreamJoin)
+    assert restored.star_naming == "the stars of sql, with left_ and right_, as stored with the state"
     mentioned = sql_job(output={"kafka": {"bootstrapServers": "k:1", "topic": "t", "key": ["left_id"]}})
     assert "with left_ and right_, because an output mentions such a name" in (mentioned.star_naming or "")
 
@@ -241,7 +241,7 @@ def test_explain_says_how_columns_of_stars_are_named() -> None:
 def test_too_long_a_name_of_a_stored_job_in_postgres_is_its_own() -> None:
     column = "c" * 50
     sides = (("the_orders_of_the_shop", "id", column, "ts"), ("payments", "id", column, "ts"))
-    found = job(*sides, output={"postgres": {"table": "t"}}, stateStore={"postgres": {"dsn": "postgresql://x"}})
-    assert isinstance(found, StreamJoin)
-    assert found.naming == "always"
-    assert names(with_stored_names(found, of_earlier_release(found)))[1] == f"left_{column}"
+    loaded = job(*sides, output={"postgres": {"table": "t"}}, stateStore={"postgres": {"dsn": "postgresql://x"}})
+    assert isinstance(loaded, StreamJoin)
+    assert loaded.naming == "always"
+    assert names(with_stored_names(loaded, of_earlier_release(loaded)))[1] == f"left_{column}"

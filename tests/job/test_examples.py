@@ -85,10 +85,10 @@ def test_a_value_of_another_kind_is_a_mistake_at_its_place(
     name: str, path: tuple[str | int, ...], value: object
 ) -> None:
     resource = deepcopy(RESOURCES[name])
-    place = resource["spec"]
+    node = resource["spec"]
     for step in path[:-1]:
-        place = place[step]
-    place[path[-1]] = value
+        node = node[step]
+    node[path[-1]] = value
     written = ".".join(map(str, ("spec", *path)))
     assert any(at.replace("[", ".").replace("]", "").startswith(written) for at in said_of(resource))
 

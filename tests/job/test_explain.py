@@ -17,31 +17,31 @@ def sides(*edits):
 
 def test_each_side_is_kept_by_rule_j3():
     # orders: upper 1h, no delay on payments; payments: -lower 1m, and 10s of delay on orders.
-    found = sides()
-    assert found["orders"].kept_for_ms == 3_600_000
-    assert found["payments"].kept_for_ms == 60_000 + 10_000
-    assert found["orders"].kept_until == "wm(payments) > ts + 1h [upper] + 0s [allowedLateness]"
-    assert found["payments"].kept_until == "wm(orders) > ts + 1m [-lower] + 0s [allowedLateness]"
+    side_plans = sides()
+    assert side_plans["orders"].kept_for_ms == 3_600_000
+    assert side_plans["payments"].kept_for_ms == 60_000 + 10_000
+    assert side_plans["orders"].kept_until == "wm(payments) > ts + 1h [upper] + 0s [allowedLateness]"
+    assert side_plans["payments"].kept_until == "wm(orders) > ts + 1m [-lower] + 0s [allowedLateness]"
 
 
 def test_allowed_lateness_keeps_both_sides_longer():
-    found = sides(("lateData: drop", "lateData: drop\n      allowedLateness: 5s"))
-    assert found["orders"].kept_for_ms == 3_605_000
-    assert found["payments"].kept_for_ms == 75_000
+    side_plans = sides(("lateData: drop", "lateData: drop\n      allowedLateness: 5s"))
+    assert side_plans["orders"].kept_for_ms == 3_605_000
+    assert side_plans["payments"].kept_for_ms == 75_000
 
 
 def test_bounds_of_one_sign_never_give_a_negative_time():
-    found = sides(("lower: -1m, upper: 1h", "lower: -2h, upper: -1h"))
-    assert found["orders"].kept_for_ms == 0
-    assert found["orders"].kept_until.startswith("wm(payments) > ts - 1h")
-    assert found["payments"].kept_for_ms == 7_210_000
+    side_plans = sides(("lower: -1m, upper: 1h", "lower: -2h, upper: -1h"))
+    assert side_plans["orders"].kept_for_ms == 0
+    assert side_plans["orders"].kept_until.startswith("wm(payments) > ts - 1h")
+    assert side_plans["payments"].kept_for_ms == 7_210_000
 
 
 def test_state_estimate_counts_rows_and_widths():
-    found = sides()
+    side_plans = sides()
     # Engine columns 28; order_id 20, country 4, amount 16; event time is one of the engine's.
-    assert (found["orders"].rows, found["orders"].row_bytes) == (3_600_000, 68)
-    assert (found["payments"].rows, found["payments"].row_bytes) == (70_000, 28 + 20 + 8)
+    assert (side_plans["orders"].rows, side_plans["orders"].row_bytes) == (3_600_000, 68)
+    assert (side_plans["payments"].rows, side_plans["payments"].row_bytes) == (70_000, 28 + 20 + 8)
     assert explain(job()).state_bytes == 3_600_000 * 68 + 70_000 * 56
 
 
@@ -50,8 +50,8 @@ def test_only_stored_columns_count():
     assert sides(select)["orders"].row_bytes == 28 + 20
     where = ("lateData: drop", 'where: "orders.amount > 1"')
     assert sides(select, where)["orders"].row_bytes == 68
-    given = explain(job(select, where), {"left": ["amount"], "right": []}).sides
-    assert [side.row_bytes for side in given] == [28 + 16, 28]
+    side_plans = explain(job(select, where), {"left": ["amount"], "right": []}).sides
+    assert [side.row_bytes for side in side_plans] == [28 + 16, 28]
 
 
 @pytest.mark.parametrize(
@@ -63,28 +63,28 @@ def test_only_stored_columns_count():
 )
 def test_input_files_are_named_and_whether_they_are_watched(watch, source, ends):
     of_topic = "kafka:\n        bootstrapServers: kafka:9092\n        topic: orders\n"
-    found = explain(job((of_topic, f"file: {{path: /in{watch}}}\n"))).inputs[0]
-    assert found.source == source
-    assert found.decoding.endswith(ends)
+    input_plan = explain(job((of_topic, f"file: {{path: /in{watch}}}\n"))).inputs[0]
+    assert input_plan.source == source
+    assert input_plan.decoding.endswith(ends)
 
 
 def test_a_history_comes_before_its_topic():
     history = "topic: orders\n      history: {path: /in, format: parquet, until: 2026-01-15T10:00:00Z}\n"
-    found = explain(job(("topic: orders\n", history))).inputs[0]
-    assert found.source == (
+    input_plan = explain(job(("topic: orders\n", history))).inputs[0]
+    assert input_plan.source == (
         "first parquet rows of /in with event times before 2026-01-15T10:00:00.000Z, then Kafka topic orders at "
         "kafka:9092, starts at earliest where no offset is stored, without rows from before that time"
     )
-    assert found.decoding.endswith("unbounded")
+    assert input_plan.decoding.endswith("unbounded")
 
 
 def test_output_files_are_named_with_their_format():
     files = "    file: {path: /out}"
     assert explain(job((OUTPUT, files))).output.startswith("JSON lines under /out, exactly once; columns ")
-    held = explain(job((OUTPUT, files.replace("/out", "/out, rollSize: 64Mi"))))
-    assert "/out, exactly once, held back until there are 64Mi or for 1m; columns " in held.output
-    held = explain(job((OUTPUT, files.replace("/out", "/out, rollInterval: 10m"))))
-    assert "held back until there are 128Mi or for 10m" in held.output
+    plan = explain(job((OUTPUT, files.replace("/out", "/out, rollSize: 64Mi"))))
+    assert "/out, exactly once, held back until there are 64Mi or for 1m; columns " in plan.output
+    plan = explain(job((OUTPUT, files.replace("/out", "/out, rollInterval: 10m"))))
+    assert "held back until there are 128Mi or for 10m" in plan.output
     assert explain(job((OUTPUT, files + "\n    format: parquet"))).output.startswith("Parquet under /out, exactly once")
 
 
@@ -178,7 +178,9 @@ def late_orders(*steps, delay, **more):
     """The steps' job with a watermark delay of the orders."""
     named = {step["right"] for step in steps}
     inputs = [{**chains.ORDERS, "watermark": {"delay": delay}}]
-    inputs += [each for each in (chains.PAYMENTS, chains.ITEMS, chains.RATES) if each["name"] in named]
+    inputs += [
+        input_spec for input_spec in (chains.PAYMENTS, chains.ITEMS, chains.RATES) if input_spec["name"] in named
+    ]
     return chains.load(*steps, inputs=inputs, **more)
 
 
@@ -213,9 +215,9 @@ def test_a_time_that_the_chain_joined_before_trails_by_the_bounds_between():
     """An order waits 24h for its payment, which is up to 24h younger: so it is 24h back when the pair goes out."""
     of_orders = {**chains.DAY, "lower": "0s", "upper": "0s"}
     of_payments = {"of": "payments", "lower": 0, "upper": 0}
-    for interval, kept in ((of_orders, 86_400_000), (of_payments, 0)):
+    for interval, kept_ms in ((of_orders, 86_400_000), (of_payments, 0)):
         plan = explain(chains.load(chains.step(), chains.step("items", interval=interval)))
-        assert plan.sides[3].kept_for_ms == kept
+        assert plan.sides[3].kept_for_ms == kept_ms
     after_payments = chains.step("rates", keys={"orders.currency": "rates.currency"}, interval=of_orders)
     rates = {key: value for key, value in chains.RATES.items() if key != "table"}
     chain = (chains.step(), chains.step("items", interval={**of_payments, "upper": "1h"}), after_payments)
@@ -224,7 +226,7 @@ def test_a_time_that_the_chain_joined_before_trails_by_the_bounds_between():
 
 
 @pytest.mark.parametrize(
-    ("step", "kept", "words"),
+    ("step", "kept_ms", "words"),
     [
         (chains.window(tumbling="1h"), (3_610_000,) * 2, "window: 1h long, one after the other"),
         (
@@ -297,9 +299,9 @@ def test_a_time_that_the_chain_joined_before_trails_by_the_bounds_between():
         (chains.step(type="right"), (86_400_000, 10_000), "late rows: of orders and payments, dropped and counted"),
     ],
 )
-def test_every_form_is_told(step, kept, words):
+def test_every_form_is_told(step, kept_ms, words):
     plan = explain(late_orders(step, delay="10s"))
-    assert tuple(side.kept_for_ms for side in plan.sides) == kept
+    assert tuple(side.kept_for_ms for side in plan.sides) == kept_ms
     assert words in plan.render()
 
 

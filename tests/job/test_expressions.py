@@ -54,9 +54,9 @@ FINE = {
 }
 
 
-@pytest.mark.parametrize("made", FINE.values(), ids=FINE)
-def test_what_can_be_read_has_no_problem(made: Any) -> None:
-    assert expression_problems(made()) == []
+@pytest.mark.parametrize("build_job", FINE.values(), ids=FINE)
+def test_what_can_be_read_has_no_problem(build_job: Any) -> None:
+    assert expression_problems(build_job()) == []
 
 
 BROKEN = {
@@ -85,9 +85,9 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize(("made", "message"), BROKEN.values(), ids=BROKEN)
-def test_a_problem_names_place_column_and_what_there_is(made: Any, message: str) -> None:
-    assert [str(problem) for problem in expression_problems(made())] == [message]
+@pytest.mark.parametrize(("build_job", "message"), BROKEN.values(), ids=BROKEN)
+def test_a_problem_names_place_column_and_what_there_is(build_job: Any, message: str) -> None:
+    assert [str(problem) for problem in expression_problems(build_job())] == [message]
 
 
 @pytest.mark.parametrize("text", ["a.id >", "a.id = 'x", "(a.id"])
@@ -97,11 +97,11 @@ def test_what_is_no_sql_is_told_at_its_place(text: str) -> None:
     assert problem.message.startswith(f"{text!r} is not an SQL expression: ")
 
 
-@pytest.mark.parametrize(("made", "_"), BROKEN.values(), ids=BROKEN)
-def test_the_runtime_refuses_all_that_is_refused_here(made: Any, _: str) -> None:
+@pytest.mark.parametrize(("build_job", "_"), BROKEN.values(), ids=BROKEN)
+def test_the_runtime_refuses_all_that_is_refused_here(build_job: Any, _: str) -> None:
     compiling = pytest.importorskip("joinery_runtime.core.compile")
     with pytest.raises(JobError):
-        compiling.compile_job(made())
+        compiling.compile_job(build_job())
 
 
 @pytest.mark.parametrize(

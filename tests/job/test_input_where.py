@@ -92,5 +92,5 @@ def test_it_is_a_condition() -> None:
 
 def test_a_table_takes_none() -> None:
     rates = {**chains.RATES, "where": "rate > 1"}
-    found = chains.mistakes(chains.as_of(), inputs=[chains.ORDERS, rates])
-    assert "write the condition into the step's `where`" in found["spec.inputs[1].where"]
+    messages = chains.mistakes(chains.as_of(), inputs=[chains.ORDERS, rates])
+    assert "write the condition into the step's `where`" in messages["spec.inputs[1].where"]

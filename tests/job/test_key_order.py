@@ -87,9 +87,9 @@ def test_where_rows_are_written_and_in_which_order(
     outputs: list[dict[str, Any]], joins: str, routing: RowRouting | None, ordered: list[bool], warned: list[str]
 ) -> None:
     job = load(*outputs, joins=joins)
-    made = Outputs.of(job)
-    assert (made.routing, [bool(target.topic().order) for target in made.targets]) == (routing, ordered)
-    assert made.need_order == any(ordered)
+    job_outputs = Outputs.of(job)
+    assert (job_outputs.routing, [bool(target.topic().order) for target in job_outputs.targets]) == (routing, ordered)
+    assert job_outputs.need_order == any(ordered)
     assert warned_topics(job) == warned
     in_plan = any("by the shard of its" in output.text for output in explain(job).outputs)
     assert in_plan == (routing is not None)
@@ -168,9 +168,9 @@ spec:
 def test_sessions_that_are_taken_back_come_before_those_that_replace_them(
     key: str, more: str, routing: RowRouting | None
 ) -> None:
-    made = Outputs.of(parse_job(SESSIONS.replace("KEY", key).replace("MORE", more), "job.yaml"))
-    assert made.routing == routing
-    assert made.targets[0].topic().order[:3] == ("$phase", "$partner_partition", "$order_ts")
+    job_outputs = Outputs.of(parse_job(SESSIONS.replace("KEY", key).replace("MORE", more), "job.yaml"))
+    assert job_outputs.routing == routing
+    assert job_outputs.targets[0].topic().order[:3] == ("$phase", "$partner_partition", "$order_ts")
 
 
 LEFT = """joins: [{right: r, type: left, keys: {l.id: r.id}, interval: {of: l, lower: 0s, upper: 1h}}]
@@ -178,7 +178,7 @@ LEFT = """joins: [{right: r, type: left, keys: {l.id: r.id}, interval: {of: l, l
 
 
 @pytest.mark.parametrize(
-    ("outputs", "joins", "told"),
+    ("outputs", "joins", "expected"),
     [
         ([topic(0, ["id", "cust"])], LEFT, [True]),
         ([topic(0, ["id"])], LEFT, [False]),  # without its only text, a record has no key
@@ -190,8 +190,8 @@ LEFT = """joins: [{right: r, type: left, keys: {l.id: r.id}, interval: {of: l, l
     ],
 )
 def test_explain_says_that_rows_without_a_join_key_have_no_order(
-    outputs: list[dict[str, Any]], joins: str, told: list[bool]
+    outputs: list[dict[str, Any]], joins: str, expected: list[bool]
 ) -> None:
     plans = [plan.text for plan in explain(load(*outputs, joins=joins)).outputs if "Kafka topic" in plan.text]
     words = "records of one key in order unless their join key has a NULL (rule O2)"
-    assert [words in text for text in plans] == told
+    assert [words in text for text in plans] == expected

@@ -24,8 +24,8 @@ HISTORY = "{path: in, format: json, until: 2026-01-15T10:00:00Z}"
 SCHEMA = "{name: country, type: int32}"
 
 
-def after(place: str, text: str) -> tuple[str, str]:
-    return place, place + text
+def after(anchor: str, text: str) -> tuple[str, str]:
+    return anchor, anchor + text
 
 
 NOT_YET = [
@@ -35,9 +35,9 @@ NOT_YET = [
 
 @pytest.mark.parametrize(("edit", "path", "words", "line"), NOT_YET, ids=lambda value: str(value)[:40])
 def test_what_is_not_built_is_refused_by_name(edit, path, words, line):
-    found = problems(edited(edit))
-    mine = [problem for problem in found if problem.path == f"spec.{path}"]
-    assert len(mine) == 1, found
+    reported = problems(edited(edit))
+    mine = [problem for problem in reported if problem.path == f"spec.{path}"]
+    assert len(mine) == 1, reported
     assert "not supported yet" in mine[0].message
     assert words in mine[0].message
     assert mine[0].line == line
@@ -531,9 +531,9 @@ BAD = [
 
 @pytest.mark.parametrize(("edit", "path", "words", "line"), BAD, ids=lambda value: str(value)[:40])
 def test_each_mistake_is_named_with_its_place(edit, path, words, line):
-    found = problems(edited(edit))
-    mine = [problem for problem in found if problem.path == path and words in problem.message]
-    assert len(mine) == 1, "\n".join(map(str, found))
+    reported = problems(edited(edit))
+    mine = [problem for problem in reported if problem.path == path and words in problem.message]
+    assert len(mine) == 1, "\n".join(map(str, reported))
     assert mine[0].line == line
 
 
@@ -542,9 +542,9 @@ def test_dead_letter_kafka_must_be_clear():
         ("kafka:9092\n        topic: payments", "other:9092\n        topic: payments"),
         after(OUTPUT, "  deadLetter: {kafka: {topic: d}}\n"),
     ]
-    (found,) = problems(edited(*edits))
-    assert found.path == "spec.deadLetter.kafka"
-    assert "the inputs name kafka:9092 and other:9092; write bootstrapServers" in found.message
+    (problem,) = problems(edited(*edits))
+    assert problem.path == "spec.deadLetter.kafka"
+    assert "the inputs name kafka:9092 and other:9092; write bootstrapServers" in problem.message
 
 
 def test_two_inputs_in_one_group():
@@ -554,27 +554,27 @@ def test_two_inputs_in_one_group():
         line = f"        topic: {topic}\n"
         assert line in both
         both = both.replace(line, line + "        properties: {group.id: mine}\n")
-    (found,) = problems(both)
-    assert found.path == 'spec.inputs[1].kafka.properties["group.id"]'
-    assert "two inputs have group.id 'mine'" in found.message
+    (problem,) = problems(both)
+    assert problem.path == 'spec.inputs[1].kafka.properties["group.id"]'
+    assert "two inputs have group.id 'mine'" in problem.message
 
 
 def test_one_input_is_too_few():
     start, end = GOOD.index("    - name: payments"), GOOD.index("  joins:")
-    found = problems(GOOD[:start] + GOOD[end:])
-    assert ("spec.inputs", 6) in {(p.path, p.line) for p in found}
+    reported = problems(GOOD[:start] + GOOD[end:])
+    assert ("spec.inputs", 6) in {(p.path, p.line) for p in reported}
 
 
 @pytest.mark.parametrize("missing", ["  joins:", "  inputs:", "  output:"])
 def test_whole_parts_missing(missing):
     name = missing.strip().strip(":")
-    found = problems(edited((missing, f"  x{name}:")))
-    assert any(p.path == f"spec.{name}" for p in found), found
-    assert any(p.path == f"spec.x{name}" and f"did you mean '{name}'?" in p.message for p in found), found
+    reported = problems(edited((missing, f"  x{name}:")))
+    assert any(p.path == f"spec.{name}" for p in reported), reported
+    assert any(p.path == f"spec.x{name}" and f"did you mean '{name}'?" in p.message for p in reported), reported
 
 
 def test_all_mistakes_come_at_once_ordered_by_line():
-    found = problems(
+    reported = problems(
         edited(
             ("type: int32", "type: int23"),
             ("eventTime: ts", "eventTime: tz"),
@@ -584,7 +584,7 @@ def test_all_mistakes_come_at_once_ordered_by_line():
             after(OUTPUT, "  shards: many\n  cleanup: x\n"),
         )
     )
-    assert [(p.path, p.line) for p in found] == [
+    assert [(p.path, p.line) for p in reported] == [
         ("spec.inputs[0].schema[1].type", 14),
         ("spec.inputs[0].eventTime", 17),
         ("spec.inputs[0].watermark.delay", 18),
@@ -608,9 +608,9 @@ def test_secret_values_are_not_repeated():
         after(TOPIC, "        properties: {sasl.password: [hush]}\n"),
         after(OUTPUT, "  stateStore: {postgres: {dsn: [hush]}}\n"),
     ]
-    found = problems(edited(*edits))
-    assert len(found) == 2
-    assert "hush" not in str(found)
+    reported = problems(edited(*edits))
+    assert len(reported) == 2
+    assert "hush" not in str(reported)
 
 
 # --- text and documents -------------------------------------------------------------------------------------------
@@ -647,18 +647,18 @@ def test_broken_files(text, path, words, line):
 
 
 def test_every_repeated_key_is_reported_with_the_other_mistakes():
-    found = problems(
+    reported = problems(
         edited(after(TOPIC, TOPIC), (f"keys: {KEYS}", f"keys: {{orders.order_id: a, {KEYS[1:]}"), ("1h", "1d"))
     )
-    repeated = [(p.path, p.line) for p in found if "is written twice in one mapping" in p.message]
+    repeated = [(p.path, p.line) for p in reported if "is written twice in one mapping" in p.message]
     assert repeated == [("spec.inputs[0].kafka.topic", 11), ('spec.joins[0].keys["orders.order_id"]', 33)]
-    assert "again at column 9" in found[0].message
-    assert "spec.joins[0].interval.upper" in {p.path for p in found}
+    assert "again at column 9" in reported[0].message
+    assert "spec.joins[0].interval.upper" in {p.path for p in reported}
 
 
 def test_a_repeated_key_alone_is_refused():
-    (found,) = problems(edited(after(TOPIC, TOPIC)))
-    assert found.path == "spec.inputs[0].kafka.topic"
+    (problem,) = problems(edited(after(TOPIC, TOPIC)))
+    assert problem.path == "spec.inputs[0].kafka.topic"
 
 
 def test_mistakes_in_json_have_their_lines():
@@ -668,14 +668,14 @@ def test_mistakes_in_json_have_their_lines():
     assert [(p.path, p.line) for p in problems(good.replace('"spec"', '"sepc"'))][-1] == ("sepc", 7)
     (missing,) = problems(good.replace('"apiVersion": "joinery.dev/v1alpha1",', ""))
     assert (missing.path, missing.message) == ("apiVersion", "is missing; write apiVersion: joinery.dev/v1alpha1")
-    (found,) = problems(re.sub('"upper": ".*"', '"upper": NaN', good))
-    assert (found.path, "'NaN'" in found.message) == ("spec.joins[0].interval.upper", True)
+    (problem,) = problems(re.sub('"upper": ".*"', '"upper": NaN', good))
+    assert (problem.path, "'NaN'" in problem.message) == ("spec.joins[0].interval.upper", True)
 
 
 def test_aliases_cannot_blow_up_the_file():
     levels = "\n".join(f"l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 10)}]" for i in range(1, 9))
-    (found,) = problems(f"l0: &l0 [1]\n{levels}\n")
-    assert "more than 100000 values" in found.message
+    (problem,) = problems(f"l0: &l0 [1]\n{levels}\n")
+    assert "more than 100000 values" in problem.message
 
 
 def test_files_that_cannot_be_read(tmp_path):
@@ -710,5 +710,5 @@ def test_no_value_anywhere_gives_anything_but_a_job_error(edits):
 
 @pytest.mark.parametrize("lake", ["iceberg: {table: db.out}", "delta: {path: out}"])
 def test_a_lake_table_needs_a_state_that_lasts(lake):
-    found = problems(edited((OUTPUT, f"    {lake}\n  stateStore: {{memory: {{}}}}\n")))
-    assert "would append all rows again" in " ".join(each.message for each in found), found
+    reported = problems(edited((OUTPUT, f"    {lake}\n  stateStore: {{memory: {{}}}}\n")))
+    assert "would append all rows again" in " ".join(problem.message for problem in reported), reported

@@ -221,19 +221,19 @@ def test_every_column_has_its_side_as_prefix_if_always():
 
 
 def test_only_what_both_inputs_have_needs_a_prefix():
-    found = job(("  output:", "  prefixes: whenNeeded\n  output:"))
-    assert [column.name for column in found.output_columns] == [
+    loaded = job(("  output:", "  prefixes: whenNeeded\n  output:"))
+    assert [column.name for column in loaded.output_columns] == [
         *("orders_order_id", "orders_country", "amount", "orders_ts"),
         *("payments_order_id", "payments_country", "payments_ts"),
     ]
-    assert under_definition(found, definition(found)).output_columns == found.output_columns
-    assert same_rows(definition(found), definition(job())), "a job without state names its columns so"
-    assert not same_rows(definition(found), definition(job(("  output:", "  prefixes: always\n  output:"))))
+    assert under_definition(loaded, definition(loaded)).output_columns == loaded.output_columns
+    assert same_rows(definition(loaded), definition(job())), "a job without state names its columns so"
+    assert not same_rows(definition(loaded), definition(job(("  output:", "  prefixes: always\n  output:"))))
 
 
 def test_a_form_of_timestamps_is_part_of_the_definition():
-    found = job((OUTPUT, "    file: {path: x}\n    timestamps: rfc3339"))
-    assert under_definition(found, definition(found)).spec.output.timestamps == "rfc3339"
+    loaded = job((OUTPUT, "    file: {path: x}\n    timestamps: rfc3339"))
+    assert under_definition(loaded, definition(loaded)).spec.output.timestamps == "rfc3339"
 
 
 def test_select_names_and_types_the_output():

@@ -79,20 +79,20 @@ every_place = pytest.mark.parametrize("place", PLACES)
 @every_place
 @pytest.mark.parametrize("form", NESTED)
 @pytest.mark.parametrize("depth", DEPTHS)
-def test_an_expression_that_is_nested_too_deep_is_refused_at_its_place(place: str, form: str, depth: int) -> None:
-    path, written = PLACES[place]
-    found = problems(written(NESTED[form](depth)))
-    assert list(found) == [path]
-    assert SAYS in found[path]
-    assert len(found[path]) < 500
+def test_an_expression_that_is_nested_too_deep_is_refused_at_its_place(location: str, form: str, depth: int) -> None:
+    path, written = PLACES[location]
+    messages = problems(written(NESTED[form](depth)))
+    assert list(messages) == [path]
+    assert SAYS in messages[path]
+    assert len(messages[path]) < 500
 
 
 @every_place
 @pytest.mark.parametrize("form", WIDE)
-def test_so_is_one_with_too_many_operators(place: str, form: str) -> None:
-    path, written = PLACES[place]
-    found = problems(written(WIDE[form](2_000)))
-    assert SAYS in found[path]
+def test_so_is_one_with_too_many_operators(location: str, form: str) -> None:
+    path, written = PLACES[location]
+    messages = problems(written(WIDE[form](2_000)))
+    assert SAYS in messages[path]
 
 
 @pytest.mark.parametrize("form", NESTED)
@@ -103,9 +103,9 @@ def test_the_operator_refuses_it_before_a_pod_starts(form: str) -> None:
 
 
 @every_place
-def test_what_the_bound_allows_is_computed_far_down_the_stack(place: str) -> None:
+def test_what_the_bound_allows_is_computed_far_down_the_stack(location: str) -> None:
     """A task starts deeper in the stack than the check does."""
-    _, written = PLACES[place]
+    _, written = PLACES[location]
     for form in ("brackets", "both"):
         assert problems(written(NESTED[form](MAX_NESTING // 2 - 2))) == {}
     assert problems(written(WIDE["AND"](MAX_DEPTH // 2))) == {}

@@ -114,9 +114,11 @@ def test_an_edit_of_outputs_is_another_definition_and_keeps_the_present_settings
 def test_an_output_keeps_its_settings_under_another_name() -> None:
     """The plan of before the edit is replayed there, and its definition has no secrets."""
     dsn = "postgresql://other/db"
-    there, file = {"postgres": {"table": "sessions", "dsn": dsn}}, {"name": "file", "file": {"path": "/out"}}
-    one, renamed = load(output=there), outputs(file, {"name": "renamed", **there})
-    named = outputs({"name": "named", **there}, {"name": "other_table", "postgres": {"table": "others", "dsn": "x=y"}})
+    table_output, file = {"postgres": {"table": "sessions", "dsn": dsn}}, {"name": "file", "file": {"path": "/out"}}
+    one, renamed = load(output=table_output), outputs(file, {"name": "renamed", **table_output})
+    named = outputs(
+        {"name": "named", **table_output}, {"name": "other_table", "postgres": {"table": "others", "dsn": "x=y"}}
+    )
     for before, now in ((one, renamed), (named, renamed), (renamed, named), (named, one)):
         tables = [output.postgres for output in under_definition(now, definition(before)).outputs]
         assert dsn in [table.dsn for table in tables if table is not None]

@@ -85,7 +85,7 @@ def test_a_chain_signs_every_step_and_columns_by_their_inputs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "times"),
+    ("join_step", "times"),
     [
         (window(tumbling="1h"), {"kind": "tumbling", "size": 3_600_000, "allowedLateness": 0}),
         (
@@ -97,8 +97,8 @@ def test_a_chain_signs_every_step_and_columns_by_their_inputs() -> None:
         (time_only(), {"kind": "interval", "of": "orders", "broadcast": "payments", "keys": []}),
     ],
 )
-def test_every_kind_of_step_signs_its_times(said: Any, times: dict[str, Any]) -> None:
-    (signed,) = of(said)["steps"]
+def test_every_kind_of_step_signs_its_times(join_step: Any, times: dict[str, Any]) -> None:
+    (signed,) = of(join_step)["steps"]
     assert {name: signed[name] for name in times} == times
 
 

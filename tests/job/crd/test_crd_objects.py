@@ -39,12 +39,12 @@ def stored(value: Any, schema: dict[str, Any]) -> Any:
     if not isinstance(value, dict):
         return value
     fields = schema.get("properties", {})
-    kept = {name: inner for name, inner in value.items() if inner is not None}
+    present = {name: inner for name, inner in value.items() if inner is not None}
     for name, field in fields.items():
         if "default" in field:
-            kept.setdefault(name, deepcopy(field["default"]))
+            present.setdefault(name, deepcopy(field["default"]))
     other = schema.get("additionalProperties", {})
-    return {name: stored(inner, fields.get(name, other)) for name, inner in kept.items()}
+    return {name: stored(inner, fields.get(name, other)) for name, inner in present.items()}
 
 
 def wrong(value: Any, schema: dict[str, Any], at: str = "") -> Iterator[str]:
@@ -106,8 +106,8 @@ def document(text: str) -> dict[str, Any]:
     return YAML(typ="safe").load(text)
 
 
-def after(place: str, text: str) -> tuple[str, str]:
-    return place, place + text
+def after(anchor: str, text: str) -> tuple[str, str]:
+    return anchor, anchor + text
 
 
 def kafka(text: str) -> tuple[str, str]:
@@ -183,19 +183,19 @@ ACCEPTED = [
 @pytest.mark.parametrize("edits", ACCEPTED, ids=lambda edits: str(edits)[-60:])
 def test_what_the_models_accept_is_stored_and_means_the_same(edits):
     written = document(edited(*edits))
-    kept = stored(written["spec"], SPEC)
-    assert list(wrong(kept, SPEC)) == []
+    stored_spec = stored(written["spec"], SPEC)
+    assert list(wrong(stored_spec, SPEC)) == []
     as_written = StreamJoin.model_validate(written, by_alias=True, by_name=False)
-    as_stored = StreamJoin.model_validate({**written, "spec": kept}, by_alias=True, by_name=False)
+    as_stored = StreamJoin.model_validate({**written, "spec": stored_spec}, by_alias=True, by_name=False)
     assert as_stored == as_written
 
 
 @pytest.mark.parametrize(("steps", "more"), GOOD_STEPS)
 def test_every_form_of_step_is_stored_and_means_the_same(steps, more):
     written = chains.document(*steps, **more)
-    kept = stored(written["spec"], SPEC)
-    assert list(wrong(kept, SPEC)) == []
-    assert chains.parsed({**written, "spec": kept}) == chains.parsed(written)
+    stored_spec = stored(written["spec"], SPEC)
+    assert list(wrong(stored_spec, SPEC)) == []
+    assert chains.parsed({**written, "spec": stored_spec}) == chains.parsed(written)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
@@ -220,9 +220,9 @@ def normal(spec: dict[str, Any]) -> Any:
 def without_nothing(value: Any) -> Any:
     """Without None and empty collections, which say what absence says."""
     if isinstance(value, dict):
-        inner = {key: without_nothing(each) for key, each in value.items()}
-        return {key: each for key, each in inner.items() if each not in (None, [], {})}
-    return [without_nothing(each) for each in value] if isinstance(value, list) else value
+        inner = {key: without_nothing(item) for key, item in value.items()}
+        return {key: item for key, item in inner.items() if item not in (None, [], {})}
+    return [without_nothing(item) for item in value] if isinstance(value, list) else value
 
 
 REFUSED = [
@@ -273,10 +273,10 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("edit", "place"), REFUSED, ids=lambda value: str(value)[-60:])
-def test_what_the_schema_refuses_the_models_refuse_too(edit, place):
+@pytest.mark.parametrize(("edit", "path"), REFUSED, ids=lambda value: str(value)[-60:])
+def test_what_the_schema_refuses_the_models_refuse_too(edit, path):
     written = document(edited(edit))
-    assert place in set(wrong(stored(written["spec"], SPEC), SPEC))
+    assert path in set(wrong(stored(written["spec"], SPEC), SPEC))
     with pytest.raises(ValueError, match="validation error"):
         StreamJoin.model_validate(written, by_alias=True, by_name=False)
 

@@ -102,11 +102,11 @@ LOADER_ONLY = (
 def test_bad_steps_are_refused_or_left_to_the_models(
     judge: Judge, steps: Any, more: Any, path: str, words: str
 ) -> None:
-    said = judge(chains.document(*steps, **more))
+    answer = judge(chains.document(*steps, **more))
     if any(alone in words for alone in LOADER_ONLY):
-        assert said == ""
+        assert answer == ""
     else:
-        assert f"spec.{path.partition('[')[0]}" in said
+        assert f"spec.{path.partition('[')[0]}" in answer
 
 
 @pytest.mark.parametrize("written", GOOD_OBJECTS, ids=lambda written: str(written["spec"])[-60:])
@@ -129,23 +129,23 @@ SESSIONS_LOADER_ONLY = (
 def test_bad_sessions_are_refused_or_left_to_the_models(
     judge: Judge, aggregates: Any, more: Any, path: str, words: str
 ) -> None:
-    said = judge(sessions.document(*aggregates, **more))
+    answer = judge(sessions.document(*aggregates, **more))
     if any(alone in words for alone in SESSIONS_LOADER_ONLY):
-        assert said == ""
+        assert answer == ""
     else:
-        assert f"spec.{path.partition('[')[0]}" in said or words in said
+        assert f"spec.{path.partition('[')[0]}" in answer or words in answer
 
 
-@pytest.mark.parametrize(("written", "place"), REFUSED_SESSIONS, ids=lambda value: str(value)[-60:])
-def test_what_the_schema_of_sessions_refuses_is_refused_at_its_place(judge: Judge, written: Any, place: str) -> None:
-    assert f"spec{place}" in judge(written)
+@pytest.mark.parametrize(("written", "path"), REFUSED_SESSIONS, ids=lambda value: str(value)[-60:])
+def test_what_the_schema_of_sessions_refuses_is_refused_at_its_place(judge: Judge, written: Any, path: str) -> None:
+    assert f"spec{path}" in judge(written)
 
 
 def test_every_rule_of_sessions_refuses_a_bad_object_with_its_words(judge: Judge) -> None:
     bad = [*(sessions.document(*aggregates, **more) for aggregates, more, *_ in BAD_SESSIONS), *RULED_SESSIONS]
-    said = "\n".join(map(judge, bad))
+    answers = "\n".join(map(judge, bad))
     own = set(rules(SESSION_SPEC)) - set(rules(SPEC))
-    assert {message for message in own if message not in said} == set()
+    assert {message for message in own if message not in answers} == set()
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
@@ -153,19 +153,19 @@ def test_the_examples_are_taken(judge: Judge, path: Path) -> None:
     assert judge(document(path.read_text())) == ""
 
 
-@pytest.mark.parametrize(("edit", "place"), REFUSED, ids=lambda value: str(value)[-60:])
-def test_what_the_schema_refuses_is_refused_at_its_place(judge: Judge, edit: Any, place: str) -> None:
-    assert f"spec{place}" in judge(document(edited(edit)))
+@pytest.mark.parametrize(("edit", "path"), REFUSED, ids=lambda value: str(value)[-60:])
+def test_what_the_schema_refuses_is_refused_at_its_place(judge: Judge, edit: Any, path: str) -> None:
+    assert f"spec{path}" in judge(document(edited(edit)))
 
 
 def test_every_rule_refuses_a_bad_object_with_its_words(judge: Judge) -> None:
     """The good ones are above: no rule refuses any of them."""
-    edits = [each[0] for each in (*BAD, *NOT_YET, *REFUSED)]
+    edits = [case[0] for case in (*BAD, *NOT_YET, *REFUSED)]
     bad = [*(written for edit in edits for written in readable(edit)), *RULED]
     bad += [chains.document(*steps, **more) for steps, more, *_ in BAD_STEPS]
     bad += [aggregated(aggregates=list(aggregates)) for aggregates, *_ in BAD_SESSIONS]
-    said = "\n".join(map(judge, bad))
-    missing = {message for message in rules(SPEC) if message not in said}
+    answers = "\n".join(map(judge, bad))
+    missing = {message for message in rules(SPEC) if message not in answers}
     assert missing == set()
 
 
@@ -218,13 +218,13 @@ def test_a_new_resource_has_a_status_that_says_that_nobody_has_seen_it(
     """For kstatus: a resource without any status counts as one that is as it should be."""
     api_server.kubectl.define(custom_resource_definition(kind))
     objects = client.CustomObjectsApi(config.new_client_from_config(str(api_server.kubeconfig)))
-    place, written = (GROUP, VERSION, "default", kind.plural), example(kind)
+    resource_path, written = (GROUP, VERSION, "default", kind.plural), example(kind)
     try:
-        made = objects.create_namespaced_custom_object(*place, written)
-        assert made["status"]["observedGeneration"] == -1
-        found = objects.get_namespaced_custom_object(*place, made["metadata"]["name"])
-        assert found["status"] == made["status"]
-        objects.delete_namespaced_custom_object(*place, made["metadata"]["name"])
+        created = objects.create_namespaced_custom_object(*resource_path, written)
+        assert created["status"]["observedGeneration"] == -1
+        current = objects.get_namespaced_custom_object(*resource_path, created["metadata"]["name"])
+        assert current["status"] == created["status"]
+        objects.delete_namespaced_custom_object(*resource_path, created["metadata"]["name"])
     finally:
         objects.api_client.close()
 
@@ -239,10 +239,10 @@ def test_settings_may_be_emptied_by_a_server_side_apply(api_server: ApiServer) -
         for settings in ({"spark.a": "b", "spark.c": 1}, {"spark.c": 1}, {}):
             written["spec"]["spark"] = {"conf": settings, "driver": {"nodeSelector": {k[-1]: "x" for k in settings}}}
             kubectl.apply(written)
-            found = kubectl.get(kind.plural, "emptied")
-            assert found is not None
-            assert found["spec"]["spark"]["conf"] == settings
-            assert set(found["spec"]["spark"]["driver"]["nodeSelector"]) == {k[-1] for k in settings}
+            resource = kubectl.get(kind.plural, "emptied")
+            assert resource is not None
+            assert resource["spec"]["spark"]["conf"] == settings
+            assert set(resource["spec"]["spark"]["driver"]["nodeSelector"]) == {k[-1] for k in settings}
     finally:
         kubectl("delete", kind.plural, "emptied", "--ignore-not-found")
 
@@ -256,17 +256,17 @@ def test_a_second_version_of_the_same_shape_needs_no_webhook(api_server: ApiServ
     api_server.kubectl.define(both)
     written = {**example(kind), "apiVersion": f"versions.test/{VERSION}"}
     objects = client.CustomObjectsApi(config.new_client_from_config(str(api_server.kubeconfig)))
-    place, name = ("default", kind.plural), written["metadata"]["name"]
+    resource_path, name = ("default", kind.plural), written["metadata"]["name"]
     try:
-        old = objects.create_namespaced_custom_object("versions.test", VERSION, *place, written)
-        new = objects.get_namespaced_custom_object("versions.test", "v1beta1", *place, name)
+        old = objects.create_namespaced_custom_object("versions.test", VERSION, *resource_path, written)
+        new = objects.get_namespaced_custom_object("versions.test", "v1beta1", *resource_path, name)
         assert (new["apiVersion"], new["spec"]) == ("versions.test/v1beta1", old["spec"])
-        said = {**new, "status": {"phase": "Pending", "observedGeneration": 1}}
-        objects.replace_namespaced_custom_object_status("versions.test", "v1beta1", *place, name, said)
-        found = objects.get_namespaced_custom_object("versions.test", VERSION, *place, name)
-        assert found["status"]["observedGeneration"] == found["metadata"]["generation"] == 1
-        assert found["spec"] == old["spec"]
-        objects.delete_namespaced_custom_object("versions.test", VERSION, *place, name)
+        with_status = {**new, "status": {"phase": "Pending", "observedGeneration": 1}}
+        objects.replace_namespaced_custom_object_status("versions.test", "v1beta1", *resource_path, name, with_status)
+        current = objects.get_namespaced_custom_object("versions.test", VERSION, *resource_path, name)
+        assert current["status"]["observedGeneration"] == current["metadata"]["generation"] == 1
+        assert current["spec"] == old["spec"]
+        objects.delete_namespaced_custom_object("versions.test", VERSION, *resource_path, name)
     finally:
         objects.api_client.close()
     api_server.kubectl("delete", "crd", f"{kind.plural}.versions.test")
@@ -286,11 +286,11 @@ class Versions:
 
     def define(self, **versions: Mapping[str, Any]) -> None:
         """With these versions; each one's further fields."""
-        found = json.loads(json.dumps(custom_resource_definition(self.kind)).replace(GROUP, "steps.test"))
-        (alpha,) = found["spec"]["versions"]
-        found["spec"]["names"] |= {"shortNames": [], "categories": []}
-        found["spec"]["versions"] = [{**alpha, "name": name, **more} for name, more in versions.items()]
-        self.kubectl.define(found)
+        crd = json.loads(json.dumps(custom_resource_definition(self.kind)).replace(GROUP, "steps.test"))
+        (alpha,) = crd["spec"]["versions"]
+        crd["spec"]["names"] |= {"shortNames": [], "categories": []}
+        crd["spec"]["versions"] = [{**alpha, "name": name, **more} for name, more in versions.items()]
+        self.kubectl.define(crd)
 
     def create(self, version: str) -> None:
         written = {**example(self.kind), "apiVersion": f"steps.test/{version}"}
@@ -301,19 +301,19 @@ class Versions:
         return dict(json.loads(text))
 
     def stored(self) -> list[str]:
-        found = json.loads(self.kubectl("get", "crd", self.plural, "-o", "json"))
-        return list(found["status"]["storedVersions"])
+        crd = json.loads(self.kubectl("get", "crd", self.plural, "-o", "json"))
+        return list(crd["status"]["storedVersions"])
 
     def served(self) -> set[str]:
         versions = json.loads(self.kubectl("get", "--raw", "/apis/steps.test"))["versions"]
-        return {each["version"] for each in versions}
+        return {version["version"] for version in versions}
 
 
 @pytest.fixture(params=RESOURCE_KINDS, ids=lambda kind: kind.name)
 def versions(api_server: ApiServer, request: pytest.FixtureRequest) -> Iterator[Versions]:
-    made = Versions(api_server, request.param)
-    yield made
-    made.kubectl("delete", "crd", made.plural)
+    api_versions = Versions(api_server, request.param)
+    yield api_versions
+    api_versions.kubectl("delete", "crd", api_versions.plural)
 
 
 ALPHA, BETA = "v1alpha1", "v1beta1"
@@ -408,11 +408,11 @@ def test_only_a_duration_that_was_stored_may_be_without_a_unit(api_server: ApiSe
 def without_rule(value: Any, rule: str) -> Any:
     if isinstance(value, dict):
         rules = "x-kubernetes-validations"
-        inner = {name: without_rule(each, rule) for name, each in value.items()}
+        inner = {name: without_rule(item, rule) for name, item in value.items()}
         if rules in inner:
-            inner[rules] = [each for each in inner[rules] if each["rule"] != rule]
+            inner[rules] = [validation for validation in inner[rules] if validation["rule"] != rule]
         return inner
-    return [without_rule(each, rule) for each in value] if isinstance(value, list) else value
+    return [without_rule(item, rule) for item in value] if isinstance(value, list) else value
 
 
 def example(kind: ResourceKind) -> dict[str, Any]:

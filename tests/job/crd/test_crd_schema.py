@@ -65,8 +65,8 @@ def offenders(mistakes: Callable[[dict[str, Any]], Iterator[str]], *below: str) 
 
 def junctions(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for word in LOGIC:
-        found = schema.get(word, [])
-        yield from found if isinstance(found, list) else [found]
+        schemas = schema.get(word, [])
+        yield from schemas if isinstance(schemas, list) else [schemas]
 
 
 # --- the files ----------------------------------------------------------------------------------------------------
@@ -137,8 +137,8 @@ def test_every_place_is_structural():
 
 
 def not_structural(schema: dict[str, Any]) -> Iterator[str]:
-    if found := schema.keys() & {"$ref", "$defs", "definitions", "title", "const", "discriminator", "nullable"}:
-        yield f"has {sorted(found)}"
+    if keywords := schema.keys() & {"$ref", "$defs", "definitions", "title", "const", "discriminator", "nullable"}:
+        yield f"has {sorted(keywords)}"
     free = schema.get("x-kubernetes-int-or-string") or schema.get("x-kubernetes-preserve-unknown-fields")
     if not ("type" in schema or free):
         yield "has no type"
@@ -160,8 +160,8 @@ def not_structural(schema: dict[str, Any]) -> Iterator[str]:
 
 def bad_junction(junction: dict[str, Any], outside: dict[str, Any]) -> Iterator[str]:
     forbidden = {"type", "description", "default", "additionalProperties", "nullable"}
-    if found := [key for key in junction if key in forbidden or key.startswith("x-kubernetes-")]:
-        yield f"a junction has {found}"
+    if misplaced := [key for key in junction if key in forbidden or key.startswith("x-kubernetes-")]:
+        yield f"a junction has {misplaced}"
     used = junction.get("properties", {}).keys() | set(junction.get("required", ()))
     if absent := used - outside.get("properties", {}).keys():
         yield f"a junction names {sorted(absent)}, which are no properties outside"
@@ -225,13 +225,13 @@ def rules_about_nothing(schema: dict[str, Any]) -> Iterator[str]:
     for rule in schema.get("x-kubernetes-validations", ()):
         if "\n" in rule["rule"] + rule["message"]:
             yield f"more than a line: {rule}"
-        paths = [found.split(".") for found in re.findall(r"has\(self\.([\w.]+)\)", rule["rule"])]
+        paths = [dotted.split(".") for dotted in re.findall(r"has\(self\.([\w.]+)\)", rule["rule"])]
         paths += [rule["fieldPath"].split(".")[1:]] if "fieldPath" in rule else []
         for path in paths:
-            place = schema
+            node = schema
             for step in path:
-                place = place.get("properties", {}).get(step)
-                if place is None:
+                node = node.get("properties", {}).get(step)
+                if node is None:
                     yield f"no {'.'.join(path)}: {rule['rule']}"
                     break
 
@@ -277,8 +277,8 @@ def test_no_rule_stands_where_cel_knows_no_types(kind):
 
 
 def test_every_rule_and_shape_belongs_to_a_field():
-    places = {place if isinstance(place, tuple) else (place, None) for place in (*RULES, *FIELDS)}
-    for model, name in places:
+    targets = {target if isinstance(target, tuple) else (target, None) for target in (*RULES, *FIELDS)}
+    for model, name in targets:
         assert name is None or name in {info.alias for info in model.model_fields.values()}
     schemas = [schema for kind in RESOURCE_KINDS for _, schema in walk(root(kind))]
     written = [rule["rule"] for schema in schemas for rule in schema.get("x-kubernetes-validations", ())]
@@ -352,15 +352,15 @@ def test_a_field_that_kubernetes_has_no_type_for_is_an_error():
 
 
 @pytest.mark.parametrize(
-    ("docstring", "told"),
+    ("docstring", "expected"),
     [
         ("Exactly one of `a` and\n    `event_time`.", "Exactly one of `a` and `eventTime`."),
         ("From a file (`hosts/secrets.py` merges them). More.", "From a file. More."),
         ("One. " + "Two " * 80 + ".", "One."),
     ],
 )
-def test_docstrings_become_short_descriptions(docstring, told):
-    assert description(docstring) == told
+def test_docstrings_become_short_descriptions(docstring, expected):
+    assert description(docstring) == expected
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -377,7 +377,7 @@ def test_every_field_says_what_it_is(kind):
 def test_a_choice_names_all_that_there_is_to_choose(kind):
     described = {at: schema.get("description", "") for at, schema in walk(root(kind))}
     for field, choice in {".output": Output, ".deadLetter": DeadLetter, ".stateStore": StoreSpec}.items():
-        assert [each for each in choice.KINDS if f"`{each}`" not in described[f".spec{field}"]] == []
+        assert [variant for variant in choice.KINDS if f"`{variant}`" not in described[f".spec{field}"]] == []
 
 
 def test_default_and_example_are_said_as_people_write_them():

@@ -40,14 +40,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize("written", GOOD_OBJECTS, ids=lambda written: str(written["spec"])[-60:])
 def test_what_the_models_accept_is_stored_and_means_the_same(written: dict[str, Any]) -> None:
-    kept = stored(written["spec"], SPEC)
-    assert list(wrong(kept, SPEC)) == []
-    assert parsed({**written, "spec": kept}) == parsed(written)
+    stored_spec = stored(written["spec"], SPEC)
+    assert list(wrong(stored_spec, SPEC)) == []
+    assert parsed({**written, "spec": stored_spec}) == parsed(written)
 
 
-@pytest.mark.parametrize(("written", "place"), REFUSED, ids=lambda value: str(value)[-60:])
-def test_what_the_schema_refuses_the_models_refuse_too(written: dict[str, Any], place: str) -> None:
-    assert place in set(wrong(stored(written["spec"], SPEC), SPEC))
+@pytest.mark.parametrize(("written", "path"), REFUSED, ids=lambda value: str(value)[-60:])
+def test_what_the_schema_refuses_the_models_refuse_too(written: dict[str, Any], path: str) -> None:
+    assert path in set(wrong(stored(written["spec"], SPEC), SPEC))
     with pytest.raises(ValueError, match="validation error"):
         SessionWindow.model_validate(written, by_alias=True, by_name=False)
 
@@ -55,6 +55,6 @@ def test_what_the_schema_refuses_the_models_refuse_too(written: dict[str, Any], 
 def test_the_stored_object_holds_every_constant_default() -> None:
     written = document(stateStore={"postgres": {"dsn": "x"}})
     every = parsed(written).model_dump(mode="json", by_alias=True)["spec"]
-    kept = parsed({**written, "spec": stored(written["spec"], SPEC)})
-    told = kept.model_dump(mode="json", by_alias=True, exclude_unset=True)["spec"]
-    assert without_nothing(told) == without_nothing(every)
+    stored_job = parsed({**written, "spec": stored(written["spec"], SPEC)})
+    set_fields = stored_job.model_dump(mode="json", by_alias=True, exclude_unset=True)["spec"]
+    assert without_nothing(set_fields) == without_nothing(every)

@@ -41,8 +41,11 @@ TWO_KEYS = {**RATES, "table": {"key": ["currency", "region"]}}
 TWO_KEYS["schema"] = [*RATES["schema"], {"name": "region", "type": "string"}]
 
 TOPICS = [
-    {**{k: v for k, v in each.items() if k != "file"}, "kafka": {"bootstrapServers": "k:9092", "topic": each["name"]}}
-    for each in (ORDERS, PAYMENTS, ITEMS, RATES)
+    {
+        **{k: v for k, v in input_spec.items() if k != "file"},
+        "kafka": {"bootstrapServers": "k:9092", "topic": input_spec["name"]},
+    }
+    for input_spec in (ORDERS, PAYMENTS, ITEMS, RATES)
 ]
 
 
@@ -503,9 +506,9 @@ BAD_STEPS: list[tuple[list[Any], dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("steps", "more", "path", "words"), BAD_STEPS, ids=lambda value: str(value)[:50])
 def test_each_mistake_is_named_once_at_its_place(steps: list[Any], more: Any, path: str, words: str) -> None:
-    found = mistakes(*steps, **more)
-    assert words in found.pop(f"spec.{path}", ""), mistakes(*steps, **more)
-    assert found == {}
+    messages = mistakes(*steps, **more)
+    assert words in messages.pop(f"spec.{path}", ""), mistakes(*steps, **more)
+    assert messages == {}
 
 
 # --- what the engine asks of a valid job ---------------------------------------------------------------------------
@@ -527,8 +530,8 @@ def test_expressions_and_windows_in_the_output() -> None:
     until = {"column": "window_end", "as": "until"}
     chosen = [{"column": "orders.id"}, {"expression": "orders.amount * 2", "as": "x"}, until]
     job = load(window(tumbling="1h"), select=chosen)
-    said = [(c.name, c.source, c.expression, c.type and str(c.type)) for c in job.output_columns]
-    assert said == [
+    columns = [(c.name, c.source, c.expression, c.type and str(c.type)) for c in job.output_columns]
+    assert columns == [
         ("id", Reference("orders", "id"), None, "string"),
         ("x", None, "orders.amount * 2", None),
         ("until", None, None, "int64"),
@@ -544,7 +547,7 @@ def test_output_names_may_be_named_by_the_output() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "kind"),
+    ("join_step", "kind"),
     [
         (step(), "interval"),
         (window(tumbling="1h"), "tumbling"),
@@ -553,8 +556,8 @@ def test_output_names_may_be_named_by_the_output() -> None:
         (as_of(), "asOf"),
     ],
 )
-def test_kinds_of_steps(said: Any, kind: str) -> None:
-    assert load(said).joins[0].kind == kind
+def test_kinds_of_steps(join_step: Any, kind: str) -> None:
+    assert load(join_step).joins[0].kind == kind
 
 
 @pytest.mark.parametrize(
@@ -606,7 +609,7 @@ JUNK = st.sampled_from(
 def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The paths of all fields and entries."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [found for key, each in inner for found in ((*at, key), *places(each, (*at, key)))]
+    return [path for key, item in inner for path in ((*at, key), *places(item, (*at, key)))]
 
 
 def spoilt(good: dict[str, Any], data: st.DataObject) -> dict[str, Any]:
@@ -614,10 +617,10 @@ def spoilt(good: dict[str, Any], data: st.DataObject) -> dict[str, Any]:
     written = deepcopy(good)
     for _ in range(data.draw(st.integers(1, 3))):
         *path, last = data.draw(st.sampled_from(places(written["spec"])))
-        place = written["spec"]
+        node = written["spec"]
         for key in path:
-            place = place[key]
-        place[last] = deepcopy(data.draw(JUNK))
+            node = node[key]
+        node[last] = deepcopy(data.draw(JUNK))
     return written
 
 

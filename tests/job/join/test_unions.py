@@ -142,8 +142,8 @@ def test_a_further_alias_in_sql_is_an_input_that_is_declared_twice() -> None:
     ],
 )
 def test_an_alias_of_a_branch_that_is_read_again(alias: str, words: str) -> None:
-    said = mistakes(inputs=[US, {**US, "name": "us2"}], sql=AGAIN.format(alias))
-    assert words in said["spec.sql"], said
+    messages = mistakes(inputs=[US, {**US, "name": "us2"}], sql=AGAIN.format(alias))
+    assert words in messages["spec.sql"], messages
 
 
 def reading(*aliases: str) -> Job:
@@ -210,16 +210,20 @@ def test_an_alias_of_a_branch_is_none_of_a_self_join() -> None:
         f"JOIN payments a ON u.order_id = a.order_id AND a.{hour} "
         f"JOIN payments y ON u.order_id = y.order_id AND y.{hour}"
     )
-    said = mistakes(inputs=[US, PAYMENTS], sql=sql)
+    messages = mistakes(inputs=[US, PAYMENTS], sql=sql)
     words = "`payments AS y`: 'payments' is read again as 'y', which is the name of a branch of a union; write another"
-    assert words in said["spec.sql"], said
+    assert words in messages["spec.sql"], messages
 
 
 def test_an_input_that_is_not_declared_keeps_its_name_in_a_message() -> None:
     selects = (f"SELECT order_id, ts FROM {name}" for name in ("uss x", "uss y", "us", "us z"))
-    said = mistakes(inputs=[{**US, "eventTime": "nope"}], sql=f"SELECT order_id FROM ({' UNION ALL '.join(selects)}) u")
-    assert "`SELECT order_id, ts FROM uss AS y`: 'uss' is not an input (did you mean 'us'?)" in said["spec.sql"], said
-    assert "'nope'" in said["spec.inputs[0].eventTime"]
+    messages = mistakes(
+        inputs=[{**US, "eventTime": "nope"}], sql=f"SELECT order_id FROM ({' UNION ALL '.join(selects)}) u"
+    )
+    assert "`SELECT order_id, ts FROM uss AS y`: 'uss' is not an input (did you mean 'us'?)" in messages["spec.sql"], (
+        messages
+    )
+    assert "'nope'" in messages["spec.inputs[0].eventTime"]
 
 
 def test_the_event_time_of_a_union_is_the_name_that_all_branches_have_for_it() -> None:

@@ -295,9 +295,9 @@ TABLE = {"output": {"postgres": {"dsn": "postgresql://x", "table": "t"}}}
 def test_the_rows_of_a_step_are_append_only_or_a_changelog(fields: dict[str, Any], key: tuple[str, ...] | None) -> None:
     job = load(inputs=[ORDERS], aggregate=aggregate(**fields), **TABLE)
     assert compile_job(job).last.changelog_key == key
-    said = dict(explain(job).steps[-1].lines)["rows"]
+    description = dict(explain(job).steps[-1].lines)["rows"]
     written = f"changelog by orders.{', '.join(key)}: a row replaces the one before" if key else "append-only"
-    assert said == written
+    assert description == written
     assert (f"changelog by {', '.join(key)}; columns" if key else "exactly once; columns") in explain(job).output
     joined = load(step(), aggregate=aggregate(**fields))
     assert compile_job(joined).steps[0].changelog_key is None
@@ -394,9 +394,9 @@ def test_a_key_of_a_changelog_is_the_same_for_all_rows_of_a_window(
         select=[*select, {"expression": "n * 2", "as": "twice"}],
         output={kind: settings | {field: key}},
     )
-    said = said_of(resource)
-    assert [*said] == [f"spec.output.{kind}.{field}[{i}]" for i in changing]
-    for i, text in zip(changing, said.values(), strict=True):
+    messages = said_of(resource)
+    assert [*messages] == [f"spec.output.{kind}.{field}[{i}]" for i in changing]
+    for i, text in zip(changing, messages.values(), strict=True):
         assert text.startswith(f"{key[i]!r} may differ between an earlier and a later result of one window")
         assert f"name some of currency, {'window_start' if session else 'window_start and window_end'}" in text
 

@@ -96,13 +96,13 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("resource", "path", "words"), BAD, ids=[f"{path}: {words}" for _, path, words in BAD])
 def test_a_bad_rule_is_rejected_at_its_place(resource: dict[str, Any], path: str, words: str) -> None:
-    said = said_of(resource)
-    assert words in said.get(path, ""), said
+    messages = said_of(resource)
+    assert words in messages.get(path, ""), messages
 
 
 def test_all_that_is_wrong_is_said_at_once() -> None:
-    said = said_of(document(step(), deduplicate=rule(by=["orders.x", "payments.y"], of="z", lateData="dlq")))
-    assert set(said) >= {
+    messages = said_of(document(step(), deduplicate=rule(by=["orders.x", "payments.y"], of="z", lateData="dlq")))
+    assert set(messages) >= {
         *("spec.deduplicate.by[0]", "spec.deduplicate.by[1]", "spec.deduplicate.of", "spec.deduplicate.lateData")
     }
 
@@ -180,8 +180,8 @@ def test_a_plan_ends_under_the_rule_that_made_it_with_the_limits_of_now() -> Non
 
 
 def test_window_joins_and_rankings_are_not_in_one_job() -> None:
-    said = said_of(document(window(tumbling={"size": "1m"}), deduplicate=rule()))
-    assert "no deduplicate follows window steps" in said["spec.joins[0].window"]
+    messages = said_of(document(window(tumbling={"size": "1m"}), deduplicate=rule()))
+    assert "no deduplicate follows window steps" in messages["spec.joins[0].window"]
 
 
 # --- an aggregate behind it -------------------------------------------------------------------------------------------

@@ -91,8 +91,8 @@ def test_an_output_takes_no_list_as_a_text() -> None:
     output = {"file": {"path": "out"}, "when": "seen BETWEEN '[1]' AND '[2]'"}
     select = [{"column": "ids", "as": "seen"}, {"column": "n"}]
     fields = {"output": None, "outputs": [{"name": "few", **output}]}
-    said = said_of(document(step(), aggregate=aggregate(aggregates=LISTS), select=select, **fields))
-    assert "'seen' is a list (array_agg)" in said["spec.outputs[0].when"]
+    messages = said_of(document(step(), aggregate=aggregate(aggregates=LISTS), select=select, **fields))
+    assert "'seen' is a list (array_agg)" in messages["spec.outputs[0].when"]
 
 
 @pytest.mark.parametrize(("fields", "path", "words"), REJECTED)
@@ -114,5 +114,5 @@ def test_output_columns_are_selected_from_the_second_aggregate() -> None:
     fields = twice({"aggregates": [MOST]})
     job = load(step(), aggregate=fields, select=[{"column": "max_", "as": "most"}])
     assert compile_job(job).output_schema().names == ["most"]
-    said = said_of(document(step(), aggregate=fields, select=[{"column": "n"}]))
-    assert "'n' is no column of these windows" in said["spec.select[0].column"]
+    messages = said_of(document(step(), aggregate=fields, select=[{"column": "n"}]))
+    assert "'n' is no column of these windows" in messages["spec.select[0].column"]

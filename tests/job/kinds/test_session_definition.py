@@ -56,10 +56,10 @@ def test_another_aggregate_makes_other_rows() -> None:
 
 
 def test_it_is_json_without_secrets_and_defaults() -> None:
-    found = definition(load(input=FROM_KAFKA))
-    assert json.loads(json.dumps(found)) == found
-    assert "one" not in json.dumps(found)
-    assert not found.keys() & {"lateData", "emitRetractions", "shards", "sql", "where"}
+    stored = definition(load(input=FROM_KAFKA))
+    assert json.loads(json.dumps(stored)) == stored
+    assert "one" not in json.dumps(stored)
+    assert not stored.keys() & {"lateData", "emitRetractions", "shards", "sql", "where"}
 
 
 @pytest.mark.parametrize("edit", [*OTHER_ROWS, *SAME_ROWS], ids=str)

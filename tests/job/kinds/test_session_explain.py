@@ -71,17 +71,23 @@ def test_the_plan_of_sessions() -> None:
 
 
 def test_sessions_that_are_opened_again() -> None:
-    told = lines(lateData="reopen", allowedLateness="1m")
-    assert told["emitted"].endswith("wm(clicks) > last + 30s [gap], and again, whole, after each epoch that changes it")
-    assert told["late rows"].endswith("dropped and counted when wm(clicks) > ts + 30s [gap] + 1m [allowedLateness]")
+    explained = lines(lateData="reopen", allowedLateness="1m")
+    assert explained["emitted"].endswith(
+        "wm(clicks) > last + 30s [gap], and again, whole, after each epoch that changes it"
+    )
+    assert explained["late rows"].endswith(
+        "dropped and counted when wm(clicks) > ts + 30s [gap] + 1m [allowedLateness]"
+    )
     assert "retracted: true" in lines(lateData="reopen", emitRetractions=True)["emitted"]
 
 
 def test_a_table_has_no_column_of_retractions() -> None:
     """There they delete."""
-    told = {name: explain(load(emitRetractions=True, output=to)).output for name, to in (("k", KAFKA), ("p", POSTGRES))}
-    assert told["k"].endswith("events, retracted")
-    assert told["p"].endswith("events")
+    output_lines = {
+        name: explain(load(emitRetractions=True, output=to)).output for name, to in (("k", KAFKA), ("p", POSTGRES))
+    }
+    assert output_lines["k"].endswith("events, retracted")
+    assert output_lines["p"].endswith("events")
 
 
 def test_sql_is_told_as_what_it_means() -> None:

@@ -270,14 +270,14 @@ def test_good_sql_loads(sql: str) -> None:
 def test_each_rule_refuses_at_its_place_alone(
     aggregates: list[Any], more: dict[str, Any], path: str, words: str
 ) -> None:
-    found = mistakes(*aggregates, **more)
-    assert list(found) == [f"spec.{path}"], found
-    assert words in found[f"spec.{path}"]
+    messages = mistakes(*aggregates, **more)
+    assert list(messages) == [f"spec.{path}"], messages
+    assert words in messages[f"spec.{path}"]
 
 
 def test_every_mistake_is_reported_at_once() -> None:
-    found = mistakes(of("sum", "page"), of("count", "page"), groupBy=[], gap=None, maxDuration=None, width=5)
-    assert set(found) == {
+    messages = mistakes(of("sum", "page"), of("count", "page"), groupBy=[], gap=None, maxDuration=None, width=5)
+    assert set(messages) == {
         *(f"spec.{name}" for name in ("groupBy", "gap", "maxDuration", "width")),
         *("spec.aggregates[0].column", "spec.aggregates[1].column"),
     }
@@ -306,7 +306,7 @@ def test_constructing_a_job_applies_the_rules() -> None:
     ],
 )
 def test_rows_of_postgres_replace_each_other_by_group_and_id(output: Any, key: tuple[str, ...]) -> None:
-    assert (made := load(output=output, groupBy=["user_id", "page"])).upsert_key(made.outputs[0]) == key
+    assert (loaded := load(output=output, groupBy=["user_id", "page"])).upsert_key(loaded.outputs[0]) == key
 
 
 def test_a_header_may_say_that_a_row_is_taken_back() -> None:
@@ -367,12 +367,12 @@ def test_no_value_anywhere_gives_anything_but_mistakes(data: st.DataObject) -> N
 @given(st.sampled_from(["sum", "avg", "min", "max", "first", "last", "count_col", "count_distinct"]), st.data())
 def test_an_aggregate_loads_for_the_types_that_it_takes(function: str, data: st.DataObject) -> None:
     column = data.draw(st.sampled_from(CLICKS["schema"]))
-    taken = takes(function, column["type"].partition("(")[0])
-    assert (mistakes(of(function, column["name"])) == {}) == taken
+    accepted = takes(function, column["type"].partition("(")[0])
+    assert (mistakes(of(function, column["name"])) == {}) == accepted
 
 
 def test_sessions_that_replace_rows_do_not_go_to_tables_that_are_only_appended_to() -> None:
     for output in ({"delta": {"path": "out"}}, {"iceberg": {"table": "db.out"}}):
-        found = mistakes(output=output, lateData="reopen", allowedLateness="1m")
-        assert any("only appended to" in message for message in found.values()), found
+        messages = mistakes(output=output, lateData="reopen", allowedLateness="1m")
+        assert any("only appended to" in message for message in messages.values()), messages
         assert not mistakes(output=output, lateData="drop")

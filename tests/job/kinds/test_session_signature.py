@@ -25,7 +25,7 @@ def changed(before: Job, after: Job) -> Comparison:
 
 
 def retyped(column: str, kind: str) -> dict[str, Any]:
-    schema = [{**each, "type": kind} if each["name"] == column else each for each in CLICKS["schema"]]
+    schema = [{**field, "type": kind} if field["name"] == column else field for field in CLICKS["schema"]]
     return {**CLICKS, "schema": schema}
 
 
@@ -134,17 +134,17 @@ def test_goes_on_in_silence(before: Job, after: Job) -> None:
 
 @pytest.mark.parametrize(("before", "after", "words"), WARNS)
 def test_goes_on_with_a_warning(before: Job, after: Job, words: str) -> None:
-    found = changed(before, after)
-    assert found.refused == ()
-    assert len(found.warnings) == 1
-    assert words in found.warnings[0]
+    verdict = changed(before, after)
+    assert verdict.refused == ()
+    assert len(verdict.warnings) == 1
+    assert words in verdict.warnings[0]
 
 
 @pytest.mark.parametrize(("before", "after", "words"), REFUSED, ids=lambda value: str(value)[:60])
 def test_is_refused_with_the_difference(before: Job, after: Job, words: str) -> None:
-    found = changed(before, after)
-    assert any(words in text for text in found.refused), found
-    assert found.warnings == ()
+    verdict = changed(before, after)
+    assert any(words in text for text in verdict.refused), verdict
+    assert verdict.warnings == ()
 
 
 def test_the_signature_says_what_is_stored() -> None:
@@ -166,5 +166,5 @@ def test_a_column_whose_name_has_brackets() -> None:
     """As SQL makes them."""
     grouped = "FROM clicks GROUP BY user_id, SESSION(ts, INTERVAL '30' SECOND)"
     job = parsed(in_sql(f"SELECT user_id, FIRST(TRIM(LOWER(page))) AS x {grouped}"))
-    made = {"expression": "TRIM(LOWER(clicks.page))", "reads": {"page": "string"}}
-    assert signed(job)["stored"] == {f"$first(TRIM(LOWER(page))){end}": made for end in ("", ".time")}
+    computed = {"expression": "TRIM(LOWER(clicks.page))", "reads": {"page": "string"}}
+    assert signed(job)["stored"] == {f"$first(TRIM(LOWER(page))){end}": computed for end in ("", ".time")}

@@ -142,8 +142,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("resource", "path", "words"), BAD, ids=[f"{path}: {words}" for _, path, words in BAD])
 def test_a_bad_rule_is_rejected_at_its_place(resource: dict[str, Any], path: str, words: str) -> None:
-    said = said_of(resource)
-    assert words in said.get(path, ""), said
+    messages = said_of(resource)
+    assert words in messages.get(path, ""), messages
 
 
 def test_top_n_beside_sql_ranks_the_rows_of_its_joins() -> None:
@@ -154,13 +154,13 @@ def test_top_n_beside_sql_ranks_the_rows_of_its_joins() -> None:
 
 
 def test_sql_says_none_of_what_top_n_needs() -> None:
-    said = said_of(document(inputs=[ORDERS], topN={}, sql="SELECT id FROM orders"))
-    assert {"spec.topN.orderBy", "spec.topN.rows", "spec.topN.window"} <= said.keys()
+    messages = said_of(document(inputs=[ORDERS], topN={}, sql="SELECT id FROM orders"))
+    assert {"spec.topN.orderBy", "spec.topN.rows", "spec.topN.window"} <= messages.keys()
 
 
 def test_row_number_is_a_column_of_top_n_alone() -> None:
-    said = said_of(document(inputs=[ORDERS], select=[{"column": "row_number"}]))
-    assert "does not name its input" in said["spec.select[0].column"]
+    messages = said_of(document(inputs=[ORDERS], select=[{"column": "row_number"}]))
+    assert "does not name its input" in messages["spec.select[0].column"]
 
 
 def test_an_expression_that_does_not_fit_its_columns_is_rejected_when_it_is_compiled() -> None:

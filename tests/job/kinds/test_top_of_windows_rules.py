@@ -144,14 +144,16 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("resource", "path", "words"), BAD, ids=[f"{path}: {words}" for _, path, words in BAD])
 def test_a_bad_rule_is_rejected_at_its_place(resource: dict[str, Any], path: str, words: str) -> None:
-    said = said_of(resource)
-    assert words in said.get(path, ""), said
+    messages = said_of(resource)
+    assert words in messages.get(path, ""), messages
 
 
 def test_all_faults_are_said_at_once() -> None:
-    said = said_of(document_of(by=["x"], orderBy=[{"expression": "y"}], window=HOUR, aggregate={"lateData": "reopen"}))
+    messages = said_of(
+        document_of(by=["x"], orderBy=[{"expression": "y"}], window=HOUR, aggregate={"lateData": "reopen"})
+    )
     assert {"spec.topN.by[0]", "spec.topN.orderBy[0].expression", "spec.topN.window", "spec.aggregate.lateData"} <= (
-        said.keys()
+        messages.keys()
     )
 
 

@@ -11,10 +11,10 @@ TYPES = "{name: ts, type: int64}\n      eventTime: ts\n"
 
 def problems_of_table(table: str) -> list[tuple[str, str]]:
     """(path, message) of what is wrong with `table` of the second input, line 29 of the resource."""
-    found = problems(edited((TYPES, f"{TYPES}      table: {table}\n")))
-    mine = [each for each in found if each.path.startswith("spec.inputs[1].table.")]
-    assert all(each.line == 29 for each in mine), found
-    return [(each.path.removeprefix("spec.inputs[1].table."), each.message) for each in mine]
+    reported = problems(edited((TYPES, f"{TYPES}      table: {table}\n")))
+    mine = [problem for problem in reported if problem.path.startswith("spec.inputs[1].table.")]
+    assert all(problem.line == 29 for problem in mine), reported
+    return [(problem.path.removeprefix("spec.inputs[1].table."), problem.message) for problem in mine]
 
 
 @pytest.mark.parametrize(
@@ -59,5 +59,7 @@ def test_a_string_key_of_a_type_that_text_does_not_hold_exactly() -> None:
             f"{TYPES}      table: {{key: [country], keyFormat: string}}\n",
         ),
     )
-    (found,) = [each for each in problems(edited(*edits)) if each.path == "spec.inputs[1].table.keyFormat"]
-    assert found.message == ("column 'country' is double; a string key holds string, int32 and int64; write json")
+    (problem,) = [
+        candidate for candidate in problems(edited(*edits)) if candidate.path == "spec.inputs[1].table.keyFormat"
+    ]
+    assert problem.message == ("column 'country' is double; a string key holds string, int32 and int64; write json")

@@ -184,12 +184,12 @@ REFUSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("sql", "place", "words"), REFUSED)
-def test_rejected_with_the_place_and_what_to_do(sql: str, place: tuple[int, int] | None, words: str) -> None:
+@pytest.mark.parametrize(("sql", "position", "words"), REFUSED)
+def test_rejected_with_the_place_and_what_to_do(sql: str, position: tuple[int, int] | None, words: str) -> None:
     problems = translate(sql, TWO if "payments" in sql else ONE).problems
     assert any(words in problem for problem in problems), problems
-    if place is not None:
-        assert any(problem.startswith(f"line {place[0]}, column {place[1]}, ") for problem in problems), problems
+    if position is not None:
+        assert any(problem.startswith(f"line {position[0]}, column {position[1]}, ") for problem in problems), problems
 
 
 def test_a_test_for_a_match_knows_a_column_of_the_sub_query_without_its_alias() -> None:

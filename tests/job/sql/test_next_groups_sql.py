@@ -161,16 +161,16 @@ LISTS = COUNTS.replace("COUNT(*)", "ARRAY_AGG(id)")
     ],
 )
 def test_a_list_is_not_ordered(sql: str, words: str) -> None:
-    said = mistakes(inputs=[ORDERS], sql=sql)
-    assert words in said.pop("spec.sql", ""), said
-    assert said == {}
+    messages = mistakes(inputs=[ORDERS], sql=sql)
+    assert words in messages.pop("spec.sql", ""), messages
+    assert messages == {}
 
 
 @pytest.mark.parametrize(("sql", "words"), BAD)
 def test_what_cannot_be_grouped_again_is_rejected_with_what_to_write(sql: str, words: str) -> None:
-    said = mistakes(inputs=[ORDERS, PAYMENTS] if "payments" in sql else [ORDERS], sql=sql)
-    assert words in said.pop("spec.sql", ""), said
-    assert said == {}
+    messages = mistakes(inputs=[ORDERS, PAYMENTS] if "payments" in sql else [ORDERS], sql=sql)
+    assert words in messages.pop("spec.sql", ""), messages
+    assert messages == {}
 
 
 def test_a_session_window_does_not_group_again() -> None:
@@ -178,5 +178,5 @@ def test_a_session_window_does_not_group_again() -> None:
         "SELECT MAX(n) AS m FROM (SELECT user_id, COUNT(*) AS n FROM clicks GROUP BY user_id, SESSION(ts, "
         "INTERVAL '30' SECOND)) GROUP BY window_start, window_end"
     )
-    said = said_of(session(sql=sql, groupBy=None, gap=None, aggregates=None))
-    assert "a job of sessions aggregates once" in said["spec.sql"]
+    messages = said_of(session(sql=sql, groupBy=None, gap=None, aggregates=None))
+    assert "a job of sessions aggregates once" in messages["spec.sql"]

@@ -105,8 +105,8 @@ def test_a_setting_for_late_rows_that_deduplicate_lets_through_to_no_aggregate_i
     setting: str, field: str
 ) -> None:
     sql = f"{PER_CURRENCY} ({NUMBERED}) WHERE rn = 1 GROUP BY currency, TUMBLE(ts, INTERVAL '1' HOUR) WITH ({setting})"
-    said = said_of(document_of(sql))
-    assert f"{field} of the aggregate has no effect: deduplicate lets no late row through" in said["spec.sql"]
+    messages = said_of(document_of(sql))
+    assert f"{field} of the aggregate has no effect: deduplicate lets no late row through" in messages["spec.sql"]
     name, value = ("lateData", "reopen") if field == "lateData" else ("allowedLateness", "1m")
     aggregate = {"groupBy": ["orders.currency"], "window": {"tumbling": {"size": "1h"}}, name: value}
     fields = {"deduplicate": {**WITHIN, "by": ["orders.id"]}, "aggregate": aggregate}
@@ -139,9 +139,9 @@ BAD: list[tuple[str, Any, str, str]] = [
 def test_another_qualify_is_rejected_with_what_to_write(
     condition: str, deduplicate: Any, path: str, words: str
 ) -> None:
-    said = said_of(document_of(f"SELECT id FROM orders QUALIFY {condition}", deduplicate))
-    assert words in said.pop(path, ""), said
-    assert said == {}
+    messages = said_of(document_of(f"SELECT id FROM orders QUALIFY {condition}", deduplicate))
+    assert words in messages.pop(path, ""), messages
+    assert messages == {}
 
 
 AROUND: list[tuple[str, str]] = [
@@ -168,9 +168,9 @@ def test_groups_are_no_repeats() -> None:
         "SELECT id, COUNT(*) AS n FROM orders GROUP BY id, TUMBLE(ts, INTERVAL '1' HOUR) "
         "QUALIFY ROW_NUMBER() OVER (PARTITION BY id ORDER BY ts) = 1"
     )
-    said = said_of(document_of(sql))["spec.sql"]
-    assert "write window_start, window_end into PARTITION BY" in said
-    assert "`ts`: is not in GROUP BY" in said
+    message = said_of(document_of(sql))["spec.sql"]
+    assert "write window_start, window_end into PARTITION BY" in message
+    assert "`ts`: is not in GROUP BY" in message
     function = "TABLE(TUMBLE(TABLE orders, DESCRIPTOR(ts), INTERVAL '1' HOUR))"
     sql = f"SELECT DISTINCT id, window_start, window_end FROM {function} QUALIFY {FIRST}"
     assert "write window_start, window_end into PARTITION BY" in said_of(document_of(sql))["spec.sql"]

@@ -123,17 +123,19 @@ def test_a_job_in_sql_is_the_job_of_its_fields() -> None:
     ],
 )
 def test_aggregates(call: str, meant: dict[str, Any]) -> None:
-    (found,) = parsed(in_sql(selected(f"{call} AS x"))).sessions.aggregates
-    assert found == Sessions.model_validate({"groupBy": [], "gap": "1ms", "aggregates": [meant]}).aggregates[0]
+    (parsed_aggregate,) = parsed(in_sql(selected(f"{call} AS x"))).sessions.aggregates
+    assert (
+        parsed_aggregate == Sessions.model_validate({"groupBy": [], "gap": "1ms", "aggregates": [meant]}).aggregates[0]
+    )
 
 
 def test_arguments_that_are_expressions_are_computed_once() -> None:
-    of = parsed(in_sql(selected("SUM(qty*2) AS a, AVG(clicks.qty * 2) AS b, MAX(qty + 1) AS c"))).sessions
-    assert [(made.expression, made.as_) for made in of.compute] == [
+    sessions = parsed(in_sql(selected("SUM(qty*2) AS a, AVG(clicks.qty * 2) AS b, MAX(qty + 1) AS c"))).sessions
+    assert [(column.expression, column.as_) for column in sessions.compute] == [
         ("clicks.qty * 2", "qty * 2"),
         ("clicks.qty + 1", "qty + 1"),
     ]
-    assert [each.column for each in of.aggregates] == ["qty * 2", "qty * 2", "qty + 1"]
+    assert [parsed_aggregate.column for parsed_aggregate in sessions.aggregates] == ["qty * 2", "qty * 2", "qty + 1"]
 
 
 @pytest.mark.parametrize(
@@ -148,9 +150,9 @@ def test_arguments_that_are_expressions_are_computed_once() -> None:
     ],
 )
 def test_groups(sql: str, group_by: tuple[str, ...], computed: dict[str, str]) -> None:
-    of = parsed(in_sql(sql)).sessions
-    assert of.group_by == group_by
-    assert {made.as_: made.expression for made in of.compute} == computed
+    sessions = parsed(in_sql(sql)).sessions
+    assert sessions.group_by == group_by
+    assert {column.as_: column.expression for column in sessions.compute} == computed
 
 
 @pytest.mark.parametrize(
@@ -201,9 +203,9 @@ OVER_GROUPS: list[tuple[str, list[dict[str, str]], list[str]]] = [
 def test_the_select_list_computes_with_groups_and_aggregates(
     items: str, select: list[dict[str, str]], aggregates: list[str]
 ) -> None:
-    of = parsed(in_sql(f"SELECT {items} FROM clicks {GROUPED}")).sessions
-    assert [item.model_dump(by_alias=True, exclude_none=True) for item in of.select or ()] == select
-    assert [each.as_ for each in of.aggregates] == aggregates
+    sessions = parsed(in_sql(f"SELECT {items} FROM clicks {GROUPED}")).sessions
+    assert [item.model_dump(by_alias=True, exclude_none=True) for item in sessions.select or ()] == select
+    assert [parsed_aggregate.as_ for parsed_aggregate in sessions.aggregates] == aggregates
 
 
 REFUSED = [
@@ -305,15 +307,17 @@ REFUSED = [
 
 @pytest.mark.parametrize(("sql", "words"), REFUSED, ids=lambda value: str(value)[-70:])
 def test_refused_with_the_reason(sql: str, words: str) -> None:
-    found = said_of(in_sql(sql))
-    assert list(found) == ["spec.sql"]
-    assert words in found["spec.sql"]
+    messages = said_of(in_sql(sql))
+    assert list(messages) == ["spec.sql"]
+    assert words in messages["spec.sql"]
 
 
 def test_every_problem_is_told_with_its_place_in_the_text() -> None:
     sql = "SELECT page,\n  SUM(prize) AS x\nFROM clicks\nGROUP BY user_id, SESSION(ts, INTERVAL '1' YEAR)"
-    said = said_of(in_sql(sql))["spec.sql"]
-    assert [place in said for place in ("line 1, column 8", "line 2, column 7", "line 4, column 19")] == [True] * 3
+    message = said_of(in_sql(sql))["spec.sql"]
+    assert [position in message for position in ("line 1, column 8", "line 2, column 7", "line 4, column 19")] == [
+        True
+    ] * 3
 
 
 def names_of(sql: str) -> list[str]:
@@ -339,9 +343,9 @@ def test_having_is_the_field_of_sessions() -> None:
 
 def test_a_group_that_is_an_expression_needs_no_name() -> None:
     sql = counted(f"LOWER(clicks.page), qty % 2, {SESSION}", "COUNT(DISTINCT LOWER(page)) AS n, qty % 2")
-    of = parsed(in_sql(sql)).sessions
-    assert of.group_by == ("LOWER(page)", "qty % 2")
-    assert [(made.expression, made.as_) for made in of.compute] == [
+    sessions = parsed(in_sql(sql)).sessions
+    assert sessions.group_by == ("LOWER(page)", "qty % 2")
+    assert [(column.expression, column.as_) for column in sessions.compute] == [
         ("LOWER(clicks.page)", "LOWER(page)"),
         ("clicks.qty % 2", "qty % 2"),
     ]
@@ -357,10 +361,10 @@ def test_a_group_can_go_out_under_the_name_of_a_column_of_the_input() -> None:
 def test_without_a_known_input_the_shape_is_still_checked() -> None:
     resource = in_sql(f"SELECT user_id FROM clicks {GROUPED} LIMIT 1")
     resource["spec"]["input"] = {**resource["spec"]["input"], "eventTime": "tz"}
-    found = said_of(resource)
-    assert set(found) == {"spec.sql", "spec.input.eventTime"}
-    assert "LIMIT" in found["spec.sql"]
-    assert "groupBy" not in found["spec.sql"]
+    messages = said_of(resource)
+    assert set(messages) == {"spec.sql", "spec.input.eventTime"}
+    assert "LIMIT" in messages["spec.sql"]
+    assert "groupBy" not in messages["spec.sql"]
 
 
 def test_sql_nested_too_deep_is_no_crash() -> None:

@@ -192,9 +192,9 @@ BOUNDS = [
 
 
 @pytest.mark.parametrize(("text", "lower", "upper"), BOUNDS, ids=[text for text, _, _ in BOUNDS])
-@pytest.mark.parametrize("place", ["ON", "WHERE"])
-def test_bounds(text, lower, upper, place):
-    sql = joined(f"{KEY} AND {text}") if place == "ON" else joined(KEY, more=f"WHERE {text}")
+@pytest.mark.parametrize("clause", ["ON", "WHERE"])
+def test_bounds(text, lower, upper, clause):
+    sql = joined(f"{KEY} AND {text}") if clause == "ON" else joined(KEY, more=f"WHERE {text}")
     (step,) = load(sql).joins
     assert step.interval == Interval(of="orders", lower=f"{lower}ms", upper=f"{upper}ms")
     assert step.where is None

@@ -130,14 +130,14 @@ REFUSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("sql", "place", "why", "todo"), REFUSED, ids=[sql[-60:] for sql, *_ in REFUSED])
-def test_refused_once_with_place_reason_and_what_to_do(sql, place, why, todo):
+@pytest.mark.parametrize(("sql", "position", "why", "todo"), REFUSED, ids=[sql[-60:] for sql, *_ in REFUSED])
+def test_refused_once_with_place_reason_and_what_to_do(sql, position, why, todo):
     (problem,) = problems(resource(sql))
     assert (problem.path, problem.line) == ("spec.sql", 29)
     assert why in problem.message
     assert todo in problem.message
-    if place is not None:
-        assert problem.message.startswith(f"line {place[0]}, column {place[1]}, `")
+    if position is not None:
+        assert problem.message.startswith(f"line {position[0]}, column {position[1]}, `")
 
 
 def test_no_beginning_of_a_text_with_an_open_bracket_or_without_a_select_is_a_job():
@@ -155,13 +155,13 @@ def test_no_beginning_of_a_text_with_an_open_bracket_or_without_a_select_is_a_jo
 
 def test_all_problems_are_reported_at_once_with_those_of_the_rest():
     sql = "SELECT o.x, COUNT(*)\nFROM orders o RIGHT SEMI JOIN payments p ON q.a = o.order_id\nLIMIT 3 EMIT FINAL"
-    found = problems(resource(sql).replace("postgres: {table: joined}", "kafka: {topic: a b}\n    mode: x"))
-    places = [problem.message[:18] for problem in found if problem.path == "spec.sql"]
-    assert places == [
+    reported = problems(resource(sql).replace("postgres: {table: joined}", "kafka: {topic: a b}\n    mode: x"))
+    positions = [problem.message[:18] for problem in reported if problem.path == "spec.sql"]
+    assert positions == [
         *("line 1, column 8, ", "line 1, column 13,", "line 2, column 31,"),
         *("line 2, column 45,", "line 3, column 1, ", "line 3, column 9, "),
     ]
-    assert {problem.path for problem in found} > {"spec.sql", "spec.output.kafka.topic"}
+    assert {problem.path for problem in reported} > {"spec.sql", "spec.output.kafka.topic"}
 
 
 @pytest.mark.parametrize(
@@ -172,10 +172,10 @@ def test_all_problems_are_reported_at_once_with_those_of_the_rest():
     ],
 )
 def test_the_rules_of_joins_and_select_stand_at_the_sql(sql, words):
-    found = problems(resource(sql))
-    assert found
-    assert {(problem.path, problem.line) for problem in found} == {("spec.sql", 29)}
-    assert words in found[0].message
+    reported = problems(resource(sql))
+    assert reported
+    assert {(problem.path, problem.line) for problem in reported} == {("spec.sql", 29)}
+    assert words in reported[0].message
 
 
 def test_sql_and_joins_or_select_are_refused():
@@ -188,8 +188,8 @@ def test_sql_and_joins_or_select_are_refused():
 
 @pytest.mark.parametrize("sql", ['""', "[a]", "5"])
 def test_sql_is_text(sql):
-    found = problems(f"{HEAD}  sql: {sql}\n  output: {{file: {{path: x}}}}\n")
-    assert [problem.path for problem in found] == ["spec.sql"]
+    reported = problems(f"{HEAD}  sql: {sql}\n  output: {{file: {{path: x}}}}\n")
+    assert [problem.path for problem in reported] == ["spec.sql"]
 
 
 def test_with_broken_inputs_the_form_of_the_sql_is_judged_all_the_same():

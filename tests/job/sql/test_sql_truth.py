@@ -33,10 +33,10 @@ def bounds(draw, right, earlier):
 
 
 @st.composite
-def condition(draw, known, computed=()):
+def condition(draw, input_names, computed=()):
     """A condition on inputs, or on a column that one of the sub-queries `computed` computes."""
-    one, other = draw(st.sampled_from(known)), draw(st.sampled_from(known))
-    named = [name for name in known if name in computed]
+    one, other = draw(st.sampled_from(input_names)), draw(st.sampled_from(input_names))
+    named = [name for name in input_names if name in computed]
     if named and draw(st.booleans()):
         texts = ["{0}.y = 0", "{0}.one IS NULL", "{0}.one = 1", "{0}.v = {1}.x", "{0}.v <> 2", "{0}.s IS NULL"]
         return draw(st.sampled_from(texts)).format(draw(st.sampled_from(named)), other)

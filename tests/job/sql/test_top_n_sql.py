@@ -234,8 +234,8 @@ BAD_GROUPS: list[tuple[str, str]] = [
 
 @pytest.mark.parametrize(("sql", "words"), BAD_GROUPS)
 def test_other_numbers_of_groups_are_rejected_with_what_to_write(sql: str, words: str) -> None:
-    said = mistakes(inputs=[ORDERS], sql=sql)
-    assert words in said["spec.sql"], said
+    messages = mistakes(inputs=[ORDERS], sql=sql)
+    assert words in messages["spec.sql"], messages
 
 
 def numbered(*, over: str = f"currency, {PER_HOUR} ORDER BY amount", where: str = "rn <= 3", select: str = "id") -> str:
@@ -303,14 +303,14 @@ BAD: list[tuple[str, str]] = [
 
 @pytest.mark.parametrize(("sql", "words"), BAD)
 def test_what_cannot_be_ranked_is_rejected_with_what_to_write(sql: str, words: str) -> None:
-    said = mistakes(inputs=[ORDERS], sql=sql)
-    assert [*said] == ["spec.topN.window" if "into PARTITION BY write" in words else "spec.sql"]
-    assert words in "".join(said.values())
+    messages = mistakes(inputs=[ORDERS], sql=sql)
+    assert [*messages] == ["spec.topN.window" if "into PARTITION BY write" in words else "spec.sql"]
+    assert words in "".join(messages.values())
 
 
 def test_what_both_say_is_rejected() -> None:
     sql = f"SELECT id FROM orders QUALIFY {OVER} <= 3"
-    said = mistakes(inputs=[ORDERS], sql=sql, topN={"rows": 3, "window": HOUR})
-    assert {path: said[path].partition(" and")[0] for path in said} == {
+    messages = mistakes(inputs=[ORDERS], sql=sql, topN={"rows": 3, "window": HOUR})
+    assert {path: messages[path].partition(" and")[0] for path in messages} == {
         "spec.topN.rows": "rows", "spec.topN.window": "window",
     }  # fmt: skip
