@@ -32,7 +32,7 @@ class Registry:
     deleted: set[tuple[str, int]] = field(default_factory=set)
     keeps: bool = False
     """Lets nobody delete a version."""
-    asked: list[str] = field(default_factory=list)
+    requested_paths: list[str] = field(default_factory=list)
 
     def add(self, schema: Any, kind: str = "AVRO", references: list[dict[str, Any]] | None = None) -> int:
         number = len(self.schemas) + 1
@@ -46,36 +46,36 @@ class Registry:
         field it is."""
         if self.status is not None:
             return self.status, {"error_code": self.status, "message": "not now"}
-        known = {version: number for (name, version), number in self.subjects.items() if name == subject}
-        for number in known.values():
+        ids_by_version = {version: number for (name, version), number in self.subjects.items() if name == subject}
+        for number in ids_by_version.values():
             if self.schemas[number]["schema"] == body["schema"]:
                 return 200, {"id": number}
-        if known and not self.lenient:
-            before, after = _fields(self.schemas[known[max(known)]]), _fields(body)
-            changed = [name for name, of in after.items() if before.get(name, of) != of]
+        if ids_by_version and not self.lenient:
+            before, after = _fields(self.schemas[ids_by_version[max(ids_by_version)]]), _fields(body)
+            changed = [name for name, definition in after.items() if before.get(name, definition) != definition]
             if changed:
                 return 409, {"error_code": 409, "message": f"incompatible: {', '.join(changed)}"}
         number = self.add(body["schema"], body.get("schemaType", "AVRO"))
-        self.subjects[subject, max(known, default=0) + 1] = number
+        self.subjects[subject, max(ids_by_version, default=0) + 1] = number
         return 200, {"id": number}
 
     def answer(self, path: str, authorization: str | None) -> tuple[int, Any]:
-        self.asked.append(path)
+        self.requested_paths.append(path)
         if self.status is not None:
             return self.status, {"error_code": self.status, "message": "not now"}
         if self.login is not None and authorization != f"Basic {b64encode(self.login.encode()).decode()}":
             return 401, {"error_code": 401, "message": "Unauthorized"}
-        place, _, query = path.partition("?")
-        gone = set() if "deleted=true" in query.lower() else self.deleted
-        subjects = {key: number for key, number in self.subjects.items() if key not in gone}
-        match place.strip("/").split("/"):
+        resource, _, query = path.partition("?")
+        hidden = set() if "deleted=true" in query.lower() else self.deleted
+        subjects = {key: number for key, number in self.subjects.items() if key not in hidden}
+        match resource.strip("/").split("/"):
             case ["schemas", "ids", number] if int(number) in self.schemas:
                 return 200, self.schemas[int(number)]
-            case ["subjects", name, "versions"] if any(of == name for of, _ in subjects):
-                return 200, sorted(version for of, version in subjects if of == name)
-            case ["subjects", name, "versions", asked]:
-                versions = [version for of, version in subjects if of == name]
-                version = max(versions, default=0) if asked == "latest" else int(asked)
+            case ["subjects", name, "versions"] if any(subject == name for subject, _ in subjects):
+                return 200, sorted(version for subject, version in subjects if subject == name)
+            case ["subjects", name, "versions", requested]:
+                versions = [version for subject, version in subjects if subject == name]
+                version = max(versions, default=0) if requested == "latest" else int(requested)
                 if version in versions:
                     number = self.subjects[name, version]
                     return 200, {"subject": name, "version": version, "id": number, **self.schemas[number]}
@@ -94,7 +94,7 @@ def _fields(schema: dict[str, Any]) -> dict[str, Any]:
     if schema.get("schemaType") == "PROTOBUF":
         matches = re.findall(r"(\S+) (\w+) = (\d+);", schema["schema"])
         return {number: (kind, name) for kind, name, number in matches}
-    return {each["name"]: each["type"] for each in json.loads(schema["schema"])["fields"]}
+    return {avro_field["name"]: avro_field["type"] for avro_field in json.loads(schema["schema"])["fields"]}
 
 
 @contextmanager

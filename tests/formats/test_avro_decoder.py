@@ -49,9 +49,9 @@ def of(served: Registry, **properties: str) -> dict[str, Any]:
 
 def decode(decoder: Decoder, *records: bytes | None, keys: Sequence[bytes] = ()) -> Decoded:
     times, values = np.full(len(records), 7, np.int64), pa.array(records, pa.binary())
-    place, at = PartitionRef("in", "t", 0), np.arange(len(records))
-    found = pa.array(keys, pa.binary()) if keys else None
-    return decoder.decode_batch(RawBatch(place, at, values, found, timestamps=times.__getitem__))
+    partition, at = PartitionRef("in", "t", 0), np.arange(len(records))
+    key_array = pa.array(keys, pa.binary()) if keys else None
+    return decoder.decode_batch(RawBatch(partition, at, values, key_array, timestamps=times.__getitem__))
 
 
 def avro(schema: Any, value: Any, number: int | None = None) -> bytes:
@@ -88,7 +88,7 @@ def test_each_record_is_read_by_the_schema_that_it_names_which_may_change_while_
         {"id": "c", "amount": None},
         {"id": "d", "amount": 4},
     ]
-    assert len(served.asked) == 3, "each schema is asked for once"
+    assert len(served.requested_paths) == 3, "each schema is asked for once"
 
 
 def test_a_change_that_a_column_cannot_hold_is_a_bad_record(served: Registry) -> None:
@@ -127,8 +127,8 @@ def test_a_registry_that_is_away_is_waited_for_and_one_that_refuses_is_not(serve
     with pytest.raises(SourceError, match="denies access") as caught:
         decode(decoder, record)
     assert not isinstance(caught.value, SourceUnavailable)
-    known = decoder_for(model(of(served, **{"basic.auth.user.info": "me:secret"})))
-    assert rows(decode(known, record)) == [{"id": "a", "amount": 1}]
+    authorized = decoder_for(model(of(served, **{"basic.auth.user.info": "me:secret"})))
+    assert rows(decode(authorized, record)) == [{"id": "a", "amount": 1}]
     nobody = decoder_for(model({"schemaRegistry": {"url": "http://127.0.0.1:1", "properties": {"max.retries": "0"}}}))
     with pytest.raises(SourceUnavailable, match="asked for schema 1: "):
         decode(nobody, record)
@@ -178,7 +178,7 @@ def test_a_start_asks_the_registry_before_there_is_a_record(served: Registry, ki
 def test_a_job_that_needs_no_answer_of_a_registry_asks_none(served: Registry) -> None:
     check_registry(model(of(served), kind="json"))
     check_registry(model({"avroSchema": json.dumps(ORDER)}))
-    assert served.asked == []
+    assert served.requested_paths == []
 
 
 def test_schemas_may_refer_to_others(served: Registry) -> None:
@@ -187,8 +187,8 @@ def test_schemas_may_refer_to_others(served: Registry) -> None:
     lines = {"name": "lines", "type": {"type": "array", "items": "shop.Line"}}
     order = {"type": "record", "name": "Order", "namespace": "shop", "fields": [lines]}
     number = served.add(order, references=[{"name": "shop.Line", "subject": "shop.Line", "version": 1}])
-    whole = {**order, "fields": [{"name": "lines", "type": {"type": "array", "items": line}}]}
-    record = avro(whole, {"lines": [{"sku": "x"}, {"sku": "y"}]}, number)
+    resolved = {**order, "fields": [{"name": "lines", "type": {"type": "array", "items": line}}]}
+    record = avro(resolved, {"lines": [{"sku": "x"}, {"sku": "y"}]}, number)
     side = model(of(served), [{"name": "sku", "type": "string", "path": "lines[1].sku"}])
     assert rows(decode(decoder_for(side), record)) == [{"sku": "y"}]
 
@@ -265,12 +265,12 @@ def test_keys_may_have_the_frame_of_a_registry_and_be_json_or_avro(served: Regis
 
 @pytest.mark.parametrize("kind", ["json", "avro"])
 def test_a_key_in_a_frame_without_a_path_is_its_value(served: Registry, kind: str) -> None:
-    name, count, whole = served.add('"string"'), served.add('"long"'), served.add(KEY)
+    name, count, record_key = served.add('"string"'), served.add('"long"'), served.add(KEY)
     text = served.add("{}", "JSON")
     keys = [
         avro("string", "a", name),
         avro("long", -62, count),
-        avro(KEY, {"id": "c"}, whole),
+        avro(KEY, {"id": "c"}, record_key),
         b"\0\0\0\0" + bytes([text]) + b'"d"',
         b"plain",
     ]

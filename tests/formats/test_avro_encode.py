@@ -53,15 +53,15 @@ def reader(served: Registry) -> Input:
 
 
 def test_what_a_job_writes_another_one_reads(served: Registry) -> None:
-    wanted = [{name: value for name, (_, _, value) in VALUES.items()}, dict.fromkeys(VALUES)]
+    expected = [{name: value for name, (_, _, value) in VALUES.items()}, dict.fromkeys(VALUES)]
     encoder = pickle.loads(pickle.dumps(output(served).registered()))
-    records = encoder.encode(pa.Table.from_pylist(wanted, SCHEMA))
-    assert rows(decode(decoder_for(reader(served)), *records)) == wanted
+    records = encoder.encode(pa.Table.from_pylist(expected, SCHEMA))
+    assert rows(decode(decoder_for(reader(served)), *records)) == expected
     assert list(served.subjects) == [("shop.joined-1-value", 1)]
     schema = fastavro.parse_schema(json.loads(served.schemas[1]["schema"]))
     assert [record[:5] for record in records] == [b"\0\0\0\0\x01"] * 2
     plain = fastavro.schemaless_reader(io.BytesIO(records[0][5:]), schema, None)
-    assert plain == wanted[0], "logical types, as any reader of Avro has them"
+    assert plain == expected[0], "logical types, as any reader of Avro has them"
 
 
 def test_a_session_s_id_is_a_decimal(served: Registry) -> None:

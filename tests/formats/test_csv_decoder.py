@@ -124,7 +124,7 @@ def test_a_bad_record_among_good_ones(record: bytes | None, reason: str) -> None
 )
 def test_a_quote_inside_a_field_without_quotes_is_text(record: bytes, row: tuple[str, str]) -> None:
     decoded = decode(pa.schema({"a": pa.string(), "b": pa.string()}), b"x,y", record, b"c,d")
-    assert [tuple(each.values()) for each in decoded.rows.to_pylist()] == [("x", "y"), row, ("c", "d")]
+    assert [tuple(decoded_row.values()) for decoded_row in decoded.rows.to_pylist()] == [("x", "y"), row, ("c", "d")]
 
 
 @pytest.mark.parametrize("kind", [pa.float64(), pa.float32(), pa.decimal128(8, 2)])
@@ -226,8 +226,8 @@ def test_rows_and_bad_records_partition_the_batch(batch: list[Any]) -> None:
     good = [i for i, item in enumerate(batch) if isinstance(item, tuple)]
     assert decoded.index.tolist() == good
     assert [bad.index for bad in decoded.bad] == [i for i in range(len(batch)) if i not in good]
-    found = decoded.rows.set_column(3, "at", decoded.rows["at"].cast(pa.int64())).to_pylist()
-    assert [tuple(row.values()) for row in found] == [batch[i] for i in good]
+    decoded_rows = decoded.rows.set_column(3, "at", decoded.rows["at"].cast(pa.int64())).to_pylist()
+    assert [tuple(row.values()) for row in decoded_rows] == [batch[i] for i in good]
 
 
 def test_an_empty_last_field_of_the_last_record_is_null() -> None:
@@ -271,7 +271,7 @@ def test_records_decode_the_same_however_they_are_cut_into_batches(
     schema = pa.schema({"a": pa.string(), "b": pa.string(), "c": pa.int64()})
     edges = [0, *sorted(min(cut, len(records)) for cut in cuts), len(records)]
     parts = [(start, decode(schema, *records[start:stop])) for start, stop in pairwise(edges)]
-    whole = decode(schema, *records)
-    assert whole.rows.to_pylist() == [row for _, part in parts for row in part.rows.to_pylist()]
-    assert whole.index.tolist() == [start + i for start, part in parts for i in part.index.tolist()]
-    assert list(whole.bad) == [BadRecord(start + bad.index, bad.reason) for start, part in parts for bad in part.bad]
+    at_once = decode(schema, *records)
+    assert at_once.rows.to_pylist() == [row for _, part in parts for row in part.rows.to_pylist()]
+    assert at_once.index.tolist() == [start + i for start, part in parts for i in part.index.tolist()]
+    assert list(at_once.bad) == [BadRecord(start + bad.index, bad.reason) for start, part in parts for bad in part.bad]

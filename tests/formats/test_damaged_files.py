@@ -86,9 +86,9 @@ def test_one_that_is_cut_off_is_named(tmp_path: Path, file_format: str, compress
         assert " between byte " in raised.value.facts
 
 
-@pytest.mark.parametrize(("file_format", "whole"), [("json", JSON), ("csv", CSV)])
-def test_a_record_that_is_cut_off_is_bad(tmp_path: Path, file_format: str, whole: bytes) -> None:
-    rows, reasons = read(tmp_path, file_format, whole[: whole.index(b"1234") + 2])
+@pytest.mark.parametrize(("file_format", "complete"), [("json", JSON), ("csv", CSV)])
+def test_a_record_that_is_cut_off_is_bad(tmp_path: Path, file_format: str, complete: bytes) -> None:
+    rows, reasons = read(tmp_path, file_format, complete[: complete.index(b"1234") + 2])
     assert rows + len(reasons) == 1_235
     assert len(reasons) == 1
 
@@ -96,9 +96,9 @@ def test_a_record_that_is_cut_off_is_bad(tmp_path: Path, file_format: str, whole
 @pytest.mark.parametrize(("file_format", "compression"), PACKED)
 def test_a_flipped_bit_is_noticed_or_changes_no_count(tmp_path: Path, file_format: str, compression: str) -> None:
     """A zstd stream has a checksum only if its writer adds one, so a value may change, but none disappears."""
-    whole = FILES[file_format, compression]
-    for at in range(8, len(whole), max(1, len(whole) // 60)):
-        data = bytearray(whole)
+    intact = FILES[file_format, compression]
+    for at in range(8, len(intact), max(1, len(intact) // 60)):
+        data = bytearray(intact)
         data[at] ^= 0x10
         try:
             rows, reasons = read(tmp_path, file_format, bytes(data))
@@ -110,10 +110,10 @@ def test_a_flipped_bit_is_noticed_or_changes_no_count(tmp_path: Path, file_forma
 
 def test_an_end_that_contradicts_itself_is_named(tmp_path: Path) -> None:
     """Arrow believes the number of all rows, and rows of the last row groups were left out."""
-    whole = parquet_file("none")
+    intact = parquet_file("none")
     count = b"\x16" + varint(2 * ROWS)  # the field num_rows of the footer: a zigzag varint
-    assert whole.count(count) == 1
-    damaged = whole.replace(count, b"\x16" + varint(2 * (ROWS - 1_000)))
+    assert intact.count(count) == 1
+    damaged = intact.replace(count, b"\x16" + varint(2 * (ROWS - 1_000)))
     with pytest.raises(SourceError, match="cannot be read as Parquet") as raised:
         read(tmp_path, "parquet", damaged)
     assert raised.value.facts == "its end says 3,000 rows, and 4,000 for its row groups together"

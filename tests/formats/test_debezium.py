@@ -56,15 +56,15 @@ def with_schema(change: Event) -> Event:
 
 
 def decode(side: Input, events: Sequence[Event]) -> Decoded:
-    values = pa.array([None if each is None else json.dumps(each).encode() for each in events], pa.binary())
+    values = pa.array([None if change is None else json.dumps(change).encode() for change in events], pa.binary())
     return of_values(side, values)
 
 
 def of_values(side: Input, values: pa.BinaryArray) -> Decoded:
     times = np.full(len(values), 99, np.int64)
     keys = pa.array([b'{"id":1}'] * len(values), pa.binary())
-    place, offsets = PartitionRef("in", "t", 0), np.arange(len(values))
-    return decoder_for(side).decode_batch(RawBatch(place, offsets, values, keys, times.__getitem__))
+    partition, offsets = PartitionRef("in", "t", 0), np.arange(len(values))
+    return decoder_for(side).decode_batch(RawBatch(partition, offsets, values, keys, times.__getitem__))
 
 
 CHANGES: list[Event] = [
@@ -133,16 +133,20 @@ def envelope(*more: dict[str, Any]) -> dict[str, Any]:
     row = {"type": "record", "name": "Row", "fields": fields}
     source = {"type": "record", "name": "Source", "fields": [{"name": "ts_ms", "type": "long"}]}
     types = {"before": ["null", row], "after": ["null", "Row"], "source": source, "op": "string"}
-    return {"type": "record", "name": "Envelope", "fields": [{"name": name, "type": of} for name, of in types.items()]}
+    return {
+        "type": "record",
+        "name": "Envelope",
+        "fields": [{"name": name, "type": avro_type} for name, avro_type in types.items()],
+    }
 
 
 def avro(change: Event, schema: dict[str, Any], number: int | None = None) -> bytes | None:
     """A change as Avro, after the frame of a registry where it has a number there."""
     if change is None:
         return None
-    whole = {**change, "before": change["before"] and {"name": None, **change["before"]}}
+    complete_change = {**change, "before": change["before"] and {"name": None, **change["before"]}}
     target = io.BytesIO()
-    fastavro.schemaless_writer(target, fastavro.parse_schema(schema), whole)
+    fastavro.schemaless_writer(target, fastavro.parse_schema(schema), complete_change)
     return (b"" if number is None else b"\0" + number.to_bytes(4)) + target.getvalue()
 
 
@@ -150,9 +154,9 @@ def test_avro_of_the_same_changes_gives_the_same() -> None:
     schema = envelope()
     side = model(format="debezium-avro", avroSchema=json.dumps(schema), **TABLE)
     written = [avro(change, schema) for change in CHANGES]
-    found, expected = of_values(side, pa.array(written, pa.binary())), decode(model(**TABLE), CHANGES)
-    assert found.rows.equals(expected.rows)
-    assert (found.index.tolist(), found.bad, found.dropped) == (expected.index.tolist(), [], expected.dropped)
+    decoded, expected = of_values(side, pa.array(written, pa.binary())), decode(model(**TABLE), CHANGES)
+    assert decoded.rows.equals(expected.rows)
+    assert (decoded.index.tolist(), decoded.bad, decoded.dropped) == (expected.index.tolist(), [], expected.dropped)
 
 
 @pytest.mark.parametrize("kind", [TABLE, {}], ids=["table", "stream"])
@@ -163,12 +167,12 @@ def test_avro_is_read_by_the_schemas_of_a_registry_which_may_change_in_between(k
         side = model(format="debezium-avro", schemaRegistry={"url": served.url}, **kind)
         written = [avro(change, old, numbers[0]) for change in CHANGES[:2]]
         written += [avro(change, new, numbers[1]) for change in CHANGES[2:]]
-        found = of_values(side, pa.array(written, pa.binary()))
+        decoded = of_values(side, pa.array(written, pa.binary()))
     expected = decode(model(**kind), CHANGES)
-    assert found.bad == []
-    assert found.rows.equals(expected.rows)
-    assert (found.index.tolist(), found.dropped) == (expected.index.tolist(), expected.dropped)
-    assert np.array_equal(found.deleted, expected.deleted) if kind else found.deleted is None
+    assert decoded.bad == []
+    assert decoded.rows.equals(expected.rows)
+    assert (decoded.index.tolist(), decoded.dropped) == (expected.index.tolist(), expected.dropped)
+    assert np.array_equal(decoded.deleted, expected.deleted) if kind else decoded.deleted is None
 
 
 def test_a_stream_is_joined_with_a_table_of_changes_in_a_trace() -> None:
@@ -212,8 +216,10 @@ def with_types(change: dict[str, Any], *fields: dict[str, Any]) -> dict[str, Any
 
 @pytest.mark.parametrize("wrap", [lambda change: change, with_schema], ids=["plain", "with schemas"])
 def test_a_date_is_a_number_of_days_or_text(wrap: Any) -> None:
-    given = [20_468, -1, "2026-01-15", None, -719_162, 2_932_896]
-    decoded = decode(model([ID, DAY, TS]), [wrap(event("c", {"id": n, "day": day})) for n, day in enumerate(given)])
+    encoded_days = [20_468, -1, "2026-01-15", None, -719_162, 2_932_896]
+    decoded = decode(
+        model([ID, DAY, TS]), [wrap(event("c", {"id": n, "day": day})) for n, day in enumerate(encoded_days)]
+    )
     assert decoded.bad == []
     days = [date(2026, 1, 15), date(1969, 12, 31), date(2026, 1, 15), None, date(1, 1, 1), date(9999, 12, 31)]
     assert decoded.rows["day"].to_pylist() == days
@@ -229,8 +235,8 @@ def test_a_number_that_is_no_day_makes_a_dead_letter() -> None:
 
 def test_a_deletion_has_its_date_and_time_in_the_row_before() -> None:
     side = model([ID, {**AT, "path": "at"}, DAY], eventTime="at", table={"key": ["id", "day"]})
-    gone = event("d", {"id": 1, "day": 3, "at": 1_700_000_000_123_456})
-    change = with_types(gone, int_of("io.debezium.time.MicroTimestamp", "int64"))
+    deletion = event("d", {"id": 1, "day": 3, "at": 1_700_000_000_123_456})
+    change = with_types(deletion, int_of("io.debezium.time.MicroTimestamp", "int64"))
     decoded = decode(side, [change])
     assert decoded.bad == []
     assert decoded.rows["day"].to_pylist() == [date(1970, 1, 4)]
@@ -273,8 +279,8 @@ def test_a_column_with_a_format_has_the_number_whatever_the_schema_says() -> Non
 def test_avro_names_dates_and_what_times_count(kind: str) -> None:
     named = {"at": ("long", "MicroTimestamp"), "exact": ("long", "NanoTimestamp"), "day": ("int", "Date")}
     fields = [
-        {"name": name, "type": ["null", {"type": of, "connect.name": f"io.debezium.time.{what}"}]}
-        for name, (of, what) in named.items()
+        {"name": name, "type": ["null", {"type": avro_type, "connect.name": f"io.debezium.time.{what}"}]}
+        for name, (avro_type, what) in named.items()
     ]
     columns: list[dict[str, Any]] = [ID, AT, {**AT, "name": "exact"}, DAY]
     row = {"at": 1_700_000_000_123_456, "exact": 1_700_000_000_123_456_789, "day": 20_468}
@@ -384,7 +390,11 @@ def test_a_document_that_is_no_text_makes_a_dead_letter(side: str) -> None:
 def test_documents_in_avro() -> None:
     source = {"type": "record", "name": "Source", "fields": [{"name": "ts_ms", "type": "long"}]}
     types = {"before": ["null", "string"], "after": ["null", "string"], "source": source, "op": "string"}
-    schema = {"type": "record", "name": "E", "fields": [{"name": name, "type": of} for name, of in types.items()]}
+    schema = {
+        "type": "record",
+        "name": "E",
+        "fields": [{"name": name, "type": avro_type} for name, avro_type in types.items()],
+    }
     target = io.BytesIO()
     fastavro.schemaless_writer(target, fastavro.parse_schema(schema), {**event("c", None), "after": DOCUMENT})
     side = model(OF_DOCUMENT, format="debezium-avro", avroSchema=json.dumps(schema))
@@ -515,7 +525,7 @@ MONEY = {"name": "amount", "type": "decimal(12,2)"}
 
 def with_fields(row: dict[str, Any], op: str = "c", raw: str | None = None, **types: Any) -> bytes:
     """An event with the connector's schemas; `raw` takes the place of the text RAW."""
-    fields = [{"field": name, **of} for name, of in types.items()]
+    fields = [{"field": name, **field_type} for name, field_type in types.items()]
     sides = [{"field": side, "type": "struct", "fields": fields} for side in ("before", "after")]
     document = {"schema": {"type": "struct", "fields": sides}, "payload": event(op, row)}
     return json.dumps(document).replace('"RAW"', raw or "").encode()

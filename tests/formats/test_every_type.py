@@ -171,9 +171,9 @@ def test_parquet_with_times_of_older_writers(tmp_path: Path, kind: str) -> None:
     """INT96, as Spark 2, Impala and Hive write: Arrow's default reads it as nanoseconds, which wrap."""
     table = pa.table({"c": pa.array(TIMES, pa.timestamp("us", "UTC")), "ts": pa.array([1] * len(TIMES), pa.int64())})
     pq.write_table(table, tmp_path / "in", use_deprecated_int96_timestamps=True)
-    found = column(*rows(model(kind, format="parquet", file={"path": str(tmp_path / "in")})))
+    values = column(*rows(model(kind, format="parquet", file={"path": str(tmp_path / "in")})))
     assert [
-        value if kind == "timestamp" else datetime.fromisoformat(value).replace(tzinfo=UTC) for value in found
+        value if kind == "timestamp" else datetime.fromisoformat(value).replace(tzinfo=UTC) for value in values
     ] == TIMES
 
 

@@ -127,7 +127,11 @@ def test_the_branches_of_a_union_share_their_names(kind: Any, value: Any) -> Non
 
     def event(name: str, first: Any) -> dict[str, Any]:
         fields = [("id", "long"), ("ts", "long"), ("x", first), ("y", ["null", "Color"])]
-        return {"type": "record", "name": name, "fields": [{"name": field, "type": of} for field, of in fields]}
+        return {
+            "type": "record",
+            "name": name,
+            "fields": [{"name": field, "type": avro_type} for field, avro_type in fields],
+        }
 
     schema = [event("A", kind), event("B", "Color"), NODE]
     records = []
@@ -153,11 +157,11 @@ def test_only_records_that_may_be_over_a_limit_are_walked_through(monkeypatch: p
     record = {"type": "record", "name": "Item", "fields": fields}
     nulls = {"type": "record", "name": "Item", "fields": [{"name": f"n{n}", "type": "null"} for n in range(40)]}
     for kind in ("array", "map"):
-        of = "items" if kind == "array" else "values"
-        avro_bounds.check(b"\0", 0, parsed({"type": kind, of: ["null", record]}))
-        avro_bounds.check(b"\0", 0, parsed({"type": kind, of: ["null", {"type": kind, of: record}]}))
+        element_key = "items" if kind == "array" else "values"
+        avro_bounds.check(b"\0", 0, parsed({"type": kind, element_key: ["null", record]}))
+        avro_bounds.check(b"\0", 0, parsed({"type": kind, element_key: ["null", {"type": kind, element_key: record}]}))
         with pytest.raises(TypeError):
-            avro_bounds.check(b"\0", 0, parsed({"type": kind, of: ["null", nulls]}))
+            avro_bounds.check(b"\0", 0, parsed({"type": kind, element_key: ["null", nulls]}))
 
 
 def test_threads_that_judge_schemas_do_not_disturb_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,9 +169,9 @@ def test_threads_that_judge_schemas_do_not_disturb_each_other(monkeypatch: pytes
 
     class Cleared(dict[int, Any]):
         def __contains__(self, key: object) -> bool:
-            there = super().__contains__(key)
+            present = super().__contains__(key)
             self.clear()
-            return there
+            return present
 
     monkeypatch.setattr(avro_bounds, "_judged", Cleared())
     schema = parsed("long")

@@ -28,11 +28,11 @@ def decode(*records: bytes, columns: list[dict[str, Any]] | None = None, **more:
 
 
 def test_a_column_is_the_text_of_an_object_or_text_that_is_json() -> None:
-    given = [b'{"a": 1.10,\n"b":[]}', b"[1, 2]", b"null", b"1.50", b"true", b'"{\\"a\\": 1}"', b'"\\"text\\""']
-    decoded = decode(*[b'{"ts":1,"doc":%s}' % each for each in given])
+    documents = [b'{"a": 1.10,\n"b":[]}', b"[1, 2]", b"null", b"1.50", b"true", b'"{\\"a\\": 1}"', b'"\\"text\\""']
+    decoded = decode(*[b'{"ts":1,"doc":%s}' % document for document in documents])
     assert decoded.bad == []
-    found = ['{"a": 1.10, "b":[]}', "[1, 2]", None, "1.50", "true", '{"a": 1}', '"text"']
-    assert decoded.rows["doc"].to_pylist() == found
+    expected = ['{"a": 1.10, "b":[]}', "[1, 2]", None, "1.50", "true", '{"a": 1}', '"text"']
+    assert decoded.rows["doc"].to_pylist() == expected
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_column_is_the_text_of_an_object_or_text_that_is_json() -> None:
     ],
 )
 def test_what_no_output_can_hold_as_json_is_a_dead_letter(text: str, says: str) -> None:
-    decoded = decode(*[json.dumps({"ts": 1, "doc": each}).encode() for each in ("{}", text, '"\\\\u0000"')])
+    decoded = decode(*[json.dumps({"ts": 1, "doc": document}).encode() for document in ("{}", text, '"\\\\u0000"')])
     assert decoded.rows["doc"].to_pylist() == ["{}", '"\\\\u0000"']
     assert [bad.index for bad in decoded.bad] == [1]
     assert decoded.bad[0].reason.startswith("column doc: ")

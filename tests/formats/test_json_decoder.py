@@ -347,8 +347,8 @@ def test_rows_and_bad_records_partition_the_batch(batch: list[Any]) -> None:
     assert decoded.index.tolist() == good
     assert [bad.index for bad in decoded.bad] == [i for i in range(len(batch)) if i not in good]
     at = ALL_TYPES.get_field_index("at")
-    found = decoded.rows.set_column(at, "at", decoded.rows["at"].cast(pa.int64())).to_pylist()
-    assert found == [expected(batch[i][0]) for i in good]
+    decoded_rows = decoded.rows.set_column(at, "at", decoded.rows["at"].cast(pa.int64())).to_pylist()
+    assert decoded_rows == [expected(batch[i][0]) for i in good]
 
 
 fragments = st.sampled_from(
@@ -392,10 +392,10 @@ def test_records_decode_the_same_however_they_are_cut_into_batches(
     schema = pa.schema({"a": arrow, "b": pa.string()})
     edges = [0, *sorted(min(cut, len(records)) for cut in cuts), len(records)]
     parts = [(start, decode(schema, *records[start:stop])) for start, stop in pairwise(edges)]
-    whole = decode(schema, *records)
-    assert whole.rows.to_pylist() == [row for _, part in parts for row in part.rows.to_pylist()]
-    assert whole.index.tolist() == [start + i for start, part in parts for i in part.index.tolist()]
-    assert [bad.index for bad in whole.bad] == [start + bad.index for start, part in parts for bad in part.bad]
+    at_once = decode(schema, *records)
+    assert at_once.rows.to_pylist() == [row for _, part in parts for row in part.rows.to_pylist()]
+    assert at_once.index.tolist() == [start + i for start, part in parts for i in part.index.tolist()]
+    assert [bad.index for bad in at_once.bad] == [start + bad.index for start, part in parts for bad in part.bad]
 
 
 # --- numbers in string columns keep their text ------------------------------------------------------------------------

@@ -121,8 +121,8 @@ def test_dead_letters_keep_the_record_as_it_was() -> None:
     )
     assert batch.schema == DEAD_LETTER_SCHEMA
     first, second, third, fourth = map(json.loads, rows_to_json(pa.Table.from_batches([batch])))
-    place = {"input": "orders", "topic": "t", "partition": 3}
-    assert first == {**place, "offset": 7, "reason": "no", "value": "/3s=", "text": None}
+    source = {"input": "orders", "topic": "t", "partition": 3}
+    assert first == {**source, "offset": 7, "reason": "no", "value": "/3s=", "text": None}
     assert (second["value"], second["text"]) == (None, None)
     assert (third["value"], third["text"]) == ("ew==", "{")
     assert fourth["text"] is None
@@ -178,7 +178,7 @@ def test_columns_of_json_are_what_they_are(count: int, names: list[str]) -> None
     lines = rows_to_json(rows, JsonStyle(nested=frozenset({"doc", "more", "not there"})))
     assert len(lines) == 4 * count
     plain = [json.loads(line) for line in rows_to_json(rows)]
-    embedded = {name: [each and json.loads(each) for each in values[name]] * count for name in ("doc", "more")}
+    embedded = {name: [text and json.loads(text) for text in values[name]] * count for name in ("doc", "more")}
     expected = [
         {name: embedded[name][at] if name in embedded else row[name] for name in names} for at, row in enumerate(plain)
     ]

@@ -57,18 +57,18 @@ def kernel(schema: pa.Schema) -> JsonKernel:
     return JsonKernel(module, schema)
 
 
-def same(found: Decoded, expected: Decoded, records: Sequence[bytes | None]) -> None:
+def same(actual: Decoded, expected: Decoded, records: Sequence[bytes | None]) -> None:
     """Fails with the first record that is not the same; values by their text, in which 0.0 and -0.0 differ."""
-    assert found.rows.schema == expected.rows.schema
-    bad = {record.index: record.reason for record in found.bad}
+    assert actual.rows.schema == expected.rows.schema
+    bad = {record.index: record.reason for record in actual.bad}
     expected_bad = {record.index: record.reason for record in expected.bad}
-    rows = dict(zip(found.index.tolist(), map(repr, found.rows.to_pylist()), strict=True))
+    rows = dict(zip(actual.index.tolist(), map(repr, actual.rows.to_pylist()), strict=True))
     expected_rows = dict(zip(expected.index.tolist(), map(repr, expected.rows.to_pylist()), strict=True))
     for at, record in enumerate(records):
         assert (rows.get(at), bad.get(at)) == (expected_rows.get(at), expected_bad.get(at)), record
-    assert found.index.tolist() == expected.index.tolist()
-    assert [record.index for record in found.bad] == [record.index for record in expected.bad]
-    found.rows.validate(full=True)
+    assert actual.index.tolist() == expected.index.tolist()
+    assert [record.index for record in actual.bad] == [record.index for record in expected.bad]
+    actual.rows.validate(full=True)
 
 
 # --- records at random ------------------------------------------------------------------------------------------------
@@ -299,12 +299,12 @@ STEPS: list[str | int] = ["a", "b", "é", "x.y", "ts", 0, 1, 3]
 
 def paths_of(random: Random, schema: pa.Schema) -> dict[str, Path]:
     """Some columns have a path, of which several begin alike."""
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for name in schema.names:
         if random.random() < 0.8:
             rest = [random.choice(STEPS) for _ in range(random.choice([0, 1, 1, 2, 3]))]
-            found[name] = (random.choice(["p", "q", name]), *rest)
-    return found
+            paths[name] = (random.choice(["p", "q", name]), *rest)
+    return paths
 
 
 def around(random: Random, node: WantedValue, schema: pa.Schema, *, strange: float) -> str:

@@ -39,7 +39,7 @@ def decode(
         pa.array(values, pa.binary()),
         pa.array(keys or [None] * len(values), pa.binary()),
         np.array(times or [7] * len(values), np.int64).__getitem__,
-        headers={name: pa.array(of, pa.binary()) for name, of in headers.items()},
+        headers={name: pa.array(header_values, pa.binary()) for name, header_values in headers.items()},
     )
     return decoder_for(side).decode_batch(raw)
 

@@ -38,18 +38,18 @@ def model(path: Path, *columns: Column, **more: Any) -> Input:
 def read(side: Input, per_range: int = 100_000) -> list[tuple[list[int], Decoded, list[bytes]]]:
     """Offsets, rows and bad records of each batch, read in ranges as a job reads them."""
     planner, reader, decoder = planner_for(side, "job", STORE), reader_for(side), guarded(side, decoder_for(side))
-    found, positions = [], {}
+    batches, positions = [], {}
     while True:
         open_ = [b for b in planner.bounds(StoredOffsets(positions)) if b.start < b.end_exclusive]
         if not open_:
-            return found
+            return batches
         for bounds in open_:
             planned = planner.cut(bounds, per_range)
             positions[bounds.partition] = planned.end_exclusive
             for raw in reader.read(Range(bounds.partition, planned.start, planned.end_exclusive)):
                 decoded = decoder.decode_batch(raw)
-                bad = records_of(raw, [each.index for each in decoded.bad]).to_pylist()
-                found.append((raw.offsets.tolist(), decoded, bad))
+                bad = records_of(raw, [bad_record.index for bad_record in decoded.bad]).to_pylist()
+                batches.append((raw.offsets.tolist(), decoded, bad))
 
 
 def rows(side: Input) -> list[dict[str, Any]]:
@@ -72,9 +72,9 @@ def values_of(decoded: Decoded) -> list[Any]:
 def test_every_row_comes_once_with_its_number_whatever_row_groups_and_ranges(tmp_path: Path, per_range: int) -> None:
     table = pa.table({"n": range(45), "unread": ["x"] * 45, "ts": pa.array([AT] * 45, pa.timestamp("us", "UTC"))})
     pq.write_table(table, tmp_path / "in", row_group_size=10)
-    found = read(model(tmp_path / "in", ("n", "int64"), ("ts", "timestamp")), per_range)
-    assert [at for offsets, _, _ in found for at in offsets] == list(range(45))
-    assert [row["n"] for _, decoded, _ in found for row in decoded.rows.to_pylist()] == list(range(45))
+    batches = read(model(tmp_path / "in", ("n", "int64"), ("ts", "timestamp")), per_range)
+    assert [at for offsets, _, _ in batches for at in offsets] == list(range(45))
+    assert [row["n"] for _, decoded, _ in batches for row in decoded.rows.to_pylist()] == list(range(45))
 
 
 @pytest.mark.parametrize(
@@ -197,8 +197,8 @@ def test_files_written_before_a_column_was_there(tmp_path: Path) -> None:
     pq.write_table(pa.table({"k": ["old"], "n": pa.array([1], pa.int32()), "ts": times}), tmp_path / "1")
     pq.write_table(pa.table({"k": ["new"], "n": [2], "added": ["x"], "ts": times}), tmp_path / "2")
     columns: list[Column] = [("k", "string"), ("n", "int64"), ("added", "string"), ("ts", "timestamp")]
-    found = [(row["k"], row["n"], row["added"]) for row in rows(model(tmp_path, *columns))]
-    assert found == [("old", 1, None), ("new", 2, "x")]
+    values = [(row["k"], row["n"], row["added"]) for row in rows(model(tmp_path, *columns))]
+    assert values == [("old", 1, None), ("new", 2, "x")]
     with pytest.raises(SourceError, match="do not fit") as raised:
         read(model(tmp_path, *columns, ("addde", "string")))
     assert f"no file of {tmp_path} has addde" in raised.value.facts
@@ -225,8 +225,8 @@ def test_what_is_no_parquet_or_not_complete_is_named(tmp_path: Path) -> None:
     side = model(tmp_path / "in", ("ts", "timestamp"))
     pq.write_table(pa.table({"ts": pa.array([AT] * 9, pa.timestamp("ms", "UTC"))}), tmp_path / "in")
     (bounds,) = planner_for(side, "job", STORE).bounds(StoredOffsets())
-    whole = (tmp_path / "in").read_bytes()
-    for broken in (b"", b'{"ts": 1}\n', whole[:-9]):
+    intact = (tmp_path / "in").read_bytes()
+    for broken in (b"", b'{"ts": 1}\n', intact[:-9]):
         (tmp_path / "in").write_bytes(broken)
         with pytest.raises(SourceError, match=r"/in cannot be read as Parquet"):
             planner_for(side, "job", STORE).bounds(StoredOffsets())
@@ -267,9 +267,9 @@ def test_a_damaged_page_costs_its_row_group_only(
     end = column.data_page_offset + column.total_compressed_size
     with_bytes(path, (end if at < 0 else column.data_page_offset) + at, damage)
 
-    found = read(model(path, ("n", "int64"), ("ts", "timestamp")), per_range)
-    assert [row["n"] for _, decoded, _ in found for row in decoded.rows.to_pylist()] == [*range(10), *range(20, 30)]
-    bad = [(offsets, decoded.bad[0].reason, json.loads(values[0])) for offsets, decoded, values in found if values]
+    batches = read(model(path, ("n", "int64"), ("ts", "timestamp")), per_range)
+    assert [row["n"] for _, decoded, _ in batches for row in decoded.rows.to_pylist()] == [*range(10), *range(20, 30)]
+    bad = [(offsets, decoded.bad[0].reason, json.loads(values[0])) for offsets, decoded, values in batches if values]
     spans = [(value["first_row"], value["last_row"]) for _, _, value in bad]
     assert spans == ([(10, 13), (14, 19)] if per_range == 7 else [(10, 19)])
     for (offsets, reason, _), (first, last) in zip(bad, spans, strict=True):
@@ -288,9 +288,9 @@ def test_rows_that_only_the_metadata_has_are_a_bad_record(tmp_path: Path) -> Non
     path.write_bytes(data[:footer] + data[footer:].replace(thousand, more))
     assert pq.read_metadata(path).num_rows == 8000
 
-    found = read(model(path, ("n", "int64"), ("ts", "timestamp")), 4_000)
-    assert [row["n"] for _, decoded, _ in found for row in decoded.rows.to_pylist()] == list(range(1000))
-    reasons = [decoded.bad[0].reason for _, decoded, _ in found if decoded.bad]
+    batches = read(model(path, ("n", "int64"), ("ts", "timestamp")), 4_000)
+    assert [row["n"] for _, decoded, _ in batches for row in decoded.rows.to_pylist()] == list(range(1000))
+    reasons = [decoded.bad[0].reason for _, decoded, _ in batches if decoded.bad]
     assert [reason.partition(",")[0] for reason in reasons] == ["rows 1", "rows 4"], reasons
 
 
@@ -324,8 +324,8 @@ def test_rows_that_end_the_process_cost_their_row_group_only(tmp_path: Path, mon
         ["rows 14 to 19, of row group 1, cannot be read: reading them ended the process (SIGSEGV)"],
     )
     assert offsets_and_reasons(DIES_OF_NOTHING) == (list(range(12, 30)), [])
-    whole = [raw.offsets.tolist() for raw in read_carefully(reader).read(planned)]
-    assert whole == [raw.offsets.tolist() for raw in reader.read(planned)]
+    careful_offsets = [raw.offsets.tolist() for raw in read_carefully(reader).read(planned)]
+    assert careful_offsets == [raw.offsets.tolist() for raw in reader.read(planned)]
 
 
 def test_an_error_of_the_machine_is_no_bad_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,8 +39,8 @@ def message(schema: str, value: Mapping[str, Any], name: str | None = None, **im
     return written
 
 
-def framed(number: int, record: bytes, places: bytes = FIRST) -> bytes:
-    return b"\0" + number.to_bytes(4) + places + record
+def framed(number: int, record: bytes, message_indexes: bytes = FIRST) -> bytes:
+    return b"\0" + number.to_bytes(4) + message_indexes + record
 
 
 def read(text: str, value: Mapping[str, Any], columns: Mapping[str, str], **paths: str) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def test_each_record_is_read_by_the_schema_that_it_names_which_may_change_while_
         {"id": "a", "amount": 1, "note": None},
     ]
     assert [(bad.index, bad.reason) for bad in decoded.bad] == [(1, "column amount: 'many' is not a valid int64")]
-    assert len(served.asked) == 4, "each schema is asked for once"
+    assert len(served.requested_paths) == 4, "each schema is asked for once"
 
 
 def test_the_same_change_of_schemas_in_avro(served: Registry) -> None:
@@ -206,7 +206,7 @@ def test_every_type_becomes_what_json_of_the_same_content_is() -> None:
         ("lines", [{"sku": "x"}], "string", '[{"sku": "x", "n": null, "parts": []}]'),
         ("colors", ["RED", "BLUE"], "string", '["RED", "BLUE"]'),
     ]
-    value = {name: given for name, given, _, _ in fields}
+    value = {name: content for name, content, _, _ in fields}
     assert every(value, {name: kind for name, _, kind, _ in fields}) == {name: row for name, _, _, row in fields}
 
 

@@ -68,10 +68,10 @@ def own(served: Registry, text: str) -> int:
 
 def test_what_a_job_writes_another_one_reads(served: Registry) -> None:
     """A default (false, an empty text) is not a null."""
-    wanted = [{name: value for name, (_, _, value) in VALUES.items()}, dict.fromkeys(VALUES)]
+    expected = [{name: value for name, (_, _, value) in VALUES.items()}, dict.fromkeys(VALUES)]
     encoder = pickle.loads(pickle.dumps(output(served).registered()))
-    records = encoder.encode(pa.Table.from_pylist(wanted, SCHEMA))
-    assert rows(decode(decoder_for(reader(served)), *records)) == wanted
+    records = encoder.encode(pa.Table.from_pylist(expected, SCHEMA))
+    assert rows(decode(decoder_for(reader(served)), *records)) == expected
     assert list(served.subjects) == [(SUBJECT, 1)]
     assert served.schemas[1]["schemaType"] == "PROTOBUF"
     assert [record[:6] for record in records] == [b"\0\0\0\0\x01\0"] * 2
@@ -94,8 +94,8 @@ def test_fields_keep_their_numbers_when_columns_come_go_and_change_places(served
     more = pa.schema({"at": pa.timestamp("ms", "UTC"), "n": pa.int32(), "id": pa.string()})
     less = pa.schema({"at": pa.timestamp("ms", "UTC")})
     again = pa.schema({"new": pa.int64(), "n": pa.int32()})
-    found = [output(served, schema).registered().number for schema in (first, more, less, again)]
-    assert found == [1, 2, 2, 3], "who writes less needs no schema of its own"
+    schema_numbers = [output(served, schema).registered().number for schema in (first, more, less, again)]
+    assert schema_numbers == [1, 2, 2, 3], "who writes less needs no schema of its own"
     assert numbers(served, 1) == {"id": 1, "n": 2}
     assert numbers(served, 2) == {"id": 1, "n": 2, "at": 3}
     assert numbers(served, 3) == {"id": 1, "n": 2, "at": 3, "new": 4}
@@ -190,8 +190,8 @@ def test_a_schema_that_somebody_wrote_is_used_as_it_stands(served: Registry) -> 
 
 
 def test_a_schema_that_imports_another_subject_s(served: Registry) -> None:
-    place = served.add('syntax = "proto3"; message Place { string city = 1; }', "PROTOBUF")
-    served.subjects["place", 1] = place
+    place_number = served.add('syntax = "proto3"; message Place { string city = 1; }', "PROTOBUF")
+    served.subjects["place", 1] = place_number
     references = [{"name": "place.proto", "subject": "place", "version": 1}]
     text = 'syntax = "proto3"; import "place.proto"; message Order { Place at = 1; string id = 2; }'
     served.subjects[SUBJECT, 1] = served.add(text, "PROTOBUF", references)

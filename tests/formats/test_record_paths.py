@@ -69,8 +69,8 @@ def test_paths_of_avro() -> None:
 
 def test_paths_of_protobuf() -> None:
     side = model("protobuf", protobufSchema=PROTO, protobufMessage="Order")
-    of = bytes([0x12, 3, 0x0A, 1, 65])
-    assert record_paths(side, bytes([8, 5]) + of + bytes([0x1A, 3, 0x0A, 1, 66])) == ("ts", "of.sym", "all[0].sym")
+    nested = bytes([0x12, 3, 0x0A, 1, 65])
+    assert record_paths(side, bytes([8, 5]) + nested + bytes([0x1A, 3, 0x0A, 1, 66])) == ("ts", "of.sym", "all[0].sym")
 
 
 @pytest.mark.parametrize("around", [lambda event: event, lambda event: {"schema": {}, "payload": event}])

@@ -27,8 +27,8 @@ from joinery_runtime.job import Input
 
 @pytest.fixture
 def served() -> Iterator[Registry]:
-    with registry() as found:
-        yield found
+    with registry() as schema_registry:
+        yield schema_registry
 
 
 def model(served: Registry, kind: str) -> Input:
@@ -61,7 +61,7 @@ def test_references_that_lead_in_a_circle_are_asked_for_once(
     decoded = decode(served, kind, first, records=50)
     assert [bad.index for bad in decoded.bad] == list(range(50))
     assert "its references lead in a circle: second -> first -> second" in decoded.bad[0].reason
-    assert len(served.asked) == 3
+    assert len(served.requested_paths) == 3
 
 
 @pytest.mark.parametrize(
@@ -73,9 +73,14 @@ def test_references_are_followed_so_far_and_so_many(served: Registry, count: int
     for at, name in enumerate(names):
         more = reference(names[at + 1]) if not wide and at + 1 < count else []
         served.subjects[name, 1] = served.add(AVRO | {"name": name}, references=more)
-    number = served.add(AVRO, references=[each for name in (names if wide else names[:1]) for each in reference(name)])
+    number = served.add(
+        AVRO,
+        references=[
+            schema_reference for name in (names if wide else names[:1]) for schema_reference in reference(name)
+        ],
+    )
     assert says in decode(served, "avro", number).bad[0].reason
-    assert len(served.asked) <= MOST_REFERENCES + 2
+    assert len(served.requested_paths) <= MOST_REFERENCES + 2
 
 
 @pytest.mark.parametrize(
@@ -98,7 +103,7 @@ def test_a_number_that_the_registry_does_not_have_is_asked_for_again_after_a_whi
     for _ in range(5):
         with pytest.raises(UnknownSchema):
             schemas.avro(1)
-    assert len(served.asked) == 1
+    assert len(served.requested_paths) == 1
     served.add(AVRO)
     now[0] = 11.0
     assert schemas.avro(1)["name"] == "R"
@@ -110,7 +115,7 @@ def test_a_schema_that_two_others_refer_to_is_fine(served: Registry) -> None:
     served.subjects["shop.Line", 1] = served.add(line)
     served.subjects["shop.Box", 1] = served.add(box, references=reference("shop.Line"))
     types = {"id": "long", "ts": "long", "box": ["null", "shop.Box"], "line": ["null", "shop.Line"]}
-    fields = [{"name": name, "type": of} for name, of in types.items()]
+    fields = [{"name": name, "type": avro_type} for name, avro_type in types.items()]
     order = {"type": "record", "name": "shop.Order", "fields": fields}
     number = served.add(order, references=[*reference("shop.Box"), *reference("shop.Line")])
     framed = b"\0" + number.to_bytes(4) + b"\2\2\0\0"

@@ -107,10 +107,10 @@ def test_patterns_read_what_strptime_reads(
     ]
     digit = at_random.randrange(len(text))
     changed += [text[:digit] + at_random.choice("0123459 :") + text[digit + 1 :]]
-    for each, found in zip(changed, read(pattern, *changed), strict=True):
-        expected = strptime(each, pattern)
+    for changed_text, parsed in zip(changed, read(pattern, *changed), strict=True):
+        expected = strptime(changed_text, pattern)
         if expected is not None:
-            assert found == expected, (pattern, each)
+            assert parsed == expected, (pattern, changed_text)
 
 
 @pytest.mark.parametrize(

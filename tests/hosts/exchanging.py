@@ -42,8 +42,8 @@ def started(
         gateway.proc.wait()
 
 
-def on_this_machine(said: list[str], **conf: str) -> Any:
-    return started("local-cluster[2,1,512]", {"SPARK_HOME": str(spark_home())}, said.append, **conf)
+def on_this_machine(warnings: list[str], **conf: str) -> Any:
+    return started("local-cluster[2,1,512]", {"SPARK_HOME": str(spark_home())}, warnings.append, **conf)
 
 
 def exchanges(context: SparkContext) -> bool:
@@ -71,9 +71,9 @@ def executors() -> list[psutil.Process]:
 
 def block_ports() -> list[int]:
     """The ports at which executors listen: each at one, for its blocks."""
-    found = [at.laddr.port for executor in executors() for at in executor.net_connections() if at.status == "LISTEN"]
-    assert len(found) == 2
-    return found
+    ports = [at.laddr.port for executor in executors() for at in executor.net_connections() if at.status == "LISTEN"]
+    assert len(ports) == 2
+    return ports
 
 
 def trusting(certificate: Path) -> ssl.SSLContext:

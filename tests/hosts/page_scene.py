@@ -86,7 +86,7 @@ class DayOfAJob:
     @property
     def inputs(self) -> dict[str, InputState]:
         now = round(self.now * 1000)
-        found = {}
+        states = {}
         for number, name in enumerate(self.names):
             highest: dict[str, int | None] = {
                 f"{name}/{p}": now - 2_000 - 9_000 * p * (1 + number) for p in range(self.partitions)
@@ -95,8 +95,8 @@ class DayOfAJob:
             watermark = (
                 END_OF_TIME if self.ended else now - 10_000 - round(8_000 * number * (1 + math.sin(self.now / 90)))
             )
-            found[name] = InputState(progress=InputProgress(highest, watermark))
-        return found
+            states[name] = InputState(progress=InputProgress(highest, watermark))
+        return states
 
     @property
     def totals(self) -> Totals:
@@ -190,10 +190,10 @@ def in_front_of(address: str, change: Callable[[str, bytes], bytes | None]) -> I
 
 def gone_after_one_answer(address: str) -> AbstractContextManager[str]:
     """The address of a driver that tells its status once, and no second time."""
-    asked: list[str] = []
+    paths: list[str] = []
 
     def answer(path: str, body: bytes) -> bytes | None:
-        asked.append(path)
-        return None if asked.count("/status") > 1 else body
+        paths.append(path)
+        return None if paths.count("/status") > 1 else body
 
     return in_front_of(address, answer)

@@ -47,12 +47,12 @@ class Scene:
                 "stateStore": {"postgres": {"dsn": self._dsn, "schema": self._schema}},
             },
         }
-        said: list[str] = []
+        warnings: list[str] = []
         hears = JobListener(
-            lambda _: None, lambda _: None, lambda error, _: pytest.fail(str(error)), warned=said.append
+            lambda _: None, lambda _: None, lambda error, _: pytest.fail(str(error)), warned=warnings.append
         )
-        run_job(job_from(document), hears, Event(), warn=said.append, once=once, local=True)
-        return [words for words in said if words.startswith("The end of input")]
+        run_job(job_from(document), hears, Event(), warn=warnings.append, once=once, local=True)
+        return [words for words in warnings if words.startswith("The end of input")]
 
     def rows(self) -> int:
         return sum(len(file.read_text().splitlines()) for file in (self._folder / "out").glob("*.jsonl"))

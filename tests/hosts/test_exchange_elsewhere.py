@@ -24,30 +24,30 @@ NO_NATIVE = "-Dio.netty.handler.ssl.noOpenSsl=true"
 
 
 def test_without_the_native_library_java_encrypts_and_that_is_said() -> None:
-    said: list[str] = []
+    warnings: list[str] = []
     options = {f"spark.{part}.extraJavaOptions": NO_NATIVE for part in ("driver", "executor")}
-    with on_this_machine(said, **options) as context:
+    with on_this_machine(warnings, **options) as context:
         assert exchanges(context)
         client = trusting(Path(str(context.getConf().get(CERTIFICATE))))
         for port in block_ports():
             with socket.create_connection(("127.0.0.1", port), 10) as plain:
                 client.wrap_socket(plain).close()
         assert not any(native(process) for process in executors())
-    (warning,) = said
+    (warning,) = warnings
     assert "Java's TLS encrypts what executors exchange" in warning
 
 
 def test_a_standalone_cluster_shares_the_key_that_its_settings_name(tmp_path: Path) -> None:
-    said: list[str] = []
+    warnings: list[str] = []
     with StandaloneCluster(workers=1, memory="512m", tls=True) as cluster:
-        with started(cluster.master_url, cluster.environment, said.append) as context:
+        with started(cluster.master_url, cluster.environment, warnings.append) as context:
             assert exchanges(context)
             pids = [psutil.Process(pid) for pid in cluster.executor_pids()]
             assert pids
             assert all(native(process) for process in pids)
             assert context.getConf().get("spark.io.encryption.enabled") == "true"
             settings = dict(context.getConf().getAll())
-        assert said == []
+        assert warnings == []
         address = cluster.master_url.removeprefix("spark://")
 
         def facts(**changed: str) -> str:

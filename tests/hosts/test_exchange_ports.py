@@ -20,10 +20,10 @@ pytestmark = [pytest.mark.services, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def context() -> Iterator[SparkContext]:
-    said: list[str] = []
-    with on_this_machine(said) as context:
+    warnings: list[str] = []
+    with on_this_machine(warnings) as context:
         assert exchanges(context)
-        assert said == []
+        assert warnings == []
         yield context
 
 
@@ -49,10 +49,10 @@ _TLS_ALERT = b"\x15"
 
 def answer_to_a_stranger(port: int, encrypt: Callable[[socket.socket], socket.socket]) -> bytes:
     """What a port answers to a request for blocks from somebody who has not proven to know the secret."""
-    asked = b"\x00" + struct.pack(">i3si1si1s", 3, b"app", 1, b"1", 1, b"b")
-    head = struct.pack(">bqi", _RPC_REQUEST, 7, len(asked))
+    request = b"\x00" + struct.pack(">i3si1si1s", 3, b"app", 1, b"1", 1, b"b")
+    head = struct.pack(">bqi", _RPC_REQUEST, 7, len(request))
     with socket.create_connection(("127.0.0.1", port), 10) as plain, encrypt(plain) as connection:
-        connection.sendall(struct.pack(">q", 8 + len(head) + len(asked)) + head + asked)
+        connection.sendall(struct.pack(">q", 8 + len(head) + len(request)) + head + request)
         try:
             return connection.recv(4096)
         except ConnectionError:

@@ -49,7 +49,7 @@ def test_a_row_that_kafka_refuses_is_mended_by_an_edit(
     kafka_broker: KafkaAdmin, postgres_dsn: str, tmp_path: Path
 ) -> None:
     """A task had claimed the output by then; its transaction shows nothing."""
-    said: list[str] = []
+    warnings: list[str] = []
     kafka_broker.create_topic("first-plan", config={"max.message.bytes": "2000"})
     ids = [f"o{number}" for number in range(5)]
     for name, rows in (
@@ -62,7 +62,7 @@ def test_a_row_that_kafka_refuses_is_mended_by_an_edit(
         path = tmp_path / "job.yaml"
         path.write_text(JOB.format(more=more, bootstrap=kafka_broker.bootstrap, dsn=postgres_dsn))
         hears = JobListener(lambda _: None, lambda _: None, lambda error, _: pytest.fail(str(error)))
-        run_job(load_job(path), hears, Event(), master="local[2,4]", warn=said.append)
+        run_job(load_job(path), hears, Event(), master="local[2,4]", warn=warnings.append)
 
     with pytest.raises(SinkError, match="first-plan"):
         run(", {column: orders.note}")
@@ -71,4 +71,4 @@ def test_a_row_that_kafka_refuses_is_mended_by_an_edit(
     run()
     counts = Counter(row["id"] for row in topic_rows(kafka_broker.bootstrap, "first-plan"))
     assert counts == Counter(ids)
-    assert "Job first-plan was edited before it has committed anything: its first epoch is planned again" in said
+    assert "Job first-plan was edited before it has committed anything: its first epoch is planned again" in warnings

@@ -65,12 +65,12 @@ def write_inputs(folder: Path, name: str) -> None:
 )
 def test_a_run_on_a_full_disk_names_it(tmp_path: Path, name: str, what: str) -> None:
     write_inputs(tmp_path, name)
-    said = run_with_little_room(tmp_path, 2)
-    assert f"There is no room in {tmp_path / 'small'}" in said
-    assert what in said
-    assert "No space left on device" in said
-    assert "Make room there and start again: nothing is lost" in said
-    assert "anew" not in said
+    output = run_with_little_room(tmp_path, 2)
+    assert f"There is no room in {tmp_path / 'small'}" in output
+    assert what in output
+    assert "No space left on device" in output
+    assert "Make room there and start again: nothing is lost" in output
+    assert "anew" not in output
 
 
 def test_other_errors_of_a_file_stay_what_they_are() -> None:

@@ -81,7 +81,7 @@ def _events(driver: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
         yield json.loads(line)
 
 
-def _feed_until_epochs(job: Job, events: Iterator[dict[str, Any]], wanted: int) -> dict[str, Any]:
+def _feed_until_epochs(job: Job, events: Iterator[dict[str, Any]], epoch_count: int) -> dict[str, Any]:
     """Feeds the job until it has told of that many epochs, and once more: an epoch is likely to run. Returns the last
     of them."""
     seen = 0
@@ -89,7 +89,7 @@ def _feed_until_epochs(job: Job, events: Iterator[dict[str, Any]], wanted: int) 
         seen += event["event"] == "epoch"
         produce(job.bootstrap, f"{job.name}.orders", [order(number)])
         produce(job.bootstrap, f"{job.name}.payments", [payment(number)])
-        if seen == wanted:
+        if seen == epoch_count:
             return event
     raise AssertionError("the job has ended by itself")
 
@@ -129,7 +129,7 @@ spec:
     assert (driver.returncode, err) == (0 if times == 1 else -signal.SIGINT, "")
     assert times > 1 or json.loads(out.splitlines()[-1])["reason"] == "stopped"
     psutil.wait_procs(started, timeout=60)
-    assert [each for each in started if each.is_running()] == []
+    assert [process for process in started if process.is_running()] == []
 
 
 def name_of(process: psutil.Process) -> str:

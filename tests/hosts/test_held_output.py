@@ -131,24 +131,24 @@ def test_what_is_held_is_verified_and_told_by_sql(
 ) -> None:
     path = write("out", ROLLING, stored(postgres_dsn, "json"))
     run_until_it_dies(path)
-    asked = joinery("sql", path, "SELECT count(*) AS n FROM output")
-    assert "There is no output of job visits yet" in asked.err
-    assert "output does not show" in asked.err
+    answer = joinery("sql", path, "SELECT count(*) AS n FROM output")
+    assert "There is no output of job visits yet" in answer.err
+    assert "output does not show" in answer.err
     asked_of_log = joinery("sql", path, "SELECT count(*) > 0 AS there FROM epochs")
     assert (asked_of_log.lines, asked_of_log.err) == ([{"there": True}], ""), "the output was not asked"
-    (held, *_) = (tmp_path / "out" / ".held").iterdir()
-    others = held.with_name(held.name.partition("-of-")[0] + "-of-another.jsonl")
-    others.write_bytes(held.read_bytes())
-    assert joinery("sql", path, "SELECT count(*) AS n FROM output").err == asked.err, "another job's are not its own"
-    others.unlink()
+    (held_file, *_) = (tmp_path / "out" / ".held").iterdir()
+    other_file = held_file.with_name(held_file.name.partition("-of-")[0] + "-of-another.jsonl")
+    other_file.write_bytes(held_file.read_bytes())
+    assert joinery("sql", path, "SELECT count(*) AS n FROM output").err == answer.err, "another job's are not its own"
+    other_file.unlink()
     (verdict,) = joinery("verify", path).lines
     assert (verdict["verified"], verdict["rows"] > 10) == (True, True)
     run(path)
     (only,) = (tmp_path / "out").glob("*.jsonl")
     (verdict,) = joinery("verify", path).lines
     assert (verdict["verified"], verdict["rows"]) == (True, USERS)
-    asked = joinery("sql", path, "SELECT count(*) AS n FROM output")
-    assert (asked.lines, asked.err) == ([{"n": USERS}], "")
+    answer = joinery("sql", path, "SELECT count(*) AS n FROM output")
+    assert (answer.lines, answer.err) == ([{"n": USERS}], "")
     only.write_text("".join(only.read_text().splitlines(keepends=True)[:-1]))
     (verdict,) = joinery("verify", path).lines
     assert (verdict["verified"], verdict["missing"]) == (False, 1)
@@ -164,9 +164,9 @@ def test_a_job_that_died_and_was_edited_shows_what_it_held_where_it_belongs(
     run(write("after", ROLLING, store, kind="parquet"))
     shown = {}
     for name in ("before", "after"):
-        asked = 'SELECT count(*) AS n, count(DISTINCT "user") AS u FROM output'
-        (shown[name],) = joinery("sql", write(name, ROLLING, store, kind="parquet"), asked).lines
+        query = 'SELECT count(*) AS n, count(DISTINCT "user") AS u FROM output'
+        (shown[name],) = joinery("sql", write(name, ROLLING, store, kind="parquet"), query).lines
         assert len(list((tmp_path / name).glob("epoch-*.parquet"))) == 1
         assert not any((tmp_path / name / ".held").iterdir())
     assert shown["before"]["n"] > 10
-    assert sum(each["n"] for each in shown.values()) == sum(each["u"] for each in shown.values()) == USERS
+    assert sum(counts["n"] for counts in shown.values()) == sum(counts["u"] for counts in shown.values()) == USERS

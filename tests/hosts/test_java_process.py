@@ -30,15 +30,15 @@ def launching(monkeypatch: pytest.MonkeyPatch) -> Callable[[Waits], list[subproc
     """Puts a process that never answers in Java's place, for which PySpark's launch `waits`."""
 
     def launching(waits: Waits) -> list[subprocess.Popen[bytes]]:
-        made: list[subprocess.Popen[bytes]] = []
+        processes: list[subprocess.Popen[bytes]] = []
 
         def launch_gateway() -> None:
-            made.append(java_gateway.Popen(["sleep", "600"], env=dict(os.environ)))
-            waits(made[0])
+            processes.append(java_gateway.Popen(["sleep", "600"], env=dict(os.environ)))
+            waits(processes[0])
             raise RuntimeError("JAVA_GATEWAY_EXITED")
 
         monkeypatch.setattr(java_gateway, "launch_gateway", launch_gateway)
-        return made
+        return processes
 
     return launching
 
@@ -50,7 +50,7 @@ def test_a_start_that_is_given_up_ends_its_process(launching: Any) -> None:
         begun.set()
         process.wait()
 
-    made = launching(waits)
+    processes = launching(waits)
     start, raised = JavaStart(), list[BaseException]()
 
     def launch() -> None:
@@ -65,7 +65,7 @@ def test_a_start_that_is_given_up_ends_its_process(launching: Any) -> None:
     assert begun.wait(60)
     start.give_up()
     thread.join(60)
-    assert made[0].poll() is not None
+    assert processes[0].poll() is not None
     assert [str(error) for error in raised] == ["JAVA_GATEWAY_EXITED"]
 
 
@@ -94,10 +94,10 @@ def test_who_ends_at_once_ends_what_is_being_started(launching: Any) -> None:
         kill_starts()
         assert process.wait(60) == -signal.SIGKILL
 
-    made = launching(waits)
+    processes = launching(waits)
     with pytest.raises(RuntimeError), JavaStart().capture_launch():
         java_gateway.launch_gateway()
-    assert len(made) == 1
+    assert len(processes) == 1
     assert _under_way == set()
 
 
@@ -132,12 +132,12 @@ def test_a_call_that_is_cut_off_when_a_start_is_given_up_prints_nothing(
 
 
 def test_a_start_that_was_given_up_makes_no_process(launching: Any) -> None:
-    made = launching(lambda _: None)
+    processes = launching(lambda _: None)
     start = JavaStart()
     start.give_up()
     with pytest.raises(EnvironmentProblem, match="given up"), start.capture_launch():
         java_gateway.launch_gateway()
-    assert made == []
+    assert processes == []
     assert java_gateway.Popen is subprocess.Popen
 
 
@@ -156,10 +156,10 @@ def test_a_signal_during_the_start_leaves_no_process(launching: Any) -> None:
     def waits(_: subprocess.Popen[bytes]) -> None:
         raise KeyboardInterrupt
 
-    made = launching(waits)
+    processes = launching(waits)
     with pytest.raises(KeyboardInterrupt), JavaStart().capture_launch():
         java_gateway.launch_gateway()
-    assert made[0].poll() is not None
+    assert processes[0].poll() is not None
 
 
 def test_a_signal_kills_what_is_being_started_before_it_cuts_the_start_short(launching: Any) -> None:

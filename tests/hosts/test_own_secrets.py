@@ -55,9 +55,9 @@ KINDS = {"own": (OWN, f'dsn: "{DSN}"'), "referred to": (REFERS, DSN_REF), "both"
 
 def job(kind: str) -> StreamJoin:
     client, store = KINDS[kind]
-    found = parse_job(JOB.format(client=client, store=store), "job.yaml")
-    assert isinstance(found, StreamJoin)
-    return found
+    parsed = parse_job(JOB.format(client=client, store=store), "job.yaml")
+    assert isinstance(parsed, StreamJoin)
+    return parsed
 
 
 @pytest.fixture(autouse=True)
@@ -89,13 +89,15 @@ def test_no_secret_travels_and_a_worker_has_all_of_them(stack: ExitStack, kind: 
     build = spark(stack, PostgresStoreAddress(DSN, "joinery")).worker_builder(job(kind), "local[2]", stack)
     assert b"hush" not in pickled(build)
     assert b"hush" not in build.digest.encode() + repr(build).encode()
-    there: WorkerBuilder = pickle.loads(pickle.dumps(build))
-    found = with_secrets(with_own_secrets(there.job, there.job_file) if there.job_file else there.job)
-    wanted = with_secrets(job(kind))
-    assert [side.kafka for side in found.inputs] == [side.kafka for side in wanted.inputs]
-    assert found.spec.output == wanted.spec.output
-    assert found.dead_letter_kafka == wanted.dead_letter_kafka
-    assert found.spec.state_store == wanted.spec.state_store
+    unpickled: WorkerBuilder = pickle.loads(pickle.dumps(build))
+    completed = with_secrets(
+        with_own_secrets(unpickled.job, unpickled.job_file) if unpickled.job_file else unpickled.job
+    )
+    expected = with_secrets(job(kind))
+    assert [side.kafka for side in completed.inputs] == [side.kafka for side in expected.inputs]
+    assert completed.spec.output == expected.spec.output
+    assert completed.dead_letter_kafka == expected.dead_letter_kafka
+    assert completed.spec.state_store == expected.spec.state_store
 
 
 def test_what_is_no_secret_travels_so_that_workers_anywhere_need_no_file(stack: ExitStack) -> None:
@@ -179,9 +181,9 @@ def test_an_input_is_found_by_its_name(tmp_path: Path) -> None:
     turned = mine.model_copy(update={"spec": mine.spec.model_copy(update={"inputs": mine.spec.inputs[::-1]})})
     path = tmp_path / "job.yaml"
     path.write_text(JOB.format(client=OWN, store=f'dsn: "{DSN}"').replace("hush-password", "hush-other", 1))
-    found = {side.name: side.kafka for side in with_own_secrets(without_secrets(turned), path).inputs}
-    said = {name: kafka.properties["sasl.password"] for name, kafka in found.items() if kafka is not None}
-    assert said == {"l": "hush-other", "r": "hush-password"}
+    kafka_by_input = {side.name: side.kafka for side in with_own_secrets(without_secrets(turned), path).inputs}
+    passwords = {name: kafka.properties["sasl.password"] for name, kafka in kafka_by_input.items() if kafka is not None}
+    assert passwords == {"l": "hush-other", "r": "hush-password"}
 
 
 @pytest.mark.parametrize("text", [None, "{}", JOB.format(client="properties: {}", store=DSN_REF)])
@@ -206,6 +208,6 @@ def test_the_dsn_of_an_output_table_is_a_secret_too(named: str, tmp_path: Path) 
     sent = without_secrets(referring)
     assert "hush-dsn" not in sent.model_dump_json()
     (tmp_path / "job.yaml").write_text(text)
-    there = with_secrets(with_own_secrets(sent, tmp_path / "job.yaml"))
-    assert there.spec.output.postgres is not None
-    assert there.spec.output.postgres.dsn == DSN
+    completed = with_secrets(with_own_secrets(sent, tmp_path / "job.yaml"))
+    assert completed.spec.output.postgres is not None
+    assert completed.spec.output.postgres.dsn == DSN

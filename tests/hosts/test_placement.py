@@ -52,11 +52,11 @@ def _until(holds: Callable[[], bool]) -> None:
 def test_an_item_is_for_the_executor_of_its_number(context: SparkContext) -> None:
     executors = ActiveExecutors(context, lambda _: None, JobNames(context, "job", ())).locations()
     assert [name.split("_")[0] for name in executors] == ["executor"] * 2, "the driver runs no tasks"
-    given = placed_rdd(context, ["a", "b", "c"], executors)
-    rdd, jvm = given._jrdd.rdd(), context._jvm
+    placed = placed_rdd(context, ["a", "b", "c"], executors)
+    rdd, jvm = placed._jrdd.rdd(), context._jvm
     preferred = [jvm.scala.jdk.javaapi.CollectionConverters.asJava(rdd.preferredLocations(p)) for p in rdd.partitions()]
-    assert [list(each) for each in preferred] == [[executors[0]], [executors[1]], [executors[0]]]
-    assert given.map(lambda item: item * 2).collect() == ["aa", "bb", "cc"]
+    assert [list(locations) for locations in preferred] == [[executors[0]], [executors[1]], [executors[0]]]
+    assert placed.map(lambda item: item * 2).collect() == ["aa", "bb", "cc"]
 
 
 @pytest.mark.parametrize("peers", [1, 3])
@@ -65,8 +65,8 @@ def test_a_task_behind_a_shuffle_is_for_the_executor_of_its_number(context: Spar
     sent = context.parallelize([(n % peers, n) for n in range(3_000)], 2)
     placed = placed_again_rdd(exchanged_rdd(sent, peers), peers, executors)
     rdd, spark = placed._jrdd.rdd(), context._jsc.sc()
-    asked = [spark.getPreferredLocs(rdd, n).head().toString() for n in range(peers)]
-    assert asked == [executors[n % 2] for n in range(peers)]
+    preferred = [spark.getPreferredLocs(rdd, n).head().toString() for n in range(peers)]
+    assert preferred == [executors[n % 2] for n in range(peers)]
     received = placed.mapPartitionsWithIndex(lambda peer, pairs: [(peer, sorted(n for _, n in pairs))]).collect()
     assert received == [(peer, list(range(peer, 3_000, peers))) for peer in range(peers)]
 
@@ -77,9 +77,9 @@ def test_peers_stay_with_their_executors(context: SparkContext, tmp_path: Path) 
     host = SparkHost(context, WorkerSetup(str(tmp_path), worker, worker.steps), "job")
     for _ in range(6):
         host.run(WORK)
-    places = [path.name.rsplit("@", 1) for path in tmp_path.glob("shard *")]
-    assert sorted(what for what, _ in places) == ["shard 0", "shard 1"], "each at one place"
-    assert len({place for _, place in places}) == 2
+    locations = [path.name.rsplit("@", 1) for path in tmp_path.glob("shard *")]
+    assert sorted(what for what, _ in locations) == ["shard 0", "shard 1"], "each at one place"
+    assert len({location for _, location in locations}) == 2
 
 
 def test_executors_go_and_come_while_spark_runs(context: SparkContext) -> None:

@@ -74,14 +74,14 @@ class Scene:
 
     def run(self, more: str = "", bounds: str = INTERVAL, end: str = "") -> list[str]:
         """Reads what is there, with what the job selects `more`. Returns the warnings."""
-        said: list[str] = []
+        warnings: list[str] = []
         dsn = "" if self.table_at == self._store else f', dsn: "{self.table_at}"'
         store = f'{{postgres: {{dsn: "{self._store}", schema: "{self.schema}"}}}}' if self._store else "{}"
         path = self._folder / "job.yaml"
         path.write_text(JOB.format(more=more, bounds=bounds, schema=self.schema, dsn=dsn, store=store) + end)
         hears = JobListener(lambda _: None, lambda _: None, lambda error, _: pytest.fail(str(error)))
-        run_job(load_job(path), hears, Event(), master="local[2,4]", warn=said.append, once=True)
-        return said
+        run_job(load_job(path), hears, Event(), master="local[2,4]", warn=warnings.append, once=True)
+        return warnings
 
     def rows(self, columns: str = "*") -> list[tuple[Any, ...]]:
         with psycopg.connect(self.table_at) as connection:
@@ -154,8 +154,8 @@ def test_a_table_that_was_dropped_is_said_at_the_start(scene: Scene) -> None:
     assert scene.run() == []
     scene.drop()
     scene.arrive("o2", 6)
-    (said,) = scene.run()
-    assert said == (
+    (warning,) = scene.run()
+    assert warning == (
         f"An output was not there and has been created: the table {scene.schema}_paid. Rows of epochs up to 1 are "
         "not written again. To write all rows again, stop the job and start it with new state: "
         "joinery state delete JOB.yaml --yes"
@@ -174,14 +174,14 @@ def test_a_table_in_another_database_than_before_was_never_gone(scene: Scene, wo
         connection.execute(f"CREATE DATABASE {name}")
     scene.table_at = make_conninfo(scene.table_at, dbname=name)
     scene.arrive("o2", 6)
-    (said,) = scene.run()
+    (warning,) = scene.run()
     words = "in a database where this job has written nothing before (another dsn, or a new database)"
-    assert said.startswith(f"An output was not there and has been created: the table {scene.schema}_paid, {words}. ")
+    assert warning.startswith(f"An output was not there and has been created: the table {scene.schema}_paid, {words}. ")
     assert scene.rows("id") == [("o2",)]
     scene.drop()
     scene.arrive("o3", 7)
-    (said,) = scene.run()
-    assert said.startswith(f"An output was not there and has been created: the table {scene.schema}_paid. ")
+    (warning,) = scene.run()
+    assert warning.startswith(f"An output was not there and has been created: the table {scene.schema}_paid. ")
 
 
 DEAD = "  deadLetter: {{file: {{path: {0}}}}}\n"
@@ -199,12 +199,14 @@ def test_a_dead_letter_output_that_is_added_was_never_gone(scene: Scene, tmp_pat
     scene.arrive("o2", 6)
     assert scene.run(end=DEAD.format(dead)) == []
     shutil.rmtree(dead)
-    (said,) = scene.run(end=DEAD.format(dead))
-    assert said.startswith(f"An output was not there and has been created: the folder {dead}. Rows of epochs up to 2")
+    (warning,) = scene.run(end=DEAD.format(dead))
+    assert warning.startswith(
+        f"An output was not there and has been created: the folder {dead}. Rows of epochs up to 2"
+    )
     assert scene.run(end=DEAD.format(tmp_path / "elsewhere")) == []
     scene.drop()
-    (said,) = scene.run(end=DEAD.format(tmp_path / "a third"))
-    assert "has been created: the table" in said
+    (warning,) = scene.run(end=DEAD.format(tmp_path / "a third"))
+    assert "has been created: the table" in warning
 
 
 @pytest.mark.parametrize("scene", [False], ids=["beside"], indirect=True)
@@ -230,5 +232,5 @@ def test_a_table_in_the_embedded_postgres_is_asked_with_sql_after_the_run(
     scene = Scene(tmp_path, "", "")
     scene.arrive("o1", 5)
     scene.run(NOTE)
-    asked = runner(capsys)("sql", tmp_path / "job.yaml", "SELECT * FROM output LIMIT 10")
-    assert asked.lines == [{"id": "o1", "note": "note of o1"}]
+    answer = runner(capsys)("sql", tmp_path / "job.yaml", "SELECT * FROM output LIMIT 10")
+    assert answer.lines == [{"id": "o1", "note": "note of o1"}]

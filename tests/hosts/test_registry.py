@@ -76,12 +76,12 @@ def board_of(job: Job) -> Board:
     return Board(job.name, ("orders", "payments"), Liveness(600))
 
 
-def hearing(said: list[str], stop: Event) -> JobListener:
+def hearing(messages: list[str], stop: Event) -> JobListener:
     """Notes outages, and stops the job at the third."""
 
     def waiting(outage: Outage) -> None:
-        said.append(str(outage.error))
-        if len(said) == 3:
+        messages.append(str(outage.error))
+        if len(messages) == 3:
             stop.set()
 
     return JobListener(lambda _: None, lambda _: None, lambda error, _: pytest.fail(str(error)), waiting=waiting)
@@ -90,32 +90,32 @@ def hearing(said: list[str], stop: Event) -> JobListener:
 @pytest.mark.usefixtures("no_topics")
 def test_on_a_terminal_an_address_that_is_no_registrys_ends_the_job(served: Registry, tmp_path: Path) -> None:
     served.status = 404
-    said: list[str] = []
+    messages: list[str] = []
     stop = Event()
     with pytest.raises(SourceUnavailable, match=NO_REGISTRY):
-        run_job(job_with(served.url, tmp_path), hearing(said, stop), stop, warn=lambda _: None)
-    assert not said
+        run_job(job_with(served.url, tmp_path), hearing(messages, stop), stop, warn=lambda _: None)
+    assert not messages
 
 
 @pytest.mark.usefixtures("no_topics")
 def test_in_a_pod_it_is_waited_for_and_said_at_each_try(served: Registry, tmp_path: Path) -> None:
     served.status = 404
-    said: list[str] = []
+    messages: list[str] = []
     stop, job = Event(), job_with(served.url, tmp_path)
-    run_job(job, hearing(said, stop), stop, warn=lambda _: None, board=board_of(job), patient=True)
-    assert len(said) == 3
-    assert all(text.startswith(NO_REGISTRY) for text in said)
+    run_job(job, hearing(messages, stop), stop, warn=lambda _: None, board=board_of(job), patient=True)
+    assert len(messages) == 3
+    assert all(text.startswith(NO_REGISTRY) for text in messages)
 
 
 @pytest.mark.usefixtures("no_topics")
 def test_in_a_pod_a_login_that_is_refused_ends_the_job(served: Registry, tmp_path: Path) -> None:
     served.login = "me:secret"
-    said: list[str] = []
+    messages: list[str] = []
     stop, job = Event(), job_with(served.url, tmp_path)
     with pytest.raises(SourceError, match="denies access") as caught:
-        run_job(job, hearing(said, stop), stop, warn=lambda _: None, board=board_of(job), patient=True)
+        run_job(job, hearing(messages, stop), stop, warn=lambda _: None, board=board_of(job), patient=True)
     assert not isinstance(caught.value, SourceUnavailable)
-    assert not said
+    assert not messages
 
 
 @pytest.mark.services
@@ -135,7 +135,7 @@ def test_a_job_waits_for_its_registry_and_loses_nothing(
     path = tmp_path / "job.yaml"
     payments = [{"order": order, "ts": 1_000} for order in ORDERS]
     (tmp_path / "payments.jsonl").write_text("".join(json.dumps(payment) + "\n" for payment in payments))
-    said: list[str] = []
+    messages: list[str] = []
     rows = 0
 
     with registry() as served:
@@ -157,14 +157,14 @@ def test_a_job_waits_for_its_registry_and_loses_nothing(
                 stop.set()
 
         def waiting(outage: Outage) -> None:
-            said.append(str(outage.error))
-            if len(said) == 2:
+            messages.append(str(outage.error))
+            if len(messages) == 2:
                 become(healthy)
 
         path.write_text(JOB.format(name=name, bootstrap=kafka_broker.bootstrap, url=served.url))
         produce(kafka_broker.bootstrap, name, [avro(FIRST, {"id": "a", "ts": 1_000}, first)])
         listener = JobListener(lambda _: None, committed, lambda *_: None, waiting=waiting)
         run_job(load_job(path), listener, stop, warn=lambda _: None)
-    assert all(text.startswith(says) and f"{served.url} was asked for schema {second}" in text for text in said)
-    assert len(said) >= 2
+    assert all(text.startswith(says) and f"{served.url} was asked for schema {second}" in text for text in messages)
+    assert len(messages) >= 2
     assert sorted(row["id"] for row in json_rows(tmp_path / "out")) == ORDERS

@@ -89,8 +89,8 @@ def test_what_cannot_be_used_is_said_once_and_not_followed(
 ) -> None:
     job = Follower(tmp_path, monkeypatch, '{"shards": 4}')
     assert job.poll(text) == job.poll() == 4
-    (said,) = job.said
-    assert "asks for no usable scale" in said
+    (warning,) = job.said
+    assert "asks for no usable scale" in warning
     assert job.poll('{"shards": 5}') == 5
 
 
@@ -114,7 +114,7 @@ def test_executors_follow_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert cluster.executors == 5
     assert job.poll('{"shards": 6, "instances": 1}') == 6
     assert cluster.executors == 1
-    assert [each.reason for each in job.scaled] == [
+    assert [scaling.reason for scaling in job.scaled] == [
         "5 executors instead of 2",
         "6 shards instead of 4, 1 executors instead of 5",
     ]
@@ -154,10 +154,10 @@ def test_an_autoscaled_job_follows_its_load_and_shards_its_executors(
         job.poll(a=0)
     assert (cluster.executors, job.planner.shards) == (1, 8)
     assert "records/s arrive" in job.scaled[0].reason
-    assert {each.cause for each in job.scaled} == {"load"}
+    assert {scaling.cause for scaling in job.scaled} == {"load"}
     job.poll(AUTO.replace('"shards": 8', '"shards": 16'), a=0)
     assert (job.scaled[-1].cause, job.scaled[-1].reason) == ("asked", "16 shards instead of 8")
-    assert [each.executors for each in job.scaled][-1] == 1
+    assert [scaling.executors for scaling in job.scaled][-1] == 1
 
 
 def test_the_bounds_of_an_autoscaled_job_change_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def test_the_bounds_of_an_autoscaled_job_change_while_it_runs(tmp_path: Path, mo
     assert cluster.executors == 4
     job.poll('{"shards": 8, "instances": 3}')
     assert cluster.executors == 3
-    assert [each.cause for each in job.scaled] == ["bounds", "asked"]
+    assert [scaling.cause for scaling in job.scaled] == ["bounds", "asked"]
 
 
 def test_without_an_operator_the_jobs_own_autoscaling_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_folder_is_this_users_and_goes_in_the_end(temporary: Path) -> None:
     with scratch_folder("test") as folder:
         assert not list(folder.iterdir())
-        assert [each.stat().st_mode & 0o777 for each in (folder, folder.parent)] == [0o700, 0o700]
+        assert [path.stat().st_mode & 0o777 for path in (folder, folder.parent)] == [0o700, 0o700]
         (folder / "a").write_text("")
     assert not list(temporary.iterdir())
 

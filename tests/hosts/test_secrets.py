@@ -48,10 +48,10 @@ def test_a_job_without_references_stays_as_it_is() -> None:
 
 
 def test_settings_of_an_input_join_those_of_the_job(secrets: Path) -> None:
-    found = with_secrets(job((TOPIC, TOPIC + f"        properties: {{client.id: me}}\n        {REF}\n")))
-    assert found.spec.inputs[0].kafka is not None
-    assert found.spec.inputs[0].kafka.properties == {"client.id": "me", **SECRET}
-    assert found.spec.inputs[1] == job().spec.inputs[1]
+    resolved = with_secrets(job((TOPIC, TOPIC + f"        properties: {{client.id: me}}\n        {REF}\n")))
+    assert resolved.spec.inputs[0].kafka is not None
+    assert resolved.spec.inputs[0].kafka.properties == {"client.id": "me", **SECRET}
+    assert resolved.spec.inputs[1] == job().spec.inputs[1]
 
 
 @pytest.mark.parametrize("setting", ["group.id", "group.instance.id"])
@@ -98,19 +98,19 @@ def test_a_secret_has_no_setting_that_the_operator_forbids(
 
 
 def test_settings_of_the_outputs(secrets: Path) -> None:
-    found = with_secrets(job(kafka_output(more=f", {REF}"), ("  joins:", DEAD % f", {REF}" + "  joins:")))
-    assert found.spec.output.kafka is not None
-    assert found.spec.output.kafka.properties == SECRET
-    assert found.dead_letter_kafka is not None
-    assert found.dead_letter_kafka.properties == SECRET
+    resolved = with_secrets(job(kafka_output(more=f", {REF}"), ("  joins:", DEAD % f", {REF}" + "  joins:")))
+    assert resolved.spec.output.kafka is not None
+    assert resolved.spec.output.kafka.properties == SECRET
+    assert resolved.dead_letter_kafka is not None
+    assert resolved.dead_letter_kafka.properties == SECRET
 
 
 def test_dead_letters_take_the_output_s_settings_unless_they_have_their_own(secrets: Path) -> None:
     out = kafka_output(more=f", properties: {{client.id: me}}, {REF}")
-    taken = with_secrets(job(out, ("  joins:", DEAD % "" + "  joins:"))).dead_letter_kafka
+    inherited = with_secrets(job(out, ("  joins:", DEAD % "" + "  joins:"))).dead_letter_kafka
     own = with_secrets(job(out, ("  joins:", DEAD % f", {REF}" + "  joins:"))).dead_letter_kafka
     plain = with_secrets(job(out, ("  joins:", DEAD % ", properties: {client.id: x}" + "  joins:"))).dead_letter_kafka
-    assert [each and each.properties for each in (taken, own, plain)] == [
+    assert [target and target.properties for target in (inherited, own, plain)] == [
         {"client.id": "me", **SECRET},
         SECRET,
         {"client.id": "x"},
@@ -123,9 +123,9 @@ def test_the_address_of_the_state(secrets: Path) -> None:
 
 
 def test_the_result_is_a_valid_job_that_no_longer_refers_to_anything(secrets: Path) -> None:
-    found = with_secrets(job(INPUT_REF, DSN_REF))
-    assert with_secrets(found) == found
-    assert StreamJoin.model_validate(found.model_dump(by_alias=True, exclude_unset=True)) == found
+    resolved = with_secrets(job(INPUT_REF, DSN_REF))
+    assert with_secrets(resolved) == resolved
+    assert StreamJoin.model_validate(resolved.model_dump(by_alias=True, exclude_unset=True)) == resolved
 
 
 def test_a_secret_as_kubernetes_mounts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,8 +231,11 @@ def test_a_secret_without_keys(secrets: Path) -> None:
 
 
 def test_values_are_in_no_text_form_of_a_job(secrets: Path) -> None:
-    found = with_secrets(job(INPUT_REF, DSN_REF))
-    assert "hush" not in f"{found!r} {found} {found.spec.inputs!r} {found.spec.state_store} {explain(found)}"
+    resolved = with_secrets(job(INPUT_REF, DSN_REF))
+    assert (
+        "hush"
+        not in f"{resolved!r} {resolved} {resolved.spec.inputs!r} {resolved.spec.state_store} {explain(resolved)}"
+    )
 
 
 def test_values_are_in_no_message_about_a_bad_model() -> None:

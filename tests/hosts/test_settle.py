@@ -80,7 +80,7 @@ def test_a_host_of_an_earlier_definition_tries_no_task(monkeypatch: pytest.Monke
     assert trials == [None if settle else print]
 
 
-def _edited(store: MemoryStore, said: list[str]) -> tuple[_JobRun, list[bool]]:
+def _edited(store: MemoryStore, warnings: list[str]) -> tuple[_JobRun, list[bool]]:
     went: list[bool] = []
 
     class Going(_JobRun):
@@ -88,38 +88,38 @@ def _edited(store: MemoryStore, said: list[str]) -> tuple[_JobRun, list[bool]]:
             went.append(settle)
 
     listener, stop = JobListener(print, print, print), Event()
-    caller = _Caller(listener, stop, Outages(listener, stop), said.append, None)
+    caller = _Caller(listener, stop, Outages(listener, stop), warnings.append, None)
     return Going(OpenStore(store, None), ExitStack(), None, caller), went
 
 
 def test_a_first_plan_is_made_anew_when_the_job_is_edited() -> None:
     """What failed at the first start fails in its plan, whatever is edited."""
-    store, said = MemoryStore(), list[str]()
+    store, warnings = MemoryStore(), list[str]()
     planned = store.acquire("visits").generation
     before = definition(parse_job(JOB.replace("gap: 30s", "gap: 1m"), "visits.yaml"))
     store.write_plan("visits", planned, {"epoch": 1}, before)
-    run, went = _edited(store, said)
+    run, went = _edited(store, warnings)
     run.start(parse_job(JOB, "visits.yaml"))
     record = store.record("visits")
     assert record is not None
     assert record.plan is None
     assert record.generation > planned
     assert went == [False]
-    assert said == ["Job visits was edited before it has committed anything: its first epoch is planned again"]
+    assert warnings == ["Job visits was edited before it has committed anything: its first epoch is planned again"]
 
 
 def test_a_first_plan_with_claims_stays_when_rows_go_without_transactions_by_now() -> None:
     """Nothing would fence who has claimed a part: its rows, of a plan that is gone, could still come."""
     into_kafka = re.sub("output: .*", "output: {kafka: {bootstrapServers: 'kafka:9092', topic: visits}}", JOB)
-    store, said = MemoryStore(), list[str]()
+    store, warnings = MemoryStore(), list[str]()
     generation = store.acquire("visits").generation
     before = definition(parse_job(into_kafka.replace("gap: 30s", "gap: 1m"), "visits.yaml"))
     store.write_plan("visits", generation, {"epoch": 1, "shards": 2}, before)
     store.claim("visits", OwnershipToken(generation, 0, 1), "visits-0", "an attempt", None)
-    run, went = _edited(store, said)
+    run, went = _edited(store, warnings)
     run.start(parse_job(f"{into_kafka.rstrip()}\n  delivery: atLeastOnce\n", "visits.yaml"))
     assert went == [True, False]
-    assert said == []
+    assert warnings == []
 
 
 @pytest.mark.parametrize(
@@ -141,15 +141,17 @@ def test_a_first_plan_with_claims_stays_when_rows_go_without_transactions_by_now
 )
 def test_an_edit_of_what_is_read_is_said_to_count_from_now_on(old: str, new: str, says: str) -> None:
     """Whoever corrects a topic or a path may expect that all is read again."""
-    store, said = MemoryStore(), list[str]()
+    store, warnings = MemoryStore(), list[str]()
     before = parse_job(JOB, "visits.yaml")
     who, record = identity(before, compile_job(before), print), store.acquire("visits")
     commit = EpochCommit(1, {"epoch": 1}, {}, (), (), {"clicks": b"{}"}, dict(who.signature), dict(who.definition))
     store.commit("visits", record.generation, commit)
-    run, went = _edited(store, said)
+    run, went = _edited(store, warnings)
     run.start(parse_job(JOB.replace(old, new), "visits.yaml"))
     assert went == [False]
-    assert [says in text and "docs/data.md#read-again-after-a-mistake" in text for text in said] == [True] * bool(says)
+    assert [says in text and "docs/data.md#read-again-after-a-mistake" in text for text in warnings] == [True] * bool(
+        says
+    )
 
 
 @pytest.mark.parametrize(
@@ -173,32 +175,32 @@ def test_an_edit_of_the_topics_of_an_input(before: str, now: str, words: list[st
 
 
 @pytest.mark.parametrize(
-    ("actual", "kept"),
+    ("actual", "plan_stays"),
     [(False, False), (True, True), (SinkError("Its marker may have expired"), True)],
     ids=["not visible", "visible", "nobody knows"],
 )
 def test_a_first_plan_stays_when_rows_of_an_attempt_may_be_visible(
-    monkeypatch: pytest.MonkeyPatch, actual: bool | SinkError, kept: bool
+    monkeypatch: pytest.MonkeyPatch, actual: bool | SinkError, plan_stays: bool
 ) -> None:
     """The output is asked, once its claims' owners are fenced there."""
-    asked: list[RecoveryContext] = []
+    recoveries: list[RecoveryContext] = []
 
     def recover(recovery: RecoveryContext) -> bool:
-        asked.append(recovery)
+        recoveries.append(recovery)
         if isinstance(actual, SinkError):
             raise actual
         return actual
 
     sink = SimpleNamespace(recover=recover, close=lambda: None)
     monkeypatch.setattr(Outputs, "sink", lambda *_: sink)
-    store, said = MemoryStore(), list[str]()
+    store, warnings = MemoryStore(), list[str]()
     generation = store.acquire("visits").generation
     before = definition(parse_job(JOB.replace("gap: 30s", "gap: 1m"), "visits.yaml"))
     store.write_plan("visits", generation, {"epoch": 1, "shards": 2}, before)
     store.claim("visits", OwnershipToken(generation, 0, 1), "0", "an attempt", None)
-    run, went = _edited(store, said)
+    run, went = _edited(store, warnings)
     run.start(parse_job(JOB, "visits.yaml"))
-    record, (recovery,) = store.record("visits"), asked
+    record, (recovery,) = store.record("visits"), recoveries
     assert record is not None
     assert (recovery.claims, recovery.pending, recovery.pending_shards) == (
         {"0": "an attempt"},
@@ -206,7 +208,9 @@ def test_a_first_plan_stays_when_rows_of_an_attempt_may_be_visible(
         2,
     )
     assert recovery.generation > generation
-    assert (record.plan is not None, went, len(said)) == ((True, [True, False], 0) if kept else (False, [False], 1))
+    assert (record.plan is not None, went, len(warnings)) == (
+        (True, [True, False], 0) if plan_stays else (False, [False], 1)
+    )
 
 
 def test_a_first_plan_of_which_one_shard_is_visible_is_given_up_by_the_command_that_is_named(
@@ -243,28 +247,28 @@ def test_a_first_plan_of_which_one_shard_is_visible_is_given_up_by_the_command_t
 
 
 @pytest.mark.parametrize(
-    ("gone", "output", "committed", "warned"),
+    ("missing", "output", "committed", "warned"),
     [(True, "out", 3, True), (False, "out", 3, False), (True, "another", 3, False), (True, "out", 0, False)],
     ids=["gone", "there", "another one was named", "nothing was written yet"],
 )
 def test_an_output_that_is_gone_is_said_at_the_start(
-    tmp_path: Path, gone: bool, output: str, committed: int, warned: bool
+    tmp_path: Path, missing: bool, output: str, committed: int, warned: bool
 ) -> None:
     """Its rows are not written again, and somebody has the choice."""
-    run, said = parse_job(JOB.replace("path: out", f"path: {tmp_path / 'out'}"), "visits.yaml"), list[str]()
+    run, warnings = parse_job(JOB.replace("path: out", f"path: {tmp_path / 'out'}"), "visits.yaml"), list[str]()
     job = parse_job(JOB.replace("path: out", f"path: {tmp_path / output}"), "visits.yaml")
-    if not gone:
+    if not missing:
         (tmp_path / output).mkdir()
     store: Any = SimpleNamespace(
         record=lambda _: SimpleNamespace(epoch=3, committed=committed, definition=definition(run))
     )
     listener, stop = JobListener(print, print, print), Event()
-    caller = _Caller(listener, stop, Outages(listener, stop), said.append, None)
+    caller = _Caller(listener, stop, Outages(listener, stop), warnings.append, None)
     with ExitStack() as stack:
         sink = FileSink(str(tmp_path / output))
         _JobRun(OpenStore(store, None), stack, None, caller)._prepare_sink(stack, job, "output", sink, pa.schema([]))
-    assert bool(said) is warned
-    assert all(f"the folder {tmp_path / 'out'}" in text and "joinery state delete" in text for text in said)
+    assert bool(warnings) is warned
+    assert all(f"the folder {tmp_path / 'out'}" in text and "joinery state delete" in text for text in warnings)
 
 
 def _with_savepoint() -> tuple[MemoryStore, _JobRun, Job]:

@@ -72,12 +72,12 @@ def test_a_master_of_this_machine_has_a_memory_store(master: str) -> None:
 def test_a_store_that_is_no_longer_served_is_let_go() -> None:
     """A notebook runs job after job, and a server of multiprocessing has no end of its own."""
     store = MemoryStore()
-    held = weakref.ref(store)
+    reference = weakref.ref(store)
     with serve(store) as address:
         task = address.connect()
     del store
     gc.collect()
-    assert held() is None
+    assert reference() is None
     with pytest.raises(RemoteError):
         task.read_segments("job", [])
 

@@ -299,16 +299,16 @@ def test_a_standalone_cluster_has_the_key_that_its_file_names(start: Start, tmp_
 
 
 def test_the_warnings_of_a_start_are_passed_on(start: Start) -> None:
-    said: list[str] = []
-    start_context("name", {SECRET: "s"}, "spark://there:7077", None, said.append)
-    assert [text for text in said if "spark.ssl.rpc.enabled is not set" in text]
+    warnings: list[str] = []
+    start_context("name", {SECRET: "s"}, "spark://there:7077", None, warnings.append)
+    assert [text for text in warnings if "spark.ssl.rpc.enabled is not set" in text]
 
 
 def test_spark_makes_a_secret_of_its_own_where_it_can_and_else_each_application_gets_one(start: Start) -> None:
-    made = {master: start(master=master).get(SECRET) for master in EVERY_MASTER}
-    assert [master for master, secret in made.items() if secret] == ["local-cluster[2,1,1024]"]
-    assert start(master="local-cluster[2,1,1024]")[SECRET] != made["local-cluster[2,1,1024]"]
-    assert len(made["local-cluster[2,1,1024]"] or "") == 64
+    secrets = {master: start(master=master).get(SECRET) for master in EVERY_MASTER}
+    assert [master for master, secret in secrets.items() if secret] == ["local-cluster[2,1,1024]"]
+    assert start(master="local-cluster[2,1,1024]")[SECRET] != secrets["local-cluster[2,1,1024]"]
+    assert len(secrets["local-cluster[2,1,1024]"] or "") == 64
 
 
 @pytest.mark.parametrize("named", ["job", "file"])

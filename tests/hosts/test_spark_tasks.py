@@ -62,10 +62,10 @@ TASKS: list[tuple[Callable[[PeerTask], Body], list[Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("body", "given"), TASKS, ids=["whole", "read", "step"])
-def test_a_task_that_fails_takes_all_that_it_is_given(task: PeerTask, body: Any, given: list[Any]) -> None:
+@pytest.mark.parametrize(("body", "items"), TASKS, ids=["whole", "read", "step"])
+def test_a_task_that_fails_takes_all_that_it_is_given(task: PeerTask, body: Any, items: list[Any]) -> None:
     """Else PySpark ends its process, with consumers and caches."""
-    left = iter(given)
+    left = iter(items)
     assert any("the broker is away" in repr(result) for result in body(task)(left))
     assert list(left) == []
 

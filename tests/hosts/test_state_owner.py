@@ -73,10 +73,10 @@ class Scene:
                 "stateStore": {"postgres": self._place},
             },
         }
-        said: list[str] = []
+        warnings: list[str] = []
         hears = JobListener(lambda _: None, lambda _: None, lambda error, _: pytest.fail(str(error)))
-        run_job(job_from(document), hears, Event(), warn=said.append, local=True)
-        return [words for words in said if "belonged to" in words]
+        run_job(job_from(document), hears, Event(), warn=warnings.append, local=True)
+        return [words for words in warnings if "belonged to" in words]
 
     def id_of_owner(self) -> str:
         owner = self.owner()
@@ -97,8 +97,8 @@ def test_the_second_cluster_ends_before_it_fences_the_first(scene: Scene) -> Non
         scene.runs_in("west")
     assert scene.owner() == before
     assert scene.runs_in("east") == []
-    (said,) = scene.runs_in("west", replaces=scene.id_of_owner())
-    assert "belonged to StreamJoin jobs/orders (uid uid-east) of cluster east until now" in said
+    (warning,) = scene.runs_in("west", replaces=scene.id_of_owner())
+    assert "belonged to StreamJoin jobs/orders (uid uid-east) of cluster east until now" in warning
     with pytest.raises(StateTaken):
         scene.runs_in("east")
 
@@ -110,8 +110,8 @@ def test_joinery_run_is_an_owner_of_its_own(scene: Scene) -> None:
     scene.runs_in("east", replaces=scene.id_of_owner())
     with pytest.raises(StateTaken, match=r"into metadata\.annotations of the file"):
         scene.runs_in("")
-    (said,) = scene.runs_in("", replaces=scene.id_of_owner())
-    assert "cluster east" in said
+    (warning,) = scene.runs_in("", replaces=scene.id_of_owner())
+    assert "cluster east" in warning
 
 
 def test_an_operator_that_names_no_owners_yet_takes_nothing_from_its_next_release(scene: Scene) -> None:

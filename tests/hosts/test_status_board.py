@@ -118,8 +118,10 @@ class Scene:
             lambda _: self.heard.append("waiting"),
             lambda _: self.heard.append("back"),
         )
-        told = self.board.outage_listener(behind)
-        self.listener = self.board.recording_listener(told, idle=lambda: self.idle, savepoints=self._savepoints)
+        outage_listener = self.board.outage_listener(behind)
+        self.listener = self.board.recording_listener(
+            outage_listener, idle=lambda: self.idle, savepoints=self._savepoints
+        )
 
     def _savepoints(self) -> list[StoredSavepoint]:
         self.asked += 1
@@ -223,9 +225,9 @@ def test_sessions_are_a_part_with_a_name_of_its_own(scene: Scene, site: Site) ->
     )
     assert scene.status.sides == (side_status,)
     assert DriverStatus.model_validate_json(scene.status.model_dump_json(by_alias=True)).sides == (side_status,)
-    found = metrics(site)
-    assert found['joinery_side_rows{side="sessions",step="1"}'] == 20
-    assert found['joinery_side_stored_total{side="sessions",step="1"}'] == 30
+    samples = metrics(site)
+    assert samples['joinery_side_rows{side="sessions",step="1"}'] == 20
+    assert samples['joinery_side_stored_total{side="sessions",step="1"}'] == 30
 
 
 def test_the_amplification_is_of_the_newest_epoch_that_read_something(scene: Scene) -> None:
@@ -259,7 +261,7 @@ def test_what_looks_wrong_with_an_input_is_told_while_it_does(scene: Scene) -> N
     assert payments.warning is None
 
     scene.commit(input_warnings={})
-    assert [each.warning for each in scene.status.inputs] == [None, None]
+    assert [input_status.warning for input_status in scene.status.inputs] == [None, None]
 
 
 def test_rows_that_the_output_does_not_show_yet_are_told(scene: Scene, site: Site) -> None:
@@ -306,8 +308,8 @@ def test_a_system_that_is_away_takes_the_readiness_until_it_is_back(
     assert (status.ready, status.last_error) == (False, "away")
     assert status.waiting is not None
     assert (status.waiting.system, status.waiting.since.timestamp()) == (error.system, NOW - 30)
-    told = metrics(site)
-    seconds = {system: told[f'joinery_waiting_seconds{{system="{system}"}}'] for system in SYSTEMS}
+    samples = metrics(site)
+    seconds = {system: samples[f'joinery_waiting_seconds{{system="{system}"}}'] for system in SYSTEMS}
     assert seconds == {system: 30.0 if system == error.system else 0.0 for system in SYSTEMS}
     scene.listener.started(scene.driver)  # a driver that recovers has not asked the input or the output yet
     assert (scene.status.ready, scene.status.last_error) == (False, "away")
@@ -482,11 +484,11 @@ def test_signs_of_life(scene: Scene, sign: str) -> None:
 
 
 def test_a_loop_whose_thread_has_ended_is_not_alive() -> None:
-    made: list[Liveness] = []
-    thread = threading.Thread(target=lambda: made.append(Liveness(STALLED_AFTER)))
+    created: list[Liveness] = []
+    thread = threading.Thread(target=lambda: created.append(Liveness(STALLED_AFTER)))
     thread.start()
     thread.join()
-    assert made[0].problem() == "the loop's thread has ended"
+    assert created[0].problem() == "the loop's thread has ended"
 
 
 # --- over HTTP --------------------------------------------------------------------------------------------------------
@@ -516,12 +518,12 @@ def site(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 def metrics(site: Site) -> dict[str, float]:
     """By name, with labels as Prometheus writes them."""
-    found: dict[str, float] = {}
+    samples: dict[str, float] = {}
     for family in text_string_to_metric_families(site.get("/metrics")[2]):
         for sample in family.samples:
             labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
-            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
-    return found
+            samples[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return samples
 
 
 def test_status_is_the_document(scene: Scene, site: Site) -> None:
@@ -545,10 +547,10 @@ def test_probes(scene: Scene, site: Site) -> None:
 
 
 def test_before_recovery_metrics_leave_out_what_is_not_known(site: Site) -> None:
-    found = metrics(site)
-    assert found["joinery_ready"] == 0
-    assert not [name for name in found if name.startswith(("joinery_rows", "joinery_epoch{", "joinery_lag"))]
-    assert "joinery_epoch" not in found
+    samples = metrics(site)
+    assert samples["joinery_ready"] == 0
+    assert not [name for name in samples if name.startswith(("joinery_rows", "joinery_epoch{", "joinery_lag"))]
+    assert "joinery_epoch" not in samples
 
 
 def test_metrics(scene: Scene, site: Site) -> None:
@@ -603,15 +605,15 @@ def test_metrics(scene: Scene, site: Site) -> None:
         "joinery_epoch_seconds_count": 1,
         "joinery_epoch_seconds_sum": 0.5,
     }
-    found = metrics(site)
-    assert {name: found.get(name) for name in expected} == expected
-    assert 'joinery_watermark_seconds{input="payments"}' not in found
+    samples = metrics(site)
+    assert {name: samples.get(name) for name in expected} == expected
+    assert 'joinery_watermark_seconds{input="payments"}' not in samples
 
 
 def test_only_this_machine_is_answered_unless_another_address_is_named(scene: Scene) -> None:
-    for address, others in (("127.0.0.1", False), ("127.0.0.2", True)):
+    for address, reachable in (("127.0.0.1", False), ("127.0.0.2", True)):
         with serve_status(scene.board, 0, address) as opened, socket.socket() as asking:
-            assert (asking.connect_ex(("127.0.0.2", opened.port)) == 0) is others
+            assert (asking.connect_ex(("127.0.0.2", opened.port)) == 0) is reachable
 
 
 OWN_NAMES = (

@@ -46,8 +46,8 @@ def test_a_job_that_can_run_or_need_not_is_not_hungry(sample: ExecutorSample) ->
 
 def test_missing_executors_are_told_after_a_while_and_then_now_and_again() -> None:
     starvation, starved = Starvation(), ExecutorSample(0, (1,))
-    told = [at for at in range(0, 200, 5) if starvation.warning(starved, at)]
-    assert told == [60, 120, 180]
+    warned_at = [at for at in range(0, 200, 5) if starvation.warning(starved, at)]
+    assert warned_at == [60, 120, 180]
     warning = starvation.warning(starved, 245)
     assert warning is not None
     assert str(warning).startswith("No executor has run for 245 s: Spark has asked")

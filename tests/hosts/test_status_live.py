@@ -106,9 +106,9 @@ def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 
 def of_one_moment(run: Run) -> dict[tuple[str, Any], float] | None:
     """The metrics; None if an epoch was committed between two of them."""
-    known = samples(run.get("/metrics")[1])
-    counted = known["joinery_epoch_seconds_count", ()], known["joinery_epochs_committed_total", ()]
-    return known if counted[0] == counted[1] else None
+    metrics = samples(run.get("/metrics")[1])
+    counted = metrics["joinery_epoch_seconds_count", ()], metrics["joinery_epochs_committed_total", ()]
+    return metrics if counted[0] == counted[1] else None
 
 
 def test_a_running_job_tells_where_it_stands_and_goes_on_counting_after_a_restart(
@@ -134,12 +134,12 @@ def test_a_running_job_tells_where_it_stands_and_goes_on_counting_after_a_restar
         assert hot.inputs[0].watermark is not None
         assert hot.state_bytes
         assert (hot.last_error, hot.executors, hot.late) == (None, None, 0)
-        known = eventually(lambda: of_one_moment(run))
-        assert known["joinery_info", (("name", job.name), ("revision", "abc123"), ("version", "0.1.0"))] == 1
-        assert known["joinery_rows_in_total", (("input", "orders"),)] == 7
-        assert known["joinery_state_rows", ()] == 7
-        assert known["joinery_epochs_committed_total", ()] >= 2
-        assert known["joinery_lag_records", (("input", "orders"),)] == 0
+        metrics = eventually(lambda: of_one_moment(run))
+        assert metrics["joinery_info", (("name", job.name), ("revision", "abc123"), ("version", "0.1.0"))] == 1
+        assert metrics["joinery_rows_in_total", (("input", "orders"),)] == 7
+        assert metrics["joinery_state_rows", ()] == 7
+        assert metrics["joinery_epochs_committed_total", ()] >= 2
+        assert metrics["joinery_lag_records", (("input", "orders"),)] == 0
         assert run.get("/nothing")[0] == 404
         run.process.terminate()
         assert run.process.wait(PATIENCE_S) == 0

@@ -94,8 +94,11 @@ def test_an_epoch_says_where_its_time_went(day: DayOfAJob) -> None:
 
 
 def test_the_slowest_partitions_come_first_and_idle_ones_last(day: DayOfAJob) -> None:
-    told = [(each.input, each.partition, each.behind, each.idle) for each in history_document(day.board, 0).partitions]
-    assert told == [
+    listed = [
+        (partition.input, partition.partition, partition.behind, partition.idle)
+        for partition in history_document(day.board, 0).partitions
+    ]
+    assert listed == [
         ("orders", "orders/1", 11_000, False),
         ("orders", "orders/0", 2_000, False),
         ("orders", "orders/2", 20_000, True),
@@ -109,7 +112,7 @@ def test_of_hundreds_of_partitions_the_worst_are_told() -> None:
     day = DayOfAJob(partitions=300)
     day.run(5)
     partitions = history_document(day.board, 0).partitions
-    assert [each.partition for each in partitions if each.input == "orders"] == [
+    assert [partition.partition for partition in partitions if partition.input == "orders"] == [
         f"orders/{n}" for n in (299, 298, 297, 296, 295)
     ]
 

@@ -77,7 +77,7 @@ def test_a_duration_is_written_as_in_jobs_and_by_kubectl(script: quickjs.Context
 
 
 @pytest.mark.parametrize(
-    ("times", "given", "shown"),
+    ("times", "span", "shown"),
     [
         ([100], [100, 86_500], [-20, 100]),  # uPlot gives a day
         ([100, 103], [100, 103], [-17, 103]),
@@ -86,9 +86,9 @@ def test_a_duration_is_written_as_in_jobs_and_by_kubectl(script: quickjs.Context
     ],
 )
 def test_the_axis_of_few_samples_is_two_minutes(
-    script: quickjs.Context, times: list[int], given: list[int], shown: list[int]
+    script: quickjs.Context, times: list[int], span: list[int], shown: list[int]
 ) -> None:
-    from_to = json.loads(script.eval(f"JSON.stringify(ofTimes({{data: [{times}]}}, {given[0]}, {given[1]}))"))
+    from_to = json.loads(script.eval(f"JSON.stringify(ofTimes({{data: [{times}]}}, {span[0]}, {span[1]}))"))
     assert from_to == shown
 
 
@@ -118,13 +118,13 @@ def test_the_badge_is_not_green_while_many_rows_are_late(
 ) -> None:
     answer = {"ready": True, "inputs": inputs, "paused": [], "tooHot": []}
     assert json.loads(script.eval(f"status = {json.dumps(answer)}; JSON.stringify(standing())")) == shown
-    told = [each["lateWarning"] for each in inputs if "lateWarning" in each]
-    assert [text for _, text in json.loads(script.eval("JSON.stringify(notices())"))] == told
+    late_warnings = [input_status["lateWarning"] for input_status in inputs if "lateWarning" in input_status]
+    assert [text for _, text in json.loads(script.eval("JSON.stringify(notices())"))] == late_warnings
 
 
 def test_a_part_of_the_state_has_the_name_of_its_side(script: quickjs.Context) -> None:
-    places = ((1, "left", ["a"]), (1, "right", ["b"]), (2, "left", ["a", "b"]), (2, "right", ["c"]))
-    sides = [{"step": step, "side": side, "inputs": inputs} for step, side, inputs in places]
+    state_sides = ((1, "left", ["a"]), (1, "right", ["b"]), (2, "left", ["a", "b"]), (2, "right", ["c"]))
+    sides = [{"step": step, "side": side, "inputs": inputs} for step, side, inputs in state_sides]
     parts = ("left", "right.2", "left.2", "left.3")
     named = [script.eval(f"partName({part!r}, {json.dumps(sides)})") for part in parts]
     assert named == ["step 1, left (a)", "step 2, right (c)", "step 2, left (a, b)", "left.3"]

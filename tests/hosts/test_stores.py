@@ -25,19 +25,19 @@ class WithDisk(StoreSpec):
 
 
 def test_a_store_in_memory_warns_that_it_loses_everything() -> None:
-    said: list[str] = []
-    with open_store(load_job(EXAMPLE), said.append) as opened:
+    warnings: list[str] = []
+    with open_store(load_job(EXAMPLE), warnings.append) as opened:
         assert isinstance(opened.store, MemoryStore)
         assert opened.address is None
-    assert said == [MEMORY_WARNING]
+    assert warnings == [MEMORY_WARNING]
 
 
 def test_a_store_that_nothing_opens_is_an_error_and_never_the_embedded_one() -> None:
-    known = load_job(EXAMPLE)
-    assert isinstance(known, StreamJoin)
-    spec = known.spec.model_copy(update={"state_store": WithDisk(disk="/state")})
+    job = load_job(EXAMPLE)
+    assert isinstance(job, StreamJoin)
+    spec = job.spec.model_copy(update={"state_store": WithDisk(disk="/state")})
     with pytest.raises(StateError, match="Nothing opens the state store disk of job as-of-join"):
-        open_store(known.model_copy(update={"spec": spec}), lambda _: None).__enter__()
+        open_store(job.model_copy(update={"spec": spec}), lambda _: None).__enter__()
 
 
 def test_two_stores_are_refused() -> None:

@@ -40,10 +40,12 @@ def spec(**more: Any) -> dict[str, Any]:
 
 def run(document: dict[str, Any], *, once: bool = False) -> list[str]:
     """Runs the job in this process. Returns the warnings."""
-    said: list[str] = []
-    hears = JobListener(lambda _: None, lambda _: None, lambda error, _: pytest.fail(str(error)), warned=said.append)
-    run_job(job_from(document), hears, Event(), warn=said.append, once=once, local=True)
-    return said
+    warnings: list[str] = []
+    hears = JobListener(
+        lambda _: None, lambda _: None, lambda error, _: pytest.fail(str(error)), warned=warnings.append
+    )
+    run_job(job_from(document), hears, Event(), warn=warnings.append, once=once, local=True)
+    return warnings
 
 
 @pytest.fixture
@@ -101,7 +103,7 @@ def test_planned_times_are_taken_with_the_setting_that_the_error_names(folder: P
 
 def test_a_run_warns_of_times_that_are_often_too_far_ahead(folder: Path) -> None:
     write(folder, "1.jsonl", "2024-01-10T00:00:00Z", "2724-01-10T00:00:00Z", "2724-06-01T00:00:00Z")
-    (warning,) = [said for said in run(spec()) if said.startswith("Input c")]
+    (warning,) = [message for message in run(spec()) if message.startswith("Input c")]
     assert warning.startswith("Input c: 2 of the 3 records read so far went to the dead letters because their event")
     assert 'give the input watermark: {maxFuture: "off"}' in warning
     assert "future: event time 'ts' is 2724-01-10" in warning

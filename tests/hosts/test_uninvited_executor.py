@@ -44,8 +44,8 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkContext]:
 
 def executors(context: SparkContext) -> set[str]:
     scheduler: Any = context._jsc.sc().schedulerBackend()
-    found = scheduler.getExecutorIds()
-    return {found.apply(i) for i in range(found.size())}
+    executor_ids = scheduler.getExecutorIds()
+    return {executor_ids.apply(i) for i in range(executor_ids.size())}
 
 
 GUESSES = {ENV_SECRET: "guessed"}
@@ -65,8 +65,8 @@ def test_an_uninvited_executor_is_refused(context: SparkContext, tmp_path: Path,
         *("--app-id", context.applicationId, "--executor-id", "99", "--cores", "1", "--resourceProfileId", "0"),
         *("--bind-address", "127.0.0.1", "--hostname", "127.0.0.1"),
     ]
-    said, known = tmp_path / "said", os.environ | environment
-    with said.open("w") as out, subprocess.Popen(command, env=known, cwd=tmp_path, stderr=out) as guest:
+    log, guest_environment = tmp_path / "said", os.environ | environment
+    with log.open("w") as out, subprocess.Popen(command, env=guest_environment, cwd=tmp_path, stderr=out) as guest:
         try:
             while guest.poll() is None:  # one that is let in goes on until the driver ends
                 assert executors(context) == invited
@@ -74,8 +74,8 @@ def test_an_uninvited_executor_is_refused(context: SparkContext, tmp_path: Path,
         finally:
             guest.kill()
     assert guest.returncode != 0
-    assert "Successfully registered with driver" not in said.read_text()
-    assert re.search(NOT_LET_IN, said.read_text())
+    assert "Successfully registered with driver" not in log.read_text()
+    assert re.search(NOT_LET_IN, log.read_text())
     assert executors(context) == invited
 
 
@@ -90,8 +90,8 @@ def test_no_command_line_and_no_page_shows_the_secret(context: SparkContext) -> 
     lines = [" ".join(process.cmdline()) for process in processes()]
     assert any("CoarseGrainedExecutorBackend" in line for line in lines), "or this looks in the wrong place"
     assert not [line for line in lines if secret in line]
-    known = context.parallelize([0], 1).map(lambda _: os.environ.get(ENV_SECRET)).collect()
-    assert known == [secret], "a task's process has it in its environment"
+    values = context.parallelize([0], 1).map(lambda _: os.environ.get(ENV_SECRET)).collect()
+    assert values == [secret], "a task's process has it in its environment"
 
 
 def test_sparks_page_listens_on_loopback(context: SparkContext) -> None:

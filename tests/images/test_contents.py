@@ -42,8 +42,8 @@ def operator() -> Iterator[Image]:
 
 @pytest.fixture(params=["runtime", "operator"])
 def image(request: pytest.FixtureRequest) -> Image:
-    found: Image = request.getfixturevalue(request.param)
-    return found
+    requested: Image = request.getfixturevalue(request.param)
+    return requested
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ context.stop()
 
 @pytest.mark.parametrize("user", ["185", ANY_UID])
 def test_an_executor_goes_to_its_driver(runtime: Image, scratch: Path, user: str) -> None:
-    told = {
+    environment = {
         "SPARK_DRIVER_URL": "spark://CoarseGrainedScheduler@127.0.0.1:1",
         "SPARK_EXECUTOR_ID": "1",
         "SPARK_EXECUTOR_CORES": "1",
@@ -137,7 +137,7 @@ def test_an_executor_goes_to_its_driver(runtime: Image, scratch: Path, user: str
         "SPARK_USER": "joinery",
     }
 
-    code, printed = dataclasses.replace(runtime, environment=told).run(scratch, "executor", user=user)
+    code, printed = dataclasses.replace(runtime, environment=environment).run(scratch, "executor", user=user)
 
     assert code != 0
     assert "/127.0.0.1:1" in printed
@@ -235,8 +235,8 @@ def _normal(name: str) -> str:
 
 def test_nothing_is_left_that_only_the_build_needs(image: Image) -> None:
     for folder in ("build", "layer", "root/.cache", "var/lib/apt/lists", "var/cache/apt/archives"):
-        found = image.root / folder
-        assert not found.exists() or [path for path in found.rglob("*") if path.is_file()] == []
+        leftover = image.root / folder
+        assert not leftover.exists() or [path for path in leftover.rglob("*") if path.is_file()] == []
     assert not (image.root / SITE / "pip").exists()
     assert not (image.root / "usr/bin/pip").exists()
 
@@ -256,10 +256,10 @@ def test_the_archive_is_the_image_of_the_dockerfile(operator: Image, tmp_path: P
         assert config["config"] == operator.settings
         (tmp_path / "top.tar").write_bytes(read("blobs/" + manifest["layers"][-1]["digest"].replace(":", "/")))
     with tarfile.open(tmp_path / "top.tar") as layer:
-        files = [each for each in layer if each.isfile()]
+        files = [file for file in layer if file.isfile()]
         assert any(file.name.endswith("joinery_operator/main.py") for file in files)
-        for each in files:
-            content = layer.extractfile(each)
+        for member in files:
+            content = layer.extractfile(member)
             assert content is not None
-            if not each.name.endswith((".pyc", "RECORD")):
-                assert content.read() == (operator.root / each.name).read_bytes(), each.name
+            if not member.name.endswith((".pyc", "RECORD")):
+                assert content.read() == (operator.root / member.name).read_bytes(), member.name

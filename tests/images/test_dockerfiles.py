@@ -22,7 +22,7 @@ class Stage:
     steps: list[tuple[str, str]]
 
     def all(self, instruction: str) -> list[str]:
-        return [arguments for found, arguments in self.steps if found == instruction]
+        return [arguments for step_instruction, arguments in self.steps if step_instruction == instruction]
 
 
 def stages_of(path: Path) -> list[Stage]:

@@ -56,12 +56,12 @@ def started(environment: dict[str, str], *arguments: str) -> list[str]:
 
 
 def test_an_executor_is_told_all_that_spark_says(image: dict[str, str]) -> None:
-    told = started({**image, **EXECUTOR}, "executor")
+    arguments = started({**image, **EXECUTOR}, "executor")
 
-    assert told[:2] == ["-Xms512m", "-Xmx512m"]
-    assert told[2:4] == ["-cp", f"{sorted_jars(image)}:{image['SPARK_HOME']}/conf"]
-    assert told[4] == MAIN
-    assert dict(zip(told[5::2], told[6::2], strict=True)) == {
+    assert arguments[:2] == ["-Xms512m", "-Xmx512m"]
+    assert arguments[2:4] == ["-cp", f"{sorted_jars(image)}:{image['SPARK_HOME']}/conf"]
+    assert arguments[4] == MAIN
+    assert dict(zip(arguments[5::2], arguments[6::2], strict=True)) == {
         "--driver-url": "spark://CoarseGrainedScheduler@10.0.0.1:7078",
         "--executor-id": "3",
         "--cores": "1",
@@ -75,18 +75,18 @@ def test_an_executor_is_told_all_that_spark_says(image: dict[str, str]) -> None:
 def test_java_options_keep_their_order_and_their_spaces(image: dict[str, str]) -> None:
     options = {f"SPARK_JAVA_OPT_{number}": f"-Dnumber.{number}=a b" for number in reversed(range(12))}
 
-    told = started({**image, **EXECUTOR, **options}, "executor")
+    arguments = started({**image, **EXECUTOR, **options}, "executor")
 
-    assert told[:12] == [f"-Dnumber.{number}=a b" for number in range(12)]
+    assert arguments[:12] == [f"-Dnumber.{number}=a b" for number in range(12)]
 
 
 def test_mounted_configuration_comes_behind_the_jars_on_the_class_path(image: dict[str, str]) -> None:
     more = {"SPARK_CONF_DIR": "/etc/joinery", "HADOOP_CONF_DIR": "/etc/hadoop"}
     jars = {"SPARK_CLASSPATH": "/first.jar", "SPARK_EXTRA_CLASSPATH": "/last.jar"}
 
-    told = started({**image, **EXECUTOR, **more, **jars}, "executor")
+    arguments = started({**image, **EXECUTOR, **more, **jars}, "executor")
 
-    class_path = told[told.index("-cp") + 1]
+    class_path = arguments[arguments.index("-cp") + 1]
     assert class_path == f"/first.jar:{sorted_jars(image)}:/etc/joinery:/etc/hadoop:/last.jar"
 
 
@@ -101,10 +101,10 @@ def test_an_executor_has_the_key_before_java_starts_and_java_does_not_have_its_s
         java.write('echo "secret: ${JOINERY_EXCHANGE_SECRET-unset}"\n')
 
     for _ in range(2):  # a container may be restarted
-        told = started({**image, **EXECUTOR, **secret}, "executor")
+        arguments = started({**image, **EXECUTOR, **secret}, "executor")
 
-        assert told[-1] == "secret: unset"
-        assert "of this attempt" not in " ".join(told)
+        assert arguments[-1] == "secret: unset"
+        assert "of this attempt" not in " ".join(arguments)
         files = key_files(folder)
         assert (files.private_key.read_bytes(), files.certificate.read_bytes()) == derive("of this attempt")
         assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
@@ -128,10 +128,10 @@ def test_an_executor_without_a_folder_for_its_key_says_so(image: dict[str, str],
 
 
 def test_what_spark_forgot_to_say_is_named(image: dict[str, str]) -> None:
-    known = {name: value for name, value in EXECUTOR.items() if name != "SPARK_DRIVER_URL"}
+    incomplete = {name: value for name, value in EXECUTOR.items() if name != "SPARK_DRIVER_URL"}
     command = [str(ENTRYPOINT), "executor"]
 
-    done = subprocess.run(command, env={**image, **known}, check=False, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(command, env={**image, **incomplete}, check=False, stderr=subprocess.PIPE, text=True)
 
     assert done.returncode != 0
     assert "SPARK_DRIVER_URL" in done.stderr

@@ -63,7 +63,7 @@ def test_layers_that_no_current_stage_has_are_removed_and_others_are_not_built_a
     assert same_dependencies == dependencies
     second = images()
     store.prune()
-    kept = images()
-    assert len(kept) == len(first) < len(second)
-    assert len(first - kept) == 2, "the code of the first build, and the image with it"
-    assert dependencies in kept
+    remaining = images()
+    assert len(remaining) == len(first) < len(second)
+    assert len(first - remaining) == 2, "the code of the first build, and the image with it"
+    assert dependencies in remaining

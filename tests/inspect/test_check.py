@@ -26,6 +26,6 @@ FIRST = Path(__file__).parents[2] / "examples" / "first.yaml"
 )
 def test_the_verdict_tells_other_rows_from_state_that_does_not_fit(answer: StateCheck, verdict: str) -> None:
     job = load_job(FIRST)
-    first, *others = check_lines(job, answer)
+    first, *rest = check_lines(job, answer)
     assert first == f"job {job.name}: {verdict}"
-    assert others == [f"  rejected: {text}" for text in answer.refused]
+    assert rest == [f"  rejected: {text}" for text in answer.refused]

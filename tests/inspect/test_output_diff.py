@@ -56,12 +56,12 @@ def compared(
     may_repeat: bool = False,
     since: int | None = None,
 ) -> tuple[RowComparison, list[str]]:
-    whole, into = OutputDiff("output", topic, folder, ["l"]), RowComparison()
+    diff, into = OutputDiff("output", topic, folder, ["l"]), RowComparison()
     for epoch, value in EPOCHS.items():
-        whole.expect(epoch, [pa.table({"a": [value]})])
-    into.rows = whole.compare(into, 1, 3, only_incarnation=alone, may_repeat=may_repeat, since=since)
-    whole.close()
-    return into, whole.notes
+        diff.expect(epoch, [pa.table({"a": [value]})])
+    into.rows = diff.compare(into, 1, 3, only_incarnation=alone, may_repeat=may_repeat, since=since)
+    diff.close()
+    return into, diff.notes
 
 
 def test_what_the_topic_hides_is_told(tmp_path: Path) -> None:
@@ -82,11 +82,11 @@ def test_a_row_that_is_there_twice_is_extra_whoever_else_writes_there(tmp_path: 
 
 def test_equal_rows_of_epochs_before_the_first_one_are_a_note(tmp_path: Path) -> None:
     """Of epochs that were not computed: 8 and 9 are theirs, and so may the second 3 be if they have equal rows."""
-    for name, earlier, found in (("unique", (8, 9, 3), {"extra": 1}), ("equal", (9, 9, 3), {})):
+    for name, earlier, expected_counts in (("unique", (8, 9, 3), {"extra": 1}), ("equal", (9, 9, 3), {})):
         (tmp_path / name).mkdir()
         topic = Topic([*map(row, (*earlier, 1, 2, 3))])
         into, notes = compared(topic, tmp_path / name, alone=False, since=1)
-        assert dict(into.counted) == found
+        assert dict(into.counted) == expected_counts
         often = "1 rows are there more often than these epochs emitted them; epochs before 1 may have emitted equal"
         assert [often in note for note in notes if "more often" in note] == [True] * (name == "equal")
         (note,) = [note for note in notes if "these epochs have not emitted" in note]
@@ -111,20 +111,20 @@ def test_an_output_of_which_no_row_has_to_be_there_is_not_verified(
     written: Written, monkeypatch: pytest.MonkeyPatch, output: bool, dead: bool, right: bool
 ) -> None:
     """Of an empty partition nobody can say what was there. Dead letters may all be gone."""
-    gone: Mapping[int, Sequence[bytes]] = {1: []}
+    emptied: Mapping[int, Sequence[bytes]] = {1: []}
     newest = max(written.rows)
-    topics = topic_of(written.rows, gone if output else {}), topic_of(written.dead, gone if dead else {})
+    topics = topic_of(written.rows, emptied if output else {}), topic_of(written.dead, emptied if dead else {})
     methods = "OutputTarget.content", "Outputs.dead_letter_content"
     for name, topic in zip(methods, topics, strict=True):
         topic.complete_to = newest
         monkeypatch.setattr(f"joinery_runtime.connectors.outputs.{name}", lambda *_, topic=topic: topic)
     verdict = written.verdict()
     assert (verdict.right, verdict.document()["verified"], dict(verdict.compared.counted)) == (right, right, {})
-    first, *others = verdict.lines()
+    first, *rest = verdict.lines()
     assert ("NOT VERIFIED, nothing could be judged" in first) == output
     rows = sum(table.num_rows for table in written.rows.values())
     says = f"output: none of {rows} rows has to be there still, as the topic has lost its beginning"
-    assert (says in others) == output
+    assert (says in rest) == output
     why = "(partition 1: no record is left there, or none that tells its epoch)"
     assert sum(why in note for note in verdict.notes) == output + dead
 

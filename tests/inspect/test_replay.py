@@ -87,13 +87,13 @@ def test_epochs_in_which_nothing_happens_may_be_left_out(tmp_path: Path) -> None
 def test_the_same_rows_again_from_a_savepoint(tmp_path: Path) -> None:
     begun = 0
     for number, trace in enumerate(TRACES[::10]):
-        known, full, _, _ = played(trace)
-        epochs = len(full.epochs(known.name))
+        full_job, full, _, _ = played(trace)
+        epochs = len(full.epochs(full_job.name))
         store = TrimmedStore(noon=max(1, epochs // 2))
         job, _, logs, _ = played(trace, store)
         everything = replayable(job, store)
-        whole = Replay(job, StepInputs(job, logs), tmp_path / f"{number}-whole")
-        rows = {entry.epoch: _rows(whole, entry) for entry in everything.entries}
+        complete_replay = Replay(job, StepInputs(job, logs), tmp_path / f"{number}-whole")
+        rows = {entry.epoch: _rows(complete_replay, entry) for entry in everything.entries}
         store.trim()
         if epochs < 2:
             continue
@@ -115,16 +115,18 @@ def _rows(replay: Replay, entry: EpochRecord) -> Counter[str]:
 
 
 def test_a_job_whose_watermark_was_reset_is_refused() -> None:
-    reset = [each for each in load_traces() if any("resetWatermark" in step.given for step in each.steps)]
-    trace = next(each for each in reset if not each.steps[-1].expected.fails)
+    reset = [
+        candidate for candidate in load_traces() if any("resetWatermark" in step.given for step in candidate.steps)
+    ]
+    trace = next(candidate for candidate in reset if not candidate.steps[-1].expected.fails)
     job, store, _, _ = played(trace)
     with pytest.raises(JoineryError, match="cannot be computed again"):
         replayable(job, store)
 
 
 def test_records_that_are_gone_are_named() -> None:
-    job, store, _, _ = played(next(each for each in TRACES if each.name == "time/t10-counts"))
+    job, store, _, _ = played(next(candidate for candidate in TRACES if candidate.name == "time/t10-counts"))
     (entry, *_) = [entry for entry in replayable(job, store).entries if any(entry.result["rows_in"].values())]
-    gone = dict.fromkeys(entry.result["rows_in"], 0)
+    no_records = dict.fromkeys(entry.result["rows_in"], 0)
     with pytest.raises(JoineryError, match="of which 0 are there: retention"):
-        check_records(entry, gone)
+        check_records(entry, no_records)

@@ -9,14 +9,14 @@ import pytest
 from joinery_runtime.inspect.row_differences import Difference
 
 
-def line(expected: dict[str, Any], found: dict[str, Any]) -> str:
-    return Difference(3, "output", "different", expected, found, "orders 0/7").line()
+def line(expected: dict[str, Any], actual: dict[str, Any]) -> str:
+    return Difference(3, "output", "different", expected, actual, "orders 0/7").line()
 
 
 def test_json_that_an_older_release_wrote_as_text_is_named() -> None:
-    said = line({"k": "a", "doc": {"x": [1]}, "n": 1}, {"k": "a", "doc": '{"x": [1]}', "n": 1})
-    assert said.startswith("epoch 3, output, orders 0/7: different; expected ")
-    assert said.endswith(
+    text = line({"k": "a", "doc": {"x": [1]}, "n": 1}, {"k": "a", "doc": '{"x": [1]}', "n": 1})
+    assert text.startswith("epoch 3, output, orders 0/7: different; expected ")
+    assert text.endswith(
         "; doc found as text has the expected JSON: earlier releases wrote aggregates of json columns so"
     )
 

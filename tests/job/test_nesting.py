@@ -73,10 +73,10 @@ PLACES: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
     "where of sessions": ("spec.where", of_sessions("where")),
     "compute": ("spec.compute[0].expression", of_sessions("compute")),
 }
-every_place = pytest.mark.parametrize("place", PLACES)
+every_location = pytest.mark.parametrize("location", PLACES)
 
 
-@every_place
+@every_location
 @pytest.mark.parametrize("form", NESTED)
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_an_expression_that_is_nested_too_deep_is_refused_at_its_place(location: str, form: str, depth: int) -> None:
@@ -87,7 +87,7 @@ def test_an_expression_that_is_nested_too_deep_is_refused_at_its_place(location:
     assert len(messages[path]) < 500
 
 
-@every_place
+@every_location
 @pytest.mark.parametrize("form", WIDE)
 def test_so_is_one_with_too_many_operators(location: str, form: str) -> None:
     path, written = PLACES[location]
@@ -102,7 +102,7 @@ def test_the_operator_refuses_it_before_a_pod_starts(form: str) -> None:
     assert (problem.path, SAYS in problem.message) == ("spec.joins[0].where", True)
 
 
-@every_place
+@every_location
 def test_what_the_bound_allows_is_computed_far_down_the_stack(location: str) -> None:
     """A task starts deeper in the stack than the check does."""
     _, written = PLACES[location]

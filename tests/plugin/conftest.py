@@ -57,12 +57,12 @@ class FakeKubectl:
     def knows(self, *jobs: Manifest) -> None:
         """Jobs of any kinds; whoever asks for others, by name or kind, is told that there are none."""
         plurals = [kind.plural for kind in KINDS]
-        for asked in [plurals, *([plural] for plural in plurals)]:
-            words = ",".join(f"{plural}.joinery.dev" for plural in asked)
-            kinds = {kind.name for kind in KINDS if kind.plural in asked}
+        for requested_plurals in [plurals, *([plural] for plural in plurals)]:
+            words = ",".join(f"{plural}.joinery.dev" for plural in requested_plurals)
+            kinds = {kind.name for kind in KINDS if kind.plural in requested_plurals}
             for name in {job["metadata"]["name"] for job in jobs}:
-                found = [job for job in jobs if job["metadata"]["name"] == name and job["kind"] in kinds]
-                self.answer("get", f"--field-selector=metadata.name={name}", words, out={"items": found})
+                matching = [job for job in jobs if job["metadata"]["name"] == name and job["kind"] in kinds]
+                self.answer("get", f"--field-selector=metadata.name={name}", words, out={"items": matching})
             self.answer("get", words, out={"items": []})
 
     def has_pod(self, name: str, phase: str = "Running", **metadata: str) -> None:
@@ -76,8 +76,8 @@ class FakeKubectl:
     @property
     def created(self) -> Manifest:
         """What was last handed to `kubectl create`."""
-        found: Manifest = json.loads((self.folder / "created").read_text())
-        return found
+        manifest: Manifest = json.loads((self.folder / "created").read_text())
+        return manifest
 
     def _write(self, answers: list[Any]) -> None:
         (self.folder / "answers.json").write_text(json.dumps(answers))

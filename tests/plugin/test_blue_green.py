@@ -27,7 +27,7 @@ def child(name: str, topic: str) -> Manifest:
 def known(kubectl: FakeKubectl, *conditions: tuple[str, str, str], blue: Manifest | None = None, **status: Any) -> None:
     metadata = {"name": "orders", "namespace": "jobs", "resourceVersion": "7", "generation": 3}
     template = {"kind": "StreamJoin", "spec": {"output": {"kafka": {"topic": "green"}}, "cleanup": "retainState"}}
-    told = [
+    status_conditions = [
         {"type": kind, "status": value, "reason": reason, "message": "m", "lastTransitionTime": "t"}
         for kind, value, reason in conditions
     ]
@@ -36,7 +36,7 @@ def known(kubectl: FakeKubectl, *conditions: tuple[str, str, str], blue: Manifes
         "kind": "BlueGreenJob",
         "metadata": metadata,
         "spec": {"template": template},
-        "status": {"observedGeneration": 3, "active": BLUE, "conditions": told, **status},
+        "status": {"observedGeneration": 3, "active": BLUE, "conditions": status_conditions, **status},
     }
     kubectl.answer("get", _TYPE, "--field-selector=metadata.name=orders", out={"items": [resource]})
     kubectl.knows(blue or child(BLUE, "blue"))
@@ -185,9 +185,9 @@ def test_logs_are_those_of_the_job_that_readers_use(kubectl: FakeKubectl, plugin
 
 def test_status_suspend_and_pause_know_it(kubectl: FakeKubectl, plugin: Run) -> None:
     known(kubectl, ("Ready", "True", "Running"), candidate={"name": GREEN})
-    said = plugin("status", "orders").out
-    assert BLUE in said
-    assert GREEN in said
+    output = plugin("status", "orders").out
+    assert BLUE in output
+    assert GREEN in output
     assert plugin("suspend", "orders").code == 0
     assert kubectl.asked[-1][-1] == '--patch={"spec": {"suspend": true}}'
     assert plugin("rollout", "pause", "orders").code == 0

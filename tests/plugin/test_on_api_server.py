@@ -40,8 +40,8 @@ def test_a_job_is_listed_suspended_restarted_and_explained(
     kubectl: Kubectl, api_namespace: str, name: str, short: str, plan: str
 ) -> None:
     kubectl.define(ROOT / "crds")
-    for each, _, _ in JOBS:
-        kubectl.apply(EXAMPLES / f"{each}.yaml", api_namespace)
+    for example, _, _ in JOBS:
+        kubectl.apply(EXAMPLES / f"{example}.yaml", api_namespace)
 
     def joinery(*words: str) -> str:
         # kubectl hands a plugin no flags of its own: the kubeconfig comes by the environment.
@@ -53,8 +53,8 @@ def test_a_job_is_listed_suspended_restarted_and_explained(
 
     (listed,) = re.findall(rf"^(\S+/{name}) ", joinery("ls"), re.MULTILINE)
     assert plan in joinery("explain", name)
-    told = f"{found()['kind']} {api_namespace}/{name}: not seen by the operator yet\n"
-    assert joinery("status", name) == joinery("status", listed) == told
+    expected = f"{found()['kind']} {api_namespace}/{name}: not seen by the operator yet\n"
+    assert joinery("status", name) == joinery("status", listed) == expected
     joinery("suspend", name)
     assert found()["spec"]["suspend"] is True
     joinery("resume", name)

@@ -145,25 +145,25 @@ def test_where_no_driver_runs_a_question_has_a_pod_of_its_own(
     ended = plugin("state", "orders-payments", "show", "--key", "order_id=7")
     assert (ended.code, ended.out) == (1, "rows\n"), ended.err
     assert re.search(why, ended.err)
-    made = kubectl.created
-    name = made["metadata"]["name"]
+    created_pod = kubectl.created
+    name = created_pod["metadata"]["name"]
     assert re.fullmatch(r"orders-payments-question-[0-9a-f]{6}", name)
     assert name in ended.err
-    (owner,) = made["metadata"]["ownerReferences"]
+    (owner,) = created_pod["metadata"]["ownerReferences"]
     assert (owner["uid"], owner["controller"]) == ("u", False), (
         "it goes with the job; the operator has not asked for it"
     )
-    (container,) = made["spec"]["containers"]
-    assert made["spec"]["serviceAccountName"] == "of-the-installation"
+    (container,) = created_pod["spec"]["containers"]
+    assert created_pod["spec"]["serviceAccountName"] == "of-the-installation"
     assert container["image"] == "joinery-runtime:1"
     assert container["args"] == ["joinery", "state", "show", "/etc/joinery/job.yaml", "--key", "order_id=7"]
-    secrets = {each["secret"]["secretName"] for each in made["spec"]["volumes"] if "secret" in each}
+    secrets = {volume["secret"]["secretName"] for volume in created_pod["spec"]["volumes"] if "secret" in volume}
     assert job["spec"]["stateStore"]["postgres"]["dsnSecretRef"]["name"] in secrets
     assert kubectl.asked[-1] == ["delete", "pod", name, "--namespace=jobs", "--wait=false", "--ignore-not-found"]
 
 
 @pytest.mark.parametrize(
-    ("status", "found", "told"),
+    ("status", "current_revision", "message"),
     [
         ({}, None, r"has started yet, so it has no state. `kubectl joinery status orders-payments` says what"),
         (IN_FORCE, None, r"ConfigMap orders-payments-job-1a2b of its current revision is missing"),
@@ -172,15 +172,17 @@ def test_where_no_driver_runs_a_question_has_a_pod_of_its_own(
     ids=["never started", "ConfigMap lost", "memory"],
 )
 def test_where_there_is_nothing_to_ask_it_says_what_to_do(
-    kubectl: FakeKubectl, plugin: Run, status: Manifest, found: Manifest | None, told: str
+    kubectl: FakeKubectl, plugin: Run, status: Manifest, current_revision: Manifest | None, message: str
 ) -> None:
     job = _job(phase="Pending", **status)
     kubectl.knows(job)
-    kubectl.answer("get", "configmaps", out={"items": [] if found is None else [_in_force(job, **found)]})
+    kubectl.answer(
+        "get", "configmaps", out={"items": [] if current_revision is None else [_in_force(job, **current_revision)]}
+    )
     ended = plugin("state", "orders-payments", "ls")
     assert ended.code == 1
-    assert re.search(told, ended.err)
-    assert not [asked for asked in kubectl.asked if "create" in asked]
+    assert re.search(message, ended.err)
+    assert not [command for command in kubectl.asked if "create" in command]
 
 
 def test_half_an_answer_is_not_taken_for_one(kubectl: FakeKubectl, plugin: Run) -> None:
@@ -221,13 +223,13 @@ def test_restart_annotates(kubectl: FakeKubectl, plugin: Run) -> None:
     assert re.fullmatch(r"joinery\.dev/restartedAt=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", annotation)
 
 
-@pytest.mark.parametrize(("command", "wanted"), [("suspend", True), ("resume", False)])
-def test_suspend_and_resume(kubectl: FakeKubectl, plugin: Run, command: str, wanted: bool) -> None:
+@pytest.mark.parametrize(("command", "suspended"), [("suspend", True), ("resume", False)])
+def test_suspend_and_resume(kubectl: FakeKubectl, plugin: Run, command: str, suspended: bool) -> None:
     kubectl.knows(_job())
     kubectl.answer("patch", REFERENCE)
     assert plugin(command, "orders-payments").code == 0
     assert kubectl.asked[-1][:4] == ["patch", REFERENCE, "--namespace=jobs", "--type=merge"]
-    assert json.loads(kubectl.asked[-1][4].removeprefix("--patch=")) == {"spec": {"suspend": wanted}}
+    assert json.loads(kubectl.asked[-1][4].removeprefix("--patch=")) == {"spec": {"suspend": suspended}}
 
 
 def test_explain_needs_no_driver(kubectl: FakeKubectl, plugin: Run) -> None:

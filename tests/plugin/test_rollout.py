@@ -169,7 +169,7 @@ def test_undo_names_the_image_that_a_revision_ran_without_naming_one(kubectl: Fa
 
 
 @pytest.mark.parametrize(
-    ("options", "history", "told"),
+    ("options", "history", "message"),
     [
         ([], [], "has no earlier revision"),
         (["--to-revision", "r9"], ["r2"], "has no revision r9: it has r3, r2"),
@@ -178,7 +178,7 @@ def test_undo_names_the_image_that_a_revision_ran_without_naming_one(kubectl: Fa
     ],
 )
 def test_undo_says_why_it_cannot(
-    kubectl: FakeKubectl, plugin: Run, options: list[str], history: list[str], told: str
+    kubectl: FakeKubectl, plugin: Run, options: list[str], history: list[str], message: str
 ) -> None:
     resource, _ = _with_history(history=[{"revision": revision, "image": "i:3", **PAST} for revision in history])
     kubectl.knows(resource)
@@ -186,7 +186,7 @@ def test_undo_says_why_it_cannot(
     kubectl.answer("get", "configmaps", out={"items": []})
     ended = plugin("rollout", "undo", NAME, *options)
     assert ended.code == 1
-    assert told in ended.err
+    assert message in ended.err
 
 
 def test_pause_and_resume_annotate(kubectl: FakeKubectl, plugin: Run) -> None:

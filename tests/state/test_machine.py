@@ -164,9 +164,9 @@ class BothStores(RuleBasedStateMachine):
     def delete_savepoint(self, name: str) -> None:
         self.both(lambda store: store.delete_savepoint(self.job, name))
 
-    @rule(to=st.sampled_from([2, 2, 3, 1]), whole=st.sampled_from([True, True, False]))
-    def migrate(self, to: int, whole: bool) -> None:
-        chain = {1: lambda blob: blob + b"2"} | ({2: lambda blob: blob + b"3"} if whole else {})
+    @rule(to=st.sampled_from([2, 2, 3, 1]), complete=st.sampled_from([True, True, False]))
+    def migrate(self, to: int, complete: bool) -> None:
+        chain = {1: lambda blob: blob + b"2"} | ({2: lambda blob: blob + b"3"} if complete else {})
         self.both(lambda store: store.migrate(self.job, self.generation, chain, to))
 
     @rule(often=st.integers(0, 4))
@@ -178,8 +178,8 @@ class BothStores(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def read(self, data: st.DataObject) -> None:
-        wanted = data.draw(st.lists(st.sampled_from(self.keys or ["k"]), max_size=3))
-        self.both(lambda store: store.read_segments(self.job, wanted))
+        keys = data.draw(st.lists(st.sampled_from(self.keys or ["k"]), max_size=3))
+        self.both(lambda store: store.read_segments(self.job, keys))
 
     @rule(back=st.integers(0, 5), limit=st.integers(0, 4))
     def epochs(self, back: int, limit: int) -> None:

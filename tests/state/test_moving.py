@@ -40,9 +40,9 @@ def before(source: MovableStore, job: str) -> JobRecord:
     run_epoch(source, record, 2, ["c"], deletes=["a"], offsets={"orders": b"2", "rates": b""}, next_plan={"epoch": 3})
     source.stage(job, [segment("garbage", epoch=3)])
     source.claim(job, OwnershipToken(record.generation, 2, 3), "0", "producer-1")
-    found = source.record(job)
-    assert found is not None
-    return found
+    job_record = source.record(job)
+    assert job_record is not None
+    return job_record
 
 
 def test_everything_that_it_needs_to_go_on_comes_along(
@@ -137,11 +137,13 @@ def test_a_move_that_is_given_up(
 def test_what_arrives_otherwise_is_not_taken(
     source: MovableStore, target: MovableStore, job: str, before: JobRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = MovableStore._copy_table
+    original = MovableStore._copy_table
 
-    def without_claims(self: MovableStore, here: object, to: object, there: object, table: str, name: str) -> None:
+    def without_claims(
+        self: MovableStore, here: object, to: object, target_connection: object, table: str, name: str
+    ) -> None:
         if table != "claims":
-            whole(self, here, to, there, table, name)  # type: ignore[arg-type]
+            original(self, here, to, target_connection, table, name)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
         patch.setattr(MovableStore, "_copy_table", without_claims)

@@ -41,9 +41,9 @@ def test_the_first_owns_the_state_and_keeps_it(driver: Callable[[], StateStore],
 def test_another_cluster_takes_nothing_and_fences_nobody(driver: Callable[[], StateStore], job: str) -> None:
     east, west = driver(), driver()
     record = east.acquire(job, candidate(EAST))
-    with pytest.raises(StateTaken) as taken:
+    with pytest.raises(StateTaken) as refused:
         west.acquire(job, candidate(WEST))
-    message = str(taken.value)
+    message = str(refused.value)
     assert "belongs to StreamJoin jobs/orders (uid u-1) of cluster east, since generation 1" in message
     assert "kubectl annotate streamjoin orders -n jobs" in message
     assert f"joinery.dev/replacesOwner={owner_id(west, job)}" in message

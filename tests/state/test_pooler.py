@@ -38,8 +38,8 @@ def test_the_store_keeps_its_promises_behind_a_pooler(pooler: str, job: str) -> 
     with pytest.raises(Fenced):
         store.commit(job, record.generation, commit_of(EPOCHS + 1, ["late"]))
     run_epoch(other, newer, EPOCHS + 1, ["newest"])
-    for each in (store, other):
-        each.close()
+    for opened_store in (store, other):
+        opened_store.close()
 
 
 def test_output_tables_behind_a_pooler_and_no_setting_is_left_to_others(pooler: str, postgres_dsn: str) -> None:
@@ -56,9 +56,9 @@ def test_output_tables_behind_a_pooler_and_no_setting_is_left_to_others(pooler: 
     sink.close()
     with psycopg.connect(postgres_dsn) as connection:
         assert connection.execute("SELECT k, n FROM pooled_output ORDER BY k").fetchall() == [(1, 10), (2, 20)]
-    asked = [psycopg.connect(pooler, prepare_threshold=None) for _ in range(3)]
-    for connection in asked:  # each holds a server connection of its own
+    connections = [psycopg.connect(pooler, prepare_threshold=None) for _ in range(3)]
+    for connection in connections:  # each holds a server connection of its own
         cursor = connection.execute("SELECT current_setting('synchronous_commit'), current_setting('lock_timeout')")
         assert cursor.fetchone() == ("on", "0")
-    for connection in asked:
+    for connection in connections:
         connection.close()

@@ -253,18 +253,18 @@ def test_a_new_driver_waits_for_a_commit_that_is_under_way(
     default = quote(f"-c default_transaction_isolation={isolation}".replace("d c", "d\\ c"))
     successor = PostgresStore(f"{dsn}&options={default}", postgres.schema)
     successor.record(job)
-    taken: list[int] = []
-    takes_over = threading.Thread(target=lambda: taken.append(successor.acquire(job).epoch))
+    epochs: list[int] = []
+    takes_over = threading.Thread(target=lambda: epochs.append(successor.acquire(job).epoch))
 
     def waits(connection: psycopg.Connection) -> None:
         takes_over.start()
         wait_until_blocked(dsn, takes_over)
-        assert taken == []
+        assert epochs == []
 
     run_epoch(postgres, record, 1, effects=[waits])
     takes_over.join()
     successor.close()
-    assert taken == [1]
+    assert epochs == [1]
     with pytest.raises(Fenced):
         postgres.commit(job, record.generation, commit_of(2))
 

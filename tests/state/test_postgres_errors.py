@@ -66,7 +66,7 @@ def test_by_sqlstate(code: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "away", "todo"),
+    ("text", "unreachable", "todo"),
     [
         ('connection to server at "127.0.0.1", port 1 failed: Connection refused', True, "can be reached"),
         ("server closed the connection unexpectedly", True, "can be reached"),
@@ -94,9 +94,9 @@ def test_by_sqlstate(code: str) -> None:
         ("server does not support SSL, but SSL was required", False, "sslmode"),
     ],
 )
-def test_a_connection_that_is_not_made_has_no_sqlstate(text: str, away: bool, todo: str) -> None:
+def test_a_connection_that_is_not_made_has_no_sqlstate(text: str, unreachable: bool, todo: str) -> None:
     error = psycopg.OperationalError(f'connection failed: connection to server at "10.0.0.1", port 5432 failed: {text}')
-    assert is_away(error) == away
+    assert is_away(error) == unreachable
     assert todo in advice(error, "otherwise")
 
 

@@ -122,13 +122,13 @@ _GROWING = {
 }
 
 
-def _keys(found: Any, path: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
+def _keys(document: Any, path: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
     """The paths of all keys of JSON objects in it, those of lists' elements together."""
-    if isinstance(found, str) and found.startswith("{"):
-        found = json.loads(found)
-    if isinstance(found, dict):
-        return {key for name, value in found.items() for key in {(*path, name), *_keys(value, (*path, name))}}
-    return {key for value in found for key in _keys(value, path)} if isinstance(found, list | tuple) else set()
+    if isinstance(document, str) and document.startswith("{"):
+        document = json.loads(document)
+    if isinstance(document, dict):
+        return {key for name, value in document.items() for key in {(*path, name), *_keys(value, (*path, name))}}
+    return {key for value in document for key in _keys(value, path)} if isinstance(document, list | tuple) else set()
 
 
 def _selected(name: str, lines: Sequence[str]) -> list[str]:

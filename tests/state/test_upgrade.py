@@ -35,9 +35,9 @@ def record(store: MemoryStore) -> JobRecord:
 
 
 def now(store: MemoryStore) -> JobRecord:
-    found = store.record(JOB)
-    assert found is not None
-    return found
+    job_record = store.record(JOB)
+    assert job_record is not None
+    return job_record
 
 
 def names(store: MemoryStore) -> list[str]:
@@ -162,15 +162,15 @@ class TestReadLive:
         record = replace(
             record, segments=tuple(replace(meta, bytes=sizes[meta.key] * 2**20) for meta in record.segments)
         )
-        asked: list[list[int]] = []
+        batches: list[list[int]] = []
 
         def noted(job: str, keys: Iterable[str]) -> dict[str, bytes]:
-            asked.append([sizes[key] for key in keys])
+            batches.append([sizes[key] for key in keys])
             return read(job, keys)
 
         monkeypatch.setattr(store, "read_segments", noted)
         self.reads(store, record)
-        assert asked == [[100, 28], [1], [900], [1]]
+        assert batches == [[100, 28], [1], [900], [1]]
 
     def test_what_replaced_a_segment_is_read_instead(self, store: MemoryStore, record: JobRecord) -> None:
         run_epoch(store, record, 2, ["c"], deletes=["a"])
