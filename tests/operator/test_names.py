@@ -31,7 +31,7 @@ def test_all_names_are_short_dns_labels(name, kind, attempt):
     names = ChildNames(resource(name, kind))
     every = [*pods_of(names, attempt), names.config_map(REVISION), names.service]
     every.append(f"{names.executor_prefix(attempt)}-exec-9999999999")
-    assert all(DNS_LABEL.fullmatch(each) and len(each) <= 63 for each in every), every
+    assert all(DNS_LABEL.fullmatch(child_name) and len(child_name) <= 63 for child_name in every), every
     assert len(names.executor_prefix(attempt)) <= 47
 
 
@@ -39,10 +39,10 @@ def test_all_names_are_short_dns_labels(name, kind, attempt):
 def test_no_two_jobs_share_a_child(first, second, kind, other, attempt, later):
     if (first, kind) == (second, other):
         return
-    here, there = ChildNames(resource(first, kind)), ChildNames(resource(second, other))
-    assert not set(pods_of(here, attempt)) & set(pods_of(there, later))
-    assert here.config_map(REVISION) != there.config_map(REVISION)
-    assert here.service != there.service
+    ours, theirs = ChildNames(resource(first, kind)), ChildNames(resource(second, other))
+    assert not set(pods_of(ours, attempt)) & set(pods_of(theirs, later))
+    assert ours.config_map(REVISION) != theirs.config_map(REVISION)
+    assert ours.service != theirs.service
 
 
 def test_names_of_a_plain_job_read_as_designed():
@@ -73,15 +73,15 @@ def test_the_same_name_in_another_kind_is_another_job():
         for names in map(ChildNames, every)
     ]
     assert len(set().union(*of_each)) == sum(map(len, of_each))
-    assert len({ChildNames(each).service for each in every}) == len(every)
+    assert len({ChildNames(manifest).service for manifest in every}) == len(every)
     # Services, probes and the metrics' monitors find pods by labels.
-    assert len({tuple(sorted(labels(each, "driver").items())) for each in every}) == len(every)
+    assert len({tuple(sorted(labels(manifest, "driver").items())) for manifest in every}) == len(every)
 
 
 @given(job_names, kinds, attempts)
 def test_labels_are_valid(name, kind, attempt):
-    found = labels(resource(name, kind), "driver", attempt, REVISION)
-    assert all(LABEL_VALUE.fullmatch(value) and len(value) <= 63 for value in found.values()), found
+    pod_labels = labels(resource(name, kind), "driver", attempt, REVISION)
+    assert all(LABEL_VALUE.fullmatch(value) and len(value) <= 63 for value in pod_labels.values()), pod_labels
 
 
 def test_labels_say_whose_and_what_and_hand_nothing_down():

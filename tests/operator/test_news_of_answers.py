@@ -117,11 +117,11 @@ def test_a_driver_that_ends_before_the_operator_has_the_answer_that_it_was_made(
 
     def takes_long(method: str, path: str) -> None:
         cluster._pull()
-        made = cluster.pods.get("orders-driver-2")
-        if method == "GET" and path.endswith("/orders-driver-2") and made and made["status"]["phase"] == "Pending":
+        driver = cluster.pods.get("orders-driver-2")
+        if method == "GET" and path.endswith("/orders-driver-2") and driver and driver["status"]["phase"] == "Pending":
             cluster.run("orders-driver-2")
             cluster.end("orders-driver-2", AWAY)
-            cluster.server._touched(made)
+            cluster.server._touched(driver)
 
     async def act() -> None:
         async with cluster.api:

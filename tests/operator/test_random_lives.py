@@ -68,7 +68,7 @@ class MortalApi(MemoryApi):
 class Operator:
     controller: Controller
     api: MortalApi
-    told: dict[Id, tuple[str, str]]
+    reported: dict[Id, tuple[str, str]]
 
 
 class Lives(WholeOperator):
@@ -96,16 +96,16 @@ class Lives(WholeOperator):
         )
         controller.poller.last_status = lambda _: self._said() if self.resource else None  # type: ignore[method-assign]
         await controller.auditor.fill()
-        listed = {key: found for key, found in self.server.objects.items() if key[0] != "events"}
-        told = {key: (found["metadata"]["uid"], json.dumps(found)) for key, found in listed.items()}
-        self.operators.append(Operator(controller, api, told))
+        listed = {key: stored for key, stored in self.server.objects.items() if key[0] != "events"}
+        reported = {key: (stored["metadata"]["uid"], json.dumps(stored)) for key, stored in listed.items()}
+        self.operators.append(Operator(controller, api, reported))
 
     async def stop(self, operator: Operator) -> None:
         self.operators.remove(operator)
         await operator.api.__aexit__()
 
     async def watches_tell(self, operator: Operator) -> None:
-        self.controller, self._told = operator.controller, operator.told
+        self.controller, self._told = operator.controller, operator.reported
         await self._watch()
 
     async def reconcile(self, operator: Operator, calls_left: int | None = None) -> None:
@@ -158,9 +158,9 @@ class Lives(WholeOperator):
             self.server._touched(pod)
 
     def _reports(self, name: str, uid: str) -> None:
-        before = self.said.get(uid)
+        before = self.driver_statuses.get(uid)
         self.tell(name)
-        if before != self.said[uid] and self.resource is not None:
+        if before != self.driver_statuses[uid] and self.resource is not None:
             for operator in self.operators:
                 operator.controller.feed.add(ObjectKey(self.resource["kind"], "shop", "orders"))
 
@@ -211,11 +211,11 @@ class Lives(WholeOperator):
         elif savepoint is None:
             self.apply(SAVEPOINT)
         else:
-            kind, gone = self.random.choice([("StreamJoin", job), ("Savepoint", savepoint)])
-            if gone is not None:
+            kind, deleted = self.random.choice([("StreamJoin", job), ("Savepoint", savepoint)])
+            if deleted is not None:
                 self.happened.append(f"{kind} is deleted")
-                self.delete_owner(kind, gone["metadata"]["name"])
-                self.server._touched(gone)
+                self.delete_owner(kind, deleted["metadata"]["name"])
+                self.server._touched(deleted)
         self._pull()
 
     def holds(self) -> None:
@@ -258,7 +258,7 @@ def _savepoint_is_settled(savepoint: Manifest | None) -> None:
     if savepoint is None:
         return
     assert "deletionTimestamp" not in savepoint["metadata"], savepoint
-    (reason,) = [each["reason"] for each in savepoint["status"]["conditions"] if each["type"] == "Ready"]
+    (reason,) = [condition["reason"] for condition in savepoint["status"]["conditions"] if condition["type"] == "Ready"]
     assert reason in {"Completed", "JobMissing", "JobNotStarted", "StateDeleted"}, savepoint
 
 

@@ -46,8 +46,8 @@ class Life:
 
 
 def lose_labels(cluster: WholeOperator) -> None:
-    for found in (*cluster.pods.values(), *cluster.services.values(), *cluster.config_maps.values()):
-        found["metadata"]["labels"]["joinery.dev/role"] = "nobody's"
+    for child in (*cluster.pods.values(), *cluster.services.values(), *cluster.config_maps.values()):
+        child["metadata"]["labels"]["joinery.dev/role"] = "nobody's"
 
 
 def start(cluster: WholeOperator) -> None:
@@ -111,16 +111,18 @@ async def live(
 
 def end_of(cluster: WholeOperator) -> dict[str, Any]:
     """What must be the same whatever happened on the way."""
-    owners = [each for each in (cluster.resource, cluster.savepoint) if each is not None]
-    children = [found for (plural, _, _), found in sorted(cluster.server.objects.items()) if plural in CHILDREN]
+    owners = [owner for owner in (cluster.resource, cluster.savepoint) if owner is not None]
+    children = [child for (plural, _, _), child in sorted(cluster.server.objects.items()) if plural in CHILDREN]
     return {
         "objects": sorted(f"{plural} {name}" for plural, _, name in cluster.server.objects if plural != "events"),
-        "finalizers": [each["metadata"].get("finalizers", []) for each in owners],
-        "phases": [each["status"]["phase"] for each in owners],
+        "finalizers": [owner["metadata"].get("finalizers", []) for owner in owners],
+        "phases": [owner["status"]["phase"] for owner in owners],
         "conditions": [
-            (each["type"], each["status"], each["reason"]) for owner in owners for each in owner["status"]["conditions"]
+            (condition["type"], condition["status"], condition["reason"])
+            for owner in owners
+            for condition in owner["status"]["conditions"]
         ],
-        "labels": [found["metadata"]["labels"] for found in children],
+        "labels": [child["metadata"]["labels"] for child in children],
         "annotations": [pod["metadata"].get("annotations") for pod in cluster.pods.values()],
         "created": cluster.server.created_pods,
         "deleted": cluster.database.deleted,
@@ -133,16 +135,16 @@ def end_of(cluster: WholeOperator) -> dict[str, Any]:
 def write_of(life: Life, call: str) -> int:
     """The number of the first such write."""
     writes = asyncio.run(live(life)).server.writes
-    return next(number for number, each in enumerate(writes) if call in each)
+    return next(number for number, write in enumerate(writes) if call in write)
 
 
 def ends_the_same(life: Life, troubles: Iterable[Trouble]) -> None:
     expected = end_of(asyncio.run(live(life)))
     for trouble in troubles:
-        told = str(trouble)
+        description = str(trouble)
         disturbed = asyncio.run(live(life, trouble))
         assert trouble.call
-        assert end_of(disturbed) == expected, f"{told}: {trouble.call}"
+        assert end_of(disturbed) == expected, f"{description}: {trouble.call}"
 
 
 @pytest.mark.parametrize("name", LIVES)
@@ -175,16 +177,16 @@ def test_a_way_in_that_is_refused_for_ever_keeps_no_other_away(refused: str) -> 
     trouble = Trouble(write_of(LIVES["first start"], f"/{refused}/"), 403, FOR_EVER)
 
     def others_are_there(cluster: WholeOperator) -> bool:
-        there = {plural for plural, _, _ in cluster.server.objects}
-        return {*WAYS_IN} - {refused} <= there and cluster.status.phase == "Running"
+        plurals = {plural for plural, _, _ in cluster.server.objects}
+        return {*WAYS_IN} - {refused} <= plurals and cluster.status.phase == "Running"
 
     cluster = asyncio.run(live(LIVES["first start"], trouble, others_are_there))
     assert refused not in {plural for plural, _, _ in cluster.server.objects}
 
 
 def degraded(cluster: WholeOperator) -> tuple[str, str, str]:
-    found = next(each for each in cluster.status.conditions if each.type == "Degraded")
-    return found.status, found.reason, found.message
+    condition = next(condition for condition in cluster.status.conditions if condition.type == "Degraded")
+    return condition.status, condition.reason, condition.message
 
 
 async def goes_on(
@@ -219,8 +221,8 @@ def test_an_ended_driver_that_cannot_be_deleted_keeps_nothing_else_away(code: in
         return cluster.status.phase == "Running" and "cannot be deleted" in degraded(cluster)[2]
 
     cluster = asyncio.run(live(life, trouble, is_told))
-    told = degraded(cluster)
-    assert f"Pod shop/orders-driver-1 cannot be deleted: {code} Trouble" in told[2]
+    condition = degraded(cluster)
+    assert f"Pod shop/orders-driver-1 cannot be deleted: {code} Trouble" in condition[2]
     before, first = cluster.seconds, cluster.status.revision
     asyncio.run(goes_on(cluster, edit(trigger={"maxRecordsPerEpoch": 8}), rolled_out(first)))
     assert cluster.seconds - before < 120
@@ -236,17 +238,17 @@ def test_what_is_refused_for_ever_is_tried_again_ever_later() -> None:
     call = "DELETE /api/v1/namespaces/shop/pods/orders-driver-1"
     trouble = Trouble(write_of(life, call), 403, FOR_EVER)
     cluster = asyncio.run(live(life, trouble, lambda cluster: cluster.seconds > 3600))
-    assert 25 < sum(call in each for each in cluster.server.writes) < 60
+    assert 25 < sum(call in write for write in cluster.server.writes) < 60
 
 
 def test_a_driver_that_cannot_be_stopped_is_named_with_the_way_out() -> None:
     life = LIVES["deletion with the state"]
     trouble = Trouble(write_of(life, "DELETE /api/v1/namespaces/shop/pods/orders-driver-1"), 403, FOR_EVER)
     cluster = asyncio.run(live(life, trouble, lambda cluster: degraded(cluster)[0] == "True"))
-    told = degraded(cluster)
-    assert told[1] == "DeleteRefused"
-    assert "Pod shop/orders-driver-1 cannot be deleted" in told[2]
-    assert "set spec.cleanup to retainState" in told[2]
+    condition = degraded(cluster)
+    assert condition[1] == "DeleteRefused"
+    assert "Pod shop/orders-driver-1 cannot be deleted" in condition[2]
+    assert "set spec.cleanup to retainState" in condition[2]
     assert cluster.server.created_pods == []
     assert not cluster.database.deleted
     asyncio.run(goes_on(cluster, trouble_ends))
@@ -300,15 +302,15 @@ def test_a_savepoints_pod_that_cannot_be_deleted_is_named() -> None:
     life = LIVES["savepoint"]
     trouble = Trouble(write_of(life, "DELETE"), 403, FOR_EVER)
 
-    def told(cluster: WholeOperator) -> str:
+    def ready_message(cluster: WholeOperator) -> str:
         conditions = ((cluster.savepoint or {}).get("status") or {}).get("conditions", ())
-        return "".join(each["message"] for each in conditions if each["type"] == "Ready")
+        return "".join(condition["message"] for condition in conditions if condition["type"] == "Ready")
 
-    cluster = asyncio.run(live(life, trouble, lambda cluster: "cannot be deleted" in told(cluster)))
+    cluster = asyncio.run(live(life, trouble, lambda cluster: "cannot be deleted" in ready_message(cluster)))
     assert cluster.savepoint is not None
     assert cluster.savepoint["status"]["phase"] == "Completed"
     asyncio.run(goes_on(cluster, trouble_ends))
-    assert "cannot be deleted" not in told(cluster)
+    assert "cannot be deleted" not in ready_message(cluster)
 
 
 def test_a_repair_that_is_refused_for_ever_keeps_no_rollout_from_its_end() -> None:

@@ -35,11 +35,11 @@ def edited(path="", value=None):
     return resource
 
 
-def of(resource, image=IMAGE):
+def revision_of(resource, image=IMAGE):
     return hash_of(KIND, resource, image)
 
 
-BASE = of(RESOURCE)
+BASE = revision_of(RESOURCE)
 
 
 def test_it_is_ten_hex_digits_and_the_same_for_every_release():
@@ -65,7 +65,7 @@ def test_it_is_ten_hex_digits_and_the_same_for_every_release():
     ],
 )
 def test_what_a_driver_sees_makes_another_revision(path, value):
-    assert of(edited(path, value)) != BASE
+    assert revision_of(edited(path, value)) != BASE
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_what_a_driver_sees_makes_another_revision(path, value):
     ],
 )
 def test_what_no_driver_sees_makes_none(path, value):
-    assert of(edited(path, value)) == BASE
+    assert revision_of(edited(path, value)) == BASE
 
 
 @pytest.mark.parametrize(
@@ -103,13 +103,13 @@ def test_what_no_driver_sees_makes_none(path, value):
     ],
 )
 def test_a_default_that_is_spelled_out_changes_nothing(path, value):
-    assert of(edited(path, value)) == BASE
+    assert revision_of(edited(path, value)) == BASE
 
 
 def test_all_defaults_filled_in_as_the_api_server_does_change_nothing():
     filled = StreamJoin.model_validate(RESOURCE).model_dump(mode="json", by_alias=True, exclude_none=True)
     assert filled["spec"]["trigger"]
-    assert of({**RESOURCE, "spec": filled["spec"]}) == BASE
+    assert revision_of({**RESOURCE, "spec": filled["spec"]}) == BASE
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -166,8 +166,8 @@ def test_what_a_session_windows_driver_sees_makes_another_revision(spec, same):
 
 
 def test_another_image_is_another_revision():
-    assert of(RESOURCE, "joinery:2") != BASE
-    assert of(edited("spec.spark.image", "joinery:2"), "joinery:2") == of(RESOURCE, "joinery:2")
+    assert revision_of(RESOURCE, "joinery:2") != BASE
+    assert revision_of(edited("spec.spark.image", "joinery:2"), "joinery:2") == revision_of(RESOURCE, "joinery:2")
 
 
 @given(st.randoms())
@@ -176,10 +176,10 @@ def test_the_order_of_keys_does_not_matter(random):
         if isinstance(value, dict):
             items = list(value.items())
             random.shuffle(items)
-            return {key: shuffled(each) for key, each in items}
-        return [shuffled(each) for each in value] if isinstance(value, list) else value
+            return {key: shuffled(item) for key, item in items}
+        return [shuffled(item) for item in value] if isinstance(value, list) else value
 
-    assert of(shuffled(json.loads(json.dumps(RESOURCE)))) == BASE
+    assert revision_of(shuffled(json.loads(json.dumps(RESOURCE)))) == BASE
 
 
 def image(spec_image=None, installed="", in_force=None, changed=False):

@@ -63,7 +63,7 @@ def test_an_operator_works_on_jobs_of_its_class(settings: Any, labels: dict[str,
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"job_class": "blue green"}, "must be a value of the label joinery.dev/class"),
         ({"job_selector": "team=risk,tier>2"}, "'tier>2' is no requirement of a label selector"),
@@ -71,8 +71,8 @@ def test_an_operator_works_on_jobs_of_its_class(settings: Any, labels: dict[str,
         ({"job_selector": "!team=risk"}, "'!team=risk' is no requirement"),
     ],
 )
-def test_settings_that_select_nothing_name_what_is_wrong(settings: dict[str, str], told: str) -> None:
-    with pytest.raises(EnvironmentProblem, match=told):
+def test_settings_that_select_nothing_name_what_is_wrong(settings: dict[str, str], message: str) -> None:
+    with pytest.raises(EnvironmentProblem, match=message):
         _operator(**settings)
 
 
@@ -84,7 +84,9 @@ def test_a_job_changes_hands_and_comes_back(tells: str) -> None:
 
     def label(value: str | None) -> Any:
         labels = {"joinery.dev/class": value} if value else {}
-        return server.change("StreamJoin", "shop", "orders", lambda each: each["metadata"].update(labels=labels))
+        return server.change(
+            "StreamJoin", "shop", "orders", lambda manifest: manifest["metadata"].update(labels=labels)
+        )
 
     async def run() -> None:
         async with controller_on(server) as controller:
@@ -93,13 +95,15 @@ def test_a_job_changes_hands_and_comes_back(tells: str) -> None:
             before = server.get("StreamJoin", "shop", "orders")
             labelled = label("blue")
             # The API server tells of an object that no longer matches as it was when it still did.
-            gone = {**(before or {}), "metadata": {**labelled["metadata"], "labels": {}}}
-            await tell(controller, *((gone, True) if tells.startswith("a watch") else (labelled, False)))
+            last_copy = {**(before or {}), "metadata": {**labelled["metadata"], "labels": {}}}
+            await tell(controller, *((last_copy, True) if tells.startswith("a watch") else (labelled, False)))
             await settled(controller)
             assert controller.cache.get(JOB) is None
             assert [call for call in server.calls[number:] if not call.startswith("GET")] == []
             label(None)
-            await tell(controller, server.change("StreamJoin", "shop", "orders", lambda each: each["spec"].update(x=1)))
+            await tell(
+                controller, server.change("StreamJoin", "shop", "orders", lambda manifest: manifest["spec"].update(x=1))
+            )
             await settled(controller)
             assert controller.cache.get(JOB) is not None
 

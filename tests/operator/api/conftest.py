@@ -78,4 +78,4 @@ def chart_rights(namespace: str, *values: str) -> list[dict[str, Any]]:
     pages = "jobPage.ingress.permissions=true,jobPage.httpRoute.permissions=true"
     command += ["--set", ",".join([f"watch.namespaces={{{namespace}}}", pages, *values])]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return [each for each in yaml.safe_load_all(done.stdout) if each]
+    return [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]

@@ -25,8 +25,8 @@ def test_an_edit_runs_beside_the_job_and_is_given_up(
 
     def jobs() -> dict[str, Any]:
         """By the topic that each writes."""
-        found = cluster.list("StreamJoin", shop)
-        return {job["spec"]["output"]["kafka"]["topic"]: job for job in found}
+        stream_joins = cluster.list("StreamJoin", shop)
+        return {job["spec"]["output"]["kafka"]["topic"]: job for job in stream_joins}
 
     def status() -> Any:
         resource = cluster.get("BlueGreenJob", shop, "orders")

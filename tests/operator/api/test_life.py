@@ -35,7 +35,7 @@ class World:
         self.kubectl, self.cluster, self.namespace, self.kind = server.kubectl, cluster, namespace, kind
         self.manifest = _manifest(kind)
         self.names = ChildNames(self.manifest)
-        self.said: dict[str, object] = {"ready": True, "committed": 1, "epoch": 7, "job_generation": 3}
+        self.driver_status: dict[str, object] = {"ready": True, "committed": 1, "epoch": 7, "job_generation": 3}
         self.kubelet: FakeKubelet
         self.operator: OperatorProcess
 
@@ -44,8 +44,8 @@ class World:
         pod = self.kubelet.pods_by_address.get(address)
         if pod is None:
             return None
-        environment = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
-        return {"revision": environment["JOINERY_REVISION"], **self.said}
+        environment = {variable["name"]: variable.get("value") for variable in pod["spec"]["containers"][0]["env"]}
+        return {"revision": environment["JOINERY_REVISION"], **self.driver_status}
 
     def apply(self) -> None:
         self.kubectl.apply(self.manifest, self.namespace)
@@ -58,17 +58,17 @@ class World:
 
     @property
     def job(self) -> dict:
-        found = self.cluster.get(self.kind.name, self.namespace, JOB)
-        assert found is not None
-        return found
+        resource = self.cluster.get(self.kind.name, self.namespace, JOB)
+        assert resource is not None
+        return resource
 
     @property
     def phase(self) -> str:
         return self.job.get("status", {}).get("phase", "")
 
     def condition(self, kind: str) -> tuple[str, str]:
-        found = {each["type"]: each for each in self.job["status"]["conditions"]}
-        return found[kind]["status"], found[kind]["reason"]
+        conditions = {condition["type"]: condition for condition in self.job["status"]["conditions"]}
+        return conditions[kind]["status"], conditions[kind]["reason"]
 
     def wait_for(self, phase: str) -> None:
         try:
@@ -81,15 +81,15 @@ class World:
         return self.cluster.ours(self.namespace)["Pod"]
 
     def driver(self, attempt: int) -> dict:
-        found = self.cluster.get("Pod", self.namespace, self.names.driver(attempt))
-        assert found is not None
-        return found
+        pod = self.cluster.get("Pod", self.namespace, self.names.driver(attempt))
+        assert pod is not None
+        return pod
 
 
 def _manifest(kind: ResourceKind) -> dict:
-    found = resource_of(kind, JOB)
-    del found["metadata"]["namespace"]
-    return found
+    manifest = resource_of(kind, JOB)
+    del manifest["metadata"]["namespace"]
+    return manifest
 
 
 @pytest.fixture
@@ -128,16 +128,19 @@ def test_a_job_runs_is_suspended_resumed_and_deleted(world, kind):
         (reference,) = world.cluster.get(child, world.namespace, name)["metadata"]["ownerReferences"]
         assert owner.items() <= reference.items()
     (main,) = world.cluster.get("Pod", world.namespace, world.names.driver(1))["spec"]["containers"]
-    (candidate,) = [json.loads(each["value"]) for each in main["env"] if each["name"] == STATE_OWNER]
+    (candidate,) = [json.loads(variable["value"]) for variable in main["env"] if variable["name"] == STATE_OWNER]
     system = json.loads(world.kubectl("get", "namespace", "kube-system", "-o", "json"))
     assert candidate["owner"]["cluster"] == system["metadata"]["uid"]
     assert candidate["owner"]["uid"] == owner["uid"]
     assert world.condition("Ready") == ("True", "Running")
-    assert {each["observedGeneration"] for each in world.job["status"]["conditions"]} == {1}
-    told = lambda: (world.job["status"].get("epoch"), world.job["status"].get("jobGeneration"))  # noqa: E731
-    wait_until("what the driver says", lambda: told() == (7, 3))
+    assert {condition["observedGeneration"] for condition in world.job["status"]["conditions"]} == {1}
+    progress = lambda: (world.job["status"].get("epoch"), world.job["status"].get("jobGeneration"))  # noqa: E731
+    wait_until("what the driver says", lambda: progress() == (7, 3))
 
-    world.said |= {"rows_per_second": 1200, "inputs": [{"name": "orders", "lag": 34}, {"name": "payments", "lag": 8}]}
+    world.driver_status |= {
+        "rows_per_second": 1200,
+        "inputs": [{"name": "orders", "lag": 34}, {"name": "payments", "lag": 8}],
+    }
     wait_until("figures", lambda: world.job["status"].get("lag") == 42)
     assert world.job["status"]["page"] == f"https://joinery.example.com/{world.namespace}/{JOB}/"
     assert world.job["status"]["outputs"] == [{"name": "output", "kind": "postgres", "target": "out"}]
@@ -150,7 +153,7 @@ def test_a_job_runs_is_suspended_resumed_and_deleted(world, kind):
     version = world.job["apiVersion"].partition("/")[2]
     path = f"/apis/{group}/{version}/namespaces/{world.namespace}/{kind.plural}/{JOB}/scale"
     scale = json.loads(world.kubectl("get", "--raw", path))
-    assert dict(each.split("=") for each in scale["status"]["selector"].split(",")) == labels(world.job, "executor")
+    assert dict(label.split("=") for label in scale["status"]["selector"].split(",")) == labels(world.job, "executor")
 
     world.edit(suspend=True)
     world.wait_for("Suspended")
@@ -167,16 +170,16 @@ def test_applying_the_same_again_is_no_difference(world):
     """What GitOps tools look at: a dry run of the manifest returns what is there."""
     world.apply()
     world.wait_for("Running")
-    there = world.job
+    applied = world.job
     command = ["apply", "--server-side", "--dry-run=server", "--namespace", world.namespace, "-f", "-", "-o", "json"]
     again = json.loads(world.kubectl(*command, stdin=yaml.safe_dump(world.manifest)))
-    for each in (there, again):
+    for manifest in (applied, again):
         # When a manager last applied is not a difference.
-        each["metadata"].pop("managedFields", None)
-    assert again["spec"] == there["spec"]
-    assert again["metadata"] == there["metadata"] | {"resourceVersion": again["metadata"]["resourceVersion"]}
-    assert "annotations" not in there["metadata"]
-    assert "finalizers" not in there["metadata"]
+        manifest["metadata"].pop("managedFields", None)
+    assert again["spec"] == applied["spec"]
+    assert again["metadata"] == applied["metadata"] | {"resourceVersion": again["metadata"]["resourceVersion"]}
+    assert "annotations" not in applied["metadata"]
+    assert "finalizers" not in applied["metadata"]
 
 
 def test_what_others_did_to_children_is_put_right(world):
@@ -207,16 +210,16 @@ def test_a_driver_that_failed_waits_and_one_that_is_done_is_not_started_again(wo
     world.wait_for("Finished")
     assert world.names.driver(3) not in world.pods()
     # Events are told after the status that they are about.
-    wait_until("Events", lambda: len({each["reason"] for each in world.cluster.list("Event", world.namespace)}) >= 3)
+    wait_until("Events", lambda: len({event["reason"] for event in world.cluster.list("Event", world.namespace)}) >= 3)
 
 
 @pytest.mark.parametrize("kind", [KINDS[1]], ids=lambda kind: kind.name)
 def test_out_of_a_way_back_without_its_config_map_leads_the_edit_that_its_condition_names(world):
     fatal = {"outcome": "failed", "kind": "SourceError", "error": "no topic", "retry": False}
 
-    def ends(name: str, told: dict[str, object], code: int = 0) -> None:
+    def ends(name: str, ending: dict[str, object], code: int = 0) -> None:
         wait_until(f"{name} runs", lambda: _phase(world, name) == "Running")
-        end_pod(world.cluster, world.cluster.get("Pod", world.namespace, name), code, json.dumps(told))
+        end_pod(world.cluster, world.cluster.get("Pod", world.namespace, name), code, json.dumps(ending))
 
     def passes() -> None:
         wait_until("a check", lambda: any("-check-" in name for name in world.pods()))
@@ -226,7 +229,7 @@ def test_out_of_a_way_back_without_its_config_map_leads_the_edit_that_its_condit
     world.apply()
     world.wait_for("Running")
     wait_until("it has committed", lambda: world.job["status"].get("epoch") == 7)
-    before, world.said["committed"] = world.job["status"]["revision"], 0
+    before, world.driver_status["committed"] = world.job["status"]["revision"], 0
     world.edit(trigger={"maxRecordsPerEpoch": 8})
     passes()
     wait_until("it starts", lambda: _phase(world, world.names.driver(2)) == "Running")
@@ -238,8 +241,8 @@ def test_out_of_a_way_back_without_its_config_map_leads_the_edit_that_its_condit
     world.cluster.create({**deleted, "kind": "ConfigMap", "metadata": unneeded}, world.namespace)
     wait_until("the deletion is seen", lambda: not world.cluster.get("ConfigMap", world.namespace, "unneeded"))
     ends(world.names.driver(2), fatal, code=1)
-    gone = f"ConfigMap {world.names.config_map(before)} is missing"
-    wait_until("it is stuck", lambda: gone in _message(world, "Degraded"))
+    missing = f"ConfigMap {world.names.config_map(before)} is missing"
+    wait_until("it is stuck", lambda: missing in _message(world, "Degraded"))
     assert world.condition("Degraded") == ("True", "RollbackFailed")
     assert "apply another job" in _message(world, "Degraded")
     world.edit(trigger={"maxRecordsPerEpoch": 9})
@@ -247,19 +250,19 @@ def test_out_of_a_way_back_without_its_config_map_leads_the_edit_that_its_condit
     ends(world.names.driver(4), {"outcome": "finished"})
     passes()
     wait_until("it starts", lambda: _phase(world, world.names.driver(5)) == "Running")
-    world.said["committed"] = 1
+    world.driver_status["committed"] = 1
     world.wait_for("Running")
     wait_until("it is in force", lambda: "rollout" not in world.job["status"])
     assert world.job["status"]["revision"] == world.job["status"]["targetRevision"] != before
 
 
 def _message(world: World, kind: str) -> str:
-    return next(each["message"] for each in world.job["status"]["conditions"] if each["type"] == kind)
+    return next(condition["message"] for condition in world.job["status"]["conditions"] if condition["type"] == kind)
 
 
 def _phase(world: World, name: str) -> str:
-    found = world.cluster.get("Pod", world.namespace, name)
-    return found["status"]["phase"] if found else ""
+    pod = world.cluster.get("Pod", world.namespace, name)
+    return pod["status"]["phase"] if pod else ""
 
 
 @pytest.mark.parametrize("kind", [KINDS[1]], ids=lambda kind: kind.name)
@@ -328,16 +331,16 @@ def test_a_job_that_is_deleted_before_its_finalizer_is_told_of_and_can_be_waited
     finally:
         os.kill(world.operator.process.pid, signal.SIGCONT)
     wait_until("it is told", lambda: "StateLeftBehind" in world.operator.log)
-    asked = ("get", "events", "-n", world.namespace, "--field-selector=reason=StateLeftBehind", "-o", "json")
-    wait_until("the Event", lambda: json.loads(world.kubectl(*asked))["items"])
-    (event,) = json.loads(world.kubectl(*asked))["items"]
+    query = ("get", "events", "-n", world.namespace, "--field-selector=reason=StateLeftBehind", "-o", "json")
+    wait_until("the Event", lambda: json.loads(world.kubectl(*query))["items"])
+    (event,) = json.loads(world.kubectl(*query))["items"]
     assert (event["type"], event["involvedObject"]["name"]) == ("Warning", JOB)
     assert "stays in schema joinery of dsnSecretRef state-db/dsn" in event["message"]
 
     world.manifest["spec"]["cleanup"] = "deleteState"
     world.apply()
     (line,) = (
-        each.strip() for each in OPERATIONS.read_text().splitlines() if "kubectl wait" in each and "finalizers" in each
+        line.strip() for line in OPERATIONS.read_text().splitlines() if "kubectl wait" in line and "finalizers" in line
     )
     program, *arguments = shlex.split(line.replace("JOB", JOB))
     assert program == "kubectl"
@@ -362,11 +365,11 @@ def run_job_that_deletes_its_state(world):
 
 
 def expect_state_left_behind(world):
-    asked = ("get", "events", "-n", "default", "--field-selector=reason=StateLeftBehind", "-o", "json")
+    query = ("get", "events", "-n", "default", "--field-selector=reason=StateLeftBehind", "-o", "json")
     words = f"the state of {world.kind.name} {world.namespace}/{JOB} stays in"
 
     def events():
-        return [event for event in json.loads(world.kubectl(*asked))["items"] if words in event["message"]]
+        return [event for event in json.loads(world.kubectl(*query))["items"] if words in event["message"]]
 
     wait_until("the Event", events)
     (event,) = events()

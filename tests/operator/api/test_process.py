@@ -54,17 +54,17 @@ def test_it_leaves_no_traces_of_kopf_and_ends_at_sigterm(start, cluster, shop, m
             "the edit is seen", lambda: cluster.get("StreamJoin", shop, JOB)["status"]["observedGeneration"] == 2
         )
         assert operator.stop() == 0
-    children = [each for kind in ("Pod", "ConfigMap", "Service") for each in cluster.list(kind, shop)]
+    children = [child for kind in ("Pod", "ConfigMap", "Service") for child in cluster.list(kind, shop)]
     job = cluster.get("StreamJoin", shop, JOB)
     # Who wrote what is still known, though the operator does not keep it.
     assert len(job["metadata"]["managedFields"]) == 2
-    for each in (job, *(child for child in children if child["metadata"].get("ownerReferences"))):
-        assert "annotations" not in each["metadata"], each
-        assert "finalizers" not in each["metadata"], each
-        assert "kopf" not in yaml.safe_dump(each)
-    known = {"phase", "observedGeneration", "conditions", "held", "driver", "history"}
-    known |= {"inputs", "outputs", "hottestKeys"}
-    assert set(job["status"]) <= known
+    for resource in (job, *(child for child in children if child["metadata"].get("ownerReferences"))):
+        assert "annotations" not in resource["metadata"], resource
+        assert "finalizers" not in resource["metadata"], resource
+        assert "kopf" not in yaml.safe_dump(resource)
+    fields = {"phase", "observedGeneration", "conditions", "held", "driver", "history"}
+    fields |= {"inputs", "outputs", "hottestKeys"}
+    assert set(job["status"]) <= fields
     lines = operator.log.splitlines()
     assert all(line.startswith("{") for line in lines), operator.log
     assert len(lines) < 10, operator.log
@@ -89,9 +89,9 @@ def test_killed_after_each_call_it_makes_the_same_children_once(start, cluster, 
                     operator.wait_until_ready()  # nothing may have been left to do: then it is still starting
                     assert operator.stop() == 0
             assert sorted(kubelet.created.values()) == [f"{JOB}-driver-1", f"{JOB}-driver-2"], number
-        found = cluster.ours(shop)
-        expected = expected or found
-        assert found == expected, number
+        objects = cluster.ours(shop)
+        expected = expected or objects
+        assert objects == expected, number
         clear(cluster, shop)
         if not dead:
             break
@@ -109,8 +109,8 @@ def live(cluster, namespace, operator) -> bool:
         return not operator.process.running()
 
     def phase(number):
-        found = cluster.get("Pod", namespace, f"{JOB}-driver-{number}")
-        return found["status"]["phase"] if found else ""
+        pod = cluster.get("Pod", namespace, f"{JOB}-driver-{number}")
+        return pod["status"]["phase"] if pod else ""
 
     wait_until("the first driver", lambda: dead() or phase(1) in {"Running", "Failed"} or phase(2))
     if phase(1) == "Running":
@@ -156,8 +156,8 @@ def test_two_operators_at_once_are_harmless(start, cluster, shop, manifest):
 
 
 def running(cluster, namespace):
-    found = (pod for pod in cluster.list("Pod", namespace) if pod["status"]["phase"] == "Running")
-    return sorted(pod["metadata"]["name"] for pod in found)
+    running_pods = (pod for pod in cluster.list("Pod", namespace) if pod["status"]["phase"] == "Running")
+    return sorted(pod["metadata"]["name"] for pod in running_pods)
 
 
 def fetch(port: int, path: str) -> str:
@@ -224,13 +224,13 @@ def test_the_page_has_a_route_and_loses_it_when_the_setting_goes(start, with_crd
         with start(**url, JOINERY_OPERATOR_PAGE_ROUTE='{"parentRefs": [{"name": "public"}]}') as operator:
             operator.wait_until_ready()
             wait_until("its route", lambda: cluster.names("HTTPRoute", shop) == [f"{JOB}-page"])
-            found = cluster.get("HTTPRoute", shop, f"{JOB}-page")
-            assert found["spec"]["hostnames"] == [f"{JOB}.{shop}.example.com"]
+            route = cluster.get("HTTPRoute", shop, f"{JOB}-page")
+            assert route["spec"]["hostnames"] == [f"{JOB}.{shop}.example.com"]
             assert cluster.get("StreamJoin", shop, JOB)["status"]["page"] == f"https://{JOB}.{shop}.example.com/"
             cluster.delete("HTTPRoute", shop, f"{JOB}-page")
             wait_until(
-                "another one", lambda: (cluster.get("HTTPRoute", shop, f"{JOB}-page") or found)["metadata"]["uid"]
-                != found["metadata"]["uid"],
+                "another one", lambda: (cluster.get("HTTPRoute", shop, f"{JOB}-page") or route)["metadata"]["uid"]
+                != route["metadata"]["uid"],
             )  # fmt: skip
             assert operator.stop() == 0
         with start(**url) as operator:
@@ -246,13 +246,13 @@ def test_what_is_missing_is_named(tmp_path):
     kubeconfig = tmp_path / "kubeconfig"
     with ApiServer(controllers=()) as bare:
         kubeconfig.write_text(bare.kubeconfig.read_text())
-        code, said = ended(kubeconfig, tmp_path)
+        code, output = ended(kubeconfig, tmp_path)
         assert code == 1
         all_of_them = ", ".join(f"{owner.plural}.joinery.dev (v1alpha1)" for owner in OWNERS if owner != BLUE_GREEN)
-        assert f"CustomResourceDefinitions are missing: {all_of_them}. Apply them" in said
-    code, said = ended(kubeconfig, tmp_path)
+        assert f"CustomResourceDefinitions are missing: {all_of_them}. Apply them" in output
+    code, output = ended(kubeconfig, tmp_path)
     assert code == 1
-    assert "The API server does not answer the operator: " in said
+    assert "The API server does not answer the operator: " in output
 
 
 def ended(kubeconfig, folder):

@@ -71,8 +71,8 @@ def test_a_namespace_that_is_deleted_stops_no_other_and_is_worked_on_when_it_is_
         try:
             operator.wait_until_ready()
             kubectl("delete", "rolebinding", "operator", "-n", other)
-            asked = ("list", "pods", "-n", other, "--as", f"system:serviceaccount:{account}")
-            wait_until("it is forbidden there", lambda: not kubectl.may(*asked))
+            query = ("list", "pods", "-n", other, "--as", f"system:serviceaccount:{account}")
+            wait_until("it is forbidden there", lambda: not kubectl.may(*query))
             proxy.cut()
             proxy.restore()
             wait_until("it is left out", lambda: "a namespace is excluded" in operator.log)

@@ -61,8 +61,8 @@ def test_refusals_have_their_types_and_cross_processes():
         run()
     again = pickle.loads(pickle.dumps(caught.value))
     assert (again.code, again.reason) == (404, "NotFound")
-    made = server.add(job())
-    stale = {**made, "metadata": {**made["metadata"], "resourceVersion": "0"}, "status": {}}
+    created = server.add(job())
+    stale = {**created, "metadata": {**created["metadata"], "resourceVersion": "0"}, "status": {}}
     _, run = call(server, lambda api: api.replace_status(STREAM_JOIN, stale))
     with pytest.raises(Conflict):
         run()

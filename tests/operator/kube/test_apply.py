@@ -52,8 +52,8 @@ def test_the_store_has_the_status_that_was_written(world):
 
 def test_what_is_kept_says_what_it_is_and_not_who_wrote_it():
     item = {"metadata": {"name": "a", "managedFields": [{"manager": "kubelet"}]}, "spec": {"x": 1}}
-    kept = complete_manifest(item, POD_RESOURCE)
-    assert kept == {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": {"x": 1}}
+    complete = complete_manifest(item, POD_RESOURCE)
+    assert complete == {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": {"x": 1}}
     assert "managedFields" in item["metadata"]
 
 
@@ -65,7 +65,7 @@ def test_the_same_status_is_not_written_again(world):
 
 
 def test_a_resource_that_was_edited_is_looked_at_anew(world):
-    edited = world.server.change("StreamJoin", "shop", "orders", lambda each: each["spec"].update(shards=4))
+    edited = world.server.change("StreamJoin", "shop", "orders", lambda manifest: manifest["spec"].update(shards=4))
     with pytest.raises(ResourceChanged):
         world.do(lambda applier: applier.write_status(world.job, Status(phase="Running")))
     assert world.store.get(JOB) == edited
@@ -94,9 +94,9 @@ def test_a_child_is_made_and_known_at_once(world):
 
 
 def test_a_child_that_is_there_is_taken(world):
-    there = world.server.add(world.pod(owner_reference(world.job)))
+    existing = world.server.add(world.pod(owner_reference(world.job)))
     world.act(Create(world.pod(owner_reference(world.job))))
-    assert world.store.get(POD)["metadata"]["uid"] == there["metadata"]["uid"]
+    assert world.store.get(POD)["metadata"]["uid"] == existing["metadata"]["uid"]
 
 
 @pytest.mark.parametrize("owners", [[], [{"kind": "Job", "name": "other", "uid": "u9"}]])
@@ -108,9 +108,9 @@ def test_another_ones_object_is_never_taken(world, owners):
     async def act(applier):
         with pytest.raises(NameTaken, match=words):
             await applier.act(world.job, Create(world.pod(owner_reference(world.job))))
-        told = applier.create_refused(world.job)
-        assert words in told
-        assert told.endswith("Delete or rename it, or rename the job")
+        message = applier.create_refused(world.job)
+        assert words in message
+        assert message.endswith("Delete or rename it, or rename the job")
         assert world.server.get("Pod", "shop", "a") == theirs
         world.server.remove("Pod", "shop", "a")
         await applier.act(world.job, Create(world.pod(owner_reference(world.job))))
@@ -121,35 +121,35 @@ def test_another_ones_object_is_never_taken(world, owners):
 
 
 def test_deleting_names_the_uid(world):
-    there = world.server.add(world.pod(owner_reference(world.job)))
-    world.store.put(there, "Pod")
+    pod = world.server.add(world.pod(owner_reference(world.job)))
+    world.store.put(pod, "Pod")
     world.act(Delete("Pod", "a", "another-uid"))
     assert world.server.names("Pod") == ["a"]
-    world.act(Delete("Pod", "a", there["metadata"]["uid"]))
+    world.act(Delete("Pod", "a", pod["metadata"]["uid"]))
     assert world.server.names("Pod") == []
     assert world.store.get(POD) is None
-    world.act(Delete("Pod", "a", there["metadata"]["uid"]))
+    world.act(Delete("Pod", "a", pod["metadata"]["uid"]))
 
 
 def test_a_pod_that_takes_its_time_to_end_is_still_known(world):
-    there = world.server.add({**world.pod(owner_reference(world.job)), "status": {"phase": "Running"}})
-    world.store.put(there, "Pod")
-    world.act(Delete("Pod", "a", there["metadata"]["uid"]))
+    pod = world.server.add({**world.pod(owner_reference(world.job)), "status": {"phase": "Running"}})
+    world.store.put(pod, "Pod")
+    world.act(Delete("Pod", "a", pod["metadata"]["uid"]))
     assert world.store.get(POD)["metadata"]["deletionTimestamp"]
 
 
 def test_a_pod_that_went_before_its_time_to_end_began_is_gone(world, monkeypatch):
     """Its last copy is then no version that the API server has stored."""
-    there = world.server.add(world.pod(owner_reference(world.job)))
-    world.store.put(there, "Pod")
+    pod = world.server.add(world.pod(owner_reference(world.job)))
+    world.store.put(pod, "Pod")
 
     async def last_copy(*_):
         return {
-            "metadata": {"name": "a", "namespace": "shop", "uid": there["metadata"]["uid"], "deletionTimestamp": "now"}
+            "metadata": {"name": "a", "namespace": "shop", "uid": pod["metadata"]["uid"], "deletionTimestamp": "now"}
         }
 
     monkeypatch.setattr(MemoryApi, "delete", last_copy)
-    world.act(Delete("Pod", "a", there["metadata"]["uid"]))
+    world.act(Delete("Pod", "a", pod["metadata"]["uid"]))
     assert world.store.get(POD) is None
 
 
@@ -173,7 +173,10 @@ def test_finalizers_are_set_on_the_resource_that_was_observed_only(world):
 
 def test_the_last_finalizer_lets_a_resource_go(world):
     world.job = world.server.change(
-        "StreamJoin", "shop", "orders", lambda each: each["metadata"].update(finalizers=["x"], deletionTimestamp="now")
+        "StreamJoin",
+        "shop",
+        "orders",
+        lambda manifest: manifest["metadata"].update(finalizers=["x"], deletionTimestamp="now"),
     )
     world.store.put(world.job, "StreamJoin")
     world.act(SetFinalizers(()))
@@ -181,14 +184,14 @@ def test_the_last_finalizer_lets_a_resource_go(world):
     assert world.store.get(JOB) is None
 
 
-@pytest.mark.parametrize("there", ["itself", "nothing", "another of its name"])
-def test_what_could_not_be_deleted_is_looked_at(world, monkeypatch, there):
+@pytest.mark.parametrize("remaining", ["itself", "nothing", "another of its name"])
+def test_what_could_not_be_deleted_is_looked_at(world, monkeypatch, remaining):
     """A 409 says that something has changed, not that the object is gone."""
     pod = world.server.add(world.pod(owner_reference(world.job)))
     world.store.put(pod, "Pod")
-    if there != "itself":
+    if remaining != "itself":
         world.server.remove("Pod", "shop", "a")
-    if there == "another of its name":
+    if remaining == "another of its name":
         world.server.add(world.pod(owner_reference(world.job)))
 
     async def refused(*_):
@@ -196,7 +199,7 @@ def test_what_could_not_be_deleted_is_looked_at(world, monkeypatch, there):
 
     monkeypatch.setattr(MemoryApi, "delete", refused)
     action = Delete("Pod", "a", pod["metadata"]["uid"])
-    if there == "itself":
+    if remaining == "itself":
         with pytest.raises(ResourceChanged, match="Pod shop/a was not deleted"):
             world.act(action)
         assert world.store.get(POD)["metadata"]["uid"] == pod["metadata"]["uid"]
@@ -222,7 +225,7 @@ REFUSALS = {
 
 @pytest.mark.parametrize("refusal", REFUSALS.values(), ids=REFUSALS)
 def test_a_refused_child_is_remembered_until_one_is_made(world, monkeypatch, refusal):
-    made, pod = MemoryApi.create, world.pod(owner_reference(world.job))
+    create, pod = MemoryApi.create, world.pod(owner_reference(world.job))
 
     async def refused(*_):
         raise ApiError("POST", *refusal)
@@ -231,9 +234,9 @@ def test_a_refused_child_is_remembered_until_one_is_made(world, monkeypatch, ref
         monkeypatch.setattr(MemoryApi, "create", refused)
         with pytest.raises(ApiError):
             await applier.act(world.job, Create(pod))
-        told = "{} {}: {}".format(*refusal)
-        assert applier.create_refused(world.job) == f"Pod shop/a cannot be created: {told}"
-        monkeypatch.setattr(MemoryApi, "create", made)
+        reason = "{} {}: {}".format(*refusal)
+        assert applier.create_refused(world.job) == f"Pod shop/a cannot be created: {reason}"
+        monkeypatch.setattr(MemoryApi, "create", create)
         await applier.act(world.job, Create(pod))
         assert applier.create_refused(world.job) == ""
 
@@ -249,8 +252,8 @@ def test_of_several_kinds_each_refusal_is_told(world):
         for kind, name in (("Service", "s"), ("Pod", "old"), ("Pod", "new")):
             with pytest.raises(ApiError):
                 await applier.act(world.job, Create({**world.pod(), "kind": kind, "metadata": {"name": name}}))
-        told = applier.create_refused(world.job)
-        assert [word in told for word in ("Service shop/s", "Pod shop/new", "Pod shop/old")] == [True, True, False]
+        message = applier.create_refused(world.job)
+        assert [word in message for word in ("Service shop/s", "Pod shop/new", "Pod shop/old")] == [True, True, False]
         world.server.before = lambda *_: None
         await applier.act(world.job, Create(world.pod(owner_reference(world.job))))
         assert applier.create_refused(world.job) == "Service shop/s cannot be created: 403 Forbidden: no"

@@ -39,11 +39,11 @@ class World:
 
         asyncio.run(run())
 
-    def told(self, manifest, deleted=False):
+    def watch_tells(self, manifest, deleted=False):
         self.store.apply_watch_event(manifest, manifest["kind"], deleted)
 
     def edit(self):
-        return self.server.change("StreamJoin", "shop", "orders", lambda each: each["spec"].update(shards=4))
+        return self.server.change("StreamJoin", "shop", "orders", lambda manifest: manifest["spec"].update(shards=4))
 
     def missed(self, kind="StreamJoin"):
         return self.metrics.registry.get_sample_value("joinery_operator_watch_missed_total", {"kind": kind})
@@ -53,12 +53,12 @@ class World:
 def world():
     world = World()
     world.job = world.server.add(job())
-    world.told(world.job)
+    world.watch_tells(world.job)
     return world
 
 
 def test_what_a_watch_has_told_is_not_missed(world):
-    world.told(world.edit())
+    world.watch_tells(world.edit())
     world.audit()
     assert world.due == []
     assert world.missed() is None
@@ -92,7 +92,7 @@ def pod_of(resource):
 
 def test_a_child_that_went_while_its_watch_began_anew_leads_to_a_reconcile_of_its_job(world):
     """Such a watch never reports it."""
-    world.told(world.server.add(pod_of(world.job)))
+    world.watch_tells(world.server.add(pod_of(world.job)))
     world.server.remove("Pod", "shop", POD.name)
     world.audit()
     assert world.store.get(POD) is None
@@ -114,16 +114,16 @@ def test_the_end_of_a_job_that_no_watch_told_is_reported(world, back):
 
 
 def test_the_end_of_a_savepoint_that_no_watch_told_is_reported(world):
-    made = world.server.add({**job(), "kind": "Savepoint"})
+    savepoint = world.server.add({**job(), "kind": "Savepoint"})
     world.audit()
     world.server.remove("Savepoint", "shop", "orders")
     world.audit()
-    assert [each["metadata"]["uid"] for each in world.ended] == [made["metadata"]["uid"]]
+    assert [resource["metadata"]["uid"] for resource in world.ended] == [savepoint["metadata"]["uid"]]
 
 
 def test_a_namespace_that_is_forbidden_keeps_no_other_from_its_audit(world):
     world.server.before = lambda method, path: (403, {"reason": "Forbidden"}) if "/namespaces/gone/" in path else None
-    world.told({**world.job, "metadata": {**world.job["metadata"], "namespace": "gone", "uid": "elsewhere"}})
+    world.watch_tells({**world.job, "metadata": {**world.job["metadata"], "namespace": "gone", "uid": "elsewhere"}})
     world.edit()
     world.audit("gone", "shop")
     assert world.due == [JOB]
@@ -134,7 +134,7 @@ def test_a_namespace_that_is_forbidden_keeps_no_other_from_its_audit(world):
 def test_a_child_that_is_not_listed_but_there_is_kept(world):
     """It has lost the label that it is listed by."""
     pod = world.server.add(pod_of(world.job))
-    world.told(pod)
+    world.watch_tells(pod)
     world.server.serve = lambda *call, serve=world.server.serve: (
         (200, {"metadata": {"resourceVersion": "1000"}, "items": []})
         if call[0] == "GET" and "/pods?" in call[1]
@@ -147,8 +147,8 @@ def test_a_child_that_is_not_listed_but_there_is_kept(world):
 
 def test_a_list_that_is_older_than_what_is_known_finds_nothing(world):
     old = world.server.serve("GET", "/apis/joinery.dev/v1alpha1/namespaces/shop/streamjoins?resourceVersion=0", None)
-    world.told(world.edit())
-    world.told(world.server.add(job("second")))
+    world.watch_tells(world.edit())
+    world.watch_tells(world.server.add(job("second")))
     serve = world.server.serve
     world.server.serve = lambda *call: old if "/streamjoins?" in call[1] else serve(*call)
     world.audit()
@@ -158,15 +158,15 @@ def test_a_list_that_is_older_than_what_is_known_finds_nothing(world):
 
 def test_the_first_reading_makes_every_job_due():
     world = World()
-    made = world.server.add(job())
-    world.server.add(pod_of(made))
+    resource = world.server.add(job())
+    world.server.add(pod_of(resource))
     world.fill()
     assert world.due == [JOB]
-    assert list(world.store.children(made["metadata"]["uid"]).pods) == [POD.name]
+    assert list(world.store.children(resource["metadata"]["uid"]).pods) == [POD.name]
 
 
 def test_a_job_that_another_operator_has_now_is_dropped_and_has_not_ended(world):
-    world.server.change("StreamJoin", "shop", "orders", lambda each: each["metadata"].update(labels=BLUE))
+    world.server.change("StreamJoin", "shop", "orders", lambda manifest: manifest["metadata"].update(labels=BLUE))
     world.audit()
     assert world.store.get(JOB) is None
     assert world.ended == []

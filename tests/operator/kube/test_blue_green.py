@@ -261,9 +261,9 @@ def test_a_job_that_lost_its_labels_is_another_operators_and_is_not_created_for_
             )
             await shop.look_again()
             assert shop.condition("Degraded")["reason"] == "CreateRefused"
-            asked = shop.server.calls.count("POST streamjoins")
+            attempts = shop.server.calls.count("POST streamjoins")
             await settled(shop.controller)
-            assert shop.server.calls.count("POST streamjoins") == asked
+            assert shop.server.calls.count("POST streamjoins") == attempts
 
     asyncio.run(lives())
 

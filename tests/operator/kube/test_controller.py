@@ -34,7 +34,7 @@ def test_what_was_there_before_it_started_is_brought_about():
     assert server.names("Pod") == ["orders-driver-1"]
     assert server.names("ConfigMap") == ["orders-job-r1"]
     assert server.get("StreamJoin", "shop", "orders")["status"]["driver"]["number"] == 1
-    assert [each.split()[0] for each in server.calls if each.startswith("P")] == ["PUT", "POST", "POST", "POST", "POST"]
+    assert [call.split()[0] for call in server.calls if call.startswith("P")] == ["PUT", "POST", "POST", "POST", "POST"]
     assert "PUT streamjoins/status" in server.calls
 
 
@@ -103,11 +103,11 @@ def test_events_that_tell_nothing_new_cost_nothing():
 
     async def run():
         async with controller_on(server) as controller:
-            made = server.add(job())
-            await tell(controller, made)
+            resource = server.add(job())
+            await tell(controller, resource)
             await settled(controller)
             calls = len(server.calls)
-            await tell(controller, made)
+            await tell(controller, resource)
             await tell(controller, server.get("Pod", "shop", "orders-driver-1"))
             await settled(controller)
             assert server.calls[calls:] == []
@@ -125,11 +125,11 @@ def test_the_next_look_never_works_on_an_older_status_than_was_written():
 
     async def run():
         async with controller_on(server, decide) as controller:
-            made = server.add(job())
-            await tell(controller, made)
+            resource = server.add(job())
+            await tell(controller, resource)
             await settled(controller)
             # The watch is late: it tells the state before the status was written.
-            await tell(controller, made)
+            await tell(controller, resource)
             controller.feed.add(JOB)
             await settled(controller)
 
@@ -143,7 +143,9 @@ def test_an_edit_between_look_and_write_is_seen():
 
     def decide(observed):
         if not edited:
-            edited.append(server.change("StreamJoin", "shop", "orders", lambda each: each["spec"].update(suspend=True)))
+            edited.append(
+                server.change("StreamJoin", "shop", "orders", lambda manifest: manifest["spec"].update(suspend=True))
+            )
         return reconcile(observed)
 
     async def run():
@@ -175,12 +177,12 @@ def test_a_job_that_fails_does_not_keep_others_from_going_on_and_tells_why():
 
     asyncio.run(run())
     assert [key for key in server.objects if key[0] == "pods"] == [("pods", "shop", "orders-driver-1")]
-    told = [
-        each for (plural, namespace, _), each in server.objects.items() if (plural, namespace) == ("events", "small")
+    events = [
+        event for (plural, namespace, _), event in server.objects.items() if (plural, namespace) == ("events", "small")
     ]
     # What the status says by now is told as well, which no later reconcile would.
-    assert sorted(each["reason"] for each in told) == ["ReconcileFailed", "Started"]
-    (event,) = [each for each in told if each["type"] == "Warning"]
+    assert sorted(event["reason"] for event in events) == ["ReconcileFailed", "Started"]
+    (event,) = [event for event in events if event["type"] == "Warning"]
     assert event["message"] == "POST /api/v1/namespaces/small/pods (orders-driver-1): 403 Forbidden: exceeded quota"
 
 
@@ -214,10 +216,10 @@ def test_a_child_that_lost_its_label_is_not_taken_for_gone():
             robbed = server.change("Pod", "shop", "orders-driver-1", lambda pod: pod["metadata"].pop("labels"))
             await tell(controller, robbed, deleted=True)
             await settled(controller)
-            held = controller.cache.get(ObjectKey("Pod", "shop", "orders-driver-1"))
-            assert "labels" not in held["metadata"]
-            gone = server.remove("Pod", "shop", "orders-driver-1")
-            await tell(controller, gone, deleted=True)
+            cached = controller.cache.get(ObjectKey("Pod", "shop", "orders-driver-1"))
+            assert "labels" not in cached["metadata"]
+            removed = server.remove("Pod", "shop", "orders-driver-1")
+            await tell(controller, removed, deleted=True)
             await settled(controller)
 
     asyncio.run(run())
@@ -234,31 +236,31 @@ def test_templates_are_read_for_jobs_that_name_them_only():
     server = MemoryServer()
     server.add(config_map("mine"))
     server.add(config_map("older"))
-    found = {}
+    templates = {}
 
     def decide(observed):
-        found[observed.resource["metadata"]["name"]] = dict(observed.templates)
+        templates[observed.resource["metadata"]["name"]] = dict(observed.templates)
         return Decision(None)
 
     async def run():
         async with controller_on(server, decide) as controller:
             mine = {"podTemplate": {"name": "mine", "key": "pod.yaml"}}
-            made = server.add(job("with", spark={"driver": mine, "executor": mine}))
+            resource = server.add(job("with", spark={"driver": mine, "executor": mine}))
             text = "spec: {spark: {executor: {podTemplate: {name: older}}}}"
-            await tell(controller, made)
-            await tell(controller, server.add(config_map("with-job-r1", {"job.yaml": text}, made)))
-            await tell(controller, server.add(config_map("with-job-r0", {"job.yaml": "{ podTemplate"}, made)))
+            await tell(controller, resource)
+            await tell(controller, server.add(config_map("with-job-r1", {"job.yaml": text}, resource)))
+            await tell(controller, server.add(config_map("with-job-r0", {"job.yaml": "{ podTemplate"}, resource)))
             await tell(controller, server.add(job("without")))
             await tell(controller, server.add(job("astray", spark={"driver": {"podTemplate": {"name": "none"}}})))
             await tell(controller, server.add(job("wrong", spark={"driver": "podTemplate"})))
             await settled(controller)
 
     asyncio.run(run())
-    assert found["with"]["mine"]["metadata"]["name"] == "mine"
-    assert found["with"]["older"]["metadata"]["name"] == "older"
-    assert found["without"] == {}
-    assert found["astray"] == {"none": None}
-    assert found["wrong"] == {}
+    assert templates["with"]["mine"]["metadata"]["name"] == "mine"
+    assert templates["with"]["older"]["metadata"]["name"] == "older"
+    assert templates["without"] == {}
+    assert templates["astray"] == {"none": None}
+    assert templates["wrong"] == {}
 
 
 def left_behind(observed):
@@ -274,14 +276,14 @@ def test_what_a_job_that_is_gone_leaves_behind_is_told_by_its_last_copy(seen):
 
     async def run():
         async with controller_on(server, left_behind) as controller:
-            made = server.add(job(what="first"))
+            resource = server.add(job(what="first"))
             if seen == "before":
-                await tell(controller, made)
+                await tell(controller, resource)
                 await settled(controller)
             elif seen == "by a reconcile":
-                controller.cache.put(made, "StreamJoin")
+                controller.cache.put(resource, "StreamJoin")
                 controller.feed.add(JOB)
-            server.change("StreamJoin", "shop", "orders", lambda each: each["spec"].update(what="edited"))
+            server.change("StreamJoin", "shop", "orders", lambda manifest: manifest["spec"].update(what="edited"))
             last = server.remove("StreamJoin", "shop", "orders")
             await settled(controller)
             assert controller.cache.get(JOB) is None or seen != "by a reconcile"
@@ -290,22 +292,22 @@ def test_what_a_job_that_is_gone_leaves_behind_is_told_by_its_last_copy(seen):
             return last
 
     last = asyncio.run(run())
-    (told,) = [each for each in server.objects.values() if each.get("reason") == "LeftBehind"]
-    assert (told["type"], told["message"]) == ("Warning", "edited")
-    assert told["involvedObject"]["uid"] == last["metadata"]["uid"]
+    (event,) = [event for event in server.objects.values() if event.get("reason") == "LeftBehind"]
+    assert (event["type"], event["message"]) == ("Warning", "edited")
+    assert event["involvedObject"]["uid"] == last["metadata"]["uid"]
 
 
 def test_what_a_savepoint_that_is_gone_leaves_behind_is_told_too():
     server = MemoryServer()
-    of = {"job": {"kind": "StreamJoin", "name": "orders"}}
+    spec = {"job": {"kind": "StreamJoin", "name": "orders"}}
 
     async def run():
         async with controller_on(server, left_behind) as controller:
-            server.add({**job(what="it", **of), "kind": "Savepoint"})
+            server.add({**job(what="it", **spec), "kind": "Savepoint"})
             await tell(controller, server.remove("Savepoint", "shop", "orders"), deleted=True)
 
     asyncio.run(run())
-    assert [each["message"] for each in server.objects.values() if each.get("reason") == "LeftBehind"] == ["it"]
+    assert [event["message"] for event in server.objects.values() if event.get("reason") == "LeftBehind"] == ["it"]
 
 
 def test_closing_lets_looks_end_and_begins_no_new_ones():
@@ -417,10 +419,10 @@ async def a_life_cut_short(server):
 
 def test_killed_after_each_call_and_started_again_it_ends_with_the_same():
     """As the test on a real API server, which kills the process."""
-    whole = MemoryServer()
-    asyncio.run(a_life(whole))
-    expected = {kind: whole.names(kind) for kind in ("Pod", "ConfigMap", "Service")}
-    writes = [call for call in whole.calls if not call.startswith("GET")]
+    undisturbed = MemoryServer()
+    asyncio.run(a_life(undisturbed))
+    expected = {kind: undisturbed.names(kind) for kind in ("Pod", "ConfigMap", "Service")}
+    writes = [call for call in undisturbed.calls if not call.startswith("GET")]
     assert len(writes) == 8
     for number in range(1, len(writes) + 1):
         server = KilledAfter(number)
@@ -433,8 +435,8 @@ def test_killed_after_each_call_and_started_again_it_ends_with_the_same():
 
 def test_create_of_a_name_that_another_has_is_told():
     server = MemoryServer()
-    taken = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "orders-driver-1", "namespace": "shop"}}
-    server.add(taken)
+    foreign_pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "orders-driver-1", "namespace": "shop"}}
+    server.add(foreign_pod)
 
     async def run():
         async with controller_on(server) as controller:
@@ -442,8 +444,8 @@ def test_create_of_a_name_that_another_has_is_told():
             await settled(controller)
 
     asyncio.run(run())
-    warnings = [each for each in server.objects.values() if each["kind"] == "Event" and each["type"] == "Warning"]
-    assert ["Pod shop/orders-driver-1 is not this job's" in each["message"] for each in warnings] == [True]
+    warnings = [event for event in server.objects.values() if event["kind"] == "Event" and event["type"] == "Warning"]
+    assert ["Pod shop/orders-driver-1 is not this job's" in warning["message"] for warning in warnings] == [True]
 
 
 @pytest.mark.parametrize("manifest", [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}}])

@@ -30,7 +30,7 @@ from simulated_cluster.small_reconcile import job
 
 def tell(server, *events, forget=(), every=1):
     """One event `every` so many seconds."""
-    made = server.add(job())
+    resource = server.add(job())
     clock = [datetime(2026, 1, 1, tzinfo=UTC)]
 
     async def run():
@@ -41,11 +41,12 @@ def tell(server, *events, forget=(), every=1):
                 if event in forget:
                     for name in server.names("Event"):
                         server.remove("Event", "shop", name)
-                await recorder.record(made, event)
+                await recorder.record(resource, event)
 
     asyncio.run(run())
     return sorted(
-        (each for each in server.objects.values() if each["kind"] == "Event"), key=lambda each: each["reason"]
+        (manifest for manifest in server.objects.values() if manifest["kind"] == "Event"),
+        key=lambda manifest: manifest["reason"],
     )
 
 
@@ -60,15 +61,15 @@ def test_an_event_that_is_told_again_is_counted():
 def test_an_event_that_has_expired_is_told_anew():
     server = MemoryServer()
     event = Event("Normal", "Started", "Attempt 1")
-    (found,) = tell(server, event, Event("Normal", "Started", "Attempt 1"), forget=(event,))
-    assert found["count"] == 1
+    (recorded,) = tell(server, event, Event("Normal", "Started", "Attempt 1"), forget=(event,))
+    assert recorded["count"] == 1
 
 
-@pytest.mark.parametrize(("every", "told"), [(1, 25), (60, 34), (300, 50)])
-def test_what_flaps_is_not_told_for_ever(every, told):
+@pytest.mark.parametrize(("every", "recorded"), [(1, 25), (60, 34), (300, 50)])
+def test_what_flaps_is_not_told_for_ever(every, recorded):
     """Each time in other words: a driver that waits says since when."""
     events = [Event("Warning", "WaitingForInput", f"since {number}") for number in range(50)]
-    assert len(tell(MemoryServer(), *events, every=every)) == told
+    assert len(tell(MemoryServer(), *events, every=every)) == recorded
 
 
 def test_an_event_that_is_refused_stops_nothing():
@@ -166,13 +167,13 @@ def test_missing_rights_are_named_all_at_once():
     check(server, "farm")
 
 
-def without_rights_in(*gone):
+def without_rights_in(*namespaces):
     server = MemoryServer()
     served = server.serve
 
     def serve(method, address, body):
         attributes = (body or {}).get("spec", {}).get("resourceAttributes", {})
-        refused = attributes.get("namespace") in gone
+        refused = attributes.get("namespace") in namespaces
         return (201, {"status": {"allowed": False}}) if refused else served(method, address, body)
 
     server.serve = serve
@@ -191,16 +192,16 @@ def test_a_deleted_namespace_is_left_out_with_a_warning_and_a_metric(log_lines):
 
 def test_a_namespace_is_regained_with_all_rights_and_not_before(monkeypatch, log_lines):
     monkeypatch.setattr(process, "REGAIN_SECONDS", 0.001)
-    server, asked = MemoryServer(), Counter()
+    server, reviews = MemoryServer(), Counter()
     served = server.serve
 
     def serve(method, address, body):
         right = body["spec"]["resourceAttributes"]
-        asked[right["namespace"]] += 1
-        if asked.total() <= 4:
+        reviews[right["namespace"]] += 1
+        if reviews.total() <= 4:
             return 500, {}
         # Its role is made in two steps.
-        complete = asked["back"] > len(PERMISSIONS)
+        complete = reviews["back"] > len(PERMISSIONS)
         if right["namespace"] == "gone" or (right["resource"] == "pods" and not complete):
             return 201, {"status": {"allowed": False}}
         return served(method, address, body)
@@ -213,7 +214,7 @@ def test_a_namespace_is_regained_with_all_rights_and_not_before(monkeypatch, log
             return await process.wait_until_regained(api, ["gone", "back"], Settings())
 
     assert asyncio.run(run()) == ("back",)
-    assert asked["back"] > len(PERMISSIONS)
+    assert reviews["back"] > len(PERMISSIONS)
 
 
 def test_an_operator_without_rights_anywhere_does_not_start():
@@ -281,8 +282,8 @@ def test_an_installation_without_pages_needs_no_permission_on_what_leads_to_them
     server = without_rights_on_pages()
     assert check(server, "shop") == ("shop",)
     assert page_kinds(server, Settings()) == ()
-    wanted = r"ingresses\.networking\.k8s\.io in all namespaces.*turn jobPage\.ingress of the chart off"
-    with pytest.raises(EnvironmentProblem, match=wanted):
+    message = r"ingresses\.networking\.k8s\.io in all namespaces.*turn jobPage\.ingress of the chart off"
+    with pytest.raises(EnvironmentProblem, match=message):
         page_kinds(server, INGRESSED)
 
 
@@ -346,13 +347,13 @@ def test_kopf_keeps_nothing_on_objects_and_sees_only_ours():
     async def nothing(*_):
         pass
 
-    made = registry(nothing, nothing, nothing)
-    for kind in (made._changing, made._spawning, made._indexing, made._webhooks):
+    kopf_registry = registry(nothing, nothing, nothing)
+    for kind in (kopf_registry._changing, kopf_registry._spawning, kopf_registry._indexing, kopf_registry._webhooks):
         assert kind.get_all_handlers() == []
-    assert len(made._watching.get_all_handlers()) == len(WATCHED)
+    assert len(kopf_registry._watching.get_all_handlers()) == len(WATCHED)
     settings = kopf_settings(Settings(job_class="blue", job_selector="team=risk").owner_selector)
     pods = kopf._cogs.structs.references.Resource("", "v1", "pods", kind="Pod", namespaced=True)
     assert settings.watching.label_selectors.collect(pods) == [SELECTOR]
-    for each in OWNERS:
-        watched = kopf._cogs.structs.references.Resource(each.group, each.version, each.plural, namespaced=True)
+    for owner in OWNERS:
+        watched = kopf._cogs.structs.references.Resource(owner.group, owner.version, owner.plural, namespaced=True)
         assert settings.watching.label_selectors.collect(watched) == ["joinery.dev/class=blue,team=risk"]

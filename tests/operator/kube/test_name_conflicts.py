@@ -17,9 +17,9 @@ FIRST, SECOND = KINDS
 
 
 def put(store, kind, name="orders", namespace="shop"):
-    found = resource_of(kind, name, namespace)
-    found["metadata"] |= {"uid": f"{kind.name}-{namespace}-{name}", "resourceVersion": "1"}
-    store.put(found, kind.name)
+    manifest = resource_of(kind, name, namespace)
+    manifest["metadata"] |= {"uid": f"{kind.name}-{namespace}-{name}", "resourceVersion": "1"}
+    store.put(manifest, kind.name)
 
 
 def test_they_are_of_other_kinds_with_this_name_in_this_namespace():
@@ -43,7 +43,7 @@ def test_what_happens_to_one_is_looked_at_for_the_other(how):
     def decide(observed):
         if isinstance(observed, ObservedEnd):
             return Decision(None)
-        reconciled.append((observed.resource["kind"], [each["kind"] for each in observed.name_conflicts]))
+        reconciled.append((observed.resource["kind"], [conflict["kind"] for conflict in observed.name_conflicts]))
         return reconcile(observed)
 
     async def run():
@@ -60,12 +60,12 @@ def test_what_happens_to_one_is_looked_at_for_the_other(how):
                         FIRST.name,
                         "shop",
                         "orders",
-                        lambda each: each["spec"].update(trigger={"maxRecordsPerEpoch": 9}),
+                        lambda manifest: manifest["spec"].update(trigger={"maxRecordsPerEpoch": 9}),
                     ),
                 )
             else:
-                gone = server.remove(FIRST.name, "shop", "orders")
-                await (tell(controller, gone, deleted=True) if how == "gone" else controller.auditor.round())
+                removed = server.remove(FIRST.name, "shop", "orders")
+                await (tell(controller, removed, deleted=True) if how == "gone" else controller.auditor.round())
             await settled(controller)
 
     asyncio.run(run())
@@ -82,8 +82,8 @@ def test_the_end_of_a_job_is_looked_at_for_its_savepoints(how):
         reconciled.append(observed.resource["metadata"]["name"])
         return Decision(None)
 
-    def savepoint(name, of):
-        spec = {"job": {"kind": FIRST.name, "name": of}, "cleanup": "retain"}
+    def savepoint(name, job_name):
+        spec = {"job": {"kind": FIRST.name, "name": job_name}, "cleanup": "retain"}
         metadata = {"name": name, "namespace": "shop"}
         return {"apiVersion": API_VERSION, "kind": "Savepoint", "metadata": metadata, "spec": spec}
 
@@ -115,8 +115,8 @@ def test_a_job_whose_page_had_the_address_of_another_is_looked_at_when_that_is_g
     def decide(observed):
         if isinstance(observed, ObservedEnd):
             return Decision(None)
-        others = [each["metadata"]["name"] for each in observed.page_conflicts]
-        reconciled.append((observed.resource["metadata"]["name"], others))
+        conflicts = [conflict["metadata"]["name"] for conflict in observed.page_conflicts]
+        reconciled.append((observed.resource["metadata"]["name"], conflicts))
         return Decision(None)
 
     async def run():

@@ -24,9 +24,9 @@ def store():
 
 
 def resource(uid, name="orders"):
-    found = job()
-    found["metadata"] |= {"uid": uid, "name": name, "namespace": "shop"}
-    return found
+    manifest = job()
+    manifest["metadata"] |= {"uid": uid, "name": name, "namespace": "shop"}
+    return manifest
 
 
 def put(store, name, owner, *, owned=True, role="driver", namespace="shop"):

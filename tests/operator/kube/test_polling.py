@@ -19,7 +19,7 @@ class World:
     def __init__(self):
         self.store, self.metrics, self.due, self.port = ObjectCache(), Metrics(), [], free_port()
         self.answer = (200, {"ready": False})
-        self.asked = 0
+        self.requests = 0
         self._version = 0
         self.job(1)
         self.pod(1)
@@ -41,7 +41,7 @@ class World:
 
     def run(self, act):
         async def handler(request):
-            self.asked += 1
+            self.requests += 1
             assert request.path == "/status"
             code, body = self.answer
             return web.Response(status=code, text=body if isinstance(body, str) else json.dumps(body))
@@ -98,7 +98,7 @@ def test_what_serves_no_status_is_not_asked(world):
         world.job(1, restore="rollout-b")
         world.pod(1)
         await poller.round()
-        assert world.asked == 0
+        assert world.requests == 0
 
     world.run(act)
 
@@ -124,9 +124,9 @@ def test_what_a_newer_release_says_of_parts_is_left_out(world):
 
     async def act(poller):
         await poller.round()
-        told = world.status(poller)
-        assert (told.inputs[0].lag, told.inputs[0].rows_per_second) == (3, 5)
-        assert (told.hottest_keys[0].rows, told.last_savepoint.epoch) == (2, 6)
+        status = world.status(poller)
+        assert (status.inputs[0].lag, status.inputs[0].rows_per_second) == (3, 5)
+        assert (status.hottest_keys[0].rows, status.last_savepoint.epoch) == (2, 6)
         assert world.failures == 0
 
     world.run(act)
@@ -138,7 +138,7 @@ def test_a_driver_of_an_earlier_job_of_that_name_is_not_asked(world):
 
     async def act(poller):
         await poller.round()
-        assert (world.asked, world.status(poller)) == (0, None)
+        assert (world.requests, world.status(poller)) == (0, None)
 
     world.run(act)
 
@@ -220,7 +220,7 @@ def test_only_drivers_that_run_are_asked(world, phase):
 
     async def act(poller):
         await poller.round()
-        assert world.asked == 0
+        assert world.requests == 0
 
     world.run(act)
 

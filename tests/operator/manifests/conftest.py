@@ -96,8 +96,8 @@ class Job:
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
 def kind(request: pytest.FixtureRequest) -> ResourceKind:
-    found: ResourceKind = request.param
-    return found
+    resource_kind: ResourceKind = request.param
+    return resource_kind
 
 
 @pytest.fixture

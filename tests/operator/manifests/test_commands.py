@@ -15,15 +15,15 @@ def commands(job):
 def test_each_command_is_known_with_its_arguments(job, tmp_path):
     file = tmp_path / "job.yaml"
     file.write_text(job.config_map()["data"]["job.yaml"])
-    found = set()
+    command_names = set()
     for program, *arguments in commands(job):
         assert program == "joinery"
-        here = [str(file) if each == "/etc/joinery/job.yaml" else each for each in arguments]
+        here = [str(file) if argument == "/etc/joinery/job.yaml" else argument for argument in arguments]
         command, bound, ignored = app.parse_args(here, exit_on_error=False, print_error=False)
         assert str(file) in map(str, bound.args + tuple(bound.kwargs.values()))
         assert not ignored
-        found.add(command.__name__)
-    assert len(found) == 5
+        command_names.add(command.__name__)
+    assert len(command_names) == 5
 
 
 def test_a_command_that_is_not_known_would_be_noticed(job):

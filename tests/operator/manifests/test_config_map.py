@@ -31,24 +31,24 @@ def executor(job):
 
 
 def test_it_is_immutable_and_belongs_to_the_job_and_revision(job):
-    found = job.config_map()
-    assert found["immutable"] is True
-    assert found["metadata"]["name"] == job.names.config_map("abc")
-    assert found["metadata"]["namespace"] == "shop"
-    assert found["metadata"]["ownerReferences"][0]["uid"] == "7c1e"
-    assert found["metadata"]["labels"]["joinery.dev/revision"] == "abc"
-    assert found["data"].keys() == {"job.yaml", "spark-defaults.conf", "executor.yaml", "pod-defaults.yaml"}
+    config_map = job.config_map()
+    assert config_map["immutable"] is True
+    assert config_map["metadata"]["name"] == job.names.config_map("abc")
+    assert config_map["metadata"]["namespace"] == "shop"
+    assert config_map["metadata"]["ownerReferences"][0]["uid"] == "7c1e"
+    assert config_map["metadata"]["labels"]["joinery.dev/revision"] == "abc"
+    assert config_map["data"].keys() == {"job.yaml", "spark-defaults.conf", "executor.yaml", "pod-defaults.yaml"}
 
 
 def test_a_revision_of_an_earlier_release_is_read_on(job):
     """Earlier releases accepted patterns that this one rejects in a new job."""
-    found = job.config_map()
+    config_map = job.config_map()
     columns = [{"name": "id", "type": "string"}, {"name": "ts", "type": "timestamp", "format": "%H:%M:%S"}]
-    stored = loaded(found["data"]["job.yaml"])
+    stored = loaded(config_map["data"]["job.yaml"])
     for source in stored["spec"].get("inputs") or [stored["spec"]["input"]]:
         source["schema"] = columns
-    found["data"]["job.yaml"] = to_yaml(stored)
-    model, resource = manifests.stored_job(found, BY_NAME[job.resource["kind"]], job.resource)
+    config_map["data"]["job.yaml"] = to_yaml(stored)
+    model, resource = manifests.stored_job(config_map, BY_NAME[job.resource["kind"]], job.resource)
     assert [column.format for column in model.inputs[0].columns] == [None, "%H:%M:%S"]
     assert resource["spec"] == stored["spec"]
 
@@ -83,8 +83,8 @@ def test_every_text_in_a_job_comes_back_as_it_was(job):
         "",
     ]
     job = job.with_spark(conf={f"spark.{i}": text for i, text in enumerate(odd)})
-    found = parse_job(job.config_map()["data"]["job.yaml"], "job.yaml")
-    assert found.spec.spark.conf == job.model.spec.spark.conf
+    parsed = parse_job(job.config_map()["data"]["job.yaml"], "job.yaml")
+    assert parsed.spec.spark.conf == job.model.spec.spark.conf
 
 
 json_values = st.recursive(
@@ -111,7 +111,7 @@ def test_plain_words_stay_readable():
 
 
 def test_sparks_settings(job):
-    found = defaults(
+    spark_defaults = defaults(
         job.with_spark(
             imagePullPolicy="Always",
             imagePullSecrets=[{"name": "one"}, {"name": "two"}],
@@ -119,18 +119,21 @@ def test_sparks_settings(job):
             executor={"instances": 4, "cores": 2, "memory": "2g", "coreRequest": "200m"},
         )
     )
-    assert found["spark.kubernetes.namespace"] == "shop"
-    assert found["spark.kubernetes.container.image"] == job.image
-    assert found["spark.kubernetes.container.image.pullPolicy"] == "Always"
-    assert found["spark.kubernetes.container.image.pullSecrets"] == "one,two"
-    assert found["spark.driver.memory"] == "3g"
-    assert "spark.executor.instances" not in found  # an argument of each driver: it may change under a revision
-    assert found["spark.executor.cores"] == "2"
-    assert found["spark.executor.memory"] == "2g"
-    assert found["spark.executor.memoryOverhead"] == f"{384 + 400 + 2 * 80 + 8 * 64}m"
-    assert found["spark.kubernetes.executor.request.cores"] == "200m"
-    assert found["spark.kubernetes.executor.podTemplateFile"] == "/etc/joinery/executor.yaml"
-    assert found["spark.executor.failuresValidityInterval"], "else a job of months ends by the executors that it lost"
+    assert spark_defaults["spark.kubernetes.namespace"] == "shop"
+    assert spark_defaults["spark.kubernetes.container.image"] == job.image
+    assert spark_defaults["spark.kubernetes.container.image.pullPolicy"] == "Always"
+    assert spark_defaults["spark.kubernetes.container.image.pullSecrets"] == "one,two"
+    assert spark_defaults["spark.driver.memory"] == "3g"
+    # An argument of each driver: it may change under a revision.
+    assert "spark.executor.instances" not in spark_defaults
+    assert spark_defaults["spark.executor.cores"] == "2"
+    assert spark_defaults["spark.executor.memory"] == "2g"
+    assert spark_defaults["spark.executor.memoryOverhead"] == f"{384 + 400 + 2 * 80 + 8 * 64}m"
+    assert spark_defaults["spark.kubernetes.executor.request.cores"] == "200m"
+    assert spark_defaults["spark.kubernetes.executor.podTemplateFile"] == "/etc/joinery/executor.yaml"
+    assert spark_defaults["spark.executor.failuresValidityInterval"], (
+        "else a job of months ends by the executors that it lost"
+    )
 
 
 @pytest.mark.parametrize(
@@ -178,15 +181,15 @@ def test_nothing_of_one_attempt_and_no_master_is_in_a_revisions_file(job):
 
 def test_the_jobs_own_conf_is_not_in_the_file(job):
     conf = {"spark.driver.extraJavaOptions": "-Da=b c\nspark.x=y", "spark.driver.memory": "5g"}
-    found = defaults(job.with_spark(conf=conf))
-    assert "spark.driver.extraJavaOptions" not in found
-    assert "spark.x" not in found
-    assert found["spark.driver.memory"] == "1g"
+    spark_defaults = defaults(job.with_spark(conf=conf))
+    assert "spark.driver.extraJavaOptions" not in spark_defaults
+    assert "spark.x" not in spark_defaults
+    assert spark_defaults["spark.driver.memory"] == "1g"
 
 
 def test_an_image_cannot_bring_in_settings(job):
-    found = defaults(job.with_spark())
-    assert found.keys() == defaults(type(job)(job.resource, image="a\nspark.x=1\\")).keys()
+    spark_defaults = defaults(job.with_spark())
+    assert spark_defaults.keys() == defaults(type(job)(job.resource, image="a\nspark.x=1\\")).keys()
 
 
 @pytest.mark.parametrize(
@@ -204,11 +207,11 @@ def test_a_fixed_number_of_executors_is_not_dynamic(job):
 
 
 def test_a_dynamic_number_of_executors(job):
-    found = defaults(job.with_spark(executor={"instances": 2, "maxInstances": 6}))
-    assert found["spark.dynamicAllocation.enabled"] == "true"
-    assert found["spark.dynamicAllocation.shuffleTracking.enabled"] == "true"
-    assert found["spark.dynamicAllocation.minExecutors"] == "2"
-    assert found["spark.dynamicAllocation.maxExecutors"] == "6"
+    spark_defaults = defaults(job.with_spark(executor={"instances": 2, "maxInstances": 6}))
+    assert spark_defaults["spark.dynamicAllocation.enabled"] == "true"
+    assert spark_defaults["spark.dynamicAllocation.shuffleTracking.enabled"] == "true"
+    assert spark_defaults["spark.dynamicAllocation.minExecutors"] == "2"
+    assert spark_defaults["spark.dynamicAllocation.maxExecutors"] == "6"
 
 
 def test_executors_meet_the_restricted_standard(job, violations):
@@ -217,23 +220,23 @@ def test_executors_meet_the_restricted_standard(job, violations):
 
 def test_executors_have_the_drivers_secrets_and_the_jobs_file_where_the_driver_has_them(job):
     """They look them up themselves: the driver sends none."""
-    found, theirs = executor(job)["spec"], job.driver()["spec"]
-    mounts = [spec["containers"][0]["volumeMounts"] for spec in (found, theirs)]
+    ours, theirs = executor(job)["spec"], job.driver()["spec"]
+    mounts = [spec["containers"][0]["volumeMounts"] for spec in (ours, theirs)]
     secret, file = "/etc/joinery/secrets/", "/etc/joinery/job.yaml"
-    wanted = [each for each in mounts[1] if each["mountPath"].startswith(secret) or each["mountPath"] == file]
-    assert len(wanted) > 1
-    assert all(each in mounts[0] for each in wanted)
-    volumes = [each for each in theirs["volumes"] if each["name"] in {mount["name"] for mount in wanted}]
-    assert all(each in found["volumes"] for each in volumes)
-    assert found["securityContext"]["fsGroup"] == theirs["securityContext"]["fsGroup"], "who may read them"
+    required = [mount for mount in mounts[1] if mount["mountPath"].startswith(secret) or mount["mountPath"] == file]
+    assert len(required) > 1
+    assert all(mount in mounts[0] for mount in required)
+    volumes = [volume for volume in theirs["volumes"] if volume["name"] in {mount["name"] for mount in required}]
+    assert all(volume in ours["volumes"] for volume in volumes)
+    assert ours["securityContext"]["fsGroup"] == theirs["securityContext"]["fsGroup"], "who may read them"
 
 
 def test_executors_have_no_rights_and_no_name_of_their_own(job):
-    found = executor(job)
-    assert found["spec"]["automountServiceAccountToken"] is False
-    assert found["metadata"].keys() == {"labels"}
-    assert found["metadata"]["labels"]["joinery.dev/role"] == "executor"
-    assert not {key for key in found["metadata"]["labels"] if "argocd" in key or key == "team"}
+    pod = executor(job)
+    assert pod["spec"]["automountServiceAccountToken"] is False
+    assert pod["metadata"].keys() == {"labels"}
+    assert pod["metadata"]["labels"]["joinery.dev/role"] == "executor"
+    assert not {key for key in pod["metadata"]["labels"] if "argocd" in key or key == "team"}
 
 
 def test_executors_can_write_where_spark_writes(job):
@@ -291,17 +294,17 @@ def test_a_vanished_executor_is_given_up_after_a_minute_unless_the_job_says_othe
 def test_executors_are_placed_as_the_job_says(job):
     toleration = {"key": "dedicated", "operator": "Equal", "value": "spark", "effect": "NoSchedule"}
     part = {"nodeSelector": {"pool": "big"}, "tolerations": [toleration]}
-    found = executor(job.with_spark(executor=part, imagePullSecrets=[{"name": "pull"}]))["spec"]
-    assert found["nodeSelector"] == {"pool": "big"}
-    assert found["tolerations"][0] == toleration
-    assert found["imagePullSecrets"] == [{"name": "pull"}]
+    spec = executor(job.with_spark(executor=part, imagePullSecrets=[{"name": "pull"}]))["spec"]
+    assert spec["nodeSelector"] == {"pool": "big"}
+    assert spec["tolerations"][0] == toleration
+    assert spec["imagePullSecrets"] == [{"name": "pull"}]
 
 
 @pytest.mark.parametrize(("cache", "limit"), [(None, "30Gi"), ("20Gi", "40Gi")])
 def test_what_executors_write_is_limited_beyond_their_cache(job, cache, limit):
     conf = {"spark.executorEnv.JOINERY_CACHE_BYTES": cache} if cache else {}
-    found = executor(job.with_spark(conf=conf))["spec"]["volumes"]
-    limits = {each["name"]: each["emptyDir"]["sizeLimit"] for each in found if "emptyDir" in each}
+    volumes = executor(job.with_spark(conf=conf))["spec"]["volumes"]
+    limits = {volume["name"]: volume["emptyDir"]["sizeLimit"] for volume in volumes if "emptyDir" in volume}
     assert limits == {"tmp": "4Gi", "spark-local-dir-1": limit, "joinery-exchange-key": "1Mi"}
 
 
@@ -321,9 +324,9 @@ def test_executors_take_their_own_template(job):
           volumeMounts: [{name: fast, mountPath: /fast}]
           securityContext: {allowPrivilegeEscalation: true}
     """
-    found = executor(job.with_template(text, part="executor"))
-    container = found["spec"]["containers"][0]
-    assert found["metadata"]["annotations"] == {"a": "b"}
-    assert {"name": "fast", "emptyDir": {"medium": "Memory"}} in found["spec"]["volumes"]
+    pod = executor(job.with_template(text, part="executor"))
+    container = pod["spec"]["containers"][0]
+    assert pod["metadata"]["annotations"] == {"a": "b"}
+    assert {"name": "fast", "emptyDir": {"medium": "Memory"}} in pod["spec"]["volumes"]
     assert {"name": "fast", "mountPath": "/fast"} in container["volumeMounts"]
     assert container["securityContext"]["allowPrivilegeEscalation"] is False

@@ -13,7 +13,10 @@ def main(pod):
 
 
 def environment(container):
-    return {each["name"]: each.get("value") or each["valueFrom"]["fieldRef"]["fieldPath"] for each in container["env"]}
+    return {
+        variable["name"]: variable.get("value") or variable["valueFrom"]["fieldRef"]["fieldPath"]
+        for variable in container["env"]
+    }
 
 
 def mounts(container):
@@ -33,12 +36,12 @@ def test_it_meets_the_restricted_standard(job, violations, before):
 
 
 def test_it_is_one_attempts_and_the_jobs(job):
-    found = job.driver(3)["metadata"]
-    assert (found["name"], found["namespace"]) == (job.names.driver(3), "shop")
-    assert found["ownerReferences"][0]["uid"] == "7c1e"
-    assert found["labels"]["joinery.dev/attempt"] == "3"
-    assert found["labels"]["joinery.dev/revision"] == "abc"
-    assert not {key for key in found["labels"] if "argocd" in key or key in {"team", "app.kubernetes.io/instance"}}
+    metadata = job.driver(3)["metadata"]
+    assert (metadata["name"], metadata["namespace"]) == (job.names.driver(3), "shop")
+    assert metadata["ownerReferences"][0]["uid"] == "7c1e"
+    assert metadata["labels"]["joinery.dev/attempt"] == "3"
+    assert metadata["labels"]["joinery.dev/revision"] == "abc"
+    assert not {key for key in metadata["labels"] if "argocd" in key or key in {"team", "app.kubernetes.io/instance"}}
 
 
 def test_it_runs_the_job_once(job):
@@ -60,23 +63,23 @@ def test_it_may_talk_to_the_api_server_as_the_installations_account(job):
 
 
 def test_its_environment(job):
-    found = environment(main(job.driver(3)))
-    assert found["SPARK_CONF_DIR"] == "/etc/joinery"
-    assert found["SPARK_LOCAL_HOSTNAME"] == found["POD_IP"] == "status.podIP"
-    assert "SPARK_LOCAL_IP" not in found, "kubectl port-forward connects to the loopback address"
-    assert found["JOINERY_STATUS_HOST"] == "status.podIP", "what it serves is for the pod's network only"
-    assert found["POD_NAME"] == "metadata.name"
-    assert found["POD_NAMESPACE"] == "metadata.namespace"
-    assert found["JOINERY_REVISION"] == "abc"
-    assert found[STORED_JOB] == "true", "a stored revision may be older than a rule"
-    assert found["JOINERY_ENDING_FILE"] == main(job.driver())["terminationMessagePath"] == "/dev/termination-log"
+    variables = environment(main(job.driver(3)))
+    assert variables["SPARK_CONF_DIR"] == "/etc/joinery"
+    assert variables["SPARK_LOCAL_HOSTNAME"] == variables["POD_IP"] == "status.podIP"
+    assert "SPARK_LOCAL_IP" not in variables, "kubectl port-forward connects to the loopback address"
+    assert variables["JOINERY_STATUS_HOST"] == "status.podIP", "what it serves is for the pod's network only"
+    assert variables["POD_NAME"] == "metadata.name"
+    assert variables["POD_NAMESPACE"] == "metadata.namespace"
+    assert variables["JOINERY_REVISION"] == "abc"
+    assert variables[STORED_JOB] == "true", "a stored revision may be older than a rule"
+    assert variables["JOINERY_ENDING_FILE"] == main(job.driver())["terminationMessagePath"] == "/dev/termination-log"
 
 
 def test_its_executors_belong_to_this_attempt(job):
     arguments = shlex.split(environment(main(job.driver(3)))["PYSPARK_SUBMIT_ARGS"])
     assert arguments[-1] == "pyspark-shell"
     assert arguments[:-1:2] == ["--conf"] * 4
-    assert dict(each.split("=", 1) for each in arguments[1:-1:2]) == {
+    assert dict(setting.split("=", 1) for setting in arguments[1:-1:2]) == {
         "spark.executor.instances": "2",
         "spark.kubernetes.driver.pod.name": job.names.driver(3),
         "spark.kubernetes.executor.podNamePrefix": job.names.executor_prefix(3),
@@ -110,11 +113,11 @@ def test_an_autoscaled_job_starts_within_its_bounds_and_its_driver_decides(job):
 
 def test_all_secrets_of_the_job_are_there_once(job):
     pod = job.driver()
-    found = {path: mount for path, mount in mounts(main(pod)).items() if "/secrets/" in path}
-    assert found.keys() == {
+    secret_mounts = {path: mount for path, mount in mounts(main(pod)).items() if "/secrets/" in path}
+    assert secret_mounts.keys() == {
         f"/etc/joinery/secrets/{name}" for name in ("kafka-client", "kafka.writer", "kafka-dead", "state-db")
     }
-    for path, mount in found.items():
+    for path, mount in secret_mounts.items():
         assert mount["readOnly"] is True
         assert volume(pod, mount["name"])["secret"]["secretName"] == path.rpartition("/")[2]
 
@@ -135,10 +138,12 @@ def test_no_mount_is_below_another_of_our_own(job):
 
 def test_the_jobs_files_are_those_of_the_config_map(job):
     pod = job.driver()
-    found = {path: mount for path, mount in mounts(main(pod)).items() if mount["name"] == "job"}
+    job_mounts = {path: mount for path, mount in mounts(main(pod)).items() if mount["name"] == "job"}
     read_by_the_operator = {"pod-defaults.yaml"}
-    assert found.keys() == {f"/etc/joinery/{file}" for file in job.config_map()["data"].keys() - read_by_the_operator}
-    assert all(path == f"/etc/joinery/{mount['subPath']}" for path, mount in found.items())
+    assert job_mounts.keys() == {
+        f"/etc/joinery/{file}" for file in job.config_map()["data"].keys() - read_by_the_operator
+    }
+    assert all(path == f"/etc/joinery/{mount['subPath']}" for path, mount in job_mounts.items())
     assert volume(pod, "job")["configMap"]["name"] == job.config_map()["metadata"]["name"]
 
 
@@ -209,9 +214,9 @@ def test_what_comes_before_the_driver_sees_what_it_sees(job, before, name, comma
 
 def test_placement(job):
     part = {"nodeSelector": {"pool": "small"}, "tolerations": [{"operator": "Exists", "effect": "NoExecute"}]}
-    found = job.with_spark(driver=part).driver()["spec"]
-    assert found["nodeSelector"] == {"pool": "small"}
-    assert found["tolerations"] == [{"operator": "Exists", "effect": "NoExecute"}]
+    spec = job.with_spark(driver=part).driver()["spec"]
+    assert spec["nodeSelector"] == {"pool": "small"}
+    assert spec["tolerations"] == [{"operator": "Exists", "effect": "NoExecute"}]
 
 
 LOST = [

@@ -17,12 +17,12 @@ OPERATOR = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name":
 SETTINGS = Settings(status_from=json.dumps([OPERATOR]))
 
 
-def selects(selector, found) -> bool:
+def selects(selector, pod_labels) -> bool:
     """As Kubernetes does, of the forms that are used here."""
     assert selector.keys() <= {"matchLabels", "matchExpressions"}
-    assert all(each["operator"] == "In" for each in selector.get("matchExpressions", ()))
-    return selector.get("matchLabels", {}).items() <= found.items() and all(
-        found.get(each["key"]) in each["values"] for each in selector.get("matchExpressions", ())
+    assert all(expression["operator"] == "In" for expression in selector.get("matchExpressions", ()))
+    return selector.get("matchLabels", {}).items() <= pod_labels.items() and all(
+        pod_labels.get(expression["key"]) in expression["values"] for expression in selector.get("matchExpressions", ())
     )
 
 
@@ -35,8 +35,8 @@ def test_driver_and_executors_reach_each_other_and_the_operator_the_status_port(
     (peer,) = spark["from"]
     assert peer.keys() == {"podSelector"}, "of the job's own namespace"
     mine = {role: labels(job.resource, role) for role in ("driver", "executor", "check", "delete-state")}
-    assert all(selects(policy["spec"]["podSelector"], each) for each in mine.values())
-    reach = {role for role, each in mine.items() if selects(peer["podSelector"], each)}
+    assert all(selects(policy["spec"]["podSelector"], pod_labels) for pod_labels in mine.values())
+    reach = {role for role, pod_labels in mine.items() if selects(peer["podSelector"], pod_labels)}
     assert reach == {"driver", "executor"}
 
 
@@ -45,9 +45,9 @@ def test_pods_of_other_jobs_are_strangers(job):
     other = copy.deepcopy(job.resource)
     other["metadata"]["name"] = "other"
     for role in ("driver", "executor"):
-        found = labels(other, role)
-        assert not selects(policy["spec"]["podSelector"], found)
-        assert not selects(policy["spec"]["ingress"][0]["from"][0]["podSelector"], found)
+        pod_labels = labels(other, role)
+        assert not selects(policy["spec"]["podSelector"], pod_labels)
+        assert not selects(policy["spec"]["ingress"][0]["from"][0]["podSelector"], pod_labels)
 
 
 def test_without_peers_nobody_reaches_the_status_port(job):
@@ -55,29 +55,29 @@ def test_without_peers_nobody_reaches_the_status_port(job):
     assert len(network_policy(job.resource, Settings(status_from="[]"))["spec"]["ingress"]) == 1
 
 
-def merged(there, patch):
+def merged(current, patch):
     """As the API server merges (RFC 7386)."""
     if not isinstance(patch, dict):
         return patch
-    base = there if isinstance(there, dict) else {}
+    base = current if isinstance(current, dict) else {}
     changed = {key: merged(base.get(key), value) for key, value in patch.items() if value is not None}
     return {**{key: value for key, value in base.items() if key not in patch}, **changed}
 
 
 def test_what_others_change_of_it_comes_back(job):
     expected = network_policy(job.resource, SETTINGS)
-    found = copy.deepcopy(expected)
-    assert repair_patch(expected, found) is None
-    found["spec"]["ingress"].append({})
-    patch = repair_patch(expected, found)
+    live = copy.deepcopy(expected)
+    assert repair_patch(expected, live) is None
+    live["spec"]["ingress"].append({})
+    patch = repair_patch(expected, live)
     assert patch is not None
     assert (patch.kind, patch.body) == ("NetworkPolicy", {"spec": {"ingress": expected["spec"]["ingress"]}})
-    found = copy.deepcopy(expected)
-    found["spec"]["podSelector"]["matchLabels"]["team"] = "a"
-    found["spec"]["podSelector"]["matchExpressions"] = [{"key": "team", "operator": "Exists"}]
-    patch = repair_patch(expected, found)
+    live = copy.deepcopy(expected)
+    live["spec"]["podSelector"]["matchLabels"]["team"] = "a"
+    live["spec"]["podSelector"]["matchExpressions"] = [{"key": "team", "operator": "Exists"}]
+    patch = repair_patch(expected, live)
     assert patch is not None
-    assert merged(found, patch.body) == expected, "what others added to the selector goes, at every depth"
+    assert merged(live, patch.body) == expected, "what others added to the selector goes, at every depth"
     named = replace(SETTINGS, status_from="[]")
     changed = repair_patch(network_policy(job.resource, named), expected)
     assert changed is not None, "as the installation says now"

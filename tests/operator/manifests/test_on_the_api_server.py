@@ -59,7 +59,7 @@ def stored(job, kubectl, api_namespace):
 
 def children_of(job):
     before = [{}, {"migrate": "s", "abandon_state": True}]
-    drivers = [*(job.driver(attempt, **each) for attempt, each in enumerate(before)), job.restore()]
+    drivers = [*(job.driver(attempt, **options) for attempt, options in enumerate(before)), job.restore()]
     return [job.config_map(), service(job.resource), *drivers, job.check(), job.delete_state()]
 
 
@@ -75,7 +75,7 @@ def as_kept(kubectl, manifest):
 def test_it_takes_all_children_and_adds_nothing_that_is_drift(kubectl, stored):
     expected = children_of(stored)
     create(kubectl, *expected)
-    assert [repair_patch(each, as_kept(kubectl, each)) for each in expected] == [None] * len(expected)
+    assert [repair_patch(manifest, as_kept(kubectl, manifest)) for manifest in expected] == [None] * len(expected)
 
 
 def test_it_takes_executors_as_their_template_says(kubectl, stored, api_namespace):
@@ -144,9 +144,9 @@ def test_openshifts_ranges_take_the_pods_of_an_operator_that_runs_there(kubectl,
     while not is_rejected():
         assert time.monotonic() < deadline, "the API server does not apply the policy"
         time.sleep(0.2)
-    there = replace(stored, pod_defaults=PodDefaults(pod_security=PodSecurity()))
-    create(kubectl, *children_of(there))
-    executor = from_yaml(there.config_map()["data"]["executor.yaml"])
+    on_openshift = replace(stored, pod_defaults=PodDefaults(pod_security=PodSecurity()))
+    create(kubectl, *children_of(on_openshift))
+    executor = from_yaml(on_openshift.config_map()["data"]["executor.yaml"])
     executor["spec"]["containers"][0]["image"] = stored.image
     create(kubectl, {**executor, "metadata": {**executor["metadata"], "name": "executor", "namespace": api_namespace}})
 

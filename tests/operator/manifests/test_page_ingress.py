@@ -20,11 +20,11 @@ SETTINGS = Settings(page_url="https://joinery.example.com/{namespace}/{name}/", 
 
 def test_it_leads_from_the_address_to_the_status_port(job):
     metadata = job.resource["metadata"]
-    found = page_ingress(job.resource, SETTINGS)
+    ingress = page_ingress(job.resource, SETTINGS)
     path = f"/{metadata['namespace']}/{metadata['name']}/"
     assert page_url(job.resource, SETTINGS) == f"https://joinery.example.com{path}"
-    assert found["metadata"]["annotations"] == GIVEN["annotations"]
-    assert found["spec"] == {
+    assert ingress["metadata"]["annotations"] == GIVEN["annotations"]
+    assert ingress["spec"] == {
         "ingressClassName": "nginx",
         "tls": [{"hosts": ["joinery.example.com"], "secretName": "cert"}],
         "rules": [
@@ -60,8 +60,8 @@ def test_a_job_may_have_a_host_of_its_own(job):
 
 
 def host_of(name, namespace="shop", url="https://{name}.{namespace}.example.com/"):
-    found = page_url({"metadata": {"name": name, "namespace": namespace}}, replace(SETTINGS, page_url=url))
-    return found.partition("://")[2].partition("/")[0]
+    address = page_url({"metadata": {"name": name, "namespace": namespace}}, replace(SETTINGS, page_url=url))
+    return address.partition("://")[2].partition("/")[0]
 
 
 @pytest.mark.parametrize(
@@ -98,9 +98,9 @@ def test_a_path_holds_a_name_of_any_length(job):
 def test_what_others_change_of_it_comes_back_and_a_filled_in_class_stays(job):
     expected = page_ingress(job.resource, SETTINGS)
     assert repair_patch(expected, copy.deepcopy(expected)) is None
-    found = copy.deepcopy(expected)
-    found["spec"]["rules"][0]["host"] = "elsewhere.example.com"
-    patch = repair_patch(expected, found)
+    live = copy.deepcopy(expected)
+    live["spec"]["rules"][0]["host"] = "elsewhere.example.com"
+    patch = repair_patch(expected, live)
     assert patch is not None
     assert (patch.kind, patch.body) == ("Ingress", {"spec": expected["spec"]})
     plain = page_ingress(job.resource, replace(SETTINGS, page_ingress="{}"))
@@ -118,36 +118,36 @@ ROUTED = replace(
 
 
 def test_a_route_leads_the_same_way_through_a_gateway(job):
-    metadata, found = job.resource["metadata"], page_route(job.resource, ROUTED)
-    assert (found["apiVersion"], found["kind"]) == ("gateway.networking.k8s.io/v1", "HTTPRoute")
-    assert found["metadata"]["name"] == page_ingress(job.resource, SETTINGS)["metadata"]["name"]
-    assert found["metadata"]["annotations"] == LOGIN
+    metadata, route = job.resource["metadata"], page_route(job.resource, ROUTED)
+    assert (route["apiVersion"], route["kind"]) == ("gateway.networking.k8s.io/v1", "HTTPRoute")
+    assert route["metadata"]["name"] == page_ingress(job.resource, SETTINGS)["metadata"]["name"]
+    assert route["metadata"]["annotations"] == LOGIN
     to = service(job.resource)
     backend = {"group": "", "kind": "Service", "name": to["metadata"]["name"], "port": 8998, "weight": 1}
-    assert backend["port"] in {each["port"] for each in to["spec"]["ports"]}
+    assert backend["port"] in {port["port"] for port in to["spec"]["ports"]}
     path = {"type": "PathPrefix", "value": f"/{metadata['namespace']}/{metadata['name']}/"}
-    assert found["spec"] == {
+    assert route["spec"] == {
         "parentRefs": [
             {"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": "public", "namespace": "edge"}
         ],
         "hostnames": ["joinery.example.com"],
         "rules": [{"matches": [{"path": path}], "backendRefs": [backend]}],
     }
-    changed = copy.deepcopy(found)
-    assert repair_patch(found, changed) is None
+    changed = copy.deepcopy(route)
+    assert repair_patch(route, changed) is None
     changed["spec"] |= {"hostnames": ["elsewhere.example.com"], "useDefaultGateways": "All"}
-    patch = repair_patch(found, changed)
+    patch = repair_patch(route, changed)
     assert patch is not None
-    assert (patch.kind, patch.body["spec"]) == ("HTTPRoute", {**found["spec"], "useDefaultGateways": None})
+    assert (patch.kind, patch.body["spec"]) == ("HTTPRoute", {**route["spec"], "useDefaultGateways": None})
 
 
 @pytest.mark.parametrize(
     "text", ["public", "{}", '{"parentRefs": []}', '{"parentRefs": [{}]}', '{"parentRefs": [{"name": "a"}], "to": "b"}']
 )
 def test_route_settings_that_are_none_are_refused(text):
-    given = {"JOINERY_OPERATOR_PAGE_URL": "https://{name}.x/", "JOINERY_OPERATOR_PAGE_ROUTE": text}
+    environment = {"JOINERY_OPERATOR_PAGE_URL": "https://{name}.x/", "JOINERY_OPERATOR_PAGE_ROUTE": text}
     with pytest.raises(EnvironmentProblem, match="JOINERY_OPERATOR_PAGE_ROUTE is") as caught:
-        read_settings(given)
+        read_settings(environment)
     assert "jobPage.httpRoute.parentRefs" in caught.value.todo
 
 
@@ -167,9 +167,9 @@ def test_addresses_that_are_none_are_refused(text):
 
 @pytest.mark.parametrize("text", ["nginx", "[]", '{"class": "nginx"}'])
 def test_ingress_settings_that_are_none_are_refused(text):
-    given = {"JOINERY_OPERATOR_PAGE_URL": "https://{name}.x/", "JOINERY_OPERATOR_PAGE_INGRESS": text}
+    environment = {"JOINERY_OPERATOR_PAGE_URL": "https://{name}.x/", "JOINERY_OPERATOR_PAGE_INGRESS": text}
     with pytest.raises(EnvironmentProblem, match="JOINERY_OPERATOR_PAGE_INGRESS is") as caught:
-        read_settings(given)
+        read_settings(environment)
     assert "jobPage.ingress" in caught.value.todo
 
 

@@ -125,9 +125,9 @@ def test_each_pod_of_a_job_has_the_installations_defaults(job, violations):
         assert spec["priorityClassName"] == "low"
         assert spec["imagePullSecrets"] == [{"name": "registry"}]
         for container in [*spec.get("initContainers", ()), spec["containers"][0]]:
-            (mount,) = (each for each in container["volumeMounts"] if each["name"] == "joinery-ca")
+            (mount,) = (mount for mount in container["volumeMounts"] if mount["name"] == "joinery-ca")
             assert mount == {"name": "joinery-ca", "mountPath": "/etc/joinery-ca", "readOnly": True}
-        (volume,) = (each for each in spec["volumes"] if each["name"] == "joinery-ca")
+        (volume,) = (volume for volume in spec["volumes"] if volume["name"] == "joinery-ca")
         assert volume["configMap"] == {"name": "trust", "items": [{"key": "all.pem", "path": "ca-bundle.crt"}]}
         variables = environment(pod)
         assert variables["HTTP_PROXY"] == variables["http_proxy"] == "http://proxy:3128"
@@ -166,7 +166,9 @@ def test_what_the_job_itself_says_comes_first(job):
 
 def test_clients_know_the_zone_of_their_node(job):
     for pod in pods(job):
-        (entry,) = (each for each in pod["spec"]["containers"][0]["env"] if each["name"] == "JOINERY_CLIENT_RACK")
+        (entry,) = (
+            variable for variable in pod["spec"]["containers"][0]["env"] if variable["name"] == "JOINERY_CLIENT_RACK"
+        )
         assert entry["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.labels['topology.kubernetes.io/zone']"
     assert client_defaults({}, {"JOINERY_CLIENT_RACK": "b"})["client.rack"] == "b"
     assert "client.rack" not in client_defaults({}, {"JOINERY_CLIENT_RACK": ""}), "the cluster does not say"

@@ -350,14 +350,14 @@ def test_lake_tables_have_credentials_and_endpoints_of_their_own(job):
 def test_secrets_do_not_run_code_either(job):
     """The operator cannot read them, so the driver is told."""
 
-    def told(**allow):
-        made = replace(job, settings=replace(OURS, jobs_allow=json.dumps(allow))).driver()
-        env = {entry["name"]: entry.get("value") for entry in made["spec"]["containers"][0]["env"]}
+    def forbidden_properties(**allow):
+        driver = replace(job, settings=replace(OURS, jobs_allow=json.dumps(allow))).driver()
+        env = {entry["name"]: entry.get("value") for entry in driver["spec"]["containers"][0]["env"]}
         return env["JOINERY_FORBIDDEN_PROPERTIES"].split(",")
 
-    assert {"plugin.library.paths", "sasl.oauthbearer.assertion.file"} <= set(told())
-    assert {name.lower() for names in LAKE_PROPERTIES.values() for name in names} <= set(told())
-    assert "plugin.library.paths" not in told(properties=["plugin.library.paths"])
+    assert {"plugin.library.paths", "sasl.oauthbearer.assertion.file"} <= set(forbidden_properties())
+    assert {name.lower() for names in LAKE_PROPERTIES.values() for name in names} <= set(forbidden_properties())
+    assert "plugin.library.paths" not in forbidden_properties(properties=["plugin.library.paths"])
     executor = yaml.safe_load(job.config_map()["data"]["executor.yaml"])
     variables = {entry["name"]: entry.get("value") for entry in executor["spec"]["containers"][0]["env"]}
     assert "plugin.library.paths" in variables["JOINERY_FORBIDDEN_PROPERTIES"].split(",")

@@ -12,13 +12,13 @@ def expected(job):
 
 
 @pytest.fixture
-def found(expected):
+def live_service(expected):
     """As the API server keeps it."""
-    there = copy.deepcopy(expected)
-    there["metadata"] |= {"uid": "s-1", "resourceVersion": "9", "creationTimestamp": "2026-11-21T10:00:00Z"}
-    there["spec"] |= {"type": "ClusterIP", "clusterIPs": ["None"], "ipFamilies": ["IPv4"], "sessionAffinity": "None"}
-    there["status"] = {"loadBalancer": {}}
-    return there
+    stored = copy.deepcopy(expected)
+    stored["metadata"] |= {"uid": "s-1", "resourceVersion": "9", "creationTimestamp": "2026-11-21T10:00:00Z"}
+    stored["spec"] |= {"type": "ClusterIP", "clusterIPs": ["None"], "ipFamilies": ["IPv4"], "sessionAffinity": "None"}
+    stored["status"] = {"loadBalancer": {}}
+    return stored
 
 
 def test_the_service_finds_drivers_before_they_are_ready(expected, job):
@@ -32,23 +32,23 @@ def test_the_service_finds_drivers_before_they_are_ready(expected, job):
     assert {port["targetPort"] for port in spec["ports"]} <= named
 
 
-def test_what_the_api_server_adds_is_no_drift(expected, found):
-    assert repair_patch(expected, found) is None
+def test_what_the_api_server_adds_is_no_drift(expected, live_service):
+    assert repair_patch(expected, live_service) is None
 
 
-def test_what_others_add_is_left_alone(expected, found):
-    found["metadata"]["labels"]["their/own"] = "x"
-    found["metadata"]["ownerReferences"].append({"kind": "Other", "uid": "o"})
-    assert repair_patch(expected, found) is None
+def test_what_others_add_is_left_alone(expected, live_service):
+    live_service["metadata"]["labels"]["their/own"] = "x"
+    live_service["metadata"]["ownerReferences"].append({"kind": "Other", "uid": "o"})
+    assert repair_patch(expected, live_service) is None
 
 
 def test_labels_that_others_changed_come_back(job):
     expected = job.driver()
-    found = copy.deepcopy(expected)
-    found["metadata"]["labels"]["joinery.dev/role"] = "nobody"
-    del found["metadata"]["labels"]["joinery.dev/attempt"]
+    live_pod = copy.deepcopy(expected)
+    live_pod["metadata"]["labels"]["joinery.dev/role"] = "nobody"
+    del live_pod["metadata"]["labels"]["joinery.dev/attempt"]
     body = {"metadata": {"labels": {"joinery.dev/role": "driver", "joinery.dev/attempt": "1"}}}
-    assert repair_patch(expected, found) == Patch("Pod", job.names.driver(1), body)
+    assert repair_patch(expected, live_pod) == Patch("Pod", job.names.driver(1), body)
 
 
 def test_labels_and_owners_that_are_gone_altogether_come_back(job):
@@ -59,19 +59,19 @@ def test_labels_and_owners_that_are_gone_altogether_come_back(job):
     assert patch.body["metadata"]["ownerReferences"] == expected["metadata"]["ownerReferences"]
 
 
-def test_the_owner_comes_back_and_others_that_own_it_too_stay(job, expected, found):
+def test_the_owner_comes_back_and_others_that_own_it_too_stay(job, expected, live_service):
     ours = expected["metadata"]["ownerReferences"][0]
     other, usurper = {"kind": "Other", "uid": "o"}, {"kind": "Other", "uid": "u", "controller": True}
-    found["metadata"]["ownerReferences"] = [{**ours, "controller": False}, other, usurper]
-    patch = repair_patch(expected, found)
+    live_service["metadata"]["ownerReferences"] = [{**ours, "controller": False}, other, usurper]
+    patch = repair_patch(expected, live_service)
     assert patch == Patch("Service", job.names.service, {"metadata": {"ownerReferences": [ours, other]}})
 
 
-def test_a_services_spec_comes_back(expected, found):
-    found["spec"]["publishNotReadyAddresses"] = False
-    found["spec"]["ports"] = found["spec"]["ports"][:1]
-    found["spec"]["selector"] = {**found["spec"]["selector"], "joinery.dev/role": "x", "their/own": "x"}
-    patch = repair_patch(expected, found)
+def test_a_services_spec_comes_back(expected, live_service):
+    live_service["spec"]["publishNotReadyAddresses"] = False
+    live_service["spec"]["ports"] = live_service["spec"]["ports"][:1]
+    live_service["spec"]["selector"] = {**live_service["spec"]["selector"], "joinery.dev/role": "x", "their/own": "x"}
+    patch = repair_patch(expected, live_service)
     assert patch is not None
     spec = patch.body["spec"]
     assert spec.keys() == {"publishNotReadyAddresses", "ports", "selector"}
@@ -81,7 +81,7 @@ def test_a_services_spec_comes_back(expected, found):
 
 def test_a_pods_spec_is_not_looked_at(job):
     expected = job.driver()
-    found = copy.deepcopy(expected)
-    found["spec"]["nodeName"] = "n"
-    found["spec"]["containers"][0]["image"] = "other"
-    assert repair_patch(expected, found) is None
+    live_pod = copy.deepcopy(expected)
+    live_pod["spec"]["nodeName"] = "n"
+    live_pod["spec"]["containers"][0]["image"] = "other"
+    assert repair_patch(expected, live_pod) is None

@@ -69,23 +69,23 @@ class ApiServer:
 
 @contextmanager
 def api_server(driver: Any) -> Iterator[ApiServer]:
-    known = ApiServer({**driver, "metadata": {**driver["metadata"], "uid": "d-1"}})
+    fake_api = ApiServer({**driver, "metadata": {**driver["metadata"], "uid": "d-1"}})
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             name = self.path.partition("?")[0].removeprefix(f"{PODS}/")
-            if name == known.driver["metadata"]["name"]:
-                self._answer(known.driver)
+            if name == fake_api.driver["metadata"]["name"]:
+                self._answer(fake_api.driver)
             else:
                 self._answer({"apiVersion": "v1", "kind": "PodList", "metadata": {"resourceVersion": "1"}, "items": []})
 
         def do_POST(self) -> None:
             pod = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            pod["metadata"]["uid"] = f"e-{len(known.created)}"
-            known.created.append((self.path.partition("?")[0], pod))
+            pod["metadata"]["uid"] = f"e-{len(fake_api.created)}"
+            fake_api.created.append((self.path.partition("?")[0], pod))
             self._answer(pod, status=201)
-            if len(known.created) == 2:
-                known.two.set()
+            if len(fake_api.created) == 2:
+                fake_api.two.set()
 
         def do_DELETE(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -103,11 +103,11 @@ def api_server(driver: Any) -> Iterator[ApiServer]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    known.address = f"http://127.0.0.1:{server.server_port}"
+    fake_api.address = f"http://127.0.0.1:{server.server_port}"
     thread = Thread(target=server.serve_forever)
     thread.start()
     try:
-        yield known
+        yield fake_api
     finally:
         server.shutdown()
         thread.join()
@@ -130,10 +130,12 @@ def test_executors_are_those_that_the_operator_means(job, tmp_path, violations):
     for name, text in job.config_map()["data"].items():
         (tmp_path / name).write_text(text)
     driver = job.driver(7)
-    given = {each["name"]: each.get("value", POD_IP) for each in driver["spec"]["containers"][0]["env"]}
+    pod_environment = {
+        variable["name"]: variable.get("value", POD_IP) for variable in driver["spec"]["containers"][0]["env"]
+    }
     environment = {
         **os.environ,
-        **{key: given[key] for key in given if "SPARK" in key},
+        **{key: pod_environment[key] for key in pod_environment if "SPARK" in key},
         "SPARK_CONF_DIR": str(tmp_path),
         ENV_KEY_FOLDER: str(tmp_path),  # in place of the pod's
     }
@@ -171,8 +173,8 @@ def test_executors_are_those_that_the_operator_means(job, tmp_path, violations):
     assert first["metadata"]["annotations"].items() >= {"odd": "1:30", "on": "yes", "text": "é\nx"}.items()
 
     spec = first["spec"]
-    container = next(each for each in spec["containers"] if each["name"] == "spark-kubernetes-executor")
-    found = {each["name"]: each.get("value") for each in container["env"]}
+    container = next(container for container in spec["containers"] if container["name"] == "spark-kubernetes-executor")
+    variables = {variable["name"]: variable.get("value") for variable in container["env"]}
     assert [finding for finding in violations(first) if not finding.startswith("logger:")] == []
     assert spec["nodeSelector"]["on"] == "1:30"
     assert spec["serviceAccountName"] == "driver-account"
@@ -182,9 +184,9 @@ def test_executors_are_those_that_the_operator_means(job, tmp_path, violations):
     assert "command" not in container
     assert container["resources"]["limits"] == {"memory": "2400Mi"}
     assert container["resources"]["requests"] == {"cpu": "200m", "memory": "2400Mi", "ephemeral-storage": "2Gi"}
-    assert found["EXTRA"] == "0x1F"
-    assert found["SPARK_LOCAL_DIRS"] == "/var/data/spark"
-    assert f"@{POD_IP}:" in found["SPARK_DRIVER_URL"]  # the pod's own address, by its environment
+    assert variables["EXTRA"] == "0x1F"
+    assert variables["SPARK_LOCAL_DIRS"] == "/var/data/spark"
+    assert f"@{POD_IP}:" in variables["SPARK_DRIVER_URL"]  # the pod's own address, by its environment
     listening = json.loads(out.splitlines()[-3])
     assert listening == {"ui": [True, True], "driver": [False, True]}, "kubectl port-forward reaches the UI alone"
     theirs = {volume["name"] for volume in driver["spec"]["volumes"]} - {"scale"}  # only a driver asks how wide
@@ -192,9 +194,12 @@ def test_executors_are_those_that_the_operator_means(job, tmp_path, violations):
     mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert {"/etc/joinery/job.yaml", "/etc/joinery/secrets/state-db"} <= mounted
     assert in_force["spark.authenticate"] == "true"
-    assert len(found["_SPARK_AUTH_SECRET"]) >= 32, "Spark makes it, and hands it over"
+    assert len(variables["_SPARK_AUTH_SECRET"]) >= 32, "Spark makes it, and hands it over"
 
-    secret, options = found[ENV_EXCHANGE_SECRET], [text for name, text in found.items() if "SPARK_JAVA_OPT" in name]
+    secret, options = (
+        variables[ENV_EXCHANGE_SECRET],
+        [text for name, text in variables.items() if "SPARK_JAVA_OPT" in name],
+    )
     assert key_files(tmp_path).private_key.read_bytes() == derive(secret).private_key, "executors derive the same"
     assert f"-Dspark.ssl.rpc.privateKey={key_files(tmp_path).private_key}" in options
     assert "-Dspark.ssl.rpc.enabled=true" in options

@@ -24,7 +24,7 @@ def test_they_see_the_revisions_job_and_all_secrets(pod, job):
         (pod["spec"]["volumes"], driver["spec"]["volumes"]),
         (pod["spec"]["containers"][0]["volumeMounts"], driver["spec"]["containers"][0]["volumeMounts"]),
     ):
-        assert mine == [each for each in the_drivers if each["name"] not in {"scale", "joinery-exchange-key"}]
+        assert mine == [entry for entry in the_drivers if entry["name"] not in {"scale", "joinery-exchange-key"}]
     assert pod["spec"]["containers"][0]["image"] == job.image
 
 
@@ -67,7 +67,7 @@ def test_a_templates_other_containers_would_keep_them_from_ending(job):
       initContainers: [{name: proxy, image: p, restartPolicy: Always}]
       containers: [{name: logger, image: l}, {name: joinery, env: [{name: A, value: b}]}]
     """
-    found = job.with_template(text).check()["spec"]
-    assert [container["name"] for container in found["containers"]] == ["joinery"]
-    assert {"name": "A", "value": "b"} in found["containers"][0]["env"]
-    assert [container["name"] for container in found["initContainers"]] == ["proxy"]
+    spec = job.with_template(text).check()["spec"]
+    assert [container["name"] for container in spec["containers"]] == ["joinery"]
+    assert {"name": "A", "value": "b"} in spec["containers"][0]["env"]
+    assert [container["name"] for container in spec["initContainers"]] == ["proxy"]

@@ -94,8 +94,8 @@ def test_what_the_operator_sets_wins(pod, main, job):
     assert main["livenessProbe"] == plain["spec"]["containers"][0]["livenessProbe"]
     assert main["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert main["resources"]["limits"]["memory"] == plain["spec"]["containers"][0]["resources"]["limits"]["memory"]
-    assert [each["value"] for each in main["env"] if each["name"] == "JOINERY_REVISION"] == ["abc"]
-    assert [each["name"] for each in main["volumeMounts"] if each["mountPath"] == "/tmp"] == ["tmp"]
+    assert [variable["value"] for variable in main["env"] if variable["name"] == "JOINERY_REVISION"] == ["abc"]
+    assert [mount["name"] for mount in main["volumeMounts"] if mount["mountPath"] == "/tmp"] == ["tmp"]
 
 
 def test_our_container_stays_restricted(pod, violations):

@@ -335,11 +335,11 @@ def test_another_spelling_of_a_place_is_no_other_place(spellings: Any) -> None:
         assert isinstance(job, RequestedJob), job
         return job
 
-    first, *others = map(requested, spellings)
+    first, *respelled = map(requested, spellings)
     (kind,) = spellings[0]
     other_place = requested({kind: {"table": "u"} if kind == "postgres" else {"path": "/out/b"}})
     assert not shared_places(first.outputs, other_place.outputs)
-    for other in others:
+    for other in respelled:
         assert other.name == first.name != other_place.name
         assert shared_places(first.outputs, other.outputs)
 
@@ -896,16 +896,16 @@ def outcome(world: BlueGreenWorld) -> Any:
 @pytest.mark.parametrize("cleanup", ["retainState", "deleteState"])
 @pytest.mark.parametrize("share", range(12))
 def test_an_operator_that_dies_at_any_write_leads_to_the_same_end(share: int, cleanup: str) -> None:
-    whole = BlueGreenWorld()
-    whole.edit(cleanup=cleanup)
-    play(whole)
-    assert outcome(whole)[:2] == (["black"], ["black"])
-    assert whole.writes > 30
-    for death in range(share, whole.writes, 12):
+    undisturbed = BlueGreenWorld()
+    undisturbed.edit(cleanup=cleanup)
+    play(undisturbed)
+    assert outcome(undisturbed)[:2] == (["black"], ["black"])
+    assert undisturbed.writes > 30
+    for death in range(share, undisturbed.writes, 12):
         world = DyingWorld(death)
         world.edit(cleanup=cleanup)
         play(world)
-        assert outcome(world) == outcome(whole), f"after the death at write {death}"
+        assert outcome(world) == outcome(undisturbed), f"after the death at write {death}"
 
 
 class DyingWorld(BlueGreenWorld):

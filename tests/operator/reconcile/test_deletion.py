@@ -25,8 +25,8 @@ def cluster() -> SimulatedCluster:
 
 def finalizers(cluster: SimulatedCluster) -> list[str]:
     assert cluster.resource is not None
-    found: list[str] = cluster.resource["metadata"].get("finalizers", [])
-    return found
+    names: list[str] = cluster.resource["metadata"].get("finalizers", [])
+    return names
 
 
 def test_state_that_is_retained_needs_no_finalizer() -> None:
@@ -42,9 +42,9 @@ def test_state_that_is_retained_needs_no_finalizer() -> None:
 
 
 def test_finalizers_of_others_stay() -> None:
-    made = resource(cleanup="deleteState")
-    made["metadata"]["finalizers"] = ["other/one"]
-    cluster = SimulatedCluster(made)
+    manifest = resource(cleanup="deleteState")
+    manifest["metadata"]["finalizers"] = ["other/one"]
+    cluster = SimulatedCluster(manifest)
     cluster.step()
     assert finalizers(cluster) == ["other/one", FINALIZER]
     cluster.edit(cleanup="nonsense")
@@ -127,9 +127,9 @@ def test_a_namespace_that_is_being_deleted_is_not_kept_up(cluster: SimulatedClus
     decision = cluster.step()
     assert cluster.resource is None
     assert not cluster.database.deleted
-    (told,) = left_behind(cluster)
-    assert "is being deleted, so no pod can delete it" in told
-    assert "`joinery state orphans`" in told
+    (message,) = left_behind(cluster)
+    assert "is being deleted, so no pod can delete it" in message
+    assert "`joinery state orphans`" in message
     assert [event.outlives_namespace for event in decision.events if event.reason == "StateLeftBehind"] == [True]
 
 
@@ -184,8 +184,8 @@ def test_a_job_goes_before_the_permissions_of_its_namespace(cluster: SimulatedCl
     assert copy is not None
     decision = cluster.step()
     assert finalizers(cluster) == []
-    (told,) = left_behind(cluster)
-    assert "is being deleted, so no pod can delete it" in told
+    (message,) = left_behind(cluster)
+    assert "is being deleted, so no pod can delete it" in message
     assert [event.outlives_namespace for event in decision.events] == [True]
     assert (cluster.status.phase, cluster.status.conditions[0].reason) == ("Deleting", "Deleting")
     assert "the state, which stays" in cluster.status.conditions[0].message
@@ -328,8 +328,8 @@ def test_no_state_is_deleted_where_the_revision_in_force_has_none(before: dict[s
     message = deleted_in_the_foreground(cluster, stateStore=ELSEWHERE)
     assert not cluster.pods
     assert cluster.condition("Degraded") == ("True", "StateElsewhere")
-    place = "schema joinery of " + ("postgresql://db/joinery" if before else "dsnSecretRef state-db/dsn")
-    for words in (place, "schema joinery of postgresql://other/db", "Set spec.stateStore back", "retainState"):
+    location = "schema joinery of " + ("postgresql://db/joinery" if before else "dsnSecretRef state-db/dsn")
+    for words in (location, "schema joinery of postgresql://other/db", "Set spec.stateStore back", "retainState"):
         assert words in message
     assert "secret@" not in cluster.status.model_dump_json()
     cluster.edit(**(before or {"stateStore": resource()["spec"]["stateStore"]}))
@@ -419,7 +419,7 @@ def test_state_that_an_edit_asked_to_delete_and_that_stays_is_told() -> None:
     """The job is deleted before the operator has seen the edit, and so without its finalizer."""
     cluster = running_with_retained_state()
     cluster.edit(cleanup="deleteState")
-    (told,) = told_of_the_end(cluster.resource)
+    (message,) = told_of_the_end(cluster.resource)
     for words in (
         "Warning StateLeftBehind: the state of StreamJoin shop/orders stays in schema joinery of dsnSecretRef "
         "state-db/dsn",
@@ -427,8 +427,8 @@ def test_state_that_an_edit_asked_to_delete_and_that_stays_is_told() -> None:
         "`joinery state delete JOB.yaml --yes`",
         "metadata.namespace: shop",
     ):
-        assert words in told
-    assert len(told) < 1024
+        assert words in message
+    assert len(message) < 1024
 
 
 def test_a_deletion_in_the_foreground_without_the_finalizer_is_told_when_it_ends() -> None:

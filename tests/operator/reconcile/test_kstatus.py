@@ -19,14 +19,14 @@ FATAL = {"outcome": "failed", "kind": "SourceError", "error": "no topic orders",
 TRANSIENT = {"outcome": "failed", "kind": "StoreUnavailable", "error": "connection refused", "retry": True}
 
 
-def kstatus(found: Any) -> str:
+def kstatus(manifest: Any) -> str:
     """By the rules of kstatus, in their order."""
-    metadata, status = found["metadata"], found.get("status") or {}
+    metadata, status = manifest["metadata"], manifest.get("status") or {}
     if metadata.get("deletionTimestamp"):
         return "Terminating"
     if status.get("observedGeneration", metadata["generation"]) != metadata["generation"]:
         return "InProgress"
-    conditions = {each["type"]: each["status"] for each in status.get("conditions", ())}
+    conditions = {condition["type"]: condition["status"] for condition in status.get("conditions", ())}
     for type_, verdict in (("Reconciling", "InProgress"), ("Stalled", "Failed")):
         if conditions.get(type_) == "True":
             return verdict
@@ -119,7 +119,7 @@ def test_every_condition_is_about_the_newest_generation(name: str) -> None:
     assert cluster.resource is not None
     generation, status = cluster.resource["metadata"]["generation"], cluster.resource["status"]
     assert status["observedGeneration"] == generation
-    assert {each["observedGeneration"] for each in status["conditions"]} == {generation}
+    assert {condition["observedGeneration"] for condition in status["conditions"]} == {generation}
     assert len(status["conditions"]) == 9
 
 
@@ -147,5 +147,5 @@ def test_a_savepoint_tells_its_generation_too() -> None:
     status = reconcile(ObservedSavepoint(savepoint, {}, None, job.now, job.settings)).status
     assert status is not None
     written = {**savepoint, "status": status.model_dump(mode="json", by_alias=True, exclude_none=True)}
-    assert {each["observedGeneration"] for each in written["status"]["conditions"]} == {3}
+    assert {condition["observedGeneration"] for condition in written["status"]["conditions"]} == {3}
     assert kstatus(written) == "InProgress"

@@ -39,9 +39,9 @@ def quiescent(cluster: SimulatedCluster) -> bool:
 
 def test_a_new_job_gets_its_children_and_runs(cluster: SimulatedCluster) -> None:
     decision = cluster.step()
-    made = [(a.manifest["kind"], a.manifest["metadata"]["name"]) for a in decision.actions if isinstance(a, Create)]
+    created = [(a.manifest["kind"], a.manifest["metadata"]["name"]) for a in decision.actions if isinstance(a, Create)]
     revision = cluster.status.revision
-    assert made == [("ConfigMap", f"orders-job-{revision}"), ("Pod", FIRST), ("Service", "orders-driver")]
+    assert created == [("ConfigMap", f"orders-job-{revision}"), ("Pod", FIRST), ("Service", "orders-driver")]
     # The Service last: one of that name that is not ours is to keep no driver from running.
     assert cluster.status.phase == "Pending"
     cluster.step()
@@ -269,7 +269,7 @@ def test_a_driver_counts_as_not_ready_from_when_it_was_last_seen_ready(
 ) -> None:
     running.node_ahead = timedelta(minutes=node_ahead)
     running.pass_time(3600)
-    (ready,) = [each for each in running.pods[FIRST]["status"]["conditions"] if each["type"] == "Ready"]
+    (ready,) = [condition for condition in running.pods[FIRST]["status"]["conditions"] if condition["type"] == "Ready"]
     ready |= {"status": "False", "lastTransitionTime": stamp(running.now + running.node_ahead)}
     running.step()
     assert running.condition("Degraded")[0] == "False"
@@ -338,7 +338,9 @@ def test_an_autoscaled_job_follows_other_bounds_and_says_why_it_scaled(running: 
     assert scale(running, FIRST)["autoscale"]["maxInstances"] == 6
     assert (running.status.rollout, running.status.phase) == (None, "Running")
     why = {"shards": 8, "executors": 4, "reason": "4 executors instead of 2: much waits", "time": START}
-    running.said[running.pods[FIRST]["metadata"]["uid"]] = DriverStatus.model_validate({"ready": True, "scaling": why})
+    running.driver_statuses[running.pods[FIRST]["metadata"]["uid"]] = DriverStatus.model_validate(
+        {"ready": True, "scaling": why}
+    )
     assert [(event.reason, event.message) for event in running.step().events] == [("Rescaled", why["reason"])]
     assert running.status.scaling is not None
     assert running.status.scaling.executors == 4
@@ -349,7 +351,7 @@ def test_an_autoscaled_job_goes_on_as_wide_as_it_was(running: SimulatedCluster, 
     running.edit(autoscale={"minInstances": 2, "maxInstances": 6})
     running.step()
     scaled = {"shards": 8, "executors": executors, "reason": "much waits", "time": START}
-    running.said[running.pods[FIRST]["metadata"]["uid"]] = DriverStatus.model_validate({"scaling": scaled})
+    running.driver_statuses[running.pods[FIRST]["metadata"]["uid"]] = DriverStatus.model_validate({"scaling": scaled})
     running.step()
     for number in (1, 2):
         running.evict(running.driver(number))
@@ -357,7 +359,7 @@ def test_an_autoscaled_job_goes_on_as_wide_as_it_was(running: SimulatedCluster, 
             running.step()
             running.pass_time(10)
         again = running.pods[running.driver(number + 1)]
-        arguments = {each["name"]: each.get("value", "") for each in again["spec"]["containers"][0]["env"]}
+        arguments = {variable["name"]: variable.get("value", "") for variable in again["spec"]["containers"][0]["env"]}
         assert f"spark.executor.instances={starts}" in arguments["PYSPARK_SUBMIT_ARGS"]
         running.run(running.driver(number + 1))
         running.tell(running.driver(number + 1))  # and has not scaled yet
@@ -375,7 +377,7 @@ def test_the_next_driver_starts_as_wide_as_is_asked_for_by_then(running: Simulat
     running.step()
     second = running.pods["orders-driver-2"]
     assert scale(running, "orders-driver-2") == {"shards": 16, "instances": 5}
-    arguments = {each["name"]: each.get("value", "") for each in second["spec"]["containers"][0]["env"]}
+    arguments = {variable["name"]: variable.get("value", "") for variable in second["spec"]["containers"][0]["env"]}
     assert "spark.executor.instances=5" in arguments["PYSPARK_SUBMIT_ARGS"]
 
 
@@ -394,11 +396,11 @@ def test_a_rollout_leaves_the_old_driver_as_wide_as_it_is_asked_for(running: Sim
 def test_a_driver_of_an_earlier_operator_goes_on_until_it_is_to_be_scaled(cluster: SimulatedCluster) -> None:
     """Its revision has the name that shards and executors are a part of, and its pod reads no scale."""
     cluster.started(1)
-    given = cluster.resource
-    assert given is not None
-    earlier = hash_of(KINDS[0], given, str(cluster.status.image), with_scale=True)
-    renamed = json.loads(json.dumps(given).replace(str(cluster.status.revision), earlier))
-    given["status"] = renamed["status"]
+    stored = cluster.resource
+    assert stored is not None
+    earlier = hash_of(KINDS[0], stored, str(cluster.status.image), with_scale=True)
+    renamed = json.loads(json.dumps(stored).replace(str(cluster.status.revision), earlier))
+    stored["status"] = renamed["status"]
     pod = cluster.pods[FIRST]
     pod["metadata"]["labels"]["joinery.dev/revision"] = earlier
     del pod["metadata"]["annotations"]
@@ -417,11 +419,11 @@ def test_how_columns_are_named_restarts_no_driver_of_an_earlier_operator(
     """Its revision has one name for `prefixes: always`, which the API server wrote, and for no `prefixes`."""
     cluster.edit(prefixes=written)
     cluster.started(1)
-    given = cluster.resource
-    assert given is not None
-    earlier = hash_of(KINDS[0], given, str(cluster.status.image))
-    renamed = json.loads(json.dumps(given).replace(str(cluster.status.revision), earlier))
-    given["status"] = renamed["status"]
+    stored = cluster.resource
+    assert stored is not None
+    earlier = hash_of(KINDS[0], stored, str(cluster.status.image))
+    renamed = json.loads(json.dumps(stored).replace(str(cluster.status.revision), earlier))
+    stored["status"] = renamed["status"]
     cluster.pods[FIRST]["metadata"]["labels"]["joinery.dev/revision"] = earlier
     for prefixes in (written, None, "always"):  # the state has the same names with and without the field
         cluster.edit(prefixes=prefixes)
@@ -452,7 +454,7 @@ def test_other_names_of_columns_are_a_rollout(running: SimulatedCluster) -> None
 def test_tools_that_know_no_joinery_can_tell_how_it_is(running: SimulatedCluster, happens: Any, kstatus: Any) -> None:
     happens(running)
     running.step()
-    assert tuple(running.condition(each)[0] for each in ("Ready", "Reconciling", "Stalled")) == kstatus
+    assert tuple(running.condition(type_)[0] for type_ in ("Ready", "Reconciling", "Stalled")) == kstatus
 
 
 @pytest.mark.parametrize(
@@ -461,8 +463,8 @@ def test_tools_that_know_no_joinery_can_tell_how_it_is(running: SimulatedCluster
 )
 def test_a_driver_that_waits_for_a_system_says_which(running: SimulatedCluster, system: str, reason: str) -> None:
     uid = running.pods[FIRST]["metadata"]["uid"]
-    away = Waiting(system=system, since=START, reason="10.0.0.5:5432: Connection refused")
-    running.said[uid] = DriverStatus(ready=False, waiting=away)
+    waiting = Waiting(system=system, since=START, reason="10.0.0.5:5432: Connection refused")
+    running.driver_statuses[uid] = DriverStatus(ready=False, waiting=waiting)
     running.pass_time(20)
     running.step()
     assert running.condition("Ready") == ("False", reason)
@@ -555,7 +557,7 @@ def test_a_driver_on_a_tainted_node_that_answers_finishes_its_epoch(running: Sim
     assert running.step().again_after == 120
     # The kubelet asks the driver, which ends, whether it is ready.
     running.pass_time(5)
-    (ready,) = [each for each in running.pods[FIRST]["status"]["conditions"] if each["type"] == "Ready"]
+    (ready,) = [condition for condition in running.pods[FIRST]["status"]["conditions"] if condition["type"] == "Ready"]
     ready |= {"status": "False", "lastTransitionTime": stamp(running.now)}
     running.step()
     assert list(running.pods) == [FIRST]
@@ -663,8 +665,8 @@ def test_what_is_left_of_earlier_times_goes(running: SimulatedCluster) -> None:
     running._create({**pod, "metadata": {**pod["metadata"], "name": "orders-check-old"}})
     config = next(iter(running.config_maps.values()))
     running._create({**config, "metadata": {**config["metadata"], "name": "orders-job-old"}})
-    gone = {action.name for action in running.step().actions if isinstance(action, Delete)}
-    assert gone == {"orders-check-old", "orders-job-old"}
+    deleted = {action.name for action in running.step().actions if isinstance(action, Delete)}
+    assert deleted == {"orders-check-old", "orders-job-old"}
 
 
 def test_pods_of_a_lost_status_end_before_the_next_one_starts(running: SimulatedCluster) -> None:
@@ -784,7 +786,7 @@ def test_broken_sql_is_refused_before_any_pod_starts(sql: str, words: tuple[str,
     assert cluster.condition("Valid") == ("False", "Invalid")
     assert (cluster.status.phase, cluster.created, cluster.config_maps) == ("Failed", [], {})
     for type_ in ("Valid", "Ready"):
-        message = next(each.message for each in cluster.status.conditions if each.type == type_)
+        message = next(condition.message for condition in cluster.status.conditions if condition.type == type_)
         assert all(word in message for word in words)
     assert quiescent(cluster)
 
@@ -795,7 +797,7 @@ def test_a_stored_resource_with_a_duration_without_unit_goes_on_and_says_so(runn
     running.step()
     assert running.condition("Valid") == ("True", "Valid")
     assert running.status.revision == before, "the same job in other words"
-    message = next(each.message for each in running.status.conditions if each.type == "Valid")
+    message = next(condition.message for condition in running.status.conditions if condition.type == "Valid")
     assert message == (
         "spec.joins[0].interval.upper: 3600000 has no unit; write 3600000s or 3600000ms. It counts as milliseconds"
     )
@@ -815,7 +817,7 @@ def test_a_job_whose_check_breaks_is_invalid(
     running.step()
     assert running.condition("Valid") == ("False", "Invalid")
     assert running.status.phase == "Running"
-    message = next(each.message for each in running.status.conditions if each.type == "Valid")
+    message = next(condition.message for condition in running.status.conditions if condition.type == "Valid")
     assert f"cannot be checked ({type(error).__name__}" in message
 
 
@@ -848,14 +850,14 @@ def test_late_rows_are_a_condition_that_names_the_inputs(running: SimulatedClust
     uid = running.pods[FIRST]["metadata"]["uid"]
     for words in ("493 of 600", "494 of 601"):
         late = InputStatus(name="payments", late_warning=f"{words} records were dropped as late")
-        running.said[uid] = DriverStatus(ready=True, inputs=(InputStatus(name="orders"), late))
+        running.driver_statuses[uid] = DriverStatus(ready=True, inputs=(InputStatus(name="orders"), late))
         running.pass_time(20)
         decision = running.step()
         assert running.condition("LateRows") == ("True", "DroppedAsLate")
-        message = next(each.message for each in running.status.conditions if each.type == "LateRows")
+        message = next(condition.message for condition in running.status.conditions if condition.type == "LateRows")
         assert "records of payments are dropped as late" in message
         assert [event.reason for event in decision.events] == (["DroppedAsLate"] if words == "493 of 600" else [])
-    running.said[uid] = DriverStatus(ready=True, inputs=(InputStatus(name="payments"),))
+    running.driver_statuses[uid] = DriverStatus(ready=True, inputs=(InputStatus(name="payments"),))
     running.pass_time(20)
     running.step()
     assert running.condition("LateRows") == ("False", "AsExpected")
@@ -865,7 +867,9 @@ def test_figures_are_bounded_rounded_and_not_written_all_the_time(running: Simul
     uid = running.pods[FIRST]["metadata"]["uid"]
     inputs = tuple(InputStatus(name=f"in{i}", lag=i, watermark=START - timedelta(seconds=3723 + i)) for i in range(20))
     keys = tuple(HotKey(key="k" * 4000, rows=i) for i in range(20))
-    running.said[uid] = DriverStatus(ready=True, epoch=7, inputs=inputs, hottest_keys=keys, last_error="e" * 4000)
+    running.driver_statuses[uid] = DriverStatus(
+        ready=True, epoch=7, inputs=inputs, hottest_keys=keys, last_error="e" * 4000
+    )
     running.pass_time(20)
     running.step()
     status = running.status
@@ -873,7 +877,7 @@ def test_figures_are_bounded_rounded_and_not_written_all_the_time(running: Simul
     assert (len(status.inputs), len(status.hottest_keys), len(status.hottest_keys[0].key)) == (16, 10, 256)
     assert len(status.last_error or "") == 1024
     since = status.conditions[0].last_transition_time
-    running.said[uid] = DriverStatus(ready=True, epoch=8)
+    running.driver_statuses[uid] = DriverStatus(ready=True, epoch=8)
     running.pass_time(5)
     decision = running.step()
     assert decision.status is None
@@ -886,7 +890,7 @@ def test_figures_are_bounded_rounded_and_not_written_all_the_time(running: Simul
 
 def test_a_job_without_a_driver_has_no_speed(running: SimulatedCluster) -> None:
     uid = running.pods[FIRST]["metadata"]["uid"]
-    running.said[uid] = DriverStatus(ready=True, epoch=7, rows_per_second=5, executors=2, rows_in=9)
+    running.driver_statuses[uid] = DriverStatus(ready=True, epoch=7, rows_per_second=5, executors=2, rows_in=9)
     running.pass_time(20)
     running.step()
     assert (running.status.rows_per_second, running.status.executors) == (5, 2)
@@ -905,8 +909,8 @@ def test_a_new_release_of_the_operator_restarts_nothing(running: SimulatedCluste
 
 def test_a_job_without_executors_is_degraded_after_a_while(running: SimulatedCluster) -> None:
     uid = running.pods[FIRST]["metadata"]["uid"]
-    away = Waiting(system="executors", since=running.now, reason="No executor runs")
-    running.said[uid] = DriverStatus(epoch=7, waiting=away)
+    waiting = Waiting(system="executors", since=running.now, reason="No executor runs")
+    running.driver_statuses[uid] = DriverStatus(epoch=7, waiting=waiting)
     running.pass_time(1)
     again_after = running.step().again_after
     assert running.condition("Ready") == ("False", "WaitingForExecutors")
@@ -915,7 +919,7 @@ def test_a_job_without_executors_is_degraded_after_a_while(running: SimulatedClu
     running.pass_time(600)
     running.step()
     assert running.condition("Degraded") == ("True", "WaitingForExecutors")
-    running.said[uid] = DriverStatus(ready=True, epoch=8)
+    running.driver_statuses[uid] = DriverStatus(ready=True, epoch=8)
     running.pass_time(1)
     running.step()
     assert running.condition("Ready") == ("True", "Running")
@@ -1010,7 +1014,7 @@ def test_a_service_whose_name_is_taken_is_told_while_the_driver_runs(running: Si
     assert running.status.phase == "Running"
     assert running.condition("Ready") == ("True", "Running")
     assert running.condition("Degraded") == ("True", "CreateRefused")
-    message = next(each.message for each in running.status.conditions if each.type == "Degraded")
+    message = next(condition.message for condition in running.status.conditions if condition.type == "Degraded")
     assert message == running.create_refused
     # What was refused once and is there by now is no fault.
     running.services["orders-driver"] = service

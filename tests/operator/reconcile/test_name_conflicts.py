@@ -23,22 +23,22 @@ PAIRS = list(permutations(KINDS, 2))
 IDS = [f"{mine.name}-after-{other.name}" for mine, other in PAIRS]
 
 
-def made(kind: ResourceKind, created: str, **spec: Any) -> Manifest:
-    found = resource(kind, **spec)
-    found["metadata"]["creationTimestamp"] = created
-    return found
+def job_of_age(kind: ResourceKind, created: str, **spec: Any) -> Manifest:
+    manifest = resource(kind, **spec)
+    manifest["metadata"]["creationTimestamp"] = created
+    return manifest
 
 
 @pytest.fixture(params=PAIRS, ids=IDS)
 def pair(request: pytest.FixtureRequest) -> tuple[ResourceKind, ResourceKind]:
-    found: tuple[ResourceKind, ResourceKind] = request.param
-    return found
+    kinds: tuple[ResourceKind, ResourceKind] = request.param
+    return kinds
 
 
 def second(pair: tuple[ResourceKind, ResourceKind], **spec: Any) -> SimulatedCluster:
     """The younger of two, with the older one beside it."""
     mine, other = pair
-    return SimulatedCluster(made(mine, YOUNGER, **spec), name_conflicts=[made(other, OLDER)])
+    return SimulatedCluster(job_of_age(mine, YOUNGER, **spec), name_conflicts=[job_of_age(other, OLDER)])
 
 
 def test_there_are_two_kinds_to_be_told_apart() -> None:
@@ -52,7 +52,7 @@ def test_the_younger_one_asks_for_nothing_and_says_whose_the_state_is(pair: tupl
     assert cluster.status.phase == "Failed"
     assert cluster.condition("Valid") == ("False", "StateTaken")
     assert cluster.condition("Degraded") == ("True", "StateTaken")
-    message = next(each.message for each in cluster.status.conditions if each.type == "Valid")
+    message = next(condition.message for condition in cluster.status.conditions if condition.type == "Valid")
     assert f"{pair[1].name} shop/orders is older" in message
     assert "another spec.stateStore.postgres.schema" in message
     assert cluster.step().status is None
@@ -60,7 +60,7 @@ def test_the_younger_one_asks_for_nothing_and_says_whose_the_state_is(pair: tupl
 
 def test_the_older_one_runs(pair: tuple[ResourceKind, ResourceKind]) -> None:
     mine, other = pair
-    cluster = SimulatedCluster(made(mine, OLDER), name_conflicts=[made(other, YOUNGER)])
+    cluster = SimulatedCluster(job_of_age(mine, OLDER), name_conflicts=[job_of_age(other, YOUNGER)])
     cluster.started(1)
     assert cluster.status.phase == "Running"
 
@@ -68,7 +68,7 @@ def test_the_older_one_runs(pair: tuple[ResourceKind, ResourceKind]) -> None:
 def test_of_two_of_the_same_second_one_runs() -> None:
     running = []
     for mine, other in PAIRS:
-        cluster = SimulatedCluster(made(mine, OLDER), name_conflicts=[made(other, OLDER)])
+        cluster = SimulatedCluster(job_of_age(mine, OLDER), name_conflicts=[job_of_age(other, OLDER)])
         cluster.step()
         running += [mine.name] if cluster.pods else []
     assert len(running) == len(PAIRS) / 2
@@ -143,24 +143,24 @@ def test_a_job_that_runs_keeps_running_when_its_edit_asks_for_the_others_state(
 OWN = {"postgres": {"dsnSecretRef": {"name": "state-db", "key": "dsn"}, "schema": "own"}}
 
 
-def in_force(found: Manifest, place: str) -> Manifest:
-    return {**found, "status": {"statePlace": f"schema {place} of dsnSecretRef state-db/dsn"}}
+def in_force(manifest: Manifest, schema: str) -> Manifest:
+    return {**manifest, "status": {"statePlace": f"schema {schema} of dsnSecretRef state-db/dsn"}}
 
 
 def test_the_older_one_does_not_take_what_the_younger_one_has(pair: tuple[ResourceKind, ResourceKind]) -> None:
     """Without the state it would leave behind, or delete, the state of a job that runs."""
     mine, other = pair
-    cluster = SimulatedCluster(made(mine, OLDER, stateStore=OWN))
+    cluster = SimulatedCluster(job_of_age(mine, OLDER, stateStore=OWN))
     cluster.started(1)
     before = cluster.status.revision
-    cluster.name_conflicts = [in_force(made(other, YOUNGER), "joinery")]
+    cluster.name_conflicts = [in_force(job_of_age(other, YOUNGER), "joinery")]
     cluster.edit(stateStore=resource(mine)["spec"]["stateStore"], upgrade={"mode": "stateless"})
     cluster.step()
     assert (cluster.status.revision, cluster.status.rollout) == (before, None)
     assert cluster.condition("Valid") == ("False", "StateTaken")
-    message = next(each.message for each in cluster.status.conditions if each.type == "Valid")
+    message = next(condition.message for condition in cluster.status.conditions if condition.type == "Valid")
     assert f"{other.name} shop/orders has its state in the same Postgres and schema" in message
-    cluster.name_conflicts = [in_force(made(other, YOUNGER), "elsewhere")]
+    cluster.name_conflicts = [in_force(job_of_age(other, YOUNGER), "elsewhere")]
     cluster.step()
     assert cluster.condition("Valid") == ("True", "Valid")
 
@@ -169,9 +169,9 @@ def test_the_younger_one_keeps_what_it_has_when_an_edit_of_the_older_one_names_i
     pair: tuple[ResourceKind, ResourceKind],
 ) -> None:
     mine, other = pair
-    cluster = SimulatedCluster(made(mine, YOUNGER))
+    cluster = SimulatedCluster(job_of_age(mine, YOUNGER))
     cluster.started(1)
-    cluster.name_conflicts = [in_force(made(other, OLDER), "own")]
+    cluster.name_conflicts = [in_force(job_of_age(other, OLDER), "own")]
     cluster.step()
     assert cluster.condition("Valid") == ("True", "Valid")
 
@@ -188,5 +188,5 @@ def test_what_a_deleted_job_of_the_same_name_left_behind_is_refused_by_the_drive
     assert cluster.condition("StateCompatible") == ("False", "IncompatibleState")
     assert cluster.condition("Degraded") == ("True", "IncompatibleState")
     for type_ in ("StateCompatible", "Ready"):
-        message = next(each.message for each in cluster.status.conditions if each.type == type_)
+        message = next(condition.message for condition in cluster.status.conditions if condition.type == type_)
         assert REFUSED["error"] in message

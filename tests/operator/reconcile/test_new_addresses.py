@@ -24,8 +24,10 @@ def waits_for(system: str, **edit: Any) -> SimulatedCluster:
     cluster.step()
     cluster.passes()
     cluster.run(NEW)
-    away = Waiting(system=system, since=cluster.now, reason=NOWHERE)
-    cluster.said[cluster.pods[NEW]["metadata"]["uid"]] = DriverStatus(revision=cluster.revision_of(NEW), waiting=away)
+    waiting = Waiting(system=system, since=cluster.now, reason=NOWHERE)
+    cluster.driver_statuses[cluster.pods[NEW]["metadata"]["uid"]] = DriverStatus(
+        revision=cluster.revision_of(NEW), waiting=waiting
+    )
     for _ in range(2):
         cluster.step()
         cluster.pass_time(601)

@@ -20,12 +20,12 @@ ADDRESS = "https://joinery.example.com/shop/orders/"
 @pytest.fixture
 def cluster() -> SimulatedCluster:
     settings = Settings(runtime_image=IMAGE, page_url=URL, page_ingress=json.dumps({"className": "nginx"}))
-    made = SimulatedCluster(resource(), settings=settings)
-    made.resource["metadata"]["creationTimestamp"] = "2026-01-02T00:00:00Z"  # type: ignore[index]
+    new_cluster = SimulatedCluster(resource(), settings=settings)
+    new_cluster.resource["metadata"]["creationTimestamp"] = "2026-01-02T00:00:00Z"  # type: ignore[index]
     other = resource_of(KINDS[1])
     other["metadata"] |= {"uid": "other", "creationTimestamp": "2026-01-01T00:00:00Z"}
-    made.page_conflicts = [other]
-    return made
+    new_cluster.page_conflicts = [other]
+    return new_cluster
 
 
 def test_the_later_one_has_no_address_and_says_whose_it_is(cluster: SimulatedCluster) -> None:
@@ -33,7 +33,7 @@ def test_the_later_one_has_no_address_and_says_whose_it_is(cluster: SimulatedClu
     assert cluster.status.page is None
     assert not cluster.ingresses
     assert cluster.condition("PageAddress") == ("False", "AddressTaken")
-    message = next(each.message for each in cluster.status.conditions if each.type == "PageAddress")
+    message = next(condition.message for condition in cluster.status.conditions if condition.type == "PageAddress")
     assert ADDRESS in message
     assert "SessionWindow shop/orders" in message
     assert [event for event in cluster.events if "AddressTaken" in event] == [f"Warning AddressTaken: {message}"]
@@ -42,7 +42,7 @@ def test_the_later_one_has_no_address_and_says_whose_it_is(cluster: SimulatedClu
     cluster.step()
     assert cluster.status.page == ADDRESS
     assert len(cluster.ingresses) == 1
-    assert "PageAddress" not in {each.type for each in cluster.status.conditions}
+    assert "PageAddress" not in {condition.type for condition in cluster.status.conditions}
 
 
 def test_the_older_one_keeps_it(cluster: SimulatedCluster) -> None:
@@ -50,23 +50,23 @@ def test_the_older_one_keeps_it(cluster: SimulatedCluster) -> None:
     cluster.started(1)
     assert cluster.status.page == ADDRESS
     assert len(cluster.ingresses) == 1
-    assert "PageAddress" not in {each.type for each in cluster.status.conditions}
+    assert "PageAddress" not in {condition.type for condition in cluster.status.conditions}
 
 
 @pytest.mark.parametrize(
-    ("url", "found"),
+    ("url", "conflicts"),
     [
         (URL, ["SessionWindow shop/a-b", "StreamJoin shop/a.b"]),
         ("https://{name}.example.com/", ["SessionWindow shop/a-b", "StreamJoin farm/a-b", "StreamJoin shop/a.b"]),
         ("", []),
     ],
 )
-def test_which_jobs_would_have_one_address(url: str, found: list[str]) -> None:
+def test_which_jobs_would_have_one_address(url: str, conflicts: list[str]) -> None:
     cache = ObjectCache()
     jobs = [(0, "shop", "a-b"), (0, "shop", "a.b"), (1, "shop", "a-b"), (0, "farm", "a-b"), (0, "shop", "a-c")]
     for number, (kind, namespace, name) in enumerate(jobs):
-        made = resource_of(KINDS[kind], name, namespace)
-        made["metadata"] |= {"uid": f"uid-{number}", "resourceVersion": "1"}
-        cache.put(made, KINDS[kind].name)
+        manifest = resource_of(KINDS[kind], name, namespace)
+        manifest["metadata"] |= {"uid": f"uid-{number}", "resourceVersion": "1"}
+        cache.put(manifest, KINDS[kind].name)
     mine = ObjectKey(KINDS[0].name, "shop", "a-b")
-    assert sorted(map(str, page_conflicts(mine, cache, Settings(page_url=url)))) == found
+    assert sorted(map(str, page_conflicts(mine, cache, Settings(page_url=url)))) == conflicts

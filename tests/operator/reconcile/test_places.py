@@ -14,13 +14,13 @@ from joinery_runtime.job.crd import KINDS, OutputStatus, Status
 from simulated_cluster.resources import resource_of
 
 
-def place(dsn: str, **more: Any) -> str:
-    made = resource_of(KINDS[0], stateStore={"postgres": {"dsn": dsn, **more}})
-    return state_place_text(KINDS[0].model.model_validate(made, by_alias=True, by_name=False).spec)
+def place_of(dsn: str, **more: Any) -> str:
+    manifest = resource_of(KINDS[0], stateStore={"postgres": {"dsn": dsn, **more}})
+    return state_place_text(KINDS[0].model.model_validate(manifest, by_alias=True, by_name=False).spec)
 
 
 @pytest.mark.parametrize(
-    ("dsn", "told"),
+    ("dsn", "location"),
     [
         ("postgresql://db", "postgresql://db"),
         ("postgresql://db/", "postgresql://db"),
@@ -34,9 +34,9 @@ def place(dsn: str, **more: Any) -> str:
         ("service=state", "service=state"),
     ],
 )
-def test_a_dsn_is_told_without_its_secrets(dsn: str, told: str) -> None:
-    assert place(dsn) == f"schema joinery of {told}"
-    assert place(dsn, schema="shop") == f"schema shop of {told}"
+def test_a_dsn_is_told_without_its_secrets(dsn: str, location: str) -> None:
+    assert place_of(dsn) == f"schema joinery of {location}"
+    assert place_of(dsn, schema="shop") == f"schema shop of {location}"
 
 
 @pytest.mark.parametrize(
@@ -50,14 +50,14 @@ def test_a_dsn_is_told_without_its_secrets(dsn: str, told: str) -> None:
     ],
 )
 def test_a_dsn_in_no_known_form_is_told_as_a_digest(dsn: str) -> None:
-    assert "a dsn of digest " in place(dsn)
-    assert "s3cret" not in place(dsn)
-    assert place(dsn) != place(dsn + "2")
+    assert "a dsn of digest " in place_of(dsn)
+    assert "s3cret" not in place_of(dsn)
+    assert place_of(dsn) != place_of(dsn + "2")
 
 
 def test_two_long_places_are_two() -> None:
     hosts = [f"postgresql://{'a' * 600}{end}{'b' * 600}/jobs" for end in "xy"]
-    first, second = map(place, hosts)
+    first, second = map(place_of, hosts)
     assert first != second
     assert max(len(first), len(second)) < 600
 
@@ -70,15 +70,17 @@ def test_a_long_dsn_is_read_in_linear_work(beginning: str, repeated: str) -> Non
     longest = (beginning + repeated * 4096)[:4090]
     dsns = [f"{longest}{number:06}" for number in range(40)]
     begun = process_time()
-    places = written("shop", outputs=[{"name": dsn[-2:], "postgres": {"table": dsn[-6:], "dsn": dsn}} for dsn in dsns])
+    locations = written(
+        "shop", outputs=[{"name": dsn[-2:], "postgres": {"table": dsn[-6:], "dsn": dsn}} for dsn in dsns]
+    )
     assert process_time() - begun < 3
-    assert len(places) == 40
+    assert len(locations) == 40
 
 
 def test_of_a_dsn_longer_than_any_valid_one_a_digest_is_told() -> None:
     pair = "host=db dbname=jobs application_name="
-    assert place(f"{pair:x<4096}") == "schema joinery of host=db dbname=jobs"
-    assert "a dsn of digest " in place(f"{pair:x<4097}")
+    assert place_of(f"{pair:x<4096}") == "schema joinery of host=db dbname=jobs"
+    assert "a dsn of digest " in place_of(f"{pair:x<4097}")
 
 
 KAFKA = {"kafka": {"bootstrapServers": "kafka:9092", "topic": "joined"}}
@@ -96,20 +98,24 @@ KAFKA = {"kafka": {"bootstrapServers": "kafka:9092", "topic": "joined"}}
     ],
 )
 def test_an_output_is_told_by_its_kind_and_target(output: dict[str, Any], kind: str, target: str | None) -> None:
-    assert [(told.name, told.kind, told.target) for told in outputs(output=output)] == [("output", kind, target)]
+    assert [
+        (output_status.name, output_status.kind, output_status.target) for output_status in outputs(output=output)
+    ] == [("output", kind, target)]
 
 
 def test_outputs_are_told_by_name_as_many_as_a_status_has_room_for() -> None:
     names = [f"out{number}" for number in range(100)]
-    told = outputs(output=None, outputs=[{"name": name, "kafka": {**KAFKA["kafka"], "topic": name}} for name in names])
-    assert [each.name for each in told] == names[:64]
-    assert Status(outputs=told).outputs == told
+    output_statuses = outputs(
+        output=None, outputs=[{"name": name, "kafka": {**KAFKA["kafka"], "topic": name}} for name in names]
+    )
+    assert [output_status.name for output_status in output_statuses] == names[:64]
+    assert Status(outputs=output_statuses).outputs == output_statuses
 
 
 def test_a_long_target_is_cut_to_what_a_status_takes() -> None:
-    (told,) = outputs(output={"file": {"path": "/data/" + "x" * 10_000}})
-    assert told.target is not None
-    assert (len(told.target), told.target[:6]) == (512, "/data/")
+    (output_status,) = outputs(output={"file": {"path": "/data/" + "x" * 10_000}})
+    assert output_status.target is not None
+    assert (len(output_status.target), output_status.target[:6]) == (512, "/data/")
 
 
 def outputs(**spec: Any) -> tuple[OutputStatus, ...]:
@@ -172,7 +178,9 @@ def test_names_with_a_domain_and_object_stores_are_one_place_in_every_namespace(
 
 def test_only_the_first_places_of_a_job_with_very_many_are_compared() -> None:
     folders = [{"name": f"out{number}", "file": {"path": f"/out/{number}"}} for number in range(5000)]
-    assert {place.target for place in written("shop", outputs=folders)} == {f"/out/{number}" for number in range(1024)}
+    assert {location.target for location in written("shop", outputs=folders)} == {
+        f"/out/{number}" for number in range(1024)
+    }
     topics = [{"name": f"out{number}", **kafka("a.b,c.d")["output"]} for number in range(5000)]
     assert len(written("shop", outputs=topics)) == 2, "each topic has both of its brokers"
     brokers = ",".join(f"kafka-{number}" for number in range(2000))

@@ -100,8 +100,8 @@ def of_pods(cluster: SimulatedCluster) -> Iterator[tuple[str, Action]]:
                 yield "fails for good", lambda c, name=name: c.end(name, FATAL)  # type: ignore[misc]
                 yield "fails", lambda c, name=name: c.end(name, TRANSIENT)  # type: ignore[misc]
                 if check:
-                    for said in ({"fits": False}, {"fits": True, "there_is_state": False}):
-                        yield f"says {said}", lambda c, name=name, said=said: c.check_result(name, **said)  # type: ignore[misc]
+                    for answer in ({"fits": False}, {"fits": True, "there_is_state": False}):
+                        yield f"says {answer}", lambda c, name=name, answer=answer: c.check_result(name, **answer)  # type: ignore[misc]
                     yield "rows differ", lambda c, name=name: c.check_result(name, fits=False, rows_differ=True)  # type: ignore[misc]
                     yield "says misfit", lambda c, name=name: c.end(name, MISFIT)  # type: ignore[misc]
                 else:
@@ -197,8 +197,8 @@ class Reached:
     path: tuple[str, ...]
 
     def copy(self) -> SimulatedCluster:
-        found: SimulatedCluster = pickle.loads(self.cluster)
-        return found
+        cluster: SimulatedCluster = pickle.loads(self.cluster)
+        return cluster
 
 
 @dataclass
@@ -250,7 +250,7 @@ def kind_of(pod: dict[str, Any]) -> str:
 @pytest.fixture(scope="module", autouse=True)
 def remembered() -> Iterator[None]:
     """Reading a job takes longer than all else of a reconcile: each is read once."""
-    read, known = context.desired_job, {}
+    read, jobs_by_key = context.desired_job, {}
 
     def desired(observed: Observed, status: Status) -> DesiredJob:
         on_its_way = status.rollout and (status.rollout.revision, status.rollout.image)
@@ -260,9 +260,9 @@ def remembered() -> Iterator[None]:
             status.image,
             on_its_way,
         )
-        if key not in known:
-            known[key] = read(observed, status)
-        return known[key]
+        if key not in jobs_by_key:
+            jobs_by_key[key] = read(observed, status)
+        return jobs_by_key[key]
 
     context.desired_job = desired
     yield
@@ -270,22 +270,22 @@ def remembered() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def taken() -> Iterator[Counter[int]]:
+def row_counts() -> Iterator[Counter[int]]:
     """How often each row of the table was taken."""
-    found: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
 
     def noted(observation: RolloutObservation) -> Transition:
         row = row_for(observation)
-        found[TABLE.index(row)] += 1
+        counts[TABLE.index(row)] += 1
         return row
 
     rollout.row_for = noted
-    yield found
+    yield counts
     rollout.row_for = row_for
 
 
 @pytest.fixture(scope="module")
-def states(taken: Counter[int]) -> list[Reached]:
+def states(row_counts: Counter[int]) -> list[Reached]:
     search = Search()
     search.begin(SimulatedCluster(resource(spark={"image": "joinery:1"})), "new")
     search.begin(established(), "established")
@@ -304,9 +304,11 @@ def states(taken: Counter[int]) -> list[Reached]:
     return list(search.states.values())
 
 
-def test_the_search_takes_every_row_of_the_table(states: list[Reached], taken: Counter[int]) -> None:
+def test_the_search_takes_every_row_of_the_table(states: list[Reached], row_counts: Counter[int]) -> None:
     assert len(states) > 200
-    assert [row for i, row in enumerate(TABLE) if i not in taken] == [row for row in TABLE if row in BEFORE_AN_ATTEMPT]
+    assert [row for i, row in enumerate(TABLE) if i not in row_counts] == [
+        row for row in TABLE if row in BEFORE_AN_ATTEMPT
+    ]
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -67,8 +67,8 @@ REACH: dict[str, Any] = {
 
 
 def initial(cluster: SimulatedCluster, name: str) -> list[str]:
-    found: list[str] = cluster.pods[name]["spec"]["initContainers"][-1]["args"]
-    return found
+    arguments: list[str] = cluster.pods[name]["spec"]["initContainers"][-1]["args"]
+    return arguments
 
 
 def restored(cluster: SimulatedCluster, name: str) -> str:
@@ -204,7 +204,7 @@ CHECKS: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("fails", [each[1] for each in CHECKS], ids=[each[0] for each in CHECKS])
+@pytest.mark.parametrize("fails", [case[1] for case in CHECKS], ids=[case[0] for case in CHECKS])
 def test_a_check_that_tells_nothing_is_tried_until_the_deadline(cluster: SimulatedCluster, fails: Any) -> None:
     cluster.edit(upgrade={"progressDeadline": "1m"})
     for _ in range(100):
@@ -302,8 +302,8 @@ def test_a_driver_that_waits_for_a_system_is_not_taken_back(cluster: SimulatedCl
     cluster.run(NEW)
     cluster.step()
     uid = cluster.pods[NEW]["metadata"]["uid"]
-    away = Waiting(system="store", since=cluster.now, reason="Connection refused")
-    cluster.said[uid] = DriverStatus(revision=cluster.revision_of(NEW), waiting=away)
+    waiting = Waiting(system="store", since=cluster.now, reason="Connection refused")
+    cluster.driver_statuses[uid] = DriverStatus(revision=cluster.revision_of(NEW), waiting=waiting)
     cluster.pass_time(10_000)
     cluster.step()
     assert stage(cluster) == "Starting"
@@ -330,15 +330,15 @@ def test_an_edit_whose_executors_do_not_come_is_taken_back(cluster: SimulatedClu
     cluster.run(NEW)
     cluster.step()
     uid = cluster.pods[NEW]["metadata"]["uid"]
-    away = Waiting(system="executors", since=cluster.now, reason="No executor runs")
-    cluster.said[uid] = DriverStatus(revision=cluster.revision_of(NEW), waiting=away)
+    waiting = Waiting(system="executors", since=cluster.now, reason="No executor runs")
+    cluster.driver_statuses[uid] = DriverStatus(revision=cluster.revision_of(NEW), waiting=waiting)
     cluster.executors = {name: executor(name, "ImagePullBackOff") for name in ("exec-1", "exec-2")}
     cluster.pass_time(500)
     cluster.step()
     assert stage(cluster) == "Starting"
     assert cluster.condition("Ready") == ("False", "WaitingForExecutors")
     assert cluster.condition("Degraded")[0] == "False"
-    message = next(each.message for each in cluster.status.conditions if each.type == "Ready")
+    message = next(condition.message for condition in cluster.status.conditions if condition.type == "Ready")
     assert "No executor runs: pod exec-2: ImagePullFailed: " in message
     assert "exec-1" not in message, "the same fault is told once"
     cluster.pass_time(101)
@@ -426,8 +426,8 @@ def test_an_invalid_edit_changes_nothing(cluster: SimulatedCluster, at: str) -> 
     assert cluster.condition("Valid") == ("False", "Invalid")
 
 
-@pytest.mark.parametrize(("at", "kept"), [("Checking", False), ("Stopping", False), ("Starting", True)])
-def test_suspension_meanwhile(cluster: SimulatedCluster, at: str, kept: bool) -> None:
+@pytest.mark.parametrize(("at", "continues"), [("Checking", False), ("Stopping", False), ("Starting", True)])
+def test_suspension_meanwhile(cluster: SimulatedCluster, at: str, continues: bool) -> None:
     REACH[at](cluster)
     cluster.edit(suspend=True)
     cluster.step()
@@ -440,8 +440,8 @@ def test_suspension_meanwhile(cluster: SimulatedCluster, at: str, kept: bool) ->
     assert cluster.step().status is None
     cluster.edit(suspend=False)
     cluster.step()
-    assert stage(cluster) == ("Starting" if kept else "Checking")
-    if kept:
+    assert stage(cluster) == ("Starting" if continues else "Checking")
+    if continues:
         assert initial(cluster, BACK)[-1] == f"rollout-{cluster.status.target_revision}-{LIFE}-2"
 
 

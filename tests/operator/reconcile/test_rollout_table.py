@@ -40,9 +40,9 @@ STAYS = {Act.WAIT, Act.REPORT, Act.LIFT, Act.RESTORE_WITH_DESIRED}
 
 def test_there_are_observations_of_every_stage_and_value() -> None:
     assert len(OBSERVATIONS) == len(set(OBSERVATIONS)) > 150
-    assert {each.stage for each in OBSERVATIONS} == set(RolloutStage) == set(STAGES)
+    assert {observation.stage for observation in OBSERVATIONS} == set(RolloutStage) == set(STAGES)
     for name, kind in DIMENSIONS.items():
-        assert {getattr(each, name) for each in OBSERVATIONS} - {None} == set(kind), name
+        assert {getattr(observation, name) for observation in OBSERVATIONS} - {None} == set(kind), name
     assert {stage.value for stage in RolloutStage} - {"Stable"} == set(
         get_args(Rollout.model_fields["stage"].annotation)
     )
@@ -73,21 +73,23 @@ def test_every_act_can_be_carried_out() -> None:
 @pytest.mark.parametrize("stage", [stage for stage in RolloutStage if stage is not RolloutStage.STABLE])
 def test_the_way_out_that_a_stage_names_leads_out_of_it_whatever_is_observed(stage: RolloutStage) -> None:
     names = {kind: name for name, kind in DIMENSIONS.items()}
-    taken = {names[type(value)]: value for value in STAGES[stage].leaves}
-    kept = [each for each in OBSERVATIONS if each.stage is stage and row_for(each).to is stage]
+    way_out = {names[type(value)]: value for value in STAGES[stage].leaves}
+    staying = [
+        observation for observation in OBSERVATIONS if observation.stage is stage and row_for(observation).to is stage
+    ]
     if stage is RolloutStage.ROLLING_BACK:  # else it ends by itself
-        kept = [each for each in kept if each.restore is Restore.STUCK]
-    assert any(row_for(each).act is Act.REPORT for each in kept)
-    for each in kept:
-        after = row_for(replace(each, **taken))  # type: ignore[arg-type]
-        assert after.to is not stage or after.act is Act.RESTORE_WITH_DESIRED, each
+        staying = [observation for observation in staying if observation.restore is Restore.STUCK]
+    assert any(row_for(observation).act is Act.REPORT for observation in staying)
+    for observation in staying:
+        after = row_for(replace(observation, **way_out))  # type: ignore[arg-type]
+        assert after.to is not stage or after.act is Act.RESTORE_WITH_DESIRED, observation
 
 
 def test_the_rendering_is_in_the_docs() -> None:
-    there = (Path(__file__).parents[3] / "docs" / "rollout-table.md").read_text()
-    assert there == rendered(), "run `make crds`"
+    documented = (Path(__file__).parents[3] / "docs" / "rollout-table.md").read_text()
+    assert documented == rendered(), "run `make crds`"
     assert sum(
-        line.startswith(tuple(f"| `{stage.value}` | " for stage in RolloutStage)) for line in there.splitlines()
+        line.startswith(tuple(f"| `{stage.value}` | " for stage in RolloutStage)) for line in documented.splitlines()
     ) == (len(TABLE) + len(STAGES))
 
 
@@ -95,22 +97,22 @@ def test_the_rendering_is_in_the_docs() -> None:
 
 
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RolloutStage, Act]]:
+def rows_taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RolloutStage, Act]]:
     """The rows that a reconcile took."""
-    found: list[tuple[RolloutStage, Act]] = []
+    rows: list[tuple[RolloutStage, Act]] = []
 
     def noted(observation: RolloutObservation) -> Transition:
         assert observation in OBSERVATIONS
         row = row_for(observation)
-        found.append((row.stage, row.act))
+        rows.append((row.stage, row.act))
         return row
 
     monkeypatch.setattr(rollout, "row_for", noted)
-    return found
+    return rows
 
 
 @pytest.fixture
-def cluster(taken: list[tuple[RolloutStage, Act]]) -> SimulatedCluster:
+def cluster(rows_taken: list[tuple[RolloutStage, Act]]) -> SimulatedCluster:
     """A job that has run for a while and is changed: its check runs."""
     cluster = SimulatedCluster(resource())
     name = cluster.started(1)
@@ -119,7 +121,7 @@ def cluster(taken: list[tuple[RolloutStage, Act]]) -> SimulatedCluster:
     cluster.edit(trigger={"maxRecordsPerEpoch": 8})
     cluster.step()
     cluster.run(check(cluster))
-    taken.clear()
+    rows_taken.clear()
     return cluster
 
 
@@ -127,7 +129,7 @@ def check(cluster: SimulatedCluster) -> str:
     return next(name for name in cluster.pods if "-check-" in name)
 
 
-def starting(cluster: SimulatedCluster, taken: list[Any]) -> None:
+def starting(cluster: SimulatedCluster, rows_taken: list[Any]) -> None:
     """No pod of the new revision can be created: an admission refuses it before its attempt is written."""
     cluster.check_result(check(cluster), fits=True)
     cluster.step()
@@ -141,14 +143,16 @@ def starting(cluster: SimulatedCluster, taken: list[Any]) -> None:
     # A driver of an earlier resource is still there, so that no attempt begins.
     pod = {"metadata": {"name": "orders-driver-7", "uid": "u", "creationTimestamp": "2026-11-21T10:00:00Z"}}
     cluster.orphaned_drivers = {"orders-driver-7": {**pod, "status": {"phase": "Running"}}}
-    taken.clear()
+    rows_taken.clear()
 
 
-def test_a_check_that_ends_as_incompatible_refuses_the_revision(cluster: SimulatedCluster, taken: list[Any]) -> None:
+def test_a_check_that_ends_as_incompatible_refuses_the_revision(
+    cluster: SimulatedCluster, rows_taken: list[Any]
+) -> None:
     ending = {"outcome": "failed", "kind": "IncompatibleState", "error": "written by a newer release", "retry": False}
     cluster.end(check(cluster), ending)
     cluster.step()
-    assert taken == [(RolloutStage.CHECKING, Act.REJECT)]
+    assert rows_taken == [(RolloutStage.CHECKING, Act.REJECT)]
     refused = cluster.status.refused
     assert refused is not None
     assert (refused.reason, refused.message) == (
@@ -157,20 +161,22 @@ def test_a_check_that_ends_as_incompatible_refuses_the_revision(cluster: Simulat
     )
 
 
-def test_before_the_first_new_driver_another_job_drops_the_rollout(cluster: SimulatedCluster, taken: list[Any]) -> None:
-    starting(cluster, taken)
+def test_before_the_first_new_driver_another_job_drops_the_rollout(
+    cluster: SimulatedCluster, rows_taken: list[Any]
+) -> None:
+    starting(cluster, rows_taken)
     cluster.edit(trigger={"maxRecordsPerEpoch": 9})
     cluster.step()
-    assert taken == [(RolloutStage.STARTING, Act.DROP), (RolloutStage.STABLE, Act.BEGIN)]
+    assert rows_taken == [(RolloutStage.STARTING, Act.DROP), (RolloutStage.STABLE, Act.BEGIN)]
     assert cluster.status.refused is None
 
 
 def test_without_a_new_driver_the_deadline_refuses_and_restores_nothing(
-    cluster: SimulatedCluster, taken: list[Any]
+    cluster: SimulatedCluster, rows_taken: list[Any]
 ) -> None:
-    starting(cluster, taken)
+    starting(cluster, rows_taken)
     cluster.pass_time(601)
     cluster.step()
-    assert taken[0] == (RolloutStage.STARTING, Act.REJECT)
+    assert rows_taken[0] == (RolloutStage.STARTING, Act.REJECT)
     assert cluster.status.refused is not None
     assert (cluster.status.rollout, cluster.status.refused.reason) == (None, "DeadlineExceeded")

@@ -56,8 +56,8 @@ class SavepointCluster(SimulatedCluster):
         return SavepointState.model_validate(self.resource.get("status") or {})
 
     def ready(self) -> tuple[str, str]:
-        found = next(each for each in self.state.conditions if each.type == "Ready")
-        return found.status, found.reason
+        condition = next(condition for condition in self.state.conditions if condition.type == "Ready")
+        return condition.status, condition.reason
 
     def pod(self) -> str:
         (name,) = self.pods
@@ -70,8 +70,8 @@ class SavepointCluster(SimulatedCluster):
         return arguments
 
     def finalizers(self) -> list[str]:
-        found: list[str] = self.resource["metadata"].get("finalizers", []) if self.resource else []
-        return found
+        names: list[str] = self.resource["metadata"].get("finalizers", []) if self.resource else []
+        return names
 
     def completed(self) -> None:
         self.step()
@@ -92,10 +92,10 @@ def savepoint(**spec: Any) -> dict[str, Any]:
 @pytest.fixture
 def cluster() -> SavepointCluster:
     """Beside a job that runs."""
-    made = SavepointCluster(savepoint())
-    made.job.commit(made.job.started(1))
-    made.job.step()
-    return made
+    new_cluster = SavepointCluster(savepoint())
+    new_cluster.job.commit(new_cluster.job.started(1))
+    new_cluster.job.step()
+    return new_cluster
 
 
 def test_it_is_pinned_beside_the_driver_with_the_jobs_own_image_and_secrets(cluster: SavepointCluster) -> None:
@@ -103,10 +103,10 @@ def test_it_is_pinned_beside_the_driver_with_the_jobs_own_image_and_secrets(clus
     assert cluster.command()[1:] == ["state", "savepoint", "/etc/joinery/job.yaml", "noon", "--idempotent"]
     pod, driver = cluster.pods[cluster.pod()], cluster.job.pods[cluster.job.driver(1)]
     for volume in ("job", "secret-"):
-        theirs = [each for each in driver["spec"]["volumes"] if each["name"].startswith(volume)]
-        assert [each for each in pod["spec"]["volumes"] if each["name"].startswith(volume)] == theirs != []
+        theirs = [entry for entry in driver["spec"]["volumes"] if entry["name"].startswith(volume)]
+        assert [entry for entry in pod["spec"]["volumes"] if entry["name"].startswith(volume)] == theirs != []
     assert pod["spec"]["containers"][0]["image"] == driver["spec"]["containers"][0]["image"]
-    assert [each["kind"] for each in pod["metadata"]["ownerReferences"]] == ["Savepoint"]
+    assert [owner["kind"] for owner in pod["metadata"]["ownerReferences"]] == ["Savepoint"]
     assert cluster.ready() == ("False", "Running")
     cluster.completed()
     assert cluster.ready() == ("True", "Completed")
@@ -251,7 +251,7 @@ def test_a_database_that_is_gone_is_told_with_the_way_out(cluster: SavepointClus
     cluster.run(cluster.pod())
     cluster.end(cluster.pod(), AWAY)
     cluster.step()
-    ready = next(each for each in cluster.state.conditions if each.type == "Ready")
+    ready = next(condition for condition in cluster.state.conditions if condition.type == "Ready")
     assert "connection refused" in ready.message
     assert "spec.cleanup to retain" in ready.message
     cluster.edit(cleanup="retain")
@@ -292,7 +292,10 @@ def test_what_becomes_of_it_may_be_decided_once_it_is_pinned(cleanup: str) -> No
     cluster.edit(cleanup=cleanup)
     cluster.step()
     assert cluster.finalizers() == ([FINALIZER] if cleanup == "delete" else [])
-    seen = {cluster.state.observed_generation, *(each.observed_generation for each in cluster.state.conditions)}
+    seen = {
+        cluster.state.observed_generation,
+        *(condition.observed_generation for condition in cluster.state.conditions),
+    }
     assert (cluster.ready(), seen) == (("True", "Completed"), {2}), "or tools wait for it for ever"
     assert cluster.step().status is None
 
@@ -355,7 +358,7 @@ def test_one_that_an_edit_asked_to_delete_and_that_stays_is_told() -> None:
     cluster.completed()
     assert told_of_the_end(cluster.resource) == []
     cluster.edit(cleanup="delete")
-    (told,) = told_of_the_end(cluster.resource)
+    (message,) = told_of_the_end(cluster.resource)
     for words in (
         "Warning SavepointLeftBehind: savepoint noon of StreamJoin shop/orders stays in the state store",
         FINALIZER,
@@ -363,8 +366,8 @@ def test_one_that_an_edit_asked_to_delete_and_that_stays_is_told() -> None:
         "`joinery state savepoint JOB.yaml noon --delete`",
         "metadata.namespace: shop",
     ):
-        assert words in told
-    assert len(told) < 1024
+        assert words in message
+    assert len(message) < 1024
 
 
 def test_one_that_may_have_been_pinned_is_told_as_such() -> None:
@@ -373,8 +376,8 @@ def test_one_that_may_have_been_pinned_is_told_as_such() -> None:
     cluster.step()
     cluster.run(cluster.pod())
     cluster.edit(cleanup="delete")
-    (told,) = told_of_the_end(cluster.resource)
-    assert "stays, if its pod has made it," in told
+    (message,) = told_of_the_end(cluster.resource)
+    assert "stays, if its pod has made it," in message
 
 
 def test_an_end_that_leaves_nothing_behind_is_not_told(cluster: SavepointCluster, going: SavepointCluster) -> None:
@@ -408,17 +411,17 @@ def test_one_that_goes_without_its_job_is_told_once(cluster: SavepointCluster) -
 @pytest.fixture
 def going() -> SavepointCluster:
     """Beside a job that is being deleted with its state."""
-    made = SavepointCluster(savepoint(), job=SimulatedCluster(resource(cleanup="deleteState")))
-    made.job.commit(made.job.started(1))
-    made.job.step()
-    made.completed()
-    made.job.delete()
-    made.step()
-    return made
+    new_cluster = SavepointCluster(savepoint(), job=SimulatedCluster(resource(cleanup="deleteState")))
+    new_cluster.job.commit(new_cluster.job.started(1))
+    new_cluster.job.step()
+    new_cluster.completed()
+    new_cluster.job.delete()
+    new_cluster.step()
+    return new_cluster
 
 
 def conditions(cluster: SavepointCluster) -> dict[str, str]:
-    return {each.type: each.status for each in cluster.state.conditions}
+    return {condition.type: condition.status for condition in cluster.state.conditions}
 
 
 def test_one_whose_state_goes_with_its_job_is_not_ready(going: SavepointCluster) -> None:
@@ -427,7 +430,7 @@ def test_one_whose_state_goes_with_its_job_is_not_ready(going: SavepointCluster)
     going.step()
     assert going.ready() == ("False", "StateDeleted")
     assert conditions(going) == {"Ready": "False", "Reconciling": "False", "Stalled": "True"}
-    message = next(each.message for each in going.state.conditions if each.type == "Ready")
+    message = next(condition.message for condition in going.state.conditions if condition.type == "Ready")
     assert all(words in message for words in ("StreamJoin orders", "epoch 7", "Delete this Savepoint"))
     assert any(event.startswith("Warning StateDeleted") for event in going.events)
     assert going.step().status is None

@@ -91,8 +91,8 @@ class Simulation(RuleBasedStateMachine):
             self.at_rest = self.cluster.status.target_revision
 
     def _note(self) -> None:
-        said, driver = self.cluster._said(), self.cluster.status.driver
-        if said is not None and said.committed and driver is not None and driver.migrate:
+        status, driver = self.cluster._said(), self.cluster.status.driver
+        if status is not None and status.committed and driver is not None and driver.migrate:
             self.known_commits.add(driver.migrate)
 
     @rule(seconds=st.sampled_from([-60.0, 1.0, 10.0, 60.0, 301.0, 900.0]))
@@ -158,14 +158,14 @@ class Simulation(RuleBasedStateMachine):
     def delete_in_the_foreground(self) -> None:
         self.cluster.delete_in_the_foreground()
 
-    @rule(there=st.booleans())
-    def pod_template(self, there: bool) -> None:
-        self.cluster.templates = {"mine": TEMPLATE if there else None}
+    @rule(exists=st.booleans())
+    def pod_template(self, exists: bool) -> None:
+        self.cluster.templates = {"mine": TEMPLATE if exists else None}
 
-    @rule(there=st.booleans())
-    def older_job_with_this_state(self, there: bool) -> None:
+    @rule(exists=st.booleans())
+    def older_job_with_this_state(self, exists: bool) -> None:
         job = self.cluster.resource
-        self.cluster.name_conflicts = [older_job_of_another_kind(job)] if job is not None and there else []
+        self.cluster.name_conflicts = [older_job_of_another_kind(job)] if job is not None and exists else []
 
     # Pods
 
@@ -174,12 +174,12 @@ class Simulation(RuleBasedStateMachine):
         self.cluster.refuses = refuses
 
     def _pick(self, data: Any, *, running: bool = False, role: str = "") -> str | None:
-        found = [
+        names = [
             pod["metadata"]["name"]
             for pod in self.cluster.alive(role)
             if (pod["status"]["phase"] == "Running") == running
         ]
-        return data.draw(st.sampled_from(found)) if found else None
+        return data.draw(st.sampled_from(names)) if names else None
 
     @rule(data=st.data())
     def pod_runs(self, data: Any) -> None:
@@ -206,21 +206,21 @@ class Simulation(RuleBasedStateMachine):
         if name and not self._broken(name):
             self.cluster.get_ready(name)
 
-    @rule(data=st.data(), told=st.booleans())
-    def driver_commits(self, data: Any, told: bool) -> None:
+    @rule(data=st.data(), reports=st.booleans())
+    def driver_commits(self, data: Any, reports: bool) -> None:
         name = self._pick(data, running=True, role="driver")
         if name and not self._broken(name):
             self.cluster.commit(name)
-            if told and name not in self.cluster.dead:  # a dead node answers nobody
+            if reports and name not in self.cluster.dead:  # a dead node answers nobody
                 self.cluster.tell(name)
 
     @rule(data=st.data(), system=st.sampled_from(["input", "output", "store"]))
     def driver_waits(self, data: Any, system: str) -> None:
         name = self._pick(data, running=True, role="driver")
         if name and name not in self.cluster.dead:
-            away = Waiting(system=system, since=self.cluster.now, reason="away")
+            waiting = Waiting(system=system, since=self.cluster.now, reason="away")
             uid = self.cluster.pods[name]["metadata"]["uid"]
-            self.cluster.said[uid] = DriverStatus(revision=self.cluster.revision_of(name), waiting=away)
+            self.cluster.driver_statuses[uid] = DriverStatus(revision=self.cluster.revision_of(name), waiting=waiting)
 
     @rule(data=st.data(), ending=st.sampled_from([TRANSIENT, FATAL, FINISHED, None]))
     def pod_ends(self, data: Any, ending: Manifest | None) -> None:

@@ -37,8 +37,8 @@ def test_each_pod_that_works_on_the_state_is_told_for_whom(cluster: SimulatedClu
     owner = StateOwner(
         cluster="east", kind="StreamJoin", namespace=metadata["namespace"], name="orders", uid=metadata["uid"]
     )
-    asked = candidate(cluster, FIRST)
-    assert (asked.owner, asked.replaces) == (owner, "")
+    claim = candidate(cluster, FIRST)
+    assert (claim.owner, claim.replaces) == (owner, "")
     annotate(cluster, "west/jobs/orders/u-9@4")
     cluster.edit(delivery="atLeastOnce")
     cluster.step()

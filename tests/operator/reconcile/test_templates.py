@@ -126,7 +126,7 @@ def test_what_is_not_allowed_keeps_back_the_next_revision_and_not_the_one_that_r
     cluster.step()
     assert cluster.condition("Valid") == ("False", "NotAllowed")
     assert cluster.condition("Ready")[0] == "True"
-    message = next(each.message for each in cluster.status.conditions if each.type == "Valid")
+    message = next(condition.message for condition in cluster.status.conditions if condition.type == "Valid")
     assert "spec.spark.serviceAccount: 'admin' is not allowed in this cluster" in message
     assert "ConfigMap mine, key pod.yaml: spec.hostNetwork: 'True' is not allowed" in message
     fail(cluster, FIRST)

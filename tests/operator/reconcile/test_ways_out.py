@@ -247,11 +247,12 @@ def test_a_first_epoch_is_waited_for_as_long_as_its_tasks_end(cluster: Simulated
     uid, revision = cluster.pods[NEW]["metadata"]["uid"], cluster.revision_of(NEW)
     for tasks in (1, 4, 9):
         cluster.pass_time(599)
-        cluster.said[uid] = DriverStatus(revision=revision, tasks=tasks)
+        cluster.driver_statuses[uid] = DriverStatus(revision=revision, tasks=tasks)
         cluster.step()
         assert (stage(cluster), cluster.status.rollout.tasks) == ("Starting", tasks)  # type: ignore[union-attr]
     cluster.pass_time(300)
-    cluster.said[uid] = DriverStatus(revision=revision, tasks=8)  # the epoch is run again, and gets no further
+    # The epoch is run again, and gets no further.
+    cluster.driver_statuses[uid] = DriverStatus(revision=revision, tasks=8)
     cluster.step()
     cluster.pass_time(300)
     cluster.step()
@@ -386,10 +387,10 @@ def test_a_stage_that_is_kept_names_what_keeps_it_and_the_way_out(cluster: Simul
     cluster.step()
     cluster.step()
     assert stage(cluster) == name.partition(",")[0]
-    found = next(each for each in cluster.status.conditions if each.type == type_)
-    assert found.status == ("False" if type_ == "Ready" else "True")
-    assert facts in found.message
-    assert found.message.endswith(
+    condition = next(condition for condition in cluster.status.conditions if condition.type == type_)
+    assert condition.status == ("False" if type_ == "Ready" else "True")
+    assert facts in condition.message
+    assert condition.message.endswith(
         STAGE_RULES[RolloutStage(stage(cluster))].way_out.format(revision=cluster.status.revision)
     )
 

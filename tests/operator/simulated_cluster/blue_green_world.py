@@ -222,7 +222,7 @@ class BlueGreenWorld:
             assert cluster.commit(name), f"{name} is fenced: two drivers work on one state"
         watermark = self.now - self.behind.get(output, timedelta())
         inputs = [InputStatus(name=side, lag=self.lag.get(output, 0), watermark=watermark) for side in ("l", "r")]
-        cluster.said[uid] = DriverStatus(
+        cluster.driver_statuses[uid] = DriverStatus(
             revision=cluster.revision_of(name), ready=True, epoch=1, committed=1, inputs=tuple(inputs)
         )
 

@@ -51,17 +51,17 @@ class ApiServerClient:
         return json.loads(text)
 
     def create(self, manifest: Mapping[str, Any], namespace: str) -> dict[str, Any]:
-        made: dict[str, Any] = self.call("POST", BY_KIND[manifest["kind"]].path(namespace), manifest)
-        return made
+        created: dict[str, Any] = self.call("POST", BY_KIND[manifest["kind"]].path(namespace), manifest)
+        return created
 
     def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
         try:
-            found: dict[str, Any] = self.call("GET", BY_KIND[kind].path(namespace, name))
+            manifest: dict[str, Any] = self.call("GET", BY_KIND[kind].path(namespace, name))
         except Refused as error:
             if error.code == 404:
                 return None
             raise
-        return found
+        return manifest
 
     def list(self, kind: str, namespace: str, selector: str = "") -> list[dict[str, Any]]:
         items: list[dict[str, Any]] = self.call("GET", BY_KIND[kind].path(namespace) + f"?labelSelector={selector}")[
@@ -70,7 +70,7 @@ class ApiServerClient:
         return items
 
     def names(self, kind: str, namespace: str) -> list[str]:
-        return sorted(each["metadata"]["name"] for each in self.list(kind, namespace))
+        return sorted(manifest["metadata"]["name"] for manifest in self.list(kind, namespace))
 
     def patch(self, kind: str, namespace: str, name: str, body: Mapping[str, Any], subresource: str = "") -> Any:
         path = BY_KIND[kind].path(namespace, name, subresource)
@@ -87,11 +87,11 @@ class ApiServerClient:
 
     def ours(self, namespace: str) -> dict[str, list[str]]:
         """What there is of the jobs and of the operator's children."""
-        found = {job.kind: self.names(job.kind, namespace) for job in JOBS}
+        names_by_kind = {job.kind: self.names(job.kind, namespace) for job in JOBS}
         for child in (*CHILDREN, INGRESS):
             items = self.list(child.kind, namespace, SELECTOR.replace("!=", "%21%3D").replace("=", "%3D", 1))
-            found[child.kind] = sorted(each["metadata"]["name"] for each in items)
-        return found
+            names_by_kind[child.kind] = sorted(manifest["metadata"]["name"] for manifest in items)
+        return names_by_kind
 
 
 class FakeKubelet:
@@ -153,12 +153,12 @@ class FakeKubelet:
 
 def run_pod(cluster: ApiServerClient, pod: Mapping[str, Any], address: str) -> None:
     containers = [
-        {**_container(each), "ready": True, "started": True, "state": {"running": {"startedAt": _time()}}}
-        for each in pod["spec"]["containers"]
+        {**_container(container), "ready": True, "started": True, "state": {"running": {"startedAt": _time()}}}
+        for container in pod["spec"]["containers"]
     ]
     initial = [
-        {**_container(each), "ready": True, "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
-        for each in pod["spec"].get("initContainers", ())
+        {**_container(container), "ready": True, "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
+        for container in pod["spec"].get("initContainers", ())
     ]
     since = {"status": "True", "lastTransitionTime": _time()}
     ready = [{"type": kind, **since} for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")]
@@ -172,7 +172,8 @@ def end_pod(cluster: ApiServerClient, pod: Mapping[str, Any], exit_code: int, me
     ended = {"exitCode": exit_code, "reason": "Error" if exit_code else "Completed", "message": message}
     ended |= {"startedAt": _time(), "finishedAt": _time()}
     containers = [
-        {**_container(each), "ready": False, "state": {"terminated": ended}} for each in pod["spec"]["containers"]
+        {**_container(container), "ready": False, "state": {"terminated": ended}}
+        for container in pod["spec"]["containers"]
     ]
     _set(cluster, pod, {"phase": "Failed" if exit_code else "Succeeded", "containerStatuses": containers})
 
@@ -203,11 +204,11 @@ class FakeDrivers:
     def __init__(self, answer: Answer) -> None:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                found = answer(self.headers["Host"].rpartition(":")[0]) if self.path == "/status" else None
-                self.send_response(503 if found is None else 200)
+                status = answer(self.headers["Host"].rpartition(":")[0]) if self.path == "/status" else None
+                self.send_response(503 if status is None else 200)
                 self.end_headers()
-                if found is not None:
-                    self.wfile.write(DriverStatus(**found).model_dump_json(by_alias=True).encode())
+                if status is not None:
+                    self.wfile.write(DriverStatus(**status).model_dump_json(by_alias=True).encode())
 
             def log_message(self, *_: object) -> None:
                 pass

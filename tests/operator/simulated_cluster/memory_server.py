@@ -48,9 +48,9 @@ class MemoryServer:
 
     def change(self, kind: str, namespace: str, name: str, change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         """Changes an object, as a user or the kubelet would."""
-        found = self.objects[BY_KIND[kind].plural, namespace, name]
-        change(found)
-        return copy.deepcopy(self._touched(found))
+        stored = self.objects[BY_KIND[kind].plural, namespace, name]
+        change(stored)
+        return copy.deepcopy(self._touched(stored))
 
     def remove(self, kind: str, namespace: str, name: str) -> dict[str, Any]:
         return self._touched(self.objects.pop((BY_KIND[kind].plural, namespace, name)))
@@ -71,7 +71,7 @@ class MemoryServer:
         if instead is not None:
             return instead
         if not plural:
-            return 200, {"resources": [{"name": each} for each in _BY_PLURAL]}
+            return 200, {"resources": [{"name": resource_plural} for resource_plural in _BY_PLURAL]}
         if plural == "selfsubjectaccessreviews":
             return 201, {"status": {"allowed": True}}
         body = copy.deepcopy(body)
@@ -83,65 +83,65 @@ class MemoryServer:
                 return self._create(resource, namespace, body or {})
             case "GET" if not name:
                 return self._list(resource, namespace, "resourceVersion" in parse_qs(url.query))
-        found = self.objects.get((plural, namespace, name))
-        if found is None:
+        stored = self.objects.get((plural, namespace, name))
+        if stored is None:
             return _refusal(404, "NotFound", f'{plural} "{name}" not found')
         match method:
             case "PUT":
-                return self._replace(found, body or {}, subresource or "spec")
+                return self._replace(stored, body or {}, subresource or "spec")
             case "PATCH":
-                return self._patch((plural, namespace, name), found, body or {})
+                return self._patch((plural, namespace, name), stored, body or {})
             case "DELETE":
-                return self._delete((plural, namespace, name), found, body or {})
-        return 200, copy.deepcopy(found)
+                return self._delete((plural, namespace, name), stored, body or {})
+        return 200, copy.deepcopy(stored)
 
     def _create(self, resource: ApiResource, namespace: str, body: Manifest) -> tuple[int, Any]:
-        made = json.loads(json.dumps(body))
-        key = (resource.plural, namespace, made["metadata"]["name"])
+        created = json.loads(json.dumps(body))
+        key = (resource.plural, namespace, created["metadata"]["name"])
         if key in self.objects:
             return _refusal(409, "AlreadyExists", f'{resource.plural} "{key[2]}" already exists')
-        made["metadata"] |= {"namespace": namespace, "uid": f"uid-{next(self._uids)}", "generation": 1}
-        self.objects[key] = made
-        return 201, copy.deepcopy(self._touched(made))
+        created["metadata"] |= {"namespace": namespace, "uid": f"uid-{next(self._uids)}", "generation": 1}
+        self.objects[key] = created
+        return 201, copy.deepcopy(self._touched(created))
 
     def _list(self, resource: ApiResource, namespace: str, metadata_only: bool) -> tuple[int, Any]:
         items = [
-            {"metadata": each["metadata"]} if metadata_only else each
-            for (plural, its_namespace, _), each in self.objects.items()
+            {"metadata": manifest["metadata"]} if metadata_only else manifest
+            for (plural, its_namespace, _), manifest in self.objects.items()
             if plural == resource.plural and namespace in {"", its_namespace}
         ]
         # As the real one: a list of metadata without items has null there.
-        found = None if metadata_only and not items else items
-        return 200, copy.deepcopy({"metadata": {"resourceVersion": str(next(self._versions))}, "items": found})
+        listed = None if metadata_only and not items else items
+        return 200, copy.deepcopy({"metadata": {"resourceVersion": str(next(self._versions))}, "items": listed})
 
-    def _replace(self, found: dict[str, Any], body: Manifest, part: str) -> tuple[int, Any]:
-        if body["metadata"]["resourceVersion"] != found["metadata"]["resourceVersion"]:
+    def _replace(self, stored: dict[str, Any], body: Manifest, part: str) -> tuple[int, Any]:
+        if body["metadata"]["resourceVersion"] != stored["metadata"]["resourceVersion"]:
             return _refusal(409, "Conflict", "the object has been modified")
-        found[part] = body[part]
-        return 200, copy.deepcopy(self._touched(found))
+        stored[part] = body[part]
+        return 200, copy.deepcopy(self._touched(stored))
 
-    def _patch(self, key: Id, found: dict[str, Any], body: Manifest) -> tuple[int, Any]:
-        asked = body.get("metadata", {}).get("resourceVersion")
-        if asked is not None and asked != found["metadata"]["resourceVersion"]:
+    def _patch(self, key: Id, stored: dict[str, Any], body: Manifest) -> tuple[int, Any]:
+        resource_version = body.get("metadata", {}).get("resourceVersion")
+        if resource_version is not None and resource_version != stored["metadata"]["resourceVersion"]:
             return _refusal(409, "Conflict", "the object has been modified")
-        _merge(found, body)
-        if found["metadata"].get("deletionTimestamp") and not found["metadata"].get("finalizers"):
+        _merge(stored, body)
+        if stored["metadata"].get("deletionTimestamp") and not stored["metadata"].get("finalizers"):
             del self.objects[key]
-        return 200, copy.deepcopy(self._touched(found))
+        return 200, copy.deepcopy(self._touched(stored))
 
-    def _delete(self, key: Id, found: dict[str, Any], body: Manifest) -> tuple[int, Any]:
-        uid = found["metadata"]["uid"]
+    def _delete(self, key: Id, stored: dict[str, Any], body: Manifest) -> tuple[int, Any]:
+        uid = stored["metadata"]["uid"]
         if body.get("preconditions", {}).get("uid", uid) != uid:
             return _refusal(409, "Conflict", "the UID in the precondition does not match")
-        if found["kind"] == "Pod" and (found.get("status") or {}).get("phase") == "Running":
-            found["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-            return 200, copy.deepcopy(self._touched(found))
+        if stored["kind"] == "Pod" and (stored.get("status") or {}).get("phase") == "Running":
+            stored["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+            return 200, copy.deepcopy(self._touched(stored))
         del self.objects[key]
         return 200, {"kind": "Status", "status": "Success"}
 
-    def _touched(self, found: dict[str, Any]) -> dict[str, Any]:
-        found["metadata"]["resourceVersion"] = str(next(self._versions))
-        return found
+    def _touched(self, stored: dict[str, Any]) -> dict[str, Any]:
+        stored["metadata"]["resourceVersion"] = str(next(self._versions))
+        return stored
 
 
 class MemoryApi(Api):

@@ -32,9 +32,9 @@ DEFAULT_TOLERATION_SECONDS = 300
 
 def resource(kind: ResourceKind = KINDS[0], **spec: Any) -> Manifest:
     """A job that is as small as a job can be, with its state in Postgres."""
-    found = resource_of(kind, **spec)
-    found["metadata"] |= {"uid": "uid-job", "generation": 1}
-    return found
+    manifest = resource_of(kind, **spec)
+    manifest["metadata"] |= {"uid": "uid-job", "generation": 1}
+    return manifest
 
 
 def stamp(moment: datetime) -> str:
@@ -118,7 +118,7 @@ class SimulatedCluster:
     templates: dict[str, Manifest | None] = field(default_factory=dict)
     executors: dict[str, Manifest] = field(default_factory=dict)
     database: Database = field(default_factory=Database)
-    said: dict[str, DriverStatus] = field(default_factory=dict)
+    driver_statuses: dict[str, DriverStatus] = field(default_factory=dict)
     committed: dict[str, int] = field(default_factory=dict)
     generations: dict[str, int] = field(default_factory=dict)
     dead: set[str] = field(default_factory=set)
@@ -151,8 +151,8 @@ class SimulatedCluster:
         return Status.model_validate(self.resource.get("status") or {})
 
     def condition(self, type_: str) -> tuple[str, str]:
-        found = next(each for each in self.status.conditions if each.type == type_)
-        return found.status, found.reason
+        condition = next(condition for condition in self.status.conditions if condition.type == type_)
+        return condition.status, condition.reason
 
     def observed(self) -> Observed:
         assert self.resource is not None
@@ -182,7 +182,7 @@ class SimulatedCluster:
         assert self.resource is not None
         driver = read_status(self.resource).driver
         pod = self.pods.get(ChildNames(self.resource).driver(driver.number)) if driver else None
-        return self.said.get(pod["metadata"]["uid"]) if pod else None
+        return self.driver_statuses.get(pod["metadata"]["uid"]) if pod else None
 
     def step(self, killed_after: int | None = None) -> Decision:
         """Reconciles once. With `killed_after` the operator dies after that many writes."""
@@ -228,8 +228,8 @@ class SimulatedCluster:
                     else:
                         target["metadata"][key] = value
             case Delete(kind, name, uid, grace_seconds):
-                found = self._of(kind).get(name)
-                if found is not None and found["metadata"]["uid"] == uid:
+                child = self._of(kind).get(name)
+                if child is not None and child["metadata"]["uid"] == uid:
                     self.delete_child(kind, name)
                     if grace_seconds == 0 and name in self.pods:
                         self.gone(name)
@@ -270,16 +270,16 @@ class SimulatedCluster:
     # The kubelet, and what happens to pods
 
     def delete_child(self, kind: str, name: str) -> None:
-        found = self._of(kind)[name]
+        child = self._of(kind)[name]
         if kind != "Pod":
             del self._of(kind)[name]
             return
-        over = found["status"]["phase"] in {"Succeeded", "Failed"}
-        if over or (found["status"]["phase"] == "Pending" and name not in self.dead):
+        over = child["status"]["phase"] in {"Succeeded", "Failed"}
+        if over or (child["status"]["phase"] == "Pending" and name not in self.dead):
             self.gone(name)
-        elif "deletionTimestamp" not in found["metadata"]:
-            grace = found["spec"].get("terminationGracePeriodSeconds", 30)
-            found["metadata"]["deletionTimestamp"] = stamp(self.now + timedelta(seconds=grace))
+        elif "deletionTimestamp" not in child["metadata"]:
+            grace = child["spec"].get("terminationGracePeriodSeconds", 30)
+            child["metadata"]["deletionTimestamp"] = stamp(self.now + timedelta(seconds=grace))
 
     def gone(self, name: str) -> None:
         self.pods.pop(name)
@@ -312,7 +312,7 @@ class SimulatedCluster:
         if pod["spec"]["containers"][0]["image"] in self.missing_images:
             self.wait(name, "ImagePullBackOff", "not found")
             return
-        if not {each["configMap"]["name"] for each in pod["spec"]["volumes"] if "configMap" in each} <= {
+        if not {volume["configMap"]["name"] for volume in pod["spec"]["volumes"] if "configMap" in volume} <= {
             *self.config_maps
         }:
             self.wait(name, "ContainerCreating")
@@ -346,7 +346,7 @@ class SimulatedCluster:
         pod["status"]["phase"] = "Pending"
         running = {"running": {"startedAt": stamp(self.now)}}
         pod["status"]["initContainerStatuses"] = [{"name": "migrate", "state": running}]
-        self.said[pod["metadata"]["uid"]] = DriverStatus(revision=self.revision_of(name), migrated=segments)
+        self.driver_statuses[pod["metadata"]["uid"]] = DriverStatus(revision=self.revision_of(name), migrated=segments)
 
     def fail_first(self, name: str, ending: Manifest | None) -> None:
         status = self.pods[name]["status"]
@@ -364,7 +364,9 @@ class SimulatedCluster:
         pod = self.pods[name]
         pod["status"]["phase"] = "Failed" if code else "Succeeded"
         self.main(name, self._terminated(code, ending, reason))
-        pod["status"]["conditions"] = [each for each in pod["status"].get("conditions", ()) if each["type"] != "Ready"]
+        pod["status"]["conditions"] = [
+            condition for condition in pod["status"].get("conditions", ()) if condition["type"] != "Ready"
+        ]
 
     def evict(self, name: str) -> None:
         message = "The node was low on resource: memory."
@@ -402,7 +404,7 @@ class SimulatedCluster:
     def tell(self, name: str) -> None:
         """The operator polls the driver."""
         uid = self.pods[name]["metadata"]["uid"]
-        self.said[uid] = DriverStatus(
+        self.driver_statuses[uid] = DriverStatus(
             revision=self.revision_of(name), ready=True, epoch=self.database.epoch, committed=self.committed.get(uid, 0)
         )
 
@@ -420,10 +422,10 @@ class SimulatedCluster:
         rows_differ: bool = False,
     ) -> None:
         refused = [] if fits else ["the keys of step 1 differ"]
-        told = {"fits": fits, "refused": refused, "warnings": list(warnings), "targetVersion": 1}
-        told |= {"rowsDiffer": True, "refused": ["shadow: epochs 5 to 7 differ"]} if rows_differ else {}
-        told |= {"epoch": self.database.epoch} if there_is_state else {}
-        self.end(name, told, code=0 if fits else 1)
+        result = {"fits": fits, "refused": refused, "warnings": list(warnings), "targetVersion": 1}
+        result |= {"rowsDiffer": True, "refused": ["shadow: epochs 5 to 7 differ"]} if rows_differ else {}
+        result |= {"epoch": self.database.epoch} if there_is_state else {}
+        self.end(name, result, code=0 if fits else 1)
 
     def state_is_deleted(self, name: str) -> None:
         self.database.deleted = True
@@ -433,12 +435,12 @@ class SimulatedCluster:
         return stamp(self.now + self.node_ahead)
 
     def _terminated(self, code: int, ending: Manifest | None, reason: str = "Error") -> Manifest:
-        told = {"message": json.dumps(ending)} if ending is not None else {}
-        return {"terminated": {"exitCode": code, "reason": reason, "finishedAt": self.node_stamp(), **told}}
+        details = {"message": json.dumps(ending)} if ending is not None else {}
+        return {"terminated": {"exitCode": code, "reason": reason, "finishedAt": self.node_stamp(), **details}}
 
     def _since(self, name: str, condition: str) -> None:
         conditions = self.pods[name]["status"].setdefault("conditions", [])
-        if not any(each["type"] == condition for each in conditions):
+        if not any(entry["type"] == condition for entry in conditions):
             conditions.append({"type": condition, "status": "True", "lastTransitionTime": self.node_stamp()})
 
     # Usual courses

@@ -52,12 +52,12 @@ def reconcile(observed: Observed | ObservedEnd) -> Decision:
 
 def _missing(observed: Observed, number: int) -> list[Action]:
     resource, names = observed.resource, ChildNames(observed.resource)
-    wanted = [
+    children = [
         (observed.children.config_maps, _child(resource, "ConfigMap", names.config_map("r1"), "config", {"data": {}})),
         (observed.children.services, _child(resource, "Service", names.service, "service", {"spec": _SERVICE})),
         (observed.children.pods, _child(resource, "Pod", names.driver(number), "driver", {"spec": _POD})),
     ]
-    return [Create(manifest) for held, manifest in wanted if manifest["metadata"]["name"] not in held]
+    return [Create(manifest) for existing, manifest in children if manifest["metadata"]["name"] not in existing]
 
 
 _POD = {"containers": [{"name": "joinery", "image": IMAGE}], "restartPolicy": "Never"}

@@ -25,11 +25,11 @@ class TroubledCluster(SimulatedCluster):
     def observed(self) -> Any:
         if not self.late:
             return super().observed()
-        there, self.pods = self.pods, {**self.pods, **self.seen}
+        actual, self.pods = self.pods, {**self.pods, **self.seen}
         try:
             return super().observed()
         finally:
-            self.pods = there
+            self.pods = actual
 
     def step(self, killed_after: int | None = None, *, late: bool = False) -> Decision:
         """`late`: no watch has told anything of pods since the last look that was not late."""
@@ -70,16 +70,16 @@ class TroubledCluster(SimulatedCluster):
         if not self.is_deleted_in_the_foreground():
             return False
         assert self.resource is not None
-        others = [self._of(kind) for kind in ("Service", "ConfigMap", "NetworkPolicy")]
-        before = deepcopy([self.resource, self.pods, *others])
-        for objects in others:
+        dependents = [self._of(kind) for kind in ("Service", "ConfigMap", "NetworkPolicy")]
+        before = deepcopy([self.resource, self.pods, *dependents])
+        for objects in dependents:
             objects.clear()
         for name in list(self.pods):
             self.delete_child("Pod", name)
         if not self.pods:
             self.resource["metadata"]["finalizers"].remove(BY_KUBERNETES)
             self._collect()
-        return before != [self.resource, self.pods, *others]
+        return before != [self.resource, self.pods, *dependents]
 
     def is_deleted_in_the_foreground(self) -> bool:
         return self.resource is not None and BY_KUBERNETES in self.resource["metadata"].get("finalizers", ())

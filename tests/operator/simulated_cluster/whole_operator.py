@@ -76,22 +76,22 @@ class ServerWithPods(MemoryServer):
         return trouble.code, {"reason": "Trouble", "message": "as the test wants it"}
 
     def _create(self, resource: ApiResource, namespace: str, body: Manifest) -> tuple[int, Any]:
-        code, made = super()._create(resource, namespace, body)
+        code, created = super()._create(resource, namespace, body)
         if code == 201:
-            found = self.objects[resource.plural, namespace, made["metadata"]["name"]]
-            found["metadata"]["creationTimestamp"] = stamp(self._now())
+            stored = self.objects[resource.plural, namespace, created["metadata"]["name"]]
+            stored["metadata"]["creationTimestamp"] = stamp(self._now())
             if resource.kind == "Pod":
-                self.created_pods.append(found["metadata"]["name"])
-                found["status"] = {"phase": "Pending"}
-            made = copy.deepcopy(found)
-        return code, made
+                self.created_pods.append(stored["metadata"]["name"])
+                stored["status"] = {"phase": "Pending"}
+            created = copy.deepcopy(stored)
+        return code, created
 
-    def _delete(self, key: Id, found: dict[str, Any], body: Manifest) -> tuple[int, Any]:
-        code, answer = super()._delete(key, found, body)
+    def _delete(self, key: Id, stored: dict[str, Any], body: Manifest) -> tuple[int, Any]:
+        code, answer = super()._delete(key, stored, body)
         if (answer.get("metadata") or {}).get("deletionTimestamp"):
-            grace = found["spec"].get("terminationGracePeriodSeconds", 30)
-            found["metadata"]["deletionTimestamp"] = stamp(self._now() + timedelta(seconds=grace))
-            answer = copy.deepcopy(found)
+            grace = stored["spec"].get("terminationGracePeriodSeconds", 30)
+            stored["metadata"]["deletionTimestamp"] = stamp(self._now() + timedelta(seconds=grace))
+            answer = copy.deepcopy(stored)
         return code, answer
 
 
@@ -121,8 +121,8 @@ class WholeOperator(SimulatedCluster):
             self.resource = self.apply(self.resource)
 
     def apply(self, manifest: Manifest) -> dict[str, Any]:
-        made = self.server.add(manifest)
-        return self.server.objects[BY_KIND[made["kind"]].plural, "shop", made["metadata"]["name"]]
+        added = self.server.add(manifest)
+        return self.server.objects[BY_KIND[added["kind"]].plural, "shop", added["metadata"]["name"]]
 
     def pass_time(self, seconds: float) -> None:
         super().pass_time(seconds)
@@ -130,9 +130,9 @@ class WholeOperator(SimulatedCluster):
 
     def delete_owner(self, kind: str, name: str) -> None:
         """As `kubectl delete` does."""
-        found = self.server.objects[BY_KIND[kind].plural, "shop", name]
-        found["metadata"]["deletionTimestamp"] = stamp(self.now)
-        if not found["metadata"].get("finalizers"):
+        owner = self.server.objects[BY_KIND[kind].plural, "shop", name]
+        owner["metadata"]["deletionTimestamp"] = stamp(self.now)
+        if not owner["metadata"].get("finalizers"):
             del self.server.objects[BY_KIND[kind].plural, "shop", name]
         self._pull()
 
@@ -167,23 +167,25 @@ class WholeOperator(SimulatedCluster):
     async def _watch(self) -> None:
         """Reports every object that is new, changed or gone."""
         self._collect_garbage()
-        gone = {key: told for key, told in self._told.items() if _uid(self.server.objects.get(key)) != told[0]}
-        for key, (_, text) in gone.items():
+        vanished = {
+            key: reported for key, reported in self._told.items() if _uid(self.server.objects.get(key)) != reported[0]
+        }
+        for key, (_, text) in vanished.items():
             del self._told[key]
             last = json.loads(text)
             last["metadata"]["resourceVersion"] = str(next(self.server._versions))
             await self._tell(key, last, deleted=True)
-        for key, found in list(self.server.objects.items()):
-            told = self._told.get(key)
-            if key[0] == "events" or (told is not None and told[1] == json.dumps(found)):
+        for key, stored in list(self.server.objects.items()):
+            reported = self._told.get(key)
+            if key[0] == "events" or (reported is not None and reported[1] == json.dumps(stored)):
                 continue
             if (
-                told is not None
-                and json.loads(told[1])["metadata"]["resourceVersion"] == found["metadata"]["resourceVersion"]
+                reported is not None
+                and json.loads(reported[1])["metadata"]["resourceVersion"] == stored["metadata"]["resourceVersion"]
             ):
-                self.server._touched(found)
-            self._told[key] = (found["metadata"]["uid"], json.dumps(found))
-            await self._tell(key, copy.deepcopy(found), deleted=False)
+                self.server._touched(stored)
+            self._told[key] = (stored["metadata"]["uid"], json.dumps(stored))
+            await self._tell(key, copy.deepcopy(stored), deleted=False)
         self._pull()
 
     async def _tell(self, key: Id, manifest: Manifest, *, deleted: bool) -> None:
@@ -191,22 +193,24 @@ class WholeOperator(SimulatedCluster):
         await self.controller.on_watch_event(resource, complete_manifest(manifest, resource), deleted)
 
     def _collect_garbage(self) -> None:
-        uids = {each["metadata"]["uid"] for each in self.server.objects.values() if each["kind"] in OWNER_KINDS}
-        for key, found in list(self.server.objects.items()):
-            owner = owner_uid(found)
+        uids = {
+            manifest["metadata"]["uid"] for manifest in self.server.objects.values() if manifest["kind"] in OWNER_KINDS
+        }
+        for key, stored in list(self.server.objects.items()):
+            owner = owner_uid(stored)
             if owner is None or owner in uids:
                 continue
-            running = (found.get("status") or {}).get("phase") == "Running"
+            running = (stored.get("status") or {}).get("phase") == "Running"
             if running:
-                found["metadata"].setdefault("deletionTimestamp", stamp(self.now + timedelta(seconds=30)))
+                stored["metadata"].setdefault("deletionTimestamp", stamp(self.now + timedelta(seconds=30)))
             else:
                 del self.server.objects[key]
 
     def _pull(self) -> None:
         """What the simulation works on are the server's objects themselves."""
         by_kind: dict[str, dict[str, Any]] = {}
-        for (plural, _, name), found in self.server.objects.items():
-            by_kind.setdefault(_BY_PLURAL[plural].kind, {})[name] = found
+        for (plural, _, name), stored in self.server.objects.items():
+            by_kind.setdefault(_BY_PLURAL[plural].kind, {})[name] = stored
         self.pods = by_kind.get("Pod", {})
         self.config_maps = by_kind.get("ConfigMap", {})
         self.services = by_kind.get("Service", {})
@@ -218,7 +222,7 @@ class WholeOperator(SimulatedCluster):
         self.server.objects.pop(("pods", "shop", name), None)
 
     def _pods_go_on(self) -> bool:
-        before = json.dumps([self.pods, self.database.epoch > 0, sorted(self.said)], sort_keys=True)
+        before = json.dumps([self.pods, self.database.epoch > 0, sorted(self.driver_statuses)], sort_keys=True)
         for name, pod in list(self.pods.items()):
             phase = pod["status"]["phase"]
             if "deletionTimestamp" in pod["metadata"]:
@@ -247,16 +251,16 @@ class WholeOperator(SimulatedCluster):
 
     def _reports(self, name: str, uid: str) -> None:
         """What the poller hears of a driver that is new to it makes its job due."""
-        before: DriverStatus | None = self.said.get(uid)
+        before: DriverStatus | None = self.driver_statuses.get(uid)
         self.tell(name)
-        if before != self.said[uid] and self.resource is not None:
+        if before != self.driver_statuses[uid] and self.resource is not None:
             self.controller.feed.queue.add(ObjectKey(self.resource["kind"], "shop", self.resource["metadata"]["name"]))
 
     def _job_of(self, name: str) -> str:
-        volume = next(each for each in self.pods[name]["spec"]["volumes"] if each["name"] == "job")
+        volume = next(volume for volume in self.pods[name]["spec"]["volumes"] if volume["name"] == "job")
         text: str = self.config_maps[volume["configMap"]["name"]]["data"]["job.yaml"]
         return text
 
 
-def _uid(found: Manifest | None) -> str | None:
-    return None if found is None else found["metadata"]["uid"]
+def _uid(manifest: Manifest | None) -> str | None:
+    return None if manifest is None else manifest["metadata"]["uid"]
