@@ -185,6 +185,18 @@ def test_native_tls_problem(context: SparkContext) -> None:
     assert internals.native_tls_problem(context) is None
 
 
+def test_record_log_errors(context: SparkContext) -> None:
+    name = "org.apache.spark.scheduler.cluster.k8s"
+    take = internals.record_log_errors(context, name)
+    jvm: Any = context._jvm
+    allocator = jvm.org.apache.logging.log4j.LogManager.getLogger(f"{name}.ExecutorPodsAllocator")
+    allocator.error("no pod", jvm.java.lang.IllegalStateException("first"))
+    allocator.error("no pod", jvm.java.lang.IllegalStateException("second\nline"))
+    allocator.error("says nothing of an exception")
+    assert take().split() == ["first", "second", "line"]
+    assert take() == ""
+
+
 def test_bytes_of_size(context: SparkContext) -> None:
     assert internals.bytes_of_size(context, "64m") == 64 << 20
 

@@ -222,6 +222,13 @@ def test_the_daemon_of_workers_finds_joinery_in_a_submitted_zip(
     assert start(submitted | {name: "mine"}, master)[name] == "mine"
 
 
+def test_only_on_kubernetes_spark_never_ends_a_driver_whose_executors_fail(start: Start) -> None:
+    name, on_kubernetes = "spark.executor.maxNumFailures", "k8s://https://there:443"
+    assert int(start({}, on_kubernetes)[name]) == 2**31 - 1
+    assert start({name: "7"}, on_kubernetes)[name] == "7"
+    assert name not in start({}, "yarn")
+
+
 # --- who may talk to Spark --------------------------------------------------------------------------------------------
 
 EVERY_MASTER = ["local", "local[2]", "local[*,4]", "local-cluster[2,1,1024]", "k8s://https://there:443", "yarn"]

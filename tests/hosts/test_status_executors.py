@@ -147,7 +147,14 @@ class FakeSpark:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, executors: int | None = 1, **conf: str) -> None:
         self.executors, self.jobs, self.cancelled = executors, list[int](), 0
         self._conf = {f"spark.dynamicAllocation.{name}": value for name, value in conf.items()}
-        monkeypatch.setattr("joinery_runtime.hosts.status.executors.count_executors", lambda _: self.executors)
+        self.log = ""
+        module = "joinery_runtime.hosts.status.executors"
+        monkeypatch.setattr(f"{module}.count_executors", lambda _: self.executors)
+        monkeypatch.setattr(f"{module}.record_log_errors", lambda *_: self._take_log)
+
+    def _take_log(self) -> str:
+        text, self.log = self.log, ""
+        return text
 
     def getConf(self) -> dict[str, str]:  # noqa: N802 - Spark's name
         return self._conf
@@ -220,6 +227,41 @@ def test_a_job_without_work_waits_for_executors_that_spark_keeps(
     scene.watch.poll(PATIENCE_S)
     assert (scene.board.snapshot.starved is not None, bool(scene.said)) == (waits, waits)
     assert tried.wait(0 if waits else 30) != waits, "the task makes Spark ask for an executor"
+
+
+def rejected(number: int, message: str) -> str:
+    """What Kubernetes' client for Java says when the API server rejects the pod of this executor."""
+    return (
+        "Failure executing: POST at: https://10.0.0.1/api/v1/namespaces/shop/pods. Message: pods "
+        f'"orders-exec-{number}" is forbidden: {message}. Received status: Status(apiVersion=v1, code=403).\n'
+    )
+
+
+def test_what_the_api_server_says_of_executors_that_it_rejects_is_told_while_none_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spark = FakeSpark(monkeypatch, 0)
+    scene = Scene(spark)  # type: ignore[arg-type]
+
+    def told(now: float) -> str:
+        scene.watch.poll(now)
+        return str(scene.board.snapshot.starved and scene.board.snapshot.starved.error)
+
+    quota = "exceeded quota: small, requested: pods=1, used: pods=1, limited: pods=1"
+    assert "none has come" in told(0)
+    spark.log = rejected(1, quota) + "\n" + rejected(2, quota)
+    text = told(5)
+    assert f"Kubernetes rejects the pods of executors: forbidden: {quota}. " in text
+    assert told(10) == text, "nothing has ended it"
+    spark.log = rejected(3, 'violates PodSecurity "restricted:latest": hostPort (v1.34)')
+    assert "hostPort (v1.34). Look at" in told(15)
+    told(PATIENCE_S)
+    assert "hostPort" in scene.said[-1]
+    spark.executors = 1
+    scene.watch.poll(PATIENCE_S + 5)
+    assert scene.board.snapshot.starved is None
+    spark.executors = 0
+    assert "none has come" in told(PATIENCE_S + 10)
 
 
 def test_a_job_whose_executors_scale_to_zero_waits_for_them_once_work_has_waited(

@@ -52,6 +52,14 @@ class ClusterJob:
         }
         spec["spark"] = {**SPARK, "image": self.image}
 
+    def renamed(self, name: str) -> ClusterJob:
+        """The job of this name with the spec of now, which the operator makes: it has a state of its own, and the same
+        records arrive."""
+        job = copy.copy(self)
+        job.name, job.manifest = name, copy.deepcopy(self.manifest)
+        job.log = Log(f"{self.namespace}/{name}", self.work.dsn, STORE_SCHEMA)
+        return job
+
     @property
     def kind(self) -> str:
         """As kubectl takes it."""
@@ -77,12 +85,12 @@ class ClusterJob:
 
     def joinery(self, *arguments: str) -> str:
         """What `kubectl joinery` prints."""
-        command = [Path(sys.executable).with_name("kubectl-joinery"), *arguments]
+        program_path = Path(sys.executable).with_name("kubectl-joinery")
+        words = 2 if arguments[0] == "rollout" else 1  # what follows may be for a command in the pod
         where = [f"--kubeconfig={self.kubectl.kubeconfig}", f"--namespace={self.namespace}"]
+        command = [program_path, *arguments[:words], *where, *arguments[words:]]
         environment = {**os.environ, "PATH": f"{program('kubectl').parent}:{os.environ['PATH']}"}
-        done = subprocess.run(
-            [*command[:2], *where, *command[2:]], check=False, capture_output=True, text=True, env=environment
-        )
+        done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

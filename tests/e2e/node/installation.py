@@ -14,7 +14,7 @@ from joinery_devkit.kubernetes.binaries import program
 from joinery_devkit.kubernetes.providers import KubernetesCluster, join_cluster
 from joinery_devkit.kubernetes.shared import CLUSTER, CLUSTER_KAFKA, CLUSTER_POSTGRES, image_service
 from joinery_devkit.services import address_of
-from joinery_runtime.job.crd import KINDS, SAVEPOINT
+from joinery_runtime.job.crd import BLUE_GREEN, KINDS, SAVEPOINT
 
 OPERATOR = "operator"
 CHART = Path(__file__).parents[3] / "charts" / "joinery"
@@ -55,6 +55,9 @@ def jobs_policies(cluster: KubernetesCluster, *, enabled: bool) -> None:
 
 def _delete_jobs(cluster: KubernetesCluster, namespace: str) -> None:
     """What tests that failed have left. Their database may be gone by now, so nothing can delete their state."""
+    # First, because it would create its jobs again, and without them, because their states stay.
+    blue_greens = ("delete", BLUE_GREEN.plural, "--all", "--cascade=orphan", "-n", namespace)
+    cluster.kubectl(*blue_greens, timeout_seconds=_INSTALL_S)
     retained = {SAVEPOINT.plural: "retain", **{kind.plural: "retainState" for kind in KINDS}}
     for plural, cleanup in retained.items():
         for name in cluster.kubectl.names(plural, namespace):

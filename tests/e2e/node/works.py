@@ -91,9 +91,18 @@ class Pairs(Work):
         text = StringIO()
         YAML().dump({**manifest, "metadata": {"name": self.name}}, text)
         path.write_text(text.getvalue())
-        out = topic_rows(self.bootstrap, f"{self.name}.out")
-        dead = dead_letter_rows(self.bootstrap, f"{self.name}.dead")
+        spec = manifest["spec"]
+        out = topic_rows(self.bootstrap, spec["output"]["kafka"]["topic"])
+        dead = dead_letter_rows(self.bootstrap, spec["deadLetter"]["kafka"]["topic"])
         assert judge(load_job(path), self.bootstrap, log, out, dead).ok
+
+
+class MovingPairs(Pairs):
+    """Pairs whose output and dead letters may go to two more topics."""
+
+    @property
+    def outputs(self) -> Mapping[str, int]:
+        return {**super().outputs, f"{self.name}.out2": 2, f"{self.name}.dead2": 1}
 
 
 class Backlog(Pairs):

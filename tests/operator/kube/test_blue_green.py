@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from joinery_devkit.processes import free_port
-from joinery_operator.decision import Create, ObservedBlueGreen
+from joinery_operator.decision import Create, Decision, Observed, ObservedBlueGreen
 from joinery_operator.kube.controller import Controller
 from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.process import PERMISSIONS, check_environment, watches_blue_green
+from joinery_operator.kube.reconciler import Reconcile
 from joinery_operator.kube.resources import BLUE_GREEN, BY_KIND, JOBS, SAVEPOINT, WATCHED, ApiResource
 from joinery_operator.names import owner_reference
 from joinery_operator.reconcile import reconcile
@@ -70,10 +71,10 @@ class Shop:
 
 
 @asynccontextmanager
-async def open_shop() -> AsyncIterator[tuple[Shop, str]]:
+async def open_shop(decide: Reconcile = reconcile) -> AsyncIterator[tuple[Shop, str]]:
     """A shop, and the name of the first job, which runs."""
     server = MemoryServer()
-    async with controller_on(server, reconcile) as controller:
+    async with controller_on(server, decide) as controller:
         shop = Shop(server, controller)
         await shop.tell(server.add(blue_green()))
         (name,) = server.names("StreamJoin")
@@ -293,6 +294,40 @@ def test_a_job_of_others_that_writes_to_the_same_topic_is_named_until_it_does_no
             await shop.edit("StreamJoin", "other", lambda it: it["spec"].update(topic("of its own")))
             await shop.look_again()
             assert shop.condition("OutputsShared") == {}
+
+    asyncio.run(lives())
+
+
+@pytest.mark.parametrize("has_candidate", [False, True])
+def test_figures_of_a_job_concern_its_blue_green_job_only_if_they_are_compared(has_candidate: bool) -> None:
+    decided: list[object] = []
+
+    def decide(observed: Any) -> Decision:
+        decided.append(observed)
+        return reconcile(observed)
+
+    async def lives() -> None:
+        async with open_shop(decide) as (shop, name):
+            other = copy.deepcopy(shop.get("StreamJoin", name))
+            other["metadata"] = {"name": "other", "namespace": "shop"}
+            await shop.tell(shop.server.add(other))
+            if has_candidate:
+                await shop.move("green")
+
+            async def concerns(job: str, **status: Any) -> bool:
+                decided.clear()
+                await shop.edit("StreamJoin", job, lambda it: it["status"].update(status))
+                assert any(isinstance(observed, Observed) for observed in decided)
+                return any(isinstance(observed, ObservedBlueGreen) for observed in decided)
+
+            inputs = [{"name": "l", "lag": 9}]
+            assert not await concerns(name, epoch=7, lag=9, rowsPerSecond=3)
+            assert await concerns(name, inputs=inputs) == has_candidate
+            assert await concerns(name, observedGeneration=7)
+            assert not await concerns("other", epoch=7, inputs=inputs)
+            decided.clear()
+            await shop.edit("StreamJoin", "other", lambda it: it["spec"].update(shards=2))
+            assert any(isinstance(observed, ObservedBlueGreen) for observed in decided)
 
     asyncio.run(lives())
 

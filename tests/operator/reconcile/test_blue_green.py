@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from joinery_operator.decision import ObservedBlueGreen
+from joinery_operator.decision import ObservedBlueGreen, SharedPlace
 from joinery_operator.names import CHILD_JOB_ANNOTATION, PAUSE_ANNOTATION
 from joinery_operator.reconcile import blue_green as blue_green_module
 from joinery_operator.reconcile import blue_green_conditions, blue_green_jobs, reconcile
@@ -352,6 +352,31 @@ def test_a_template_that_moves_only_some_outputs_is_rejected() -> None:
     world.settle()
     assert "writes to kafka blue, as job orders-" in world.message("Valid")
     assert world.working() == ["blue"]
+
+
+def test_a_template_with_more_outputs_than_the_status_remembers_is_rejected() -> None:
+    """The places that it does not remember could be written twice."""
+    world = started()
+    outputs = [{"name": f"o{number}", **topic(f"t-{number}")["output"]} for number in range(65)]
+    world.edit(outputs=outputs)
+    del world.resource["spec"]["template"]["spec"]["output"]
+    world.settle()
+    assert "spec.template.spec.outputs: are 65, and the status remembers" in world.message("Valid")
+    assert world.working() == ["blue"]
+    outputs.pop()
+    world.step()
+    assert world.condition("Valid") == ("True", "Valid")
+    world.step()
+    assert max(len(listed.outputs) for listed in world.state.jobs) == 64
+
+
+def test_of_many_jobs_that_write_to_an_output_some_are_named_and_what_to_do() -> None:
+    world = started()
+    others = [{"kind": "StreamJoin", "metadata": {"namespace": "shop", "name": f"other-{n}"}} for n in range(20)]
+    world.shared_places = tuple(SharedPlace(world.state.active or "", "kafka blue", other) for other in others)
+    world.settle()
+    *_, more, todo = world.message("OutputsShared").splitlines()
+    assert (more, todo) == ("and 4 more", "If that is not intended, give one of them another output")
 
 
 def test_the_executors_that_an_autoscaler_sets_stay() -> None:

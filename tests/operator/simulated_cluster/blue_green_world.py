@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from joinery_operator.decision import Action, Create, Decision, Delete, ObservedBlueGreen, Patch
+from joinery_operator.decision import Action, Create, Decision, Delete, ObservedBlueGreen, Patch, SharedPlace
 from joinery_operator.names import PAUSE_ANNOTATION, SWITCH_ANNOTATION
 from joinery_operator.reconcile import reconcile
 from joinery_operator.settings import Settings
@@ -48,6 +48,7 @@ class BlueGreenWorld:
     broken: set[str] = field(default_factory=set)
     written: set[str] = field(default_factory=set)
     strangers: dict[str, Manifest] = field(default_factory=dict)
+    shared_places: tuple[SharedPlace, ...] = ()
     create_refused: str = ""
     patch_refused: dict[str, str] = field(default_factory=dict)
     events: list[str] = field(default_factory=list)
@@ -134,6 +135,7 @@ class BlueGreenWorld:
                 settings=self.settings,
                 create_refused=self.create_refused,
                 patch_refused=self.patch_refused,
+                shared_places=self.shared_places,
             )
         )
         for number, write in enumerate(self._writes(decision)):

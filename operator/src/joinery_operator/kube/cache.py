@@ -28,6 +28,12 @@ from joinery_operator.settings import Settings
 from joinery_runtime.job.model.draft import dig
 
 _GRAVES = 20_000
+_FIGURES = frozenset(
+    {"reported", "epoch", "inputs", "lag", "rowsPerSecond", "watermarkDelay", "rowsIn", "rowsOut", "late", "stateBytes"}
+    | {"hottestKeys", "executors"}
+)
+"""Fields of a job's status that change all the time. No BlueGreenJob depends on them, except that the inputs of a
+candidate are compared with those of the active job."""
 
 
 def key_of(manifest: Manifest, kind: str) -> ObjectKey:
@@ -118,6 +124,16 @@ class ObjectCache:
         if blue_green is None or (blue_green.kind, blue_green.namespace) != (BLUE_GREEN.kind, key.namespace):
             return None
         return blue_green
+
+    def concerns_blue_greens(self, before: Manifest | None, after: Manifest, kind: str) -> bool:
+        """Whether a change of an object matters to BlueGreenJobs: it is a job, and not only its figures differ."""
+        if kind not in JOB_KINDS or before is None:
+            return kind in JOB_KINDS
+        blue_green = self.blue_green_of(after, kind)
+        figures = _FIGURES
+        if blue_green is not None and dig(self._objects[blue_green], "status", "candidate") is not None:
+            figures -= {"inputs"}
+        return _without_figures(before, figures) != _without_figures(after, figures)
 
     def owner_of(self, manifest: Manifest, kind: str) -> ObjectKey | None:
         """The job or savepoint to reconcile when this object changes: itself, or its controller."""
@@ -222,6 +238,12 @@ class ObjectCache:
                 children[owner].discard(key)
                 if not children[owner]:
                     del children[owner]
+
+
+def _without_figures(job: Manifest, figures: Collection[str]) -> tuple[object, ...]:
+    metadata = {name: value for name, value in job["metadata"].items() if name != "resourceVersion"}
+    status = {name: value for name, value in (job.get("status") or {}).items() if name not in figures}
+    return metadata, job.get("spec"), status
 
 
 def name_conflicts(job: ObjectKey, cache: ObjectCache) -> Iterator[ObjectKey]:

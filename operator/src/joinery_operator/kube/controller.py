@@ -18,6 +18,7 @@ from joinery_operator.kube.audit import Auditor, EndingNamespaces
 from joinery_operator.kube.cache import (
     ObjectCache,
     blue_greens_beside,
+    key_of,
     name_conflicts,
     page_conflicts,
     savepoints_of,
@@ -143,26 +144,29 @@ class Controller:
             complete, deleted = still, False
         owner = self.cache.owner_of(complete, resource.kind)
         blue_green = self.cache.blue_green_of(complete, resource.kind)
+        before = None if deleted else self.cache.get(key_of(complete, resource.kind))
+        concerns_blue_greens = self.cache.concerns_blue_greens(before, complete, resource.kind)
         if self.cache.apply_watch_event(complete, resource.kind, deleted) and owner is not None:
-            self._enqueue(owner)
-            if blue_green is not None:
+            self._enqueue(owner, blue_greens=concerns_blue_greens)
+            if blue_green is not None and concerns_blue_greens:
                 self.feed.add(blue_green)
         if deleted and resource in OWNERS:
             # The last copy comes with the watch: a reconcile that met the end before knows an older one.
             await self._reconciler.report_end(complete)
 
-    def _enqueue(self, owner: ObjectKey) -> None:
+    def _enqueue(self, owner: ObjectKey, *, blue_greens: bool = True) -> None:
         """Queues a resource that has changed, and what may depend on it: jobs of other kinds with its name, jobs whose
-        pages would have its address, the savepoints of a job that ends, the BlueGreenJob of a job, and those whose jobs
-        write where it writes."""
+        pages would have its address, and the savepoints of a job that ends. With `blue_greens`, also the BlueGreenJob
+        of a job, and those whose jobs write where it writes."""
         cached = self.cache.get(owner)
         ends = cached is None or cached["metadata"].get("deletionTimestamp")
         dependents = {*name_conflicts(owner, self.cache), *page_conflicts(owner, self.cache, self._settings)}
-        dependents.update(blue_greens_beside(owner, self.cache))
         if ends:
             dependents.update(savepoints_of(owner, self.cache))
-        if cached is not None and (blue_green := self.cache.blue_green_of(cached, owner.kind)) is not None:
-            dependents.add(blue_green)
+        if blue_greens:
+            dependents.update(blue_greens_beside(owner, self.cache))
+            if cached is not None and (blue_green := self.cache.blue_green_of(cached, owner.kind)) is not None:
+                dependents.add(blue_green)
         for key in (owner, *sorted(dependents)):
             self.feed.add(key)
 

@@ -297,8 +297,9 @@ class JobReconciler:
             return ReconcileResult()
         decision, job = self._reconcile(observed), observed.resource
         if decision.status is not None:
-            job = await self._applier.write_status(job, decision.status)
-            self._make_blue_green_due(job)
+            before, job = job, await self._applier.write_status(job, decision.status)
+            if self._cache.concerns_blue_greens(before, job, job["kind"]):
+                self._make_blue_green_due(job)
         undone: list[Action] = []
         failure: JoineryError | None = None
         for action in decision.actions:

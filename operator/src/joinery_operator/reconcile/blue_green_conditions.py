@@ -252,7 +252,7 @@ def _shared_aspects(ctx: BlueGreenContext, state: BlueGreenState) -> Iterator[As
         )
     if texts:
         todo = "If that is not intended, give one of them another output"
-        yield Aspect(_SHARED, "True", _SHARED, listed([*sorted(texts), todo]))
+        yield Aspect(_SHARED, "True", _SHARED, f"{listed(sorted(texts))}\n{todo}")
 
 
 def _pause_aspects(ctx: BlueGreenContext) -> Iterator[Aspect]:

@@ -23,7 +23,7 @@ from joinery_operator.names import (
 )
 from joinery_operator.outputs import place_of
 from joinery_operator.reconcile.context import PauseScope, pause_scope, read_status
-from joinery_operator.reconcile.places import written_outputs
+from joinery_operator.reconcile.places import MOST_OUTPUTS, written_outputs
 from joinery_operator.settings import LabelSelector
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import Job, expression_problems, load_stored
@@ -328,6 +328,11 @@ def _template_problems(job: Job, spec: Mapping[str, Any], outputs: tuple[OutputS
         yield (
             "spec.template.spec.output: a console has no place that another job could differ from; name a topic, a "
             "table or a folder"
+        )
+    if len(job.outputs) > MOST_OUTPUTS:
+        yield (
+            f"spec.template.spec.outputs: are {len(job.outputs)}, and the status remembers where a job writes for at "
+            f"most {MOST_OUTPUTS}, so that nothing is written there again; divide the job"
         )
     for source, input_path in zip(job.declared_inputs, job.input_places, strict=True):
         named = [name for name in GROUP_SETTINGS if source.kafka is not None and name in source.kafka.properties]

@@ -13,7 +13,8 @@ from joinery_runtime.job.model.inputs import KafkaInput
 from joinery_runtime.job.model.outputs import DeadLetterKafka, KafkaOutput, NamedOutput
 
 _LONGEST = 512
-_MOST_OUTPUTS = 64
+MOST_OUTPUTS = 64
+"""As many as a status has room for."""
 
 
 def state_place(spec: JobSpec) -> object:
@@ -37,7 +38,7 @@ def state_place_text(spec: JobSpec) -> str:
 
 def written_outputs(job: Job) -> tuple[OutputStatus, ...]:
     """Return the job's outputs for a status, as many as it has room for."""
-    return tuple(map(_output_status, job.outputs[:_MOST_OUTPUTS]))
+    return tuple(map(_output_status, job.outputs[:MOST_OUTPUTS]))
 
 
 def _output_status(output: NamedOutput) -> OutputStatus:

@@ -266,6 +266,26 @@ def request_total_executors(context: SparkContext, count: int) -> None:
     java.context.requestTotalExecutors(count, 0, nowhere)
 
 
+def record_log_errors(context: SparkContext, logger: str) -> Callable[[], str]:
+    """Record the messages of the exceptions that Spark logs under this logger's name, and return a function that takes
+    those since its last call, one per line. Spark shows some faults nowhere else, and PySpark reads no log. Log4j's API
+    is public in Java."""
+    jvm = _java(context).jvm
+    log4j, writer = jvm.org.apache.logging.log4j, jvm.java.io.StringWriter()
+    layout = log4j.core.layout.PatternLayout.newBuilder().withPattern("%ex{short.message}%n").build()
+    builder = log4j.core.appender.WriterAppender.newBuilder()
+    appender = builder.setName(logger).setLayout(layout).setTarget(writer).build()
+    appender.start()
+    log4j.LogManager.getLogger(logger).addAppender(appender)
+
+    def take() -> str:
+        text = str(writer.toString())
+        writer.getBuffer().delete(0, len(text))
+        return text
+
+    return take
+
+
 def native_tls_problem(context: SparkContext) -> str | None:
     """Say why the JVM cannot load Netty's native TLS library, or return None if it can. Spark falls back to Java's TLS
     without a word."""

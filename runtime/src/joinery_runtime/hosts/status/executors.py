@@ -3,6 +3,7 @@ end. Says when a job waits for executors that do not come, and has them try a ta
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from joinery_runtime.engine.loop import Outage
 from joinery_runtime.errors import EnvironmentProblem, Unavailable
 from joinery_runtime.hosts.background_call import BackgroundCall
 from joinery_runtime.hosts.spark import cause
-from joinery_runtime.hosts.spark_internals import count_executors
+from joinery_runtime.hosts.spark_internals import count_executors, record_log_errors
 from joinery_runtime.hosts.spark_security import is_local
 from joinery_runtime.hosts.status.board import Board
 
@@ -26,6 +27,12 @@ PATIENCE_S = 60.0
 STOP_PATIENCE_S = 5.0
 
 _FACTS = "Spark has asked the cluster for executors, and none has come"
+_REJECTED = "Kubernetes rejects the pods of executors"
+_POD_LOGGER = "org.apache.spark.scheduler.cluster.k8s"
+_REJECTION = re.compile(
+    r'Failure executing: POST at: \S+ Message: (?:pods "[^"]*" is )?(.*?)\.(?: Received status: |\n)', re.DOTALL
+)
+"""The answer of the API server, as Spark's client for Kubernetes writes it. Each try has a pod of another name."""
 _TODO = "Look at the executor pods or the cluster manager: image, resources, quota, node selectors, rights"
 
 
@@ -68,13 +75,13 @@ class Starvation:
             self._since = now
         return now - self._since
 
-    def warning(self, sample: ExecutorSample, now: float) -> NoExecutors | None:
+    def warning(self, sample: ExecutorSample, now: float, facts: str = _FACTS) -> NoExecutors | None:
         """The warning to give now, if any: one after the patience, and one each time it has passed again."""
         waited = self.seconds(sample, now)
         if waited < self.patience_s or (self._warned_at is not None and now - self._warned_at < self.patience_s):
             return None
         self._warned_at = now
-        return NoExecutors(f"No executor has run for {waited:.0f} s", facts=_FACTS, todo=_TODO)
+        return NoExecutors(f"No executor has run for {waited:.0f} s", facts=facts, todo=_TODO)
 
 
 class SparkWatch:
@@ -87,10 +94,13 @@ class SparkWatch:
         self._starvation = Starvation()
         self._scales_to_zero = _scales_to_zero(context)
         self._last: ExecutorSample | None = None
-        self._starved = False
+        self._facts: str | None = None
         self._trial: BackgroundCall[None] | None = None
         self._task: Callable[[], None] | None = None
         self.gave_up = False
+        is_kubernetes = context.master.startswith("k8s://")
+        self._take_pod_errors = record_log_errors(context, _POD_LOGGER) if is_kubernetes else str
+        self._rejection = ""
         if not is_local(context.master):
             board.spark(0)
             board.workers(ran=False)
@@ -112,13 +122,17 @@ class SparkWatch:
         waited = self._starvation.seconds(sample, now)
         # If Spark scales to zero, every epoch after a pause begins without an executor.
         starved = sample.starved and (not sample.scales_to_zero or waited >= self._starvation.patience_s)
-        if starved != self._starved:
-            self._starved = starved
-            error = NoExecutors("No executor runs", facts=_FACTS, todo=_TODO)
+        rejections = _REJECTION.findall(self._take_pod_errors())
+        self._rejection = rejections[-1] if rejections else self._rejection if sample.starved else ""
+        missing_facts = f"{_REJECTED}: {self._rejection}" if self._rejection else _FACTS
+        facts = missing_facts if starved else None
+        if facts != self._facts:
+            self._facts = facts
+            error = NoExecutors("No executor runs", facts=missing_facts, todo=_TODO)
             self._board.starved(Outage(error, self._board.wall() - waited, POLL_EVERY_S) if starved else None)
         runs_epoch = len(sample.jobs) > (self._trial is not None)  # one job may be the trial
         self._try_task(sample)
-        warning = self._starvation.warning(sample, now)
+        warning = self._starvation.warning(sample, now, missing_facts)
         if warning is not None:
             self._board.trouble(warning)
             self._say(str(warning))
