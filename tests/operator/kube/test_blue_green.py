@@ -335,7 +335,7 @@ def test_figures_of_a_job_concern_its_blue_green_job_only_if_they_are_compared(h
 def test_without_the_definition_or_the_permissions_nothing_is_asked_of_blue_green_jobs() -> None:
     """An installation of an earlier release, whose operator alone is upgraded."""
 
-    async def asked(lacks: Callable[[str, str], tuple[int, Any] | None]) -> tuple[bool, tuple[str, ...]]:
+    async def watched_and_usable(lacks: Callable[[str, str], tuple[int, Any] | None]) -> tuple[bool, tuple[str, ...]]:
         server = MemoryServer()
         server.before = lacks
         async with MemoryApi(server) as api:
@@ -344,9 +344,11 @@ def test_without_the_definition_or_the_permissions_nothing_is_asked_of_blue_gree
 
     plurals = [resource.plural for resource in (*JOBS, SAVEPOINT)]
     kinds = {"resources": [{"name": plural} for plural in plurals]}
-    undefined = asyncio.run(asked(lambda method, path: (200, kinds) if path.endswith("v1alpha1") else None))
+    undefined = asyncio.run(
+        watched_and_usable(lambda method, path: (200, kinds) if path.endswith("v1alpha1") else None)
+    )
     assert undefined == (False, ())
-    assert asyncio.run(asked(lambda method, path: None)) == (True, ())
+    assert asyncio.run(watched_and_usable(lambda method, path: None)) == (True, ())
     assert not any(permission.resource == BLUE_GREEN for permission in PERMISSIONS)
     assert not any(
         permission.resource in JOBS and permission.verb in {"create", "delete"} for permission in PERMISSIONS

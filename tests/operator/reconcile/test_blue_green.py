@@ -372,8 +372,8 @@ def test_a_template_with_more_outputs_than_the_status_remembers_is_rejected() ->
 
 def test_of_many_jobs_that_write_to_an_output_some_are_named_and_what_to_do() -> None:
     world = started()
-    others = [{"kind": "StreamJoin", "metadata": {"namespace": "shop", "name": f"other-{n}"}} for n in range(20)]
-    world.shared_places = tuple(SharedPlace(world.state.active or "", "kafka blue", other) for other in others)
+    writers = [{"kind": "StreamJoin", "metadata": {"namespace": "shop", "name": f"other-{n}"}} for n in range(20)]
+    world.shared_places = tuple(SharedPlace(world.state.active or "", "kafka blue", writer) for writer in writers)
     world.settle()
     *_, more, todo = world.message("OutputsShared").splitlines()
     assert (more, todo) == ("and 4 more", "If that is not intended, give one of them another output")
