@@ -208,7 +208,10 @@ def test_explain_tells_every_form(joinery: Joinery, tmp_path: Path, steps: list[
         ({"compute": [{"expression": "LOWER(qty)", "as": "x"}]}, "spec.compute[0].expression", "LOWER"),
         ({"compute": [{"expression": f"{10**40}", "as": "x"}]}, "spec.compute[0].expression", "no column can hold"),
         (
-            {"compute": [{"expression": "LOWER(page)", "as": "x"}], "aggregates": [sessions.of("sum", "x")]},
+            {
+                "compute": [{"expression": "LOWER(page)", "as": "x"}],
+                "aggregates": [sessions.aggregate_call("sum", "x")],
+            },
             "spec.aggregates[0].column",
             "sum takes numbers, and 'x' is string",
         ),

@@ -101,7 +101,7 @@ def newly_stored(before: StreamJoin, after: StreamJoin) -> dict[int, list[set[tu
 # --- predicates: as the job writes them, and what they mean row by row ------------------------------------------------
 
 
-def known(check: Callable[..., bool], *references: tuple[str, str]) -> Check:
+def unless_null(check: Callable[..., bool], *references: tuple[str, str]) -> Check:
     """SQL's NULL for predicates that are NULL when a value is."""
 
     def on(columns: Mapping[str, Mapping[str, Any]]) -> bool | None:
@@ -113,19 +113,22 @@ def known(check: Callable[..., bool], *references: tuple[str, str]) -> Check:
 
 def one_sided(a: str) -> list[tuple[str, Check]]:
     return [
-        (f"{a}.v > 0", known(lambda v: v > 0, (a, "v"))),
+        (f"{a}.v > 0", unless_null(lambda v: v > 0, (a, "v"))),
         (f"{a}.v IS NOT NULL", lambda columns: columns[a]["v"] is not None),
-        (f"{a}.v IN (0, 2)", known(lambda v: v in (0, 2), (a, "v"))),
+        (f"{a}.v IN (0, 2)", unless_null(lambda v: v in (0, 2), (a, "v"))),
     ]
 
 
 def two_sided(a: str, b: str) -> list[tuple[str, Check]]:
     later = timedelta(milliseconds=2)
     return [
-        (f"{a}.v < {b}.v", known(lambda v, w: v < w, (a, "v"), (b, "v"))),
+        (f"{a}.v < {b}.v", unless_null(lambda v, w: v < w, (a, "v"), (b, "v"))),
         (f"{a}.v + {b}.v = 3 OR {b}.v IS NULL", lambda columns: _three_or_null(columns[a]["v"], columns[b]["v"])),
-        (f"NOT ({a}.v = {b}.v)", known(lambda v, w: v != w, (a, "v"), (b, "v"))),
-        (f"{b}.ts >= {a}.ts + INTERVAL '2' MILLISECOND", known(lambda v, w: w >= v + later, (a, "ts"), (b, "ts"))),
+        (f"NOT ({a}.v = {b}.v)", unless_null(lambda v, w: v != w, (a, "v"), (b, "v"))),
+        (
+            f"{b}.ts >= {a}.ts + INTERVAL '2' MILLISECOND",
+            unless_null(lambda v, w: w >= v + later, (a, "ts"), (b, "ts")),
+        ),
     ]
 
 
@@ -180,7 +183,7 @@ def filters(
     if windowed:
         options = [
             *options,
-            ("window_start % 10 = 0", known(lambda start: start % 10 == 0, ("", "window_start"))),
+            ("window_start % 10 = 0", unless_null(lambda start: start % 10 == 0, ("", "window_start"))),
             (f"window_end > {a}.v OR window_start IS NULL", lambda columns: _ends_behind(columns, a)),
         ]
     return draw(st.sampled_from(options)) if options and draw(st.integers(0, 2)) == 0 else None

@@ -63,7 +63,7 @@ def key_columns(job: Job) -> list[tuple[str, str, str]]:
     ]
 
 
-def wanted(job: Job) -> bool:
+def has_known_key(job: Job) -> bool:
     """Of one step, by one key whose bytes are known."""
     columns = key_columns(job) if len(job.job.joins) == 1 else []
     return len(columns) == 2 and all(kind in TYPES for _, _, kind in columns)
@@ -115,7 +115,7 @@ def search(kind: str, count: int, monkeypatch: pytest.MonkeyPatch, **how: Any) -
 
     @settings(HISTORIES, max_examples=examples(count))
     @given(
-        case=cases(kind, eligible=wanted),
+        case=cases(kind, eligible=has_known_key),
         counts=st.sampled_from(PARTITIONS),
         shards=st.lists(st.sampled_from([2, 4, 6, 8, 8, 3, 1]), min_size=9, max_size=9),
     )

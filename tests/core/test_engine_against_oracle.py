@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from budget import examples
 from core.cases import HISTORIES, START, Case, Epoch, cases, cuts, punctual
 from core.harness import check_against_oracle, few_hashes, merge_early, run
-from core.random_jobs import KINDS, Job, known
+from core.random_jobs import KINDS, Job, unless_null
 from joinery_devkit.oracle import Predicates, Row, brute_force, multiset, output_columns, output_row
 from joinery_runtime.core.table import compaction, sort
 from joinery_runtime.job import StreamJoin
@@ -64,7 +64,7 @@ def test_a_condition_on_an_earlier_table_drops_no_version() -> None:
     steps = [{"right": "r", **as_of}, {"right": "x", **as_of, "keys": {"o.k": "x.k"}, "where": "r.v > 0"}]
     spec = {"inputs": inputs, "joins": steps, "output": {"file": {"path": "out.jsonl"}, "format": "json"}}
     resource = StreamJoin.model_validate({"metadata": {"name": "early"}, "spec": spec})
-    condition = Predicates(known(lambda v: v > 0, ("r", "v")), left_reads=frozenset({"r"}))
+    condition = Predicates(unless_null(lambda v: v > 0, ("r", "v")), left_reads=frozenset({"r"}))
 
     def version(offset: int, v: int | None, *, deleted: bool = False) -> Row:
         ts = START + 10 * offset

@@ -25,7 +25,7 @@ def test_where_epochs_are_cut_changes_only_when_rows_come_out(kind: str) -> None
         case, arrivals = history
         all_rows = {name: [row for side, row in arrivals if side == name] for name in case.job.inputs}
         oracle = case.job.oracle()
-        expected = places(brute_force(oracle.inputs, oracle.steps, all_rows))
+        expected = count_positions(brute_force(oracle.inputs, oracle.steps, all_rows))
         for _ in range(2):
             assert replay(case, data.draw(cuts(case.job, arrivals))) == expected
 
@@ -40,15 +40,15 @@ def replay(case: Case, epochs: Iterable[Epoch]) -> Counter[Hashable]:
     for epoch in epochs:
         expected = oracle.epoch(marks.watermarks(), epoch.rows)
         assert not any(expected.late.values())
-        joined_places += places(expected.joined)
+        joined_places += count_positions(expected.joined)
         for name, listed in epoch.rows.items():
             for row in listed:
                 marks.saw(name, row.partition, [row.ts])
     for expected in oracle.end():
-        joined_places += places(expected.joined)
+        joined_places += count_positions(expected.joined)
     assert not list(next(oracle.end()).joined), "everything has closed"
     return joined_places
 
 
-def places(rows: Iterable[Joined]) -> Counter[Hashable]:
+def count_positions(rows: Iterable[Joined]) -> Counter[Hashable]:
     return Counter((row.positions, row.window) for row in rows)

@@ -25,12 +25,12 @@ class Blobs:
 
     def __init__(self) -> None:
         self.blobs: dict[str, bytes] = {}
-        self.asked: list[str] = []
+        self.requested_keys: list[str] = []
         self.calls = 0
 
     def read_segments(self, job: str, keys: Iterable[str]) -> dict[str, bytes]:
         listed = list(keys)
-        self.asked += listed
+        self.requested_keys += listed
         self.calls += 1
         return {key: self.blobs[key] for key in listed}
 
@@ -56,7 +56,7 @@ def test_a_segment_is_loaded_once_and_mapped_by_every_process_after(tmp_path: Pa
     cache.get([meta])
     (other,) = SegmentCache(tmp_path, cast(StateStore, store), "job").get([meta])
     assert other.hash.tolist() == [1, 2, 3]
-    assert store.asked == [meta.key]
+    assert store.requested_keys == [meta.key]
 
 
 def test_what_is_missing_is_read_together_as_far_as_memory_allows(
@@ -66,10 +66,10 @@ def test_what_is_missing_is_read_together_as_far_as_memory_allows(
     metas = [add(store, f"left/1-1-0-a/{n}", 1, [n]) for n in range(7)]
     cache.get(metas[:1])
     assert [run.hash.tolist() for run in cache.get(metas[:4])] == [[0], [1], [2], [3]]
-    assert (store.calls, len(store.asked)) == (2, 4)
+    assert (store.calls, len(store.requested_keys)) == (2, 4)
     monkeypatch.setattr(cache_module, "READ_BYTES", 2 * metas[0].bytes)
     cache.get(metas)
-    assert (store.calls, len(store.asked)) == (4, 7), "two and one"
+    assert (store.calls, len(store.requested_keys)) == (4, 7), "two and one"
 
 
 def test_what_a_late_attempt_lets_go_of_while_others_are_read_stays_good(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_file_with_a_flipped_bit_is_loaded_again(tmp_path: Path, share: float)
     for reads in (2, 2):
         (run,) = SegmentCache(tmp_path, cast(StateStore, store), "job").get([meta])
         assert run.hash.tolist() == [1, 2, 3]
-        assert len(store.asked) == reads
+        assert len(store.requested_keys) == reads
 
 
 @pytest.mark.parametrize("size", [0, 3, 8, 200])
@@ -141,7 +141,7 @@ def test_what_is_not_live_goes_but_not_what_the_running_epoch_stages(tmp_path: P
     cache.retain({live.key}, epoch=2)
     assert len(list(tmp_path.iterdir())) == 2
     cache.get([live, new])
-    assert len(store.asked) == 3
+    assert len(store.requested_keys) == 3
     cache.retain({live.key}, epoch=3)
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -162,7 +162,7 @@ def bounded(tmp_path: Path, segments: int) -> tuple[Blobs, SegmentCache, list[Se
         cache.get([meta])
         (path,) = (path for path in directory.iterdir() if path.name.endswith(f".{meta.key[-1]}.checked"))
         os.utime(path, (1_000 - age, 1_000 - age))
-    store.asked.clear()
+    store.requested_keys.clear()
     return store, cache, metas
 
 
@@ -172,7 +172,7 @@ def test_the_least_recently_used_goes_when_there_is_too_much(tmp_path: Path) -> 
     cache.retain({meta.key for meta in metas}, epoch=2)
     assert len(files(tmp_path / "cache")) == 3
     assert [run.hash.tolist() for run in cache.get(metas)] == [[0], [1], [2], [3]]
-    assert store.asked == [metas[1].key]
+    assert store.requested_keys == [metas[1].key]
 
 
 def test_the_files_are_looked_at_once_in_an_epoch_however_many_shards_it_has(
@@ -197,7 +197,7 @@ def test_what_another_process_evicted_is_let_go_and_loaded_again(tmp_path: Path)
         path.unlink()
     other.retain({meta.key for meta in metas}, epoch=2)
     assert other.get(metas[:1])[0].hash.tolist() == [0]
-    assert store.asked == [metas[0].key]
+    assert store.requested_keys == [metas[0].key]
 
 
 def test_a_file_that_a_dead_process_left_half_written_goes_at_the_start(tmp_path: Path) -> None:

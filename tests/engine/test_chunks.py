@@ -24,7 +24,7 @@ def batch(first: int, count: int) -> pa.RecordBatch:
     return pa.record_batch({"n": pa.array(range(first, first + count), pa.int64())})
 
 
-def made(*sizes: int) -> Generator[pa.RecordBatch, None, str]:
+def batches_of(*sizes: int) -> Generator[pa.RecordBatch, None, str]:
     first = 0
     for size in sizes:
         yield batch(first, size)
@@ -44,12 +44,12 @@ def test_small_batches_become_chunks(
     batch_sizes: Sequence[int], expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chunks, "CHUNK_ROWS", 10)
-    assert sizes(in_chunks(made(*batch_sizes))) == expected
+    assert sizes(in_chunks(batches_of(*batch_sizes))) == expected
 
 
 def test_chunks_are_bounded_by_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 8 * 10)
-    assert sizes(in_chunks(made(6, 5, 1))) == [6, 6]
+    assert sizes(in_chunks(batches_of(6, 5, 1))) == [6, 6]
     assert sizes(sliced([batch(0, 25)])) == [10, 10, 5]
 
 
@@ -58,7 +58,7 @@ def test_rows_are_made_while_they_are_read_and_again_for_who_reads_again() -> No
 
     def make() -> Generator[pa.RecordBatch, None, str]:
         begun.append("begun")
-        return (yield from made(3, 4))
+        return (yield from batches_of(3, 4))
 
     rows = ReplayableBatches(make)
     assert rows.any()
@@ -69,10 +69,10 @@ def test_rows_are_made_while_they_are_read_and_again_for_who_reads_again() -> No
 
 
 def test_what_nobody_reads_is_made_for_its_result() -> None:
-    rows = ReplayableBatches(lambda: made(3, 4))
+    rows = ReplayableBatches(lambda: batches_of(3, 4))
     assert rows.any()
     assert (rows.result(), rows.count) == ("done", 7)
-    empty = ReplayableBatches(made)
+    empty = ReplayableBatches(batches_of)
     assert not empty.any()
     assert (empty.result(), empty.count) == ("done", 0)
 

@@ -269,7 +269,7 @@ def test_the_epoch_that_shows_what_is_buffered_reads_nothing_more(
 def test_a_driver_that_slept_is_told_that_it_was_replaced_and_not_that_files_are_gone(
     buffering: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def gone(*_: object, **__: object) -> list[Receipt]:
+    def fail_to_seal(*_: object, **__: object) -> list[Receipt]:
         raise SinkError("held files are gone")
 
     fill(buffering, 4)
@@ -277,7 +277,7 @@ def test_a_driver_that_slept_is_told_that_it_was_replaced_and_not_that_files_are
     plan = slept.plan()
     assert plan is not None
     outcome = slept.run(plan)
-    monkeypatch.setattr(buffering.output, "seal", gone)
+    monkeypatch.setattr(buffering.output, "seal", fail_to_seal)
     with pytest.raises(SinkError):
         slept.commit(plan, outcome)
     started(buffering)
@@ -597,10 +597,10 @@ def test_a_failing_sweep_at_a_checkpoint_waits_for_the_next(world: World, monkey
     epoch(driver)
     world.now_ms += world.job.spec.state_store.checkpoint_interval
 
-    def away(*_: object) -> int:
+    def fail_to_sweep(*_: object) -> int:
         raise StoreUnavailable("the store is away")
 
-    monkeypatch.setattr(world.store, "sweep", away)
+    monkeypatch.setattr(world.store, "sweep", fail_to_sweep)
     assert epoch(driver).epoch == record(world).epoch == 2
 
 
@@ -698,7 +698,7 @@ class Group:
     """Stands between the driver and a topic's partitions: others may take them, and the topic may be recreated."""
 
     def __init__(self, world: World, name: str) -> None:
-        self.taken = self.lost = False
+        self.reassigned = self.lost = False
         self.recreated: set[PartitionRef] = set()
         self.released: list[Mapping[PartitionRef, int]] = []
         self.refuses = False
@@ -707,7 +707,7 @@ class Group:
         topic.find_replaced_partitions = self.find_replaced_partitions
 
     def pin(self, partitions: Collection[PartitionRef]) -> bool:
-        return not partitions or not self.taken
+        return not partitions or not self.reassigned
 
     def is_pinned(self) -> bool:
         return not self.lost
@@ -741,12 +741,12 @@ def test_a_plan_waits_until_its_partitions_are_ours(world: World) -> None:
     group = Group(world, "orders")
     fill(world, 4)
     driver = started(world)
-    group.taken = True
+    group.reassigned = True
     assert driver.plan() is None
     assert driver.pending
     assert driver.waiting
     pending = record(world).plan
-    group.taken = False
+    group.reassigned = False
     epoch(driver)
     assert world.store.epochs(world.job.name)[0].plan == pending
     assert not driver.pending

@@ -668,7 +668,7 @@ def test_watermarks_go_on_with_the_clock_while_nothing_is_planned() -> None:
 # --- partitions that are shared out -----------------------------------------------------------------------------------
 
 
-def taken(job: Job, *refs: PartitionRef) -> None:
+def reassign(job: Job, *refs: PartitionRef) -> None:
     """Another member of the group has these partitions."""
     for source in (job.orders, job.payments):
         plain = type(source).bounds
@@ -679,7 +679,7 @@ def taken(job: Job, *refs: PartitionRef) -> None:
 
 def test_only_partitions_that_are_ours_are_read() -> None:
     job = Job(Source(dict.fromkeys(ORDERS, (0, 10))), Source(dict.fromkeys(PAYMENTS, (0, 10))))
-    taken(job, ORDERS[1])
+    reassign(job, ORDERS[1])
     plan = job.plan()
     assert plan is not None
     assert {r.partition for r in plan.ranges} == {ORDERS[0], *PAYMENTS}
@@ -689,7 +689,7 @@ def test_only_partitions_that_are_ours_are_read() -> None:
 def test_a_partition_of_another_member_holds_the_watermark_back_and_never_gets_idle() -> None:
     job = Job(Source(dict.fromkeys(ORDERS, (0, 10))), Source(dict.fromkeys(PAYMENTS, (0, 10))))
     job.epoch({ORDERS[0]: 1_000, ORDERS[1]: 500, PAYMENTS[0]: 1_000})
-    taken(job, ORDERS[1])
+    reassign(job, ORDERS[1])
     for now_ms in (0, 800, 1_600, 2_400):
         plan = job.plan(now_ms, always=True)
     assert plan is not None
@@ -707,7 +707,7 @@ def test_a_partition_that_the_group_has_not_given_to_us_yet_holds_the_watermark_
         job.epoch({ORDERS[0]: 1_000, PAYMENTS[0]: 1_000})
     before = job.inputs["orders"].progress.watermark
     plain = job.orders.bounds
-    taken(job, ORDERS[1])
+    reassign(job, ORDERS[1])
     job.orders.ends = dict.fromkeys(ORDERS, (0, 20))
     job.epoch({ORDERS[0]: 90_000})
     assert job.inputs["orders"].progress.watermark == before
@@ -720,7 +720,7 @@ def test_where_a_partition_of_another_member_starts_is_stored_with_the_first_pla
     """`startFrom: latest` may mean another offset at the next start, and a partition without a stored one would be read
     from its earliest record, because the job has others."""
     job = Job(Source(dict.fromkeys(ORDERS, (5, 5))), Source(dict.fromkeys(PAYMENTS, (7, 7))))
-    taken(job, ORDERS[1], *PAYMENTS)
+    reassign(job, ORDERS[1], *PAYMENTS)
     plan = job.epoch({})
     assert EpochPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
     assert (ranges(plan), plan.starts) == ({ORDERS[0]: (5, 5)}, {ORDERS[1]: 5, PAYMENTS[0]: 7})
@@ -734,7 +734,7 @@ def test_where_a_partition_of_another_member_starts_is_stored_with_the_first_pla
 
 def test_starts_are_stored_also_while_all_unread_records_are_another_member_s() -> None:
     job = Job(Source({ORDERS[0]: (5, 5), ORDERS[1]: (5, 9)}), Source(dict.fromkeys(PAYMENTS, (7, 7))))
-    taken(job, ORDERS[1])
+    reassign(job, ORDERS[1])
     plan = job.epoch({})
     assert (plan.ranges, plan.starts) == ((), {**dict.fromkeys(ORDERS, 5), PAYMENTS[0]: 7})
     assert job.plan() is None
@@ -742,13 +742,13 @@ def test_starts_are_stored_also_while_all_unread_records_are_another_member_s() 
 
 def test_a_group_that_has_given_nothing_yet_makes_no_epoch() -> None:
     job = Job(Source(dict.fromkeys(ORDERS, (5, 5))), Source(dict.fromkeys(PAYMENTS, (7, 7))))
-    taken(job, *ORDERS, *PAYMENTS)
+    reassign(job, *ORDERS, *PAYMENTS)
     assert job.plan() is None
 
 
 def test_a_bounded_input_is_not_finished_while_another_member_has_its_records() -> None:
     job = Job(Source(dict.fromkeys(ORDERS, (0, 10)), final=True), Source(dict.fromkeys(PAYMENTS, (0, 0)), final=True))
-    taken(job, *ORDERS)
+    reassign(job, *ORDERS)
     assert job.epoch({}).ended == ("payments",)
     assert job.plan() is None
     assert not job.status.finished
@@ -756,7 +756,7 @@ def test_a_bounded_input_is_not_finished_while_another_member_has_its_records() 
 
 def test_the_inputs_wait_for_one_whose_records_are_all_another_member_s() -> None:
     job = Job(Source(dict.fromkeys(ORDERS, (0, 10))), Source(dict.fromkeys(PAYMENTS, (0, 10))))
-    taken(job, *PAYMENTS)
+    reassign(job, *PAYMENTS)
     assert job.plan() is None
     assert job.status.unassigned_partitions == tuple(PAYMENTS)
 

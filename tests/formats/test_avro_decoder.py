@@ -43,7 +43,7 @@ def model(source: Mapping[str, Any], columns: Sequence[Mapping[str, Any]] = COLU
     return Input.model_validate(side)
 
 
-def of(served: Registry, **properties: str) -> dict[str, Any]:
+def registry_settings(served: Registry, **properties: str) -> dict[str, Any]:
     return {"schemaRegistry": {"url": served.url, "properties": {"max.retries": "0", **properties}}}
 
 
@@ -67,7 +67,7 @@ def rows(decoded: Decoded) -> list[dict[str, Any]]:
 
 def test_each_record_is_read_by_the_schema_that_it_names_which_may_change_while_the_job_runs(served: Registry) -> None:
     old = served.add(ORDER)
-    decoder = decoder_for(model(of(served)))
+    decoder = decoder_for(model(registry_settings(served)))
     assert rows(decode(decoder, avro(ORDER, {"id": "a", "amount": 1}, old))) == [{"id": "a", "amount": 1}]
 
     wider = {
@@ -94,7 +94,9 @@ def test_each_record_is_read_by_the_schema_that_it_names_which_may_change_while_
 def test_a_change_that_a_column_cannot_hold_is_a_bad_record(served: Registry) -> None:
     as_text = {**ORDER, "fields": [ORDER["fields"][0], {"name": "amount", "type": "string"}]}
     number = served.add(as_text)
-    (bad,) = decode(decoder_for(model(of(served))), avro(as_text, {"id": "a", "amount": "many"}, number)).bad
+    (bad,) = decode(
+        decoder_for(model(registry_settings(served))), avro(as_text, {"id": "a", "amount": "many"}, number)
+    ).bad
     assert bad.reason == "column amount: 'many' is not a valid int64"
 
 
@@ -102,7 +104,7 @@ def test_what_is_no_record_of_a_known_schema_is_bad_with_its_reason(served: Regi
     number, protobuf = served.add(ORDER), served.add('syntax = "proto3";', "PROTOBUF")
     good = avro(ORDER, {"id": "a", "amount": 1}, number)
     decoded = decode(
-        decoder_for(model(of(served))),
+        decoder_for(model(registry_settings(served))),
         None, b"", b'{"id":"a"}', good, good[:-1], good + b"x", b"\0\0\0\0\x63", b"\0" + protobuf.to_bytes(4),
     )  # fmt: skip
     assert rows(decoded) == [{"id": "a", "amount": 1}]
@@ -119,7 +121,7 @@ def test_what_is_no_record_of_a_known_schema_is_bad_with_its_reason(served: Regi
 def test_a_registry_that_is_away_is_waited_for_and_one_that_refuses_is_not(served: Registry) -> None:
     number = served.add(ORDER)
     record = avro(ORDER, {"id": "a", "amount": 1}, number)
-    decoder = decoder_for(model(of(served)))
+    decoder = decoder_for(model(registry_settings(served)))
     served.status = 503
     with pytest.raises(SourceUnavailable, match="the schema registry does not answer"):
         decode(decoder, record)
@@ -127,7 +129,7 @@ def test_a_registry_that_is_away_is_waited_for_and_one_that_refuses_is_not(serve
     with pytest.raises(SourceError, match="denies access") as caught:
         decode(decoder, record)
     assert not isinstance(caught.value, SourceUnavailable)
-    authorized = decoder_for(model(of(served, **{"basic.auth.user.info": "me:secret"})))
+    authorized = decoder_for(model(registry_settings(served, **{"basic.auth.user.info": "me:secret"})))
     assert rows(decode(authorized, record)) == [{"id": "a", "amount": 1}]
     nobody = decoder_for(model({"schemaRegistry": {"url": "http://127.0.0.1:1", "properties": {"max.retries": "0"}}}))
     with pytest.raises(SourceUnavailable, match="asked for schema 1: "):
@@ -137,7 +139,7 @@ def test_a_registry_that_is_away_is_waited_for_and_one_that_refuses_is_not(serve
 def test_an_address_that_is_no_registrys_makes_no_record_a_dead_letter(served: Registry) -> None:
     """A web server, or a registry's with a wrong path, has nothing at /schemas/ids/1 either."""
     record = avro(ORDER, {"id": "a", "amount": 1}, served.add(ORDER))
-    decoder = decoder_for(model(of(served)))
+    decoder = decoder_for(model(registry_settings(served)))
     served.status = 404
     with pytest.raises(SourceUnavailable, match="no schema registry answers at this address"):
         decode(decoder, record)
@@ -149,20 +151,20 @@ def test_a_page_instead_of_an_answer_is_no_registrys(served: Registry) -> None:
     record = avro(ORDER, {"id": "a", "amount": 1}, served.add(ORDER))
     served.page = "<html>welcome</html>"
     with pytest.raises(SourceUnavailable, match="no schema registry answers at this address"):
-        decode(decoder_for(model(of(served))), record)
+        decode(decoder_for(model(registry_settings(served))), record)
 
 
 def test_the_beginning_of_a_page_is_quoted(served: Registry) -> None:
     record = avro(ORDER, {"id": "a", "amount": 1}, served.add(ORDER))
     served.page, served.page_status = f"<html>\n\n<h1>Not here</h1>{'<p>' * 1000}", 404
     with pytest.raises(SourceUnavailable, match="<h1>Not here</h1>") as caught:
-        decode(decoder_for(model(of(served))), record)
+        decode(decoder_for(model(registry_settings(served))), record)
     assert len(caught.value.facts) < 300
 
 
 @pytest.mark.parametrize("kind", ["avro", "protobuf", "debezium-avro"])
 def test_a_start_asks_the_registry_before_there_is_a_record(served: Registry, kind: str) -> None:
-    side = model(of(served), kind=kind)
+    side = model(registry_settings(served), kind=kind)
     check_registry(side)  # one that has no schema yet
     served.status = 403  # it may allow the schemas of the job
     check_registry(side)
@@ -176,7 +178,7 @@ def test_a_start_asks_the_registry_before_there_is_a_record(served: Registry, ki
 
 
 def test_a_job_that_needs_no_answer_of_a_registry_asks_none(served: Registry) -> None:
-    check_registry(model(of(served), kind="json"))
+    check_registry(model(registry_settings(served), kind="json"))
     check_registry(model({"avroSchema": json.dumps(ORDER)}))
     assert served.requested_paths == []
 
@@ -189,7 +191,7 @@ def test_schemas_may_refer_to_others(served: Registry) -> None:
     number = served.add(order, references=[{"name": "shop.Line", "subject": "shop.Line", "version": 1}])
     resolved = {**order, "fields": [{"name": "lines", "type": {"type": "array", "items": line}}]}
     record = avro(resolved, {"lines": [{"sku": "x"}, {"sku": "y"}]}, number)
-    side = model(of(served), [{"name": "sku", "type": "string", "path": "lines[1].sku"}])
+    side = model(registry_settings(served), [{"name": "sku", "type": "string", "path": "lines[1].sku"}])
     assert rows(decode(decoder_for(side), record)) == [{"sku": "y"}]
 
 
@@ -248,7 +250,7 @@ def test_keys_may_have_the_frame_of_a_registry_and_be_json_or_avro(served: Regis
     ]
     reasons = [f"the registry {served.url} has no schema 99", "schema 3 is of PROTOBUF, in which keys are not read"]
     reasons.append("not Avro of this schema: ")
-    table = decoder_for(model({**of(served), "table": {"key": ["id"]}}, kind="json"))
+    table = decoder_for(model({**registry_settings(served), "table": {"key": ["id"]}}, kind="json"))
     deleted = decode(table, *[None] * len(keys), keys=keys)
     assert [row["id"] for row in rows(deleted)] == ["a", "b", "c", "d"]
     assert deleted.deleted is not None
@@ -257,7 +259,9 @@ def test_keys_may_have_the_frame_of_a_registry_and_be_json_or_avro(served: Regis
     assert all(reason in bad.reason for reason, bad in zip(reasons, deleted.bad, strict=True))
 
     columns = [{"name": "id", "type": "string", "from": "key", "path": "id"}, COLUMNS[1]]
-    stream = decode(decoder_for(model(of(served), columns, "json")), *[b'{"amount":1}'] * len(keys), keys=keys)
+    stream = decode(
+        decoder_for(model(registry_settings(served), columns, "json")), *[b'{"amount":1}'] * len(keys), keys=keys
+    )
     assert rows(stream) == [{"id": name, "amount": 1} for name in "abcd"]
     assert [bad.index for bad in stream.bad] == [4, 5, 6]
     assert all(bad.reason.startswith(f"record key: {reason}") for reason, bad in zip(reasons, stream.bad, strict=True))
@@ -277,23 +281,23 @@ def test_a_key_in_a_frame_without_a_path_is_its_value(served: Registry, kind: st
     value = served.add({"type": "record", "name": "V", "fields": []})
     record = b"{}" if kind == "json" else avro({"type": "record", "name": "V", "fields": []}, {}, value)
     columns = [{"name": "id", "type": "string", "from": "key"}, {"name": "v", "type": "string"}]
-    decoded = decode(decoder_for(model(of(served), columns, kind)), *[record] * 5, keys=keys)
+    decoded = decode(decoder_for(model(registry_settings(served), columns, kind)), *[record] * 5, keys=keys)
     assert decoded.bad == []
     assert decoded.rows["id"].to_pylist() == ["a", "-62", '{"id": "c"}', "d", "plain"]
 
     numbers = [{**columns[0], "type": "int64"}, columns[1]]
-    decoded = decode(decoder_for(model(of(served), numbers, kind)), *[record] * 5, keys=keys)
+    decoded = decode(decoder_for(model(registry_settings(served), numbers, kind)), *[record] * 5, keys=keys)
     assert decoded.rows["id"].to_pylist() == [-62]
     assert [bad.index for bad in decoded.bad] == [0, 2, 3, 4]
     raw = [{**columns[0], "type": "binary"}, columns[1]]
-    decoded = decode(decoder_for(model(of(served), raw, kind)), *[record] * 5, keys=keys)
+    decoded = decode(decoder_for(model(registry_settings(served), raw, kind)), *[record] * 5, keys=keys)
     assert decoded.rows["id"].to_pylist() == keys, "bytes are as they are"
 
 
 def test_tombstones_of_keys_that_are_one_value_of_avro(served: Registry) -> None:
     number = served.add('"long"')
     columns = [{"name": "id", "type": "int64"}]
-    side = model({**of(served), "table": {"key": ["id"], "keyFormat": "string"}}, columns)
+    side = model({**registry_settings(served), "table": {"key": ["id"], "keyFormat": "string"}}, columns)
     deleted = decode(decoder_for(side), None, None, keys=[avro("long", 7, number), b"8"])
     assert deleted.bad == []
     assert deleted.rows["id"].to_pylist() == [7, 8]
@@ -302,7 +306,7 @@ def test_tombstones_of_keys_that_are_one_value_of_avro(served: Registry) -> None
 def test_a_key_that_is_nested_too_deep_makes_a_dead_letter(served: Registry) -> None:
     number = served.add("{}", "JSON")
     key = b"\0\0\0\0" + bytes([number]) + b'{"id":' * 100_000 + b"1" + b"}" * 100_000
-    table = decoder_for(model({**of(served), "table": {"key": ["id"]}}, kind="json"))
+    table = decoder_for(model({**registry_settings(served), "table": {"key": ["id"]}}, kind="json"))
     deleted = decode(table, None, None, keys=[key, b'{"id":"b"}'])
     assert ([row["id"] for row in rows(deleted)], [bad.index for bad in deleted.bad]) == (["b"], [0])
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from formats.registry import Registry, registry
-from formats.test_avro_decoder import decode, of, rows
+from formats.test_avro_decoder import decode, registry_settings, rows
 from formats.test_avro_decoder import model as input_model
 from joinery_runtime.connectors.inputs import decoder_for
 from joinery_runtime.errors import OutputUnavailable, SinkError
@@ -49,7 +49,9 @@ def output(served: Registry, schema: pa.Schema = SCHEMA) -> AvroOutput:
 
 
 def reader(served: Registry) -> Input:
-    return input_model(of(served), [{"name": name, "type": kind} for name, (kind, _, _) in VALUES.items()])
+    return input_model(
+        registry_settings(served), [{"name": name, "type": kind} for name, (kind, _, _) in VALUES.items()]
+    )
 
 
 def test_what_a_job_writes_another_one_reads(served: Registry) -> None:

@@ -80,7 +80,7 @@ def came_from_cache(kernel: Any) -> bool:
     return bool(kernel.stats.cache_hits)
 
 
-def kept(folder: Path) -> list[Path]:
+def kernel_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.kernel"))
 
 
@@ -88,7 +88,7 @@ def test_machine_code_is_kept_beside_the_module(load: Load, folder: Path, home: 
     assert not came_from_cache(load())
     assert came_from_cache(load())
 
-    (file,) = kept(folder / "__pycache__")
+    (file,) = kernel_files(folder / "__pycache__")
     assert file.stat().st_mode & 0o444 == 0o444, "who runs an image did not build it"
     assert [path for path in (folder / "__pycache__").iterdir() if path.suffix != ".pyc"] == [file]
     assert not home.exists()
@@ -99,7 +99,7 @@ def test_where_the_code_is_read_only_the_users_cache_keeps_it(load: Load, folder
 
     assert not came_from_cache(load())
     assert came_from_cache(load())
-    assert len(kept(home)) == 1
+    assert len(kernel_files(home)) == 1
 
 
 def test_the_users_cache_keeps_the_code_of_a_zip(folder: Path, home: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -122,7 +122,7 @@ def test_the_users_cache_keeps_the_code_of_a_zip(folder: Path, home: Path, caplo
     assert caplog.records == []
     (folder / "sums.py").write_text(f"{SOURCE}# edited")
     assert not came_from_cache(sent())
-    assert len(kept(home)) == 1
+    assert len(kernel_files(home)) == 1
 
 
 def test_with_nothing_writable_each_process_compiles(load: Load, folder: Path, home: Path) -> None:
@@ -157,18 +157,18 @@ def test_what_cannot_be_written_to_is_read(load: Load, folder: Path, monkeypatch
 
 def test_a_change_beside_a_kernel_counts_as_one_of_its_own(load: Load, folder: Path) -> None:
     load()
-    earlier = kept(folder / "__pycache__")
+    earlier = kernel_files(folder / "__pycache__")
     (folder / "parts.py").write_text("# what the kernel may be made of")
 
     assert not came_from_cache(load())
     assert came_from_cache(load())
-    assert len(kept(folder / "__pycache__")) == 1
-    assert kept(folder / "__pycache__") != earlier
+    assert len(kernel_files(folder / "__pycache__")) == 1
+    assert kernel_files(folder / "__pycache__") != earlier
 
 
 def test_a_damaged_file_is_written_anew(load: Load, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     load()
-    (file,) = kept(folder / "__pycache__")
+    (file,) = kernel_files(folder / "__pycache__")
     file.write_bytes(file.read_bytes()[:1000])
 
     assert not came_from_cache(load())

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from formats.registry import registry
-from job.chains import document, load, said_of
+from job.chains import document, load, messages_of
 from joinery_runtime.connectors.inputs import decoder_for
 from joinery_runtime.errors import RecordError
 from joinery_runtime.formats.batch import PartitionRef, RawBatch
@@ -466,7 +466,7 @@ def test_what_fits_no_input_is_refused(more: dict[str, Any], location: str, text
         else {"interval": {"of": "l", "lower": "0s", "upper": "1s"}}
     )
     joins = {"right": "r", "keys": {"l.id": "r.id"}, **matching}
-    wrong = said_of(document(joins, inputs=[without_table(left), right]))
+    wrong = messages_of(document(joins, inputs=[without_table(left), right]))
     assert list(wrong) == [f"spec.inputs[1].{location}"]
     assert text in wrong[f"spec.inputs[1].{location}"]
 

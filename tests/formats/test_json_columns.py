@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from job.chains import said_of
+from job.chains import messages_of
 from joinery_runtime.connectors.inputs import decoder_for
 from joinery_runtime.formats.batch import PartitionRef, RawBatch
 from joinery_runtime.formats.records import Decoded
@@ -88,7 +88,7 @@ def test_rows_have_json_in_their_json() -> None:
 def test_it_is_no_key() -> None:
     data = job()
     data["spec"]["joins"][0]["keys"] = {"l.doc": "r.doc"}
-    assert any("is json: equal values may have different texts" in text for text in said_of(data).values())
+    assert any("is json: equal values may have different texts" in text for text in messages_of(data).values())
 
 
 @pytest.mark.parametrize(
@@ -100,4 +100,4 @@ def test_it_is_no_key() -> None:
 )
 def test_it_is_no_key_of_the_output(output: dict[str, Any]) -> None:
     """In Postgres `{"a":1}` and `{"a": 1}` are one value, and one statement cannot update a row twice."""
-    assert any("column 'l_doc' is json" in text for text in said_of(job(output=output)).values())
+    assert any("column 'l_doc' is json" in text for text in messages_of(job(output=output)).values())

@@ -11,7 +11,7 @@ import pytest
 from google.protobuf import json_format, message_factory
 
 from formats.registry import Registry, registry
-from formats.test_avro_decoder import COLUMNS, avro, decode, of, rows
+from formats.test_avro_decoder import COLUMNS, avro, decode, registry_settings, rows
 from formats.test_avro_decoder import model as avro_model
 from joinery_runtime.connectors.inputs import decoder_for
 from joinery_runtime.errors import SourceError
@@ -53,7 +53,7 @@ def read(text: str, value: Mapping[str, Any], columns: Mapping[str, str], **path
 
 def test_each_record_is_read_by_the_schema_that_it_names_which_may_change_while_the_job_runs(served: Registry) -> None:
     old = served.add(ORDER, "PROTOBUF")
-    decoder = decoder_for(model(of(served), NOTE))
+    decoder = decoder_for(model(registry_settings(served), NOTE))
     by_hand = framed(old, b"\x0a\x01a\x10\x01")
     assert rows(decode(decoder, by_hand)) == [{"id": "a", "amount": 1, "note": None}]
 
@@ -83,7 +83,7 @@ def test_the_same_change_of_schemas_in_avro(served: Registry) -> None:
     wider = {**order, "fields": [*fields, {"name": "note", "type": ["null", "string"], "default": None}]}
     as_text = {**order, "fields": [fields[0], {"name": "amount", "type": "string"}]}
     old, new, text = (served.add(schema) for schema in (order, wider, as_text))
-    decoder = decoder_for(avro_model(of(served), NOTE))
+    decoder = decoder_for(avro_model(registry_settings(served), NOTE))
     decoded = decode(
         decoder,
         avro(order, {"id": "a", "amount": 1}, old),
@@ -96,9 +96,9 @@ def test_the_same_change_of_schemas_in_avro(served: Registry) -> None:
 
 def test_a_schema_that_is_none_is_a_reason_and_no_crash(served: Registry) -> None:
     broken, no_avro = served.add('syntax = "proto3"; messag X {}', "PROTOBUF"), served.add({"type": "recrod"})
-    (bad,) = decode(decoder_for(model(of(served))), framed(broken, b"")).bad
+    (bad,) = decode(decoder_for(model(registry_settings(served))), framed(broken, b"")).bad
     assert bad.reason.startswith("schema 1 is not valid: schema.proto:1:20: ")
-    (bad,) = decode(decoder_for(avro_model(of(served))), b"\0" + no_avro.to_bytes(4) + b"x").bad
+    (bad,) = decode(decoder_for(avro_model(registry_settings(served))), b"\0" + no_avro.to_bytes(4) + b"x").bad
     assert bad.reason.startswith("schema 2 is not valid: ")
 
 
@@ -118,7 +118,9 @@ def test_what_is_no_record_of_a_known_schema_is_bad_with_its_reason(served: Regi
         (framed(99, record), f"the registry {served.url} has no schema 99"),
         (framed(other, record), "schema 2 is of AVRO, not of PROTOBUF"),
     ]
-    decoded = decode(decoder_for(model(of(served))), framed(number, record), *(record for record, _ in cases))
+    decoded = decode(
+        decoder_for(model(registry_settings(served))), framed(number, record), *(record for record, _ in cases)
+    )
     assert rows(decoded) == [{"id": "a", "amount": 1}]
     assert [bad.index for bad in decoded.bad] == list(range(1, len(cases) + 1))
     for bad, (_, reason) in zip(decoded.bad, cases, strict=True):
@@ -130,7 +132,7 @@ def test_the_positions_say_which_message_of_the_schema_a_record_is(served: Regis
         message B { message X { string id = 9; } message Y { int64 amount = 2; string id = 3; } }"""
     number = served.add(text, "PROTOBUF")
     decoded = decode(
-        decoder_for(model(of(served))),
+        decoder_for(model(registry_settings(served))),
         framed(number, message(text, {"id": "a"}, "A")),
         framed(number, message(text, {"id": "y", "amount": 5}, "B.Y"), b"\x04\x02\x02"),  # [1, 1]
         framed(number, message(text, {"id": "x"}, "B.X"), b"\x04\x02\x00"),  # [1, 0]
@@ -149,14 +151,14 @@ def test_schemas_may_refer_to_others_which_refer_to_others(served: Registry) -> 
     number = served.add(order, "PROTOBUF", [{"name": "line.proto", "subject": "line", "version": 3}])
     value = {"lines": [{"sku": {"code": "x"}}, {"sku": {"code": "y"}}]}
     record = message(order, value, **{"line.proto": line, "shop/sku.proto": sku})
-    side = model(of(served), [{"name": "sku", "type": "string", "path": "lines[1].sku.code"}])
+    side = model(registry_settings(served), [{"name": "sku", "type": "string", "path": "lines[1].sku.code"}])
     assert rows(decode(decoder_for(side), framed(number, record))) == [{"sku": "y"}]
 
 
 def test_a_reference_never_writes_outside_of_its_folder(served: Registry) -> None:
     served.subjects["evil", 1] = served.add(ORDER, "PROTOBUF")
     number = served.add(ORDER, "PROTOBUF", [{"name": "../evil.proto", "subject": "evil", "version": 1}])
-    (bad,) = decode(decoder_for(model(of(served))), framed(number, b"")).bad
+    (bad,) = decode(decoder_for(model(registry_settings(served))), framed(number, b"")).bad
     assert bad.reason == "schema 2 is not valid: '../evil.proto' is no name of a file to import"
 
 

@@ -13,7 +13,7 @@ import pytest
 from google.protobuf import message_factory
 
 from formats.registry import Registry, registry
-from formats.test_avro_decoder import decode, of, rows
+from formats.test_avro_decoder import decode, registry_settings, rows
 from formats.test_avro_decoder import model as input_model
 from joinery_runtime.connectors.inputs import decoder_for
 from joinery_runtime.errors import OutputUnavailable, SinkError
@@ -51,7 +51,7 @@ def output(served: Registry, schema: pa.Schema = SCHEMA) -> ProtobufOutput:
 
 def reader(served: Registry) -> Input:
     columns = [{"name": name, "type": kind} for name, (kind, _, _) in VALUES.items()]
-    return input_model({**of(served), "format": "protobuf"}, columns)
+    return input_model({**registry_settings(served), "format": "protobuf"}, columns)
 
 
 def numbers(served: Registry, schema: int) -> dict[str, int]:

@@ -150,7 +150,7 @@ class DayOfAJob:
         ran = 0.18 + 0.05 * math.sin(self.epoch)
         self.listener.committed(CommittedEpoch(report, ran + 0.07, ran, 0.055))
 
-    def away(self, outage: Outage) -> None:
+    def begin_outage(self, outage: Outage) -> None:
         self.board.outage_listener(NOBODY).waiting(outage)
 
     def scaled(self) -> None:

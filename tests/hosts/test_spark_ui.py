@@ -183,7 +183,7 @@ def test_the_history_server_shows_the_page_after_the_job(seen: Seen, tmp_path: P
     server = ChildProcess(command, tmp_path / "log", environment)
     address = f"http://127.0.0.1:{port}"
 
-    def known() -> list[dict[str, Any]]:
+    def listed_applications() -> list[dict[str, Any]]:
         assert server.running(), (tmp_path / "log").read_text()
         try:
             return list(json.loads(page(f"{address}/api/v1/applications")))
@@ -191,7 +191,7 @@ def test_the_history_server_shows_the_page_after_the_job(seen: Seen, tmp_path: P
             return []
 
     try:
-        (application,) = until(known)
+        (application,) = until(listed_applications)
         queries = page(f"{address}/history/{application['id']}/StreamingQuery/")
         assert "orders-payments" in queries
         assert "FINISHED" in queries

@@ -107,7 +107,7 @@ class Scene:
         self.driver: Any = FakeDriver()
         self.idle: dict[str, tuple[str, ...]] = {}
         self.savepoints: list[StoredSavepoint] = []
-        self.asked = 0
+        self.savepoint_queries = 0
         self.heard: list[str] = []
         behind = JobListener(
             lambda _: self.heard.append("started"),
@@ -124,7 +124,7 @@ class Scene:
         )
 
     def _savepoints(self) -> list[StoredSavepoint]:
-        self.asked += 1
+        self.savepoint_queries += 1
         return self.savepoints
 
     def commit(self, **changes: Any) -> None:
@@ -435,7 +435,7 @@ def test_the_newest_savepoint_is_asked_for_once_in_a_while(scene: Scene) -> None
     scene.savepoints = [replace(old, name="new", epoch=9, committed=7, created_at=MARK + 5), old]
     for _ in range(3):
         scene.listener.polled(scene.driver)
-    assert scene.asked == 1
+    assert scene.savepoint_queries == 1
     created = datetime(2023, 11, 14, 22, 13, 20, 5_000, tzinfo=UTC)
     assert scene.status.last_savepoint == SavepointStatus(name="new", epoch=7, time=created), (
         "of the epoch it stands on"
@@ -443,7 +443,7 @@ def test_the_newest_savepoint_is_asked_for_once_in_a_while(scene: Scene) -> None
     scene.now += SAVEPOINTS_EVERY_S
     scene.savepoints = []
     scene.listener.polled(scene.driver)
-    assert (scene.asked, scene.status.last_savepoint) == (2, None)
+    assert (scene.savepoint_queries, scene.status.last_savepoint) == (2, None)
 
 
 def test_a_savepoint_with_a_name_that_is_too_long_does_not_break_the_status(scene: Scene) -> None:

@@ -254,7 +254,7 @@ def test_charts_without_a_value_say_so() -> None:
 def test_a_browser_says_what_is_wrong() -> None:
     day = DayOfAJob(names=("a", "b", "c", "d", "e"))
     day.run(60)
-    day.away(Outage(StoreUnavailable("the store <b>is</b> away"), START, 0.5))
+    day.begin_outage(Outage(StoreUnavailable("the store <b>is</b> away"), START, 0.5))
     with served(day) as address:
         document = elements(address)
     assert "Waiting for the store" in document

@@ -89,10 +89,10 @@ def changed(before: StreamJoin, after: StreamJoin) -> Comparison:
 
 def mistakes(*steps: dict[str, Any], **more: Any) -> dict[str, str]:
     """Messages by path."""
-    return said_of(document(*steps, **more))
+    return messages_of(document(*steps, **more))
 
 
-def said_of(resource: dict[str, Any]) -> dict[str, str]:
+def messages_of(resource: dict[str, Any]) -> dict[str, str]:
     """What is wrong with a resource, by path; several messages of one path run together."""
     messages: dict[str, str] = {}
     try:

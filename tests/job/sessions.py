@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from job.chains import said_of, stream
+from job.chains import messages_of, stream
 from joinery_runtime.job import SessionWindow, parse_job
 
 CLICKS = stream(
@@ -51,9 +51,9 @@ def load(*aggregates: dict[str, Any], **spec: Any) -> SessionWindow:
 
 def mistakes(*aggregates: dict[str, Any], **spec: Any) -> dict[str, str]:
     """Messages by path."""
-    return said_of(document(*aggregates, **spec))
+    return messages_of(document(*aggregates, **spec))
 
 
-def of(function: str, column: str | None = None, **more: Any) -> dict[str, Any]:
+def aggregate_call(function: str, column: str | None = None, **more: Any) -> dict[str, Any]:
     """An aggregate."""
     return {"function": function, **({"column": column} if column is not None else {}), "as": f"{function}_", **more}

@@ -142,7 +142,7 @@ def test_a_model_in_python_needs_a_unit_too() -> None:
 @pytest.mark.parametrize("option", ["join.lower_bound", "join.allowed_lateness"])
 def test_options_of_sql_need_a_unit(option: str) -> None:
     sql = f"SELECT o.id FROM orders o JOIN payments p ON o.id = p.order_id WITH ('{option}' = '30')"
-    messages = chains.said_of(chains.document(inputs=[chains.ORDERS, chains.PAYMENTS], sql=sql))
+    messages = chains.messages_of(chains.document(inputs=[chains.ORDERS, chains.PAYMENTS], sql=sql))
     assert "30 has no unit; write 30s or 30ms" in messages["spec.sql"]
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from budget import examples
-from job.chains import said_of
+from job.chains import messages_of
 from job.join.test_step_rules import spoilt
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.job import SessionWindow, explain, load_job
@@ -90,11 +90,11 @@ def test_a_value_of_another_kind_is_a_mistake_at_its_place(
         node = node[step]
     node[path[-1]] = value
     written = ".".join(map(str, ("spec", *path)))
-    assert any(at.replace("[", ".").replace("]", "").startswith(written) for at in said_of(resource))
+    assert any(at.replace("[", ".").replace("]", "").startswith(written) for at in messages_of(resource))
 
 
 @settings(max_examples=examples(1000), deadline=None)
 @given(st.data())
 def test_no_value_in_an_example_gives_anything_but_mistakes(data: st.DataObject) -> None:
     written = spoilt(data.draw(st.sampled_from([*RESOURCES.values()])), data)
-    assert all(at and message for at, message in said_of(written).items())
+    assert all(at and message for at, message in messages_of(written).items())

@@ -21,7 +21,7 @@ def sign(*edits: tuple[str, str], stored: Any = STORED) -> dict[str, Any]:
     return signature(job(*edits), stored)
 
 
-def of(*steps: dict[str, Any], stored: Any = None, **more: Any) -> dict[str, Any]:
+def signature_of(*steps: dict[str, Any], stored: Any = None, **more: Any) -> dict[str, Any]:
     """The signature of a chain that stores what the steps' keys name, or as said."""
     parts = {f"{side}{mark}": [] for mark in ("", ".2", ".3") for side in ("left", "right")}
     return signature(load(*steps, **more), {**parts, **(stored or {})})
@@ -57,7 +57,7 @@ def test_signature_is_lasting_json() -> None:
 
 @pytest.mark.parametrize("kind", ["semi", "anti"])
 def test_releases_that_do_not_know_the_type_of_join_reject_its_state(kind: str) -> None:
-    signed = of(step(type=kind))
+    signed = signature_of(step(type=kind))
     assert (signed["version"], signed["steps"][0]["type"]) == (4, kind)
     assert compare(signed, signed) == Comparison((), ())
 
@@ -78,7 +78,7 @@ def test_where_a_history_ends_belongs_to_the_state() -> None:
 
 def test_a_chain_signs_every_step_and_columns_by_their_inputs() -> None:
     stored = {"left": ["id"], "right": ["method"], "left.2": ["orders.id", "payments.ts"], "right.2": ["n"]}
-    first, second = of(step(type="left"), step("items"), stored=stored)["steps"]
+    first, second = signature_of(step(type="left"), step("items"), stored=stored)["steps"]
     assert (first["type"], first["stored"]) == ("left", {"left": {"id": "string"}, "right": {"method": "string"}})
     assert second["keys"] == [["orders.id", "items.order_id", "string"]]
     assert second["stored"] == {"left": {"orders.id": "string", "payments.ts": "timestamp"}, "right": {"n": "int64"}}
@@ -98,7 +98,7 @@ def test_a_chain_signs_every_step_and_columns_by_their_inputs() -> None:
     ],
 )
 def test_every_kind_of_step_signs_its_times(join_step: Any, times: dict[str, Any]) -> None:
-    (signed,) = of(join_step)["steps"]
+    (signed,) = signature_of(join_step)["steps"]
     assert {name: signed[name] for name in times} == times
 
 
@@ -129,8 +129,8 @@ def test_rows_stay_where_they_are(before: str, after: str, words: str) -> None:
 @pytest.mark.parametrize(("counted_from", "null"), [("orders", "payments.ts is"), ("payments", "orders.ts is")])
 def test_the_time_that_bounds_count_from_is_in_every_stored_row_of_a_chain(counted_from: str, null: str) -> None:
     chain = (step(), step("items", interval={**DAY, "of": counted_from}))
-    before = of(*chain, stored={"left.2": ["orders.id"]})
-    after = of(*chain, stored={"left.2": ["orders.id", "orders.ts", "payments.ts"]})
+    before = signature_of(*chain, stored={"left.2": ["orders.id"]})
+    after = signature_of(*chain, stored={"left.2": ["orders.id", "orders.ts", "payments.ts"]})
     assert compare(before, after).warnings == (f"{null} null in rows that were stored before (step 2)",)
 
 
@@ -171,7 +171,7 @@ def test_fewer_stored_columns_go_on() -> None:
     ],
 )
 def test_changes_of_windows_and_tables_that_go_on(before: Any, after: Any) -> None:
-    assert compare(of(before), of(after)) == compare(of(before), of(before))
+    assert compare(signature_of(before), signature_of(after)) == compare(signature_of(before), signature_of(before))
 
 
 @pytest.mark.parametrize(
@@ -189,12 +189,12 @@ def test_changes_of_windows_and_tables_that_go_on(before: Any, after: Any) -> No
     ],
 )  # fmt: skip
 def test_keeping_rows_longer_goes_on_with_a_warning(before: Any, after: Any, words: str) -> None:
-    comparison = compare(of(before), of(after))
+    comparison = compare(signature_of(before), signature_of(after))
     assert comparison.refused == ()
     (warning,) = comparison.warnings
     assert warning.startswith(words)
     assert "stay gone" in warning
-    assert compare(of(after), of(before)).warnings == ()
+    assert compare(signature_of(after), signature_of(before)).warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -210,14 +210,14 @@ def test_keeping_rows_longer_goes_on_with_a_warning(before: Any, after: Any, wor
     ],
 )
 def test_a_side_that_is_preserved_no_more_goes_on_with_a_warning(before: str, after: str, words: str) -> None:
-    comparison = compare(of(step(type=before)), of(step(type=after)))
+    comparison = compare(signature_of(step(type=before)), signature_of(step(type=after)))
     assert comparison.refused == ()
     assert words in comparison.warnings[0]
 
 
 def test_a_warning_names_its_step_in_a_chain() -> None:
     wider = step("items", interval={**DAY, "upper": "48h"})
-    (warning,) = compare(of(step(), step("items")), of(step(), wider)).warnings
+    (warning,) = compare(signature_of(step(), step("items")), signature_of(step(), wider)).warnings
     assert warning.endswith("(step 2)")
 
 
@@ -270,21 +270,21 @@ BY_TWO = as_of(keys={"orders.currency": "rates.currency", "orders.amount": "rate
     ],
 )
 def test_refuses_changes_of_a_step(before: Any, after: Any, words: str) -> None:
-    (refused,) = compare(of(before), of(after)).refused
+    (refused,) = compare(signature_of(before), signature_of(after)).refused
     assert words in refused
 
 
 def test_refuses_another_table_key() -> None:
-    refused = compare(of(as_of()), of(BY_TWO, inputs=[ORDERS, TWO_KEYS])).refused
+    refused = compare(signature_of(as_of()), signature_of(BY_TWO, inputs=[ORDERS, TWO_KEYS])).refused
     assert refused[0] == "the table key of rates was currency, it is now currency and rate"
     assert "the keys were" in refused[1]
 
 
 def test_refuses_more_and_other_steps() -> None:
     three = [ORDERS, PAYMENTS, ITEMS]
-    chain = of(step(), step("items"), inputs=three)
-    assert "the inputs were orders and payments, they are now" in compare(of(step()), chain).refused[0]
-    swapped = of(step("items"), step("payments"), inputs=three)
+    chain = signature_of(step(), step("items"), inputs=three)
+    assert "the inputs were orders and payments, they are now" in compare(signature_of(step()), chain).refused[0]
+    swapped = signature_of(step("items"), step("payments"), inputs=three)
     assert compare(chain, swapped).refused == (
         "the right input was payments, it is now items (step 1)",
         "the right input was items, it is now payments (step 2)",
@@ -297,7 +297,7 @@ def test_refuses_more_and_other_steps() -> None:
 
 def test_refuses_bounds_that_count_from_another_input() -> None:
     of_payments = step("items", interval={**DAY, "of": "payments"})
-    (refused,) = compare(of(step(), step("items")), of(step(), of_payments)).refused
+    (refused,) = compare(signature_of(step(), step("items")), signature_of(step(), of_payments)).refused
     assert refused == "the step counted from the time of orders, it now counts from that of payments (step 2)"
 
 
@@ -314,7 +314,7 @@ def test_a_column_that_was_not_stored_is_null_in_what_is_there() -> None:
         (), ("orders.country and orders.amount are null in rows that were stored before",)
     )
     chain = (step(), step("items"))
-    (warning,) = compare(of(*chain), of(*chain, stored={"left.2": ["payments.method"]})).warnings
+    (warning,) = compare(signature_of(*chain), signature_of(*chain, stored={"left.2": ["payments.method"]})).warnings
     assert warning == "payments.method is null in rows that were stored before (step 2)"
 
 
@@ -378,7 +378,7 @@ def test_differences_to_the_first_layout_are_refused(edit: tuple[str, str], word
 
 
 def test_a_chain_cannot_go_on_from_one_step() -> None:
-    refused = compare(recorded("v1_orders_payments"), of(step(), step("items"))).refused
+    refused = compare(recorded("v1_orders_payments"), signature_of(step(), step("items"))).refused
     assert refused[0].startswith("the inputs were orders and payments, they are now orders, payments and items")
 
 
@@ -387,7 +387,7 @@ COMPUTED = {"left": ["LOWER(id)"], "right": ["order_id"]}
 
 def computed(key: str, *inputs: Any) -> dict[str, Any]:
     more = {"inputs": [inputs[0], PAYMENTS]} if inputs else {}
-    return of(step(keys={key: "payments.order_id"}), stored=COMPUTED, **more)
+    return signature_of(step(keys={key: "payments.order_id"}), stored=COMPUTED, **more)
 
 
 def test_a_computed_key_is_signed_with_the_types_that_it_reads() -> None:
@@ -403,7 +403,7 @@ def test_a_computed_key_is_signed_with_the_types_that_it_reads() -> None:
 
 
 def test_a_changed_computed_key_is_a_changed_key() -> None:
-    (refused,) = compare(of(step()), computed("lower(orders.id)")).refused
+    (refused,) = compare(signature_of(step()), computed("lower(orders.id)")).refused
     before, after = (f"{key} = payments.order_id (string)" for key in ("orders.id", "LOWER(orders.id)"))
     assert refused == f"the keys were {before}, they are now {after}"
     quoted = load(
@@ -415,7 +415,7 @@ def test_a_changed_computed_key_is_a_changed_key() -> None:
     both = {"keys": {"orders.id % 7": "payments.order_id % 7"}}
     numbers = stream("payments", "order_id:int64", "method")
     old, new = (
-        of(step(**both), stored={"left": ["id % 7"], "right": []}, inputs=[orders, numbers])
+        signature_of(step(**both), stored={"left": ["id % 7"], "right": []}, inputs=[orders, numbers])
         for orders in (before, after)
     )
     assert any("an expression of orders.id int32" in reason for reason in compare(old, new).refused)

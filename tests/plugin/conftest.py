@@ -70,7 +70,7 @@ class FakeKubectl:
         self.answer("get", "pods", f"--field-selector=metadata.name={name}", out={"items": [pod]})
 
     @property
-    def asked(self) -> list[list[str]]:
+    def calls(self) -> list[list[str]]:
         return [json.loads(line) for line in (self.folder / "asked").read_text().splitlines()]
 
     @property

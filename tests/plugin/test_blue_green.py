@@ -24,7 +24,9 @@ def child(name: str, topic: str) -> Manifest:
     return {"apiVersion": API_VERSION, "kind": "StreamJoin", "metadata": metadata, "spec": spec}
 
 
-def known(kubectl: FakeKubectl, *conditions: tuple[str, str, str], blue: Manifest | None = None, **status: Any) -> None:
+def serve_job(
+    kubectl: FakeKubectl, *conditions: tuple[str, str, str], blue: Manifest | None = None, **status: Any
+) -> None:
     metadata = {"name": "orders", "namespace": "jobs", "resourceVersion": "7", "generation": 3}
     template = {"kind": "StreamJoin", "spec": {"output": {"kafka": {"topic": "green"}}, "cleanup": "retainState"}}
     status_conditions = [
@@ -45,7 +47,7 @@ def known(kubectl: FakeKubectl, *conditions: tuple[str, str, str], blue: Manifes
 
 
 def template_patch(kubectl: FakeKubectl) -> Manifest:
-    *call, patch = kubectl.asked[-1]
+    *call, patch = kubectl.calls[-1]
     assert call == ["patch", REFERENCE, "--namespace=jobs", "--type=json"]
     test, replace = json.loads(patch.removeprefix("--patch="))
     assert test == {"op": "test", "path": "/metadata/resourceVersion", "value": "7"}
@@ -58,23 +60,23 @@ def template_patch(kubectl: FakeKubectl) -> Manifest:
 def test_the_exit_code_says_whether_the_switch_waits_for_a_person(
     kubectl: FakeKubectl, plugin: Run, reason: str, code: int
 ) -> None:
-    known(kubectl, ("UpToDate", "False", reason), candidate={"name": GREEN})
+    serve_job(kubectl, ("UpToDate", "False", reason), candidate={"name": GREEN})
     ended = plugin("rollout", "status", "orders", "--no-wait")
     assert (ended.code, ended.out) == (code, f"BlueGreenJob jobs/orders: {reason}: m\n")
 
 
 @pytest.mark.parametrize(("reason", "warns"), [("Beside", True), ("AwaitingSwitch", False)])
 def test_switch_names_the_second_job(kubectl: FakeKubectl, plugin: Run, reason: str, warns: bool) -> None:
-    known(kubectl, ("UpToDate", "False", reason), candidate={"name": GREEN})
+    serve_job(kubectl, ("UpToDate", "False", reason), candidate={"name": GREEN})
     ended = plugin("rollout", "switch", "orders")
     assert (ended.code, "not stable yet" in ended.err) == (0, warns)
-    assert kubectl.asked[-1] == [
+    assert kubectl.calls[-1] == [
         "annotate", REFERENCE, "--namespace=jobs", "--overwrite", f"joinery.dev/switch={GREEN}@3",
     ]  # fmt: skip
 
 
 def test_there_is_nothing_to_switch_to(kubectl: FakeKubectl, plugin: Run) -> None:
-    known(kubectl)
+    serve_job(kubectl)
     ended = plugin("rollout", "switch", "bgj/orders")
     assert (ended.code, "has no second job" in ended.err) == (1, True)
 
@@ -87,7 +89,7 @@ def test_there_is_nothing_to_switch_to(kubectl: FakeKubectl, plugin: Run) -> Non
     ],
 )
 def test_undo_returns_to_the_other_jobs_template(kubectl: FakeKubectl, plugin: Run, status: Manifest) -> None:
-    known(kubectl, **status)
+    serve_job(kubectl, **status)
     assert plugin("rollout", "undo", "orders").code == 0
     assert template_patch(kubectl) == {
         "kind": "StreamJoin", "spec": {"output": {"kafka": {"topic": "blue"}}, "cleanup": "retainState"},
@@ -95,7 +97,7 @@ def test_undo_returns_to_the_other_jobs_template(kubectl: FakeKubectl, plugin: R
 
 
 def test_undo_returns_from_a_template_that_is_rejected(kubectl: FakeKubectl, plugin: Run) -> None:
-    known(kubectl, ("Valid", "False", "Invalid"))
+    serve_job(kubectl, ("Valid", "False", "Invalid"))
     assert plugin("rollout", "undo", "orders").code == 0
     assert template_patch(kubectl)["spec"]["output"] == {"kafka": {"topic": "blue"}}
 
@@ -110,7 +112,7 @@ def with_revisions(kubectl: FakeKubectl, **status: Any) -> None:
     name = ChildNames(blue).config_map("r1")
     config_map = {"metadata": {"name": name}, "data": {JOB_FILE: json.dumps(earlier)}}
     kubectl.answer("get", "configmaps", f"--field-selector=metadata.name={name}", out={"items": [config_map]})
-    known(kubectl, ("UpToDate", "True", "RolledOut"), blue=blue, **status)
+    serve_job(kubectl, ("UpToDate", "True", "RolledOut"), blue=blue, **status)
 
 
 @pytest.mark.parametrize("option", [[], ["--to-revision", "r1"]])
@@ -125,14 +127,14 @@ def test_without_another_job_undo_returns_to_the_active_jobs_revision_before(
 
 
 def test_without_another_job_or_revision_there_is_no_undo(kubectl: FakeKubectl, plugin: Run) -> None:
-    known(kubectl, ("UpToDate", "True", "RolledOut"))
+    serve_job(kubectl, ("UpToDate", "True", "RolledOut"))
     ended = plugin("rollout", "undo", "orders")
     assert (ended.code, "has no earlier revision" in ended.err) == (1, True)
 
 
 @pytest.mark.parametrize("command", [["rollout", "undo"], ["suspend"], ["resume"]])
 def test_the_spec_of_its_job_is_the_templates(kubectl: FakeKubectl, plugin: Run, command: list[str]) -> None:
-    known(kubectl)
+    serve_job(kubectl)
     ended = plugin(*command, BLUE)
     assert ended.code == 1
     assert f"`kubectl joinery {' '.join(command)} bgj/orders`" in ended.err
@@ -143,7 +145,7 @@ def test_the_history_lists_jobs_and_where_they_write(kubectl: FakeKubectl, plugi
     retired = [{"name": "orders-3", "outputs": outputs, "ended": "2026-11-20T10:00:00Z"}]
     blue = [{"name": "output", "kind": "kafka", "target": "blue"}]
     old = [{"name": "orders-2", "until": "2026-11-21T10:00:00Z"}]
-    known(kubectl, candidate={"name": GREEN}, outputs=blue, old=old, retired=retired)
+    serve_job(kubectl, candidate={"name": GREEN}, outputs=blue, old=old, retired=retired)
     lines = plugin("rollout", "history", "orders").out.splitlines()
     assert [line.split() for line in lines] == [
         ["JOB", "STATE", "UNTIL", "OUTPUTS"],
@@ -159,24 +161,26 @@ LISTED = [{"kind": "StreamJoin", "name": name, "uid": name} for name in (GREEN, 
 
 
 def test_a_restart_restarts_all_jobs_that_run(kubectl: FakeKubectl, plugin: Run) -> None:
-    known(kubectl, jobs=LISTED, candidate={"name": GREEN}, old=[{"name": "orders-2", "until": "2026-11-21T10:00:00Z"}])
+    serve_job(
+        kubectl, jobs=LISTED, candidate={"name": GREEN}, old=[{"name": "orders-2", "until": "2026-11-21T10:00:00Z"}]
+    )
     references = [f"streamjoin.joinery.dev/{name}" for name in (BLUE, GREEN, "orders-2")]
     kubectl.answer("annotate", *references)
     assert plugin("restart", "orders").code == 0
-    *call, annotation = kubectl.asked[-1]
+    *call, annotation = kubectl.calls[-1]
     assert call == ["annotate", *references, "--namespace=jobs", "--overwrite"]
     assert annotation.startswith("joinery.dev/restartedAt=")
 
 
 def test_without_a_job_there_is_nothing_to_restart(kubectl: FakeKubectl, plugin: Run) -> None:
-    known(kubectl)
+    serve_job(kubectl)
     ended = plugin("restart", "orders")
     assert (ended.code, "BlueGreenJob jobs/orders has no job yet" in ended.err) == (1, True)
 
 
 def test_logs_are_those_of_the_job_that_readers_use(kubectl: FakeKubectl, plugin: Run) -> None:
     job = {**child(BLUE, "blue"), "status": {"driver": {"number": 4, "asked": "2026-11-21T10:00:00Z"}}}
-    known(kubectl, jobs=LISTED, blue=job)
+    serve_job(kubectl, jobs=LISTED, blue=job)
     pod = ChildNames(job).driver(4)
     kubectl.has_pod(pod)
     kubectl.answer("logs", pod, out="of blue\n")
@@ -184,11 +188,11 @@ def test_logs_are_those_of_the_job_that_readers_use(kubectl: FakeKubectl, plugin
 
 
 def test_status_suspend_and_pause_know_it(kubectl: FakeKubectl, plugin: Run) -> None:
-    known(kubectl, ("Ready", "True", "Running"), candidate={"name": GREEN})
+    serve_job(kubectl, ("Ready", "True", "Running"), candidate={"name": GREEN})
     output = plugin("status", "orders").out
     assert BLUE in output
     assert GREEN in output
     assert plugin("suspend", "orders").code == 0
-    assert kubectl.asked[-1][-1] == '--patch={"spec": {"suspend": true}}'
+    assert kubectl.calls[-1][-1] == '--patch={"spec": {"suspend": true}}'
     assert plugin("rollout", "pause", "orders").code == 0
-    assert kubectl.asked[-1][:2] == ["annotate", REFERENCE]
+    assert kubectl.calls[-1][:2] == ["annotate", REFERENCE]

@@ -48,20 +48,20 @@ def test_a_job_is_listed_suspended_restarted_and_explained(
         command = ["kubectl", "joinery", *words, "--namespace", api_namespace]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
-    def found() -> dict[str, Any]:
+    def stored_resource() -> dict[str, Any]:
         return json.loads(kubectl("get", f"{short}/{name}", "-n", api_namespace, "-o", "json"))
 
     (listed,) = re.findall(rf"^(\S+/{name}) ", joinery("ls"), re.MULTILINE)
     assert plan in joinery("explain", name)
-    expected = f"{found()['kind']} {api_namespace}/{name}: not seen by the operator yet\n"
+    expected = f"{stored_resource()['kind']} {api_namespace}/{name}: not seen by the operator yet\n"
     assert joinery("status", name) == joinery("status", listed) == expected
     joinery("suspend", name)
-    assert found()["spec"]["suspend"] is True
+    assert stored_resource()["spec"]["suspend"] is True
     joinery("resume", name)
-    assert found()["spec"]["suspend"] is False
+    assert stored_resource()["spec"]["suspend"] is False
     joinery("restart", f"{short}/{name}")
-    assert re.fullmatch(r"\S+Z", found()["metadata"]["annotations"]["joinery.dev/restartedAt"])
-    before, revision = found(), "1a2b3c"
+    assert re.fullmatch(r"\S+Z", stored_resource()["metadata"]["annotations"]["joinery.dev/restartedAt"])
+    before, revision = stored_resource(), "1a2b3c"
     stored = {"job.yaml": json.dumps({"spec": before["spec"]})}
     config_map = {"kind": "ConfigMap", "metadata": {"name": ChildNames(before).config_map(revision)}, "data": stored}
     kubectl("apply", "-n", api_namespace, "-f", "-", stdin=json.dumps({"apiVersion": "v1", **config_map}))
@@ -74,7 +74,11 @@ def test_a_job_is_listed_suspended_restarted_and_explained(
         "-p",
         '{"spec": {"shards": 7, "trigger": {"interval": "9s"}}}',
     )
-    status = {"revision": revision, "targetRevision": "4d5e6f", "observedGeneration": found()["metadata"]["generation"]}
+    status = {
+        "revision": revision,
+        "targetRevision": "4d5e6f",
+        "observedGeneration": stored_resource()["metadata"]["generation"],
+    }
     kubectl(
         "patch",
         f"{short}/{name}",
@@ -87,8 +91,8 @@ def test_a_job_is_listed_suspended_restarted_and_explained(
     )
     assert f"{revision}    current" in joinery("rollout", "history", name)
     assert "back to the job of revision 1a2b3c" in joinery("rollout", "undo", f"{short}/{name}")
-    assert found()["spec"] == before["spec"] | {"shards": 7}
+    assert stored_resource()["spec"] == before["spec"] | {"shards": 7}
     joinery("rollout", "pause", name)
-    assert found()["metadata"]["annotations"][PAUSE_ANNOTATION] == "rollouts"
+    assert stored_resource()["metadata"]["annotations"][PAUSE_ANNOTATION] == "rollouts"
     joinery("rollout", "resume", name)
-    assert PAUSE_ANNOTATION not in found()["metadata"]["annotations"]
+    assert PAUSE_ANNOTATION not in stored_resource()["metadata"]["annotations"]

@@ -34,13 +34,13 @@ def _attempt(number: int) -> Manifest:
 def test_ls_is_a_get_of_the_category(kubectl: FakeKubectl, plugin: Run) -> None:
     kubectl.answer("get", "joinery", out="NAME  PHASE\n")
     assert plugin("ls", "-A", "--context", "prod").out == "NAME  PHASE\n"
-    assert kubectl.asked == [["--context=prod", "get", "joinery", "--all-namespaces"]]
+    assert kubectl.calls == [["--context=prod", "get", "joinery", "--all-namespaces"]]
 
 
 def test_where_to_look_is_handed_on(kubectl: FakeKubectl, plugin: Run) -> None:
     kubectl.knows(_job())
     assert plugin("status", "orders-payments", "-n", "jobs", "--kubeconfig", "k").code == 0
-    assert kubectl.asked[0][:2] == ["--namespace=jobs", "--kubeconfig=k"]
+    assert kubectl.calls[0][:2] == ["--namespace=jobs", "--kubeconfig=k"]
 
 
 def test_logs_are_those_of_the_newest_driver_also_when_it_has_ended(kubectl: FakeKubectl, plugin: Run) -> None:
@@ -48,7 +48,7 @@ def test_logs_are_those_of_the_newest_driver_also_when_it_has_ended(kubectl: Fak
     kubectl.has_pod("orders-payments-driver-4", "Failed")
     kubectl.answer("logs", out="line\n")
     assert plugin("logs", "orders-payments", "-f", "--tail", "5").out == "line\n"
-    assert kubectl.asked[-1] == [
+    assert kubectl.calls[-1] == [
         "logs", "orders-payments-driver-4", "--namespace=jobs", "--container=joinery", "--follow", "--tail=5",
     ]  # fmt: skip
 
@@ -59,7 +59,7 @@ def test_state_commands_run_in_the_driver_with_the_job_after_the_command(kubectl
     kubectl.answer("exec", out="rows\n", code=1)
     ended = plugin("state", "sj/orders-payments", "show", "--key", "order_id=7", "--json", "-n", "jobs")
     assert (ended.code, ended.out) == (1, "rows\n")
-    assert kubectl.asked[-1] == [
+    assert kubectl.calls[-1] == [
         "--namespace=jobs", "exec", "orders-payments-driver-4", "--namespace=jobs", "--container=joinery", "--",
         "env", f"--unset={ENDING_FILE}", "joinery", "state", "show", "/etc/joinery/job.yaml", "--key", "order_id=7",
         "--json",
@@ -75,7 +75,7 @@ def test_questions_are_asked_in_the_driver(kubectl: FakeKubectl, plugin: Run, co
     kubectl.has_pod("orders-payments-driver-1")
     kubectl.answer("exec")
     assert plugin(command, "orders-payments", *more).code == 0
-    assert kubectl.asked[-1][kubectl.asked[-1].index("joinery") :] == [
+    assert kubectl.calls[-1][kubectl.calls[-1].index("joinery") :] == [
         "joinery",
         command,
         "/etc/joinery/job.yaml",
@@ -88,7 +88,7 @@ def test_savepoint(kubectl: FakeKubectl, plugin: Run) -> None:
     kubectl.has_pod("orders-payments-driver-1")
     kubectl.answer("exec")
     assert plugin("savepoint", "orders-payments", "before-sale").code == 0
-    assert kubectl.asked[-1][-5:] == ["joinery", "state", "savepoint", "/etc/joinery/job.yaml", "before-sale"]
+    assert kubectl.calls[-1][-5:] == ["joinery", "state", "savepoint", "/etc/joinery/job.yaml", "before-sale"]
 
 
 def _in_force(job: Manifest, **spec: Any) -> Manifest:
@@ -159,7 +159,7 @@ def test_where_no_driver_runs_a_question_has_a_pod_of_its_own(
     assert container["args"] == ["joinery", "state", "show", "/etc/joinery/job.yaml", "--key", "order_id=7"]
     secrets = {volume["secret"]["secretName"] for volume in created_pod["spec"]["volumes"] if "secret" in volume}
     assert job["spec"]["stateStore"]["postgres"]["dsnSecretRef"]["name"] in secrets
-    assert kubectl.asked[-1] == ["delete", "pod", name, "--namespace=jobs", "--wait=false", "--ignore-not-found"]
+    assert kubectl.calls[-1] == ["delete", "pod", name, "--namespace=jobs", "--wait=false", "--ignore-not-found"]
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_where_there_is_nothing_to_ask_it_says_what_to_do(
     ended = plugin("state", "orders-payments", "ls")
     assert ended.code == 1
     assert re.search(message, ended.err)
-    assert not [command for command in kubectl.asked if "create" in command]
+    assert not [command for command in kubectl.calls if "create" in command]
 
 
 def test_half_an_answer_is_not_taken_for_one(kubectl: FakeKubectl, plugin: Run) -> None:
@@ -211,14 +211,14 @@ def test_a_pod_of_a_question_that_does_not_start_says_why_and_goes(
     ended = plugin("why", "orders-payments", "--key", "order_id=7")
     assert ended.code == 1
     assert "does not start: ErrImagePull: no such image" in ended.err
-    assert kubectl.asked[-1][0] == "delete"
+    assert kubectl.calls[-1][0] == "delete"
 
 
 def test_restart_annotates(kubectl: FakeKubectl, plugin: Run) -> None:
     kubectl.knows(_job())
     kubectl.answer("annotate", REFERENCE)
     assert plugin("restart", "orders-payments").code == 0
-    *before, annotation = kubectl.asked[-1]
+    *before, annotation = kubectl.calls[-1]
     assert before == ["annotate", REFERENCE, "--namespace=jobs", "--overwrite"]
     assert re.fullmatch(r"joinery\.dev/restartedAt=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", annotation)
 
@@ -228,8 +228,8 @@ def test_suspend_and_resume(kubectl: FakeKubectl, plugin: Run, command: str, sus
     kubectl.knows(_job())
     kubectl.answer("patch", REFERENCE)
     assert plugin(command, "orders-payments").code == 0
-    assert kubectl.asked[-1][:4] == ["patch", REFERENCE, "--namespace=jobs", "--type=merge"]
-    assert json.loads(kubectl.asked[-1][4].removeprefix("--patch=")) == {"spec": {"suspend": suspended}}
+    assert kubectl.calls[-1][:4] == ["patch", REFERENCE, "--namespace=jobs", "--type=merge"]
+    assert json.loads(kubectl.calls[-1][4].removeprefix("--patch=")) == {"spec": {"suspend": suspended}}
 
 
 def test_explain_needs_no_driver(kubectl: FakeKubectl, plugin: Run) -> None:
@@ -331,7 +331,7 @@ def test_the_driver_of_every_kind_is_found(kubectl: FakeKubectl, plugin: Run, ki
     kubectl.has_pod(driver)
     kubectl.answer("exec", out="rows\n")
     assert plugin("state", "orders", "stats").out == "rows\n"
-    assert driver in kubectl.asked[-1]
+    assert driver in kubectl.calls[-1]
     kubectl.answer("patch", f"{kind.name.lower()}.joinery.dev/orders")
     assert plugin("suspend", "orders").code == 0
 

@@ -31,7 +31,7 @@ def stored(kubectl: FakeKubectl, revision: str, spec: Manifest) -> None:
 
 def patched(kubectl: FakeKubectl) -> Manifest:
     """The spec that the last call sets, which must be a patch of what was read."""
-    *call, patch = kubectl.asked[-1]
+    *call, patch = kubectl.calls[-1]
     assert call == ["patch", REFERENCE, "--namespace=jobs", "--type=json"]
     test, replace = json.loads(patch.removeprefix("--patch="))
     assert test == {"op": "test", "path": "/metadata/resourceVersion", "value": "7"}
@@ -194,4 +194,4 @@ def test_pause_and_resume_annotate(kubectl: FakeKubectl, plugin: Run) -> None:
     kubectl.answer("annotate", REFERENCE)
     for command, annotation in (("pause", "joinery.dev/pause=rollouts"), ("resume", "joinery.dev/pause-")):
         assert plugin("rollout", command, NAME).code == 0
-        assert kubectl.asked[-1] == ["annotate", REFERENCE, "--namespace=jobs", "--overwrite", annotation]
+        assert kubectl.calls[-1] == ["annotate", REFERENCE, "--namespace=jobs", "--overwrite", annotation]

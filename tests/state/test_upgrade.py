@@ -189,11 +189,11 @@ class TestReadLive:
     ) -> None:
         calls: list[object] = []
 
-        def away(*arguments: object) -> None:
+        def fail(*arguments: object) -> None:
             calls.append(arguments)
             raise StoreUnavailable("away")
 
-        monkeypatch.setattr(store, "read_segments", away)
+        monkeypatch.setattr(store, "read_segments", fail)
         with pytest.raises(StoreUnavailable):
             self.reads(store, record)
         assert len(calls) == 1

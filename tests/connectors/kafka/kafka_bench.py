@@ -84,7 +84,7 @@ def plain(bounds: Sequence[Bounds]) -> list[Bounds]:
     return [replace(bound, topic_id="") for bound in bounds]
 
 
-def held(planner: SourcePlanner, stored_offsets: StoredOffsets | None = None) -> set[int]:
+def assigned_partitions(planner: SourcePlanner, stored_offsets: StoredOffsets | None = None) -> set[int]:
     """Numbers of the partitions that are the planner's now."""
     return {
         bound.partition.partition for bound in planner.bounds(stored_offsets or StoredOffsets()) if bound.is_assigned

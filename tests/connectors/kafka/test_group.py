@@ -17,8 +17,8 @@ from connectors.kafka.kafka_bench import (
     EAGER,
     PATIENCE_SECONDS,
     PlainMember,
+    assigned_partitions,
     eventually,
-    held,
     joined,
     kafka_input,
     planning,
@@ -122,8 +122,8 @@ def test_another_member_takes_partitions_and_leaves(broker, topic, properties, m
         answers.set()
         joined(planner)
         with closing(PlainMember(broker.bootstrap, f"{job}.in", [topic], **properties)) as other:
-            other.until(lambda: len(other.partitions) == 1 and len(held(planner)) == 1)
-            assert held(planner) | other.partitions == {0, 1}
+            other.until(lambda: len(other.partitions) == 1 and len(assigned_partitions(planner)) == 1)
+            assert assigned_partitions(planner) | other.partitions == {0, 1}
             assert not planner.pin([ref(topic), ref(topic, 1)])
         joined(planner)
         assert planner.pin([ref(topic), ref(topic, 1)])
@@ -159,7 +159,7 @@ def test_a_partition_that_is_added_is_read_from_its_earliest_record(broker, topi
             lambda: [bound for bound in planner.bounds(StoredOffsets()) if bound.partition == ref(topic, 2)]
         )
         assert added[0].start == 0
-        eventually(lambda: held(planner) == {0, 1, 2})
+        eventually(lambda: assigned_partitions(planner) == {0, 1, 2})
 
 
 def test_a_partition_of_another_member_starts_where_it_did_when_the_job_started(broker, topic) -> None:
@@ -171,7 +171,7 @@ def test_a_partition_of_another_member_starts_where_it_did_when_the_job_started(
     with closing(PlainMember(broker.bootstrap, f"{job}.in", [topic], **EAGER)) as other:
         other.until(lambda: len(other.partitions) == 2)
         with planning(model, job) as planner:
-            other.until(lambda: len(held(planner)) == 1 == len(other.partitions))
+            other.until(lambda: len(assigned_partitions(planner)) == 1 == len(other.partitions))
             settings = PlanSettings(1, Budget(1_000, 64 << 20), 3_600_000, "f")
             engine = Planner(settings, {"in": planner}, clocks, IdleClock({"in": 0}))
             state = JobState(Pipeline((), ()), {"in": InputState()})
@@ -385,7 +385,7 @@ def test_an_assignor_that_the_group_does_not_have(broker, topic, group) -> None:
         with pytest.raises(
             SourceError, match=f"consumer group {group} cannot be joined: .*partition.assignment.strategy"
         ):
-            other.until(lambda: held(planner))
+            other.until(lambda: assigned_partitions(planner))
 
 
 # --- two jobs of one name ---------------------------------------------------------------------------------------------
@@ -403,7 +403,7 @@ def test_who_was_driven_out_learns_which_store_the_other_one_has(broker, topic) 
             joined(other)
             eventually(lambda: planner.committed_by() == other_store)
             with pytest.raises(Fenced):
-                eventually(lambda: held(planner) and False)
+                eventually(lambda: assigned_partitions(planner) and False)
             planner.rejoin()
             joined(planner)
             eventually(lambda: other.committed_by() == STORE)

@@ -16,7 +16,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from connectors.kafka.kafka_bench import EAGER, eventually, held, joined, kafka_input, planning, ref
+from connectors.kafka.kafka_bench import EAGER, assigned_partitions, eventually, joined, kafka_input, planning, ref
 from joinery_devkit.kafka import KafkaBroker
 from joinery_runtime.connectors.inputs import planner_for
 from joinery_runtime.connectors.source import StoredOffsets
@@ -46,13 +46,13 @@ def test_a_group_that_may_not_be_joined(guarded) -> None:
     with planning(kafka_input(guarded.bootstrap, "topic", properties=EAGER), "locked") as planner:
         todo = r"Allow this user to Read the group \(kafka-acls --operation Read --group\)"
         with pytest.raises(SourceError, match=f"consumer group locked.in cannot be joined: .*{todo}"):
-            eventually(lambda: held(planner))
+            eventually(lambda: assigned_partitions(planner))
         for lifted in admin.delete_acls([AclBindingFilter(*DENIED)]).values():
             lifted.result(20)
 
         def joins_after_all() -> bool:
             try:
-                return bool(held(planner))
+                return bool(assigned_partitions(planner))
             except SourceError:
                 return False
 

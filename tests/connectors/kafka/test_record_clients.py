@@ -313,7 +313,7 @@ def client_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     librdkafka.library.cache_clear()
 
 
-def told(client_log: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+def logged_choices(client_log: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
     return [
         (record.levelname, record.message)
         for record in client_log.records
@@ -329,7 +329,7 @@ def kind(**properties: str) -> type[RecordClient]:
 def test_batches_are_the_usual_way_which_is_said_once(client_log: pytest.LogCaptureFixture) -> None:
     assert [kind(), kind()] == [BatchClient, BatchClient]
     version = confluent_kafka.libversion()[0]
-    assert told(client_log) == [("INFO", f"Kafka is read in batches, with librdkafka {version}")]
+    assert logged_choices(client_log) == [("INFO", f"Kafka is read in batches, with librdkafka {version}")]
 
 
 def test_without_its_kernel_it_is_read_record_by_record(
@@ -338,7 +338,7 @@ def test_without_its_kernel_it_is_read_record_by_record(
     monkeypatch.setattr(kafka_record_clients, "kernels", lambda _: None)
     assert [kind(), kind()] == [MessageClient, MessageClient]
     line = "Kafka is read record by record, which takes more time: its kernel is missing"
-    assert told(client_log) == [("WARNING", line)]
+    assert logged_choices(client_log) == [("WARNING", line)]
 
 
 @pytest.mark.parametrize("version", [0x01090200, 0x03000000])

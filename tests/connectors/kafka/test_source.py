@@ -298,13 +298,13 @@ def test_old_news_of_lost_records_loses_nothing(broker, topic, send, way) -> Non
     reader = reader_for(kafka_input(broker.bootstrap, topic, onDataLoss="continue"))
     assert read(reader, topic, 1, 2) == [(1, b"b")]
     error = KafkaError(KafkaError._AUTO_OFFSET_RESET)
-    news = told(reader, ConsumerEvent(error, topic, 0))
+    news = deliver_first(reader, ConsumerEvent(error, topic, 0))
     assert read(reader, topic, 2, 3) == [(2, b"c")]
     assert news == []
     reader.close()
 
 
-def told(reader: Any, event: ConsumerEvent) -> list[ConsumerEvent]:
+def deliver_first(reader: Any, event: ConsumerEvent) -> list[ConsumerEvent]:
     """Has the reader's client tell this first; the list is empty once it has."""
     client, news = reader._client, [event]
     fetch = client.fetch
@@ -376,7 +376,7 @@ def test_an_error_of_a_partition_that_is_not_read_now_stops_nothing(broker, topi
     send([b"a", b"b", b"c"], partition=1)
     assert records(reader.read(Range(ref(topic, 0), 0, 1), Range(ref(topic, 1), 0, 1))) == {0: [0], 1: [0]}
     error = KafkaError(KafkaError._AUTO_OFFSET_RESET)
-    news = told(reader, ConsumerEvent(error, topic, 1))
+    news = deliver_first(reader, ConsumerEvent(error, topic, 1))
     assert records(reader.read(Range(ref(topic, 0), 1, 2))) == {0: [1]}
     assert records(reader.read(Range(ref(topic, 1), 1, 3))) == {1: [1, 2]}
     assert news == []

@@ -487,12 +487,12 @@ def test_a_takeover_fences_the_attempts_of_every_older_shard_count(output, threa
 def test_a_sibling_that_takes_over_and_never_writes(output, monkeypatch) -> None:
     monkeypatch.setattr(kafka_transactions, "_SUCCESSOR_SECONDS", 0.2)
 
-    def taken(point: str) -> None:
+    def take_over_after_send(point: str) -> None:
         if point == "transaction-sent":
             take_over(output.target, output.claims[output.name])
 
     with pytest.raises(Superseded, match=rf"Output topic {output.topic}: another attempt took {output.name} over"):
-        output.write(output.attempt(reach=taken), rows(1))
+        output.write(output.attempt(reach=take_over_after_send), rows(1))
     output.write(output.attempt(name="again"), rows(1))
     assert output.visible() == [1]
 

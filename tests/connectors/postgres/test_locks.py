@@ -20,14 +20,14 @@ class Connection:
     """Writes down what it is to execute."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.statements: list[str] = []
 
     def transaction(self) -> Any:
         return nullcontext()
 
     def execute(self, statement: str | sql.Composable, _: object = None) -> Any:
         """Answers as if each schema were there, and the table the role's own."""
-        self.said.append(statement if isinstance(statement, str) else statement.as_string())
+        self.statements.append(statement if isinstance(statement, str) else statement.as_string())
         return SimpleNamespace(rowcount=1, fetchone=lambda: ("public",), fetchall=list)
 
 
@@ -41,7 +41,9 @@ def test_a_table_is_altered_when_its_staging_tables_are_there(monkeypatch: pytes
     monkeypatch.setattr(PostgresSink, "_open_session", lambda *_: nullcontext(connection))
     sink = PostgresSink("", TargetTable("paid"), Staging.of("joinery", "job", "paid"))
     sink.prepare(pa.schema([("k", pa.int64()), ("v", pa.string())]))
-    alters = [position for position, statement in enumerate(connection.said) if statement.startswith("ALTER TABLE")]
-    drops = [position for position, statement in enumerate(connection.said) if statement.startswith("DROP TABLE")]
+    alters = [
+        position for position, statement in enumerate(connection.statements) if statement.startswith("ALTER TABLE")
+    ]
+    drops = [position for position, statement in enumerate(connection.statements) if statement.startswith("DROP TABLE")]
     assert (len(alters), len(drops)) == (1, 2)
     assert max(drops) < min(alters)

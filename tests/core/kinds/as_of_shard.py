@@ -52,7 +52,7 @@ class Rate:
     offset: int = 0
 
     @property
-    def place(self) -> tuple[int, int, int]:
+    def position(self) -> tuple[int, int, int]:
         return self.ts, self.offset, self.partition
 
 
@@ -182,7 +182,7 @@ class Oracle:
 
     def _gone(self, rate: Rate) -> bool:
         return self.history is not None and any(
-            other.currency == rate.currency and other.place > rate.place and other.ts <= self.history
+            other.currency == rate.currency and other.position > rate.position and other.ts <= self.history
             for other in self.versions
         )
 
@@ -198,7 +198,7 @@ class Oracle:
             for rate in self.versions
             if rate.currency == trade.currency and rate.ts <= trade.ts and not self._gone(rate)
         ]
-        valid = max(candidates, key=lambda rate: rate.place, default=None)
+        valid = max(candidates, key=lambda rate: rate.position, default=None)
         if trade.joinable and valid is not None and valid.rate is not None and self.accepts(valid.rate):
             return [(trade.currency, trade.amount, valid.rate, valid.ts)]
         return [(trade.currency, trade.amount, None, None)] if self.left else []

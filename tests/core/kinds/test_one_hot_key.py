@@ -54,7 +54,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-def found(result: Ran) -> int:
+def count_rows(result: Ran) -> int:
     return sum(batch.num_rows for batch in result.output)
 
 
@@ -65,7 +65,7 @@ def test_only_rows_that_are_near_in_time_are_compared(looked_at: list[int], in_s
     state = [StateRun("s", Run.sort(left))] if in_state else []
     arrivals = (None, right) if in_state else (left, right)
     result = ran(step.kind.run(step, StepWork(arrivals, (state, []), (Horizon(), Horizon()))))
-    assert found(result) == result.matches == ROWS - 10
+    assert count_rows(result) == result.matches == ROWS - 10
     assert sum(looked_at) == ROWS - 10
 
 
@@ -73,7 +73,7 @@ def test_no_pair_is_compared_where_no_times_fit(looked_at: list[int]) -> None:
     step = step_of(1, SPACING_MS - 1)
     sides = (rows_of(step, LEFT, HOUR), rows_of(step, RIGHT, HOUR))
     result = ran(step.kind.run(step, StepWork(sides, ([], []), (Horizon(), Horizon()))))
-    assert (found(result), looked_at) == (0, [])
+    assert (count_rows(result), looked_at) == (0, [])
     assert result.lookups == (ROWS, ROWS)
 
 
@@ -83,7 +83,7 @@ def test_the_rows_behind_the_horizon_are_not_compared(looked_at: list[int]) -> N
     newest = HOUR + (ROWS - 3) * SPACING_MS
     arriving = rows_of(step, RIGHT, HOUR).slice(0, 5)
     work = StepWork((None, arriving), ([state_run], []), (Horizon(None, newest), Horizon()))
-    assert found(ran(step.kind.run(step, work))) == sum(looked_at) == 5 * 3
+    assert count_rows(ran(step.kind.run(step, work))) == sum(looked_at) == 5 * 3
 
 
 def test_a_product_of_rows_is_never_in_memory_whole() -> None:

@@ -77,8 +77,8 @@ def test_a_row_that_comes_later_joins_two_open_sessions() -> None:
 def test_what_has_gone_out_is_flagged_by_its_row_in_the_segment_and_finished_when_it_is_all_of_it() -> None:
     shard = Shard(window_step(GAP, "left"))
     shard.epoch(None, [Row("a", 0, 1), Row("a", 50, 2), Row("a", 1, 3)], [Row("a", 2, 11)])
-    (left_run,) = shard.kept(LEFT)
-    (other,) = shard.kept(RIGHT)
+    (left_run,) = shard.state_runs(LEFT)
+    (other,) = shard.state_runs(RIGHT)
     shard.epoch(20)
     assert {s: rows.tolist() for s, rows in shard.last.flags[LEFT].items()} == {
         left_run.segment: [left_run.first, left_run.first + 1]

@@ -155,7 +155,7 @@ def test_a_compaction_drops_rows_whose_windows_are_all_closed() -> None:
     step = window_step(HOPPING)
     shard = Shard(step)
     shard.epoch(None, [Row("a", ts, ts) for ts in (39, 40, 59, 60)])
-    assert len(step.kind.survivors(step, LEFT, shard.kept(LEFT), Horizon(None, None))[0].run) == 4
+    assert len(step.kind.survivors(step, LEFT, shard.state_runs(LEFT), Horizon(None, None))[0].run) == 4
     shard.epoch(80)
     shard.compact()
     assert shard.names(LEFT) == [40, 59, 60]

@@ -115,10 +115,10 @@ class Shard:
     ) -> StepWork:
         arrivals = [prepared(self.step, side, rows, self.hasher) for side, rows in enumerate((left, right))]
         horizon = Horizon(self.before, now)
-        kept_runs = (self.kept(LEFT), self.kept(RIGHT))
+        kept_runs = (self.state_runs(LEFT), self.state_runs(RIGHT))
         return StepWork((arrivals[LEFT], arrivals[RIGHT]), kept_runs, (horizon, horizon), ordered=ordered)
 
-    def kept(self, side: int) -> list[StateRun]:
+    def state_runs(self, side: int) -> list[StateRun]:
         return [StateRun(s.key, s.run, s.first, s.flagged) for s in self.segments[side]]
 
     def late(self) -> tuple[int, int]:
@@ -132,7 +132,7 @@ class Shard:
         """All segments of a side become one, as a compaction makes it."""
         for side in SIDES:
             horizon = Horizon(self.before, self.before)
-            survivors = list(self.step.kind.survivors(self.step, side, self.kept(side), horizon))
+            survivors = list(self.step.kind.survivors(self.step, side, self.state_runs(side), horizon))
             runs = [with_flags(k.run, k.flagged) if k.flagged is not None else k.run for k in survivors if len(k.run)]
             self.segments[side].clear()
             if runs:

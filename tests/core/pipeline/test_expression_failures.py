@@ -149,7 +149,7 @@ class Failed(Exception):
 Node = tuple[str, Callable[[Row], Any]]  # SQL, and what it is on a row
 
 
-def whole(value: int | None) -> int | None:
+def in_range(value: int | None) -> int | None:
     if value is not None and not -(2**63) <= value <= LARGEST:
         raise Failed
     return value
@@ -160,7 +160,7 @@ def cast(text: str | None) -> int | None:
         return None
     if not text.removeprefix("-").isdigit():
         raise Failed
-    return whole(int(text))
+    return in_range(int(text))
 
 
 def try_cast(text: str | None) -> int | None:
@@ -173,7 +173,7 @@ def try_cast(text: str | None) -> int | None:
 def arithmetic(operator: str, left: Node, right: Node) -> Node:
     def value(row: Row) -> int | None:
         a, b = left[1](row), right[1](row)
-        return None if a is None or b is None else whole(a + b if operator == "+" else a * b)
+        return None if a is None or b is None else in_range(a + b if operator == "+" else a * b)
 
     return f"({left[0]} {operator} {right[0]})", value
 

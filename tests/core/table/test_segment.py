@@ -23,7 +23,7 @@ def batch(*rows: tuple[int, int]) -> pa.RecordBatch:
     return pa.record_batch(columns, schema=pa.schema([*ENGINE_FIELDS, pa.field("user", pa.string())]))
 
 
-def places(run: Run) -> list[tuple[int, int]]:
+def hashes_and_times(run: Run) -> list[tuple[int, int]]:
     return list(zip(run.hash.tolist(), run.ts.tolist(), strict=True))
 
 
@@ -34,10 +34,10 @@ rows = st.lists(st.tuples(st.sampled_from([0, 1, 2**63 - 1, 2**63, LAST - 1, LAS
 @given(rows=rows)
 def test_sort_by_unsigned_hash_then_time_and_back_from_bytes(rows: list[tuple[int, int]]) -> None:
     run = Run.sort(batch(*rows))
-    assert places(run) == sorted(rows)
+    assert hashes_and_times(run) == sorted(rows)
     again = Run.view(decode(encode(run.batch)))
     assert again.batch.equals(run.batch)
-    assert places(again) == places(run)
+    assert hashes_and_times(again) == hashes_and_times(run)
     assert decode(encode(run.batch, compression=None)).equals(run.batch)
 
 
@@ -46,7 +46,7 @@ def test_sort_by_unsigned_hash_then_time_and_back_from_bytes(rows: list[tuple[in
 def test_within_cuts_a_run_into_its_shards(rows: list[tuple[int, int]], shards: int) -> None:
     run = Run.sort(batch(*rows))
     parts = [run.within(shard_range(t, shards)) for t in range(shards)]
-    assert [position for part in parts for position in places(part)] == places(run)
+    assert [position for part in parts for position in hashes_and_times(part)] == hashes_and_times(run)
     for t, part in enumerate(parts):
         assert all(shard_range(t, shards).contains(h, h) for h in part.hash.tolist())
 
@@ -55,7 +55,7 @@ def test_within_cuts_a_run_into_its_shards(rows: list[tuple[int, int]], shards: 
 @given(parts=st.lists(rows, min_size=1, max_size=4))
 def test_merge_keeps_every_row(parts: list[list[tuple[int, int]]]) -> None:
     merged = merge([Run.sort(batch(*rows)) for rows in parts])
-    assert places(merged) == sorted(row for rows in parts for row in rows)
+    assert hashes_and_times(merged) == sorted(row for rows in parts for row in rows)
 
 
 def test_concat_brings_columns_into_one_order() -> None:

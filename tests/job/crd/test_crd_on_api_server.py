@@ -42,7 +42,7 @@ def judge(api_server: ApiServer) -> Iterator[Judge]:
         api_server.kubectl.define(custom_resource_definition(kind))
     objects = client.CustomObjectsApi(config.new_client_from_config(str(api_server.kubeconfig)))
 
-    def said(written: Mapping[str, Any]) -> str:
+    def rejection(written: Mapping[str, Any]) -> str:
         plural = next((kind.plural for kind in RESOURCE_KINDS if kind.name == written.get("kind")), KINDS[0].plural)
         where = (GROUP, VERSION, "default", plural)
         try:
@@ -53,7 +53,7 @@ def judge(api_server: ApiServer) -> Iterator[Judge]:
             return str(yaml.safe_load(error.body)["message"])
         return ""
 
-    yield said
+    yield rejection
     objects.api_client.close()
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from job.crd.test_crd_objects import SCHEMAS, stored, without_nothing, wrong
 from job.kinds.test_session_rules import GOOD, GOOD_SQL
-from job.sessions import CLICKS, document, in_sql, of, parsed
+from job.sessions import CLICKS, aggregate_call, document, in_sql, parsed
 from joinery_runtime.job import SessionWindow
 
 SPEC = SCHEMAS["SessionWindow"]["properties"]["spec"]
@@ -27,11 +27,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (document(input=None), ".input"),
     (document(groupBy="user_id"), ".groupBy"),
     (document(groupBy=[5]), ".groupBy[0]"),
-    (document(of("total", "price")), ".aggregates[0].function"),
+    (document(aggregate_call("total", "price")), ".aggregates[0].function"),
     (document({"function": "count"}), ".aggregates[0].as"),
-    (document(of("count"), of("count")), ".aggregates"),
-    (document(of("count_distinct", "page", method="sketch")), ".aggregates[0].method"),
-    (document(of("count_distinct", "page", limit=0)), ".aggregates[0].limit"),
+    (document(aggregate_call("count"), aggregate_call("count")), ".aggregates"),
+    (document(aggregate_call("count_distinct", "page", method="sketch")), ".aggregates[0].method"),
+    (document(aggregate_call("count_distinct", "page", limit=0)), ".aggregates[0].limit"),
     (document(compute=[{"as": "x"}]), ".compute[0].expression"),
     (document(compute=[{"as": "x", "expression": "1"}, {"as": "x", "expression": "2"}]), ".compute"),
     (document(limits={"maxRecords": 0}), ".limits.maxRecords"),

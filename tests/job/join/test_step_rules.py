@@ -19,8 +19,8 @@ from job.chains import (
     as_of,
     document,
     load,
+    messages_of,
     mistakes,
-    said_of,
     step,
     stream,
     time_only,
@@ -606,17 +606,17 @@ JUNK = st.sampled_from(
 )
 
 
-def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def paths_of(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The paths of all fields and entries."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path for key, item in inner for path in ((*at, key), *places(item, (*at, key)))]
+    return [path for key, item in inner for path in ((*at, key), *paths_of(item, (*at, key)))]
 
 
 def spoilt(good: dict[str, Any], data: st.DataObject) -> dict[str, Any]:
     """The resource with junk in up to three places of its spec."""
     written = deepcopy(good)
     for _ in range(data.draw(st.integers(1, 3))):
-        *path, last = data.draw(st.sampled_from(places(written["spec"])))
+        *path, last = data.draw(st.sampled_from(paths_of(written["spec"])))
         node = written["spec"]
         for key in path:
             node = node[key]
@@ -629,4 +629,4 @@ def spoilt(good: dict[str, Any], data: st.DataObject) -> dict[str, Any]:
 def test_no_value_anywhere_gives_anything_but_mistakes(data: st.DataObject) -> None:
     steps, more = data.draw(st.sampled_from(GOOD_STEPS))
     written = spoilt(document(*steps, **more), data)
-    assert all(path and message for path, message in said_of(written).items())
+    assert all(path and message for path, message in messages_of(written).items())

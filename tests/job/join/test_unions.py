@@ -65,7 +65,7 @@ ALL = [{"column": "order_id"}, {"column": "amount"}, {"column": "ts"}]
 LIKE_US = {"input": "us", "select": ALL}
 
 
-def of(**us: Any) -> dict[str, Any]:
+def union_with(**us: Any) -> dict[str, Any]:
     """A union whose second branch says this."""
     return {"inputs": [EU, US, PAYMENTS], "unions": [{"name": "orders", "branches": [EU_BRANCH, {**US_BRANCH, **us}]}]}
 
@@ -250,39 +250,43 @@ def test_branches_may_write_one_watermark_in_two_ways(field: str, one: str, othe
 @pytest.mark.parametrize(
     ("more", "path", "words"),
     [
-        (of(input="uss"), "unions[0].branches[1].input", "'uss' is not an input (did you mean 'us'?)"),
-        (of(input="eu", select=EU_BRANCH["select"]), "unions[0].branches[1].input", "'eu' is a branch already"),
-        (of(select=[*US_BRANCH["select"], {"column": "order_id"}]), "unions[0].branches[1].select[4]", "two columns"),
-        (of(select=ALL), "unions[0].branches[1]", "against those of 'eu', here region missing"),
+        (union_with(input="uss"), "unions[0].branches[1].input", "'uss' is not an input (did you mean 'us'?)"),
+        (union_with(input="eu", select=EU_BRANCH["select"]), "unions[0].branches[1].input", "'eu' is a branch already"),
         (
-            of(select=[*US_BRANCH["select"], {"column": "order_id", "as": "more"}]),
+            union_with(select=[*US_BRANCH["select"], {"column": "order_id"}]),
+            "unions[0].branches[1].select[4]",
+            "two columns",
+        ),
+        (union_with(select=ALL), "unions[0].branches[1]", "against those of 'eu', here region missing"),
+        (
+            union_with(select=[*US_BRANCH["select"], {"column": "order_id", "as": "more"}]),
             "unions[0].branches[1]",
             "here more more",
         ),
         (
-            of(select=[{"column": "us.order_id"}, *US_BRANCH["select"][1:]]),
+            union_with(select=[{"column": "us.order_id"}, *US_BRANCH["select"][1:]]),
             "unions[0].branches[1].select[0].column",
             "write 'order_id' without its name",
         ),
         (
-            of(select=[{"column": "order"}, *US_BRANCH["select"][1:]]),
+            union_with(select=[{"column": "order"}, *US_BRANCH["select"][1:]]),
             "unions[0].branches[1].select[0].column",
             "did you mean 'order_id'?",
         ),
         (
-            of(select=[{"expression": "CAST(order_id AS INT)", "as": "order_id"}, *US_BRANCH["select"][1:]]),
+            union_with(select=[{"expression": "CAST(order_id AS INT)", "as": "order_id"}, *US_BRANCH["select"][1:]]),
             "unions[0].branches[1]",
             "'order_id' is int32 here, and string in 'eu'; write CAST(... AS <type>) as order_id",
         ),
         (
-            of(select=[{"expression": "upper(idd)", "as": "order_id"}, *US_BRANCH["select"][1:]]),
+            union_with(select=[{"expression": "upper(idd)", "as": "order_id"}, *US_BRANCH["select"][1:]]),
             "unions[0].branches[1].select[0].expression",
             "'us' has no column 'idd'",
         ),
-        (of(where="eu.total > 0"), "unions[0].branches[1].where", "the branch has the columns of 'us' alone"),
-        (of(where="amount >"), "unions[0].branches[1].where", "is not an SQL condition"),
+        (union_with(where="eu.total > 0"), "unions[0].branches[1].where", "the branch has the columns of 'us' alone"),
+        (union_with(where="amount >"), "unions[0].branches[1].where", "is not an SQL condition"),
         (
-            {**of(), "inputs": [EU, {**US, "watermark": {"idleTimeout": "5m"}}, PAYMENTS]},
+            {**union_with(), "inputs": [EU, {**US, "watermark": {"idleTimeout": "5m"}}, PAYMENTS]},
             "unions[0].branches",
             "watermark.idleTimeout is of the union as a whole, and its branches have 5m and none",
         ),
@@ -291,7 +295,7 @@ def test_branches_may_write_one_watermark_in_two_ways(field: str, one: str, othe
             "unions[0].branches[1].input",
             "'us' is a table, whose rows replace each other",
         ),
-        ({**of(), "unions": [{**ORDERS, "name": "payments"}]}, "unions[0].name", "called 'payments' too"),
+        ({**union_with(), "unions": [{**ORDERS, "name": "payments"}]}, "unions[0].name", "called 'payments' too"),
     ],
 )
 def test_what_a_union_must_not_say(more: Any, path: str, words: str) -> None:
@@ -309,9 +313,9 @@ def test_a_branch_is_no_side() -> None:
 
 def test_a_type_that_only_the_core_knows() -> None:
     select = [{"expression": "upper(order_id)", "as": "order_id"}, *US_BRANCH["select"][1:]]
-    assert mistakes(STEP, **of(select=select)) == {}
+    assert mistakes(STEP, **union_with(select=select)) == {}
     wrong = [{"expression": "length(order_id)", "as": "order_id"}, *US_BRANCH["select"][1:]]
-    written = document(STEP, **of(select=wrong))
+    written = document(STEP, **union_with(select=wrong))
     assert "spec.unions[0].branches[1]: 'length(order_id)' gives" in (text := mistakes_of(written)), text
     assert "column 'order_id' of the union is string" in text
     assert "CAST(length(order_id) AS string), or in each other branch CAST(... AS int32) as order_id" in text

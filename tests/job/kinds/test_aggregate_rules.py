@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from job.chains import ITEMS, ORDERS, PAYMENTS, as_of, document, load, said_of, step, stream, window
+from job.chains import ITEMS, ORDERS, PAYMENTS, as_of, document, load, messages_of, step, stream, window
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import explain
@@ -26,7 +26,7 @@ def aggregate(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in (PLAIN | fields).items() if value is not None}
 
 
-def of(function: str, column: str, **more: Any) -> dict[str, Any]:
+def aggregate_call(function: str, column: str, **more: Any) -> dict[str, Any]:
     return {"function": function, "column": column, "as": f"{function}_", **more}
 
 
@@ -50,7 +50,7 @@ def test_columns_are_groups_then_the_windows_then_aggregates(fields: dict[str, A
 
 def test_a_select_is_exact_and_a_value_that_is_kept_has_its_columns_type() -> None:
     chosen = [{"column": "n"}, {"column": "orders.currency", "as": "money"}, {"column": "max_"}]
-    fields = aggregate(aggregates=[COUNT, of("max", "payments.ts")])
+    fields = aggregate(aggregates=[COUNT, aggregate_call("max", "payments.ts")])
     job = load(step(), aggregate=fields, select=chosen)
     assert [(column.name, str(column.type)) for column in job.output_columns] == [
         ("n", "None"),
@@ -88,8 +88,8 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     (aggregate(groupBy=["currency"]), {}, "groupBy[0]", "the job has no column 'currency'"),
     (aggregate(groupBy=["orders.id", "orders.id"]), {}, "groupBy[1]", "twice"),
     (aggregate(groupBy=["orders.ts", "payments.ts"]), {}, "groupBy[1]", "two output columns would be named 'ts'"),
-    (aggregate(aggregates=[of("sum", "orders.id")]), {}, "aggregates[0].column", "sum takes numbers"),
-    (aggregate(aggregates=[of("max", "orders.x")]), {}, "aggregates[0].column", "no column 'orders.x'"),
+    (aggregate(aggregates=[aggregate_call("sum", "orders.id")]), {}, "aggregates[0].column", "sum takes numbers"),
+    (aggregate(aggregates=[aggregate_call("max", "orders.x")]), {}, "aggregates[0].column", "no column 'orders.x'"),
     (aggregate(aggregates=[COUNT, COUNT]), {}, "aggregates[1].as", "two aggregates are named 'n'"),
     (aggregate(aggregates=[{**COUNT, "as": "currency"}]), {}, "aggregates[0].as", "the name of a group column"),
     (aggregate(aggregates=[{**COUNT, "as": "session_id"}]), {}, "aggregates[0].as", "sessions have a column"),
@@ -180,7 +180,7 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("fields", "more", "path", "words"), BAD)
 def test_each_rule_rejects_at_its_place(fields: Any, more: dict[str, Any], path: str, words: str) -> None:
-    mistakes = said_of(document(step(), aggregate=fields, **more))
+    mistakes = messages_of(document(step(), aggregate=fields, **more))
     assert set(mistakes) == {f"spec.aggregate.{path}"}
     assert words in mistakes[f"spec.aggregate.{path}"]
 
@@ -198,7 +198,7 @@ def test_each_rule_rejects_at_its_place(fields: Any, more: dict[str, Any], path:
 )  # fmt: skip
 def test_the_time_is_of_an_input_that_no_step_pads(steps: Any, of_input: str | None, words: str) -> None:
     windows = {"session": SESSION, **({"of": of_input} if of_input is not None else {})}
-    mistakes = said_of(document(*steps, aggregate=aggregate(window=windows)))
+    mistakes = messages_of(document(*steps, aggregate=aggregate(window=windows)))
     assert set(mistakes) == {"spec.aggregate.window.of"}
     assert words in mistakes["spec.aggregate.window.of"]
 
@@ -240,12 +240,12 @@ OF_THE_JOB: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("resource", "path", "words"), OF_THE_JOB)
 def test_what_does_not_go_with_an_aggregate_is_rejected(resource: dict[str, Any], path: str, words: str) -> None:
-    assert words in said_of(resource)[f"spec.{path}"]
+    assert words in messages_of(resource)[f"spec.{path}"]
 
 
 def test_a_computed_column_of_a_wrong_type_is_rejected_by_the_core_at_its_place() -> None:
     text = [{"expression": "lower(orders.id)", "as": "low"}]
-    job = load(step(), aggregate=aggregate(compute=text, aggregates=[of("sum", "low")]))
+    job = load(step(), aggregate=aggregate(compute=text, aggregates=[aggregate_call("sum", "low")]))
     with pytest.raises(JobError, match=r"spec\.aggregate\.aggregates\[0\]\.column.*sum takes numbers"):
         compile_job(job)
     job = load(step(), aggregate=aggregate(compute=[{"expression": "lower(orders.amount)", "as": "low"}]))
@@ -311,8 +311,8 @@ def test_a_condition_of_an_output_may_name_the_key_of_a_changelog_alone() -> Non
         del resource["spec"]["output"]
         return resource
 
-    assert said_of(into_some("currency = 'EUR' AND session_id > 5 AND NOT retracted")) == {}
-    (message,) = said_of(into_some("n > 1 AND window_end > 5")).values()
+    assert messages_of(into_some("currency = 'EUR' AND session_id > 5 AND NOT retracted")) == {}
+    (message,) = messages_of(into_some("n > 1 AND window_end > 5")).values()
     assert "reopen replaces rows that are out already (lateData), so 'n' and 'window_end' may change" in message
 
 
@@ -330,7 +330,7 @@ def test_an_upsert_key_is_the_groups_and_the_session_unless_it_is_named() -> Non
     job = load(step(), aggregate=aggregate(), **postgres)
     assert job.upsert_key(job.outputs[0]) == ("currency", "session_id")
     chosen = [{"column": "n"}, {"column": "session_id"}]
-    mistakes = said_of(document(step(), aggregate=aggregate(), select=chosen, **postgres))
+    mistakes = messages_of(document(step(), aggregate=aggregate(), select=chosen, **postgres))
     assert "orders.currency is left out" in mistakes["spec.select"]
 
 
@@ -394,7 +394,7 @@ def test_a_key_of_a_changelog_is_the_same_for_all_rows_of_a_window(
         select=[*select, {"expression": "n * 2", "as": "twice"}],
         output={kind: settings | {field: key}},
     )
-    messages = said_of(resource)
+    messages = messages_of(resource)
     assert [*messages] == [f"spec.output.{kind}.{field}[{i}]" for i in changing]
     for i, text in zip(changing, messages.values(), strict=True):
         assert text.startswith(f"{key[i]!r} may differ between an earlier and a later result of one window")
@@ -404,5 +404,5 @@ def test_a_key_of_a_changelog_is_the_same_for_all_rows_of_a_window(
 def test_a_stored_job_with_a_changing_key_continues() -> None:
     output = {"postgres": {"table": "t", "upsertKey": ["n"]}}
     resource = document(step(), aggregate=HOURLY | {"lateData": "reopen"}, output=output)
-    assert said_of(resource) != {}
+    assert messages_of(resource) != {}
     assert StreamJoin.model_validate(resource, by_alias=True, by_name=False, context=PLAIN_NUMBERS).retracted is None

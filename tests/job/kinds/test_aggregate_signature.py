@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from job.chains import ORDERS, changed, load, step
-from job.kinds.test_aggregate_rules import COUNT, SESSION, aggregate, of
+from job.kinds.test_aggregate_rules import COUNT, SESSION, aggregate, aggregate_call
 from joinery_runtime.core.compile import compile_job, stored_columns
 from joinery_runtime.job import Comparison, StreamJoin, definition, signature, under_definition
 from joinery_runtime.job.signature import NEWEST_VERSION
 
-SUM = of("sum", "orders.amount")
+SUM = aggregate_call("sum", "orders.amount")
 TWICE = [{"expression": "orders.amount * 2", "as": "twice"}]
 
 
@@ -36,7 +36,7 @@ GOES_ON: list[tuple[StreamJoin, StreamJoin]] = [
     ),
 ]
 HOURS: dict[str, Any] = {"window": {"tumbling": {"size": "1h"}}, "aggregates": [COUNT, SUM]}
-MOST = of("max", "n")
+MOST = aggregate_call("max", "n")
 
 
 def twice(then: dict[str, Any], **fields: Any) -> StreamJoin:
@@ -68,8 +68,8 @@ GOES_ON += [
 REJECTED: list[tuple[StreamJoin, StreamJoin, str]] = [
     (selecting("n + 1", "m"), selecting("n + 2", "m"), "the order of rows (orderBy) was n + 1 ASC NULLS FIRST, it is"),
     (
-        twice({"aggregates": [of("max", "m")], "compute": [{"expression": "n + 1", "as": "m"}]}),
-        twice({"aggregates": [of("max", "m")], "compute": [{"expression": "n + 2", "as": "m"}]}),
+        twice({"aggregates": [aggregate_call("max", "m")], "compute": [{"expression": "n + 1", "as": "m"}]}),
+        twice({"aggregates": [aggregate_call("max", "m")], "compute": [{"expression": "n + 2", "as": "m"}]}),
         "max(m) is stored over n + 1 of n count(), the job now makes it of n + 2 of n count() (then)",
     ),
     (load(step()), job_of(), "there is now an aggregate; it is neither added to a state nor removed from one"),
@@ -108,8 +108,8 @@ REJECTED += [
         "the windows' size was 24h, it is now 12h (then)",
     ),
     (
-        twice({"aggregates": [of("max", "x")]}, aggregates=[COUNT, {**SUM, "as": "x"}]),
-        twice({"aggregates": [of("max", "x")]}, aggregates=[{**COUNT, "as": "x"}, SUM]),
+        twice({"aggregates": [aggregate_call("max", "x")]}, aggregates=[COUNT, {**SUM, "as": "x"}]),
+        twice({"aggregates": [aggregate_call("max", "x")]}, aggregates=[{**COUNT, "as": "x"}, SUM]),
         "max(x) is stored over sum(orders.amount) of double, the job now makes it of count() (then)",
     ),
 ]
@@ -138,7 +138,10 @@ def test_the_state_continues_with_a_warning(before: StreamJoin, after: StreamJoi
 
 def test_computed_columns_that_swap_their_inputs_are_different() -> None:
     jobs = [
-        job_of(compute=[{"expression": f"{one}.ts > {other}.ts", "as": "later"}], aggregates=[of("first", "later")])
+        job_of(
+            compute=[{"expression": f"{one}.ts > {other}.ts", "as": "later"}],
+            aggregates=[aggregate_call("first", "later")],
+        )
         for one, other in (("orders", "payments"), ("payments", "orders"))
     ]
     reason = changed(*jobs).refused[0]
@@ -158,8 +161,10 @@ def test_older_releases_reject_the_state_of_an_aggregate() -> None:
 
 
 def test_a_plan_is_replayed_under_the_aggregate_that_made_it() -> None:
-    before = job_of(aggregates=[COUNT, of("count_distinct", "orders.id", limit=5)], limits={"maxRecords": 1})
-    counted = of("count_distinct", "orders.id", limit=9)
+    before = job_of(
+        aggregates=[COUNT, aggregate_call("count_distinct", "orders.id", limit=5)], limits={"maxRecords": 1}
+    )
+    counted = aggregate_call("count_distinct", "orders.id", limit=9)
     now = load(step(), aggregate=aggregate(aggregates=[counted], limits={"maxRecords": 7}))
     replayed = under_definition(now, definition(before))
     assert definition(replayed)["aggregate"]["aggregates"][0] == COUNT

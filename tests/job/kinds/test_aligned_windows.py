@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from job.chains import load, step
-from job.kinds.test_aggregate_rules import COUNT, SESSION, aggregate, of
+from job.kinds.test_aggregate_rules import COUNT, SESSION, aggregate, aggregate_call
 from job.kinds.test_aggregate_signature import changed
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.kinds.aligned import Windows
@@ -98,7 +98,7 @@ def test_windows_do_not_change_while_there_is_state(before: dict[str, Any], afte
 
 
 def test_another_aggregate_is_not_in_the_stored_windows() -> None:
-    added = job_of(TUMBLING, aggregates=[COUNT, of("sum", "orders.amount")])
+    added = job_of(TUMBLING, aggregates=[COUNT, aggregate_call("sum", "orders.amount")])
     assert "sum(orders.amount) is not in the stored windows" in changed(job_of(TUMBLING), added).refused[0]
     assert changed(added, job_of(TUMBLING)) == Comparison((), ())
 

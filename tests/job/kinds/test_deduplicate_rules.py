@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from job.chains import DEAD, ORDERS, PAYMENTS, RATES, changed, document, load, said_of, step, stream, window
+from job.chains import DEAD, ORDERS, PAYMENTS, RATES, changed, document, load, messages_of, step, stream, window
 from joinery_runtime.core.compile import compile_job, stored_columns
 from joinery_runtime.core.kinds.deduplicate import Deduplicate
 from joinery_runtime.job import Comparison, StreamJoin, definition, explain, signature, under_definition
@@ -96,12 +96,12 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("resource", "path", "words"), BAD, ids=[f"{path}: {words}" for _, path, words in BAD])
 def test_a_bad_rule_is_rejected_at_its_place(resource: dict[str, Any], path: str, words: str) -> None:
-    messages = said_of(resource)
+    messages = messages_of(resource)
     assert words in messages.get(path, ""), messages
 
 
 def test_all_that_is_wrong_is_said_at_once() -> None:
-    messages = said_of(document(step(), deduplicate=rule(by=["orders.x", "payments.y"], of="z", lateData="dlq")))
+    messages = messages_of(document(step(), deduplicate=rule(by=["orders.x", "payments.y"], of="z", lateData="dlq")))
     assert set(messages) >= {
         *("spec.deduplicate.by[0]", "spec.deduplicate.by[1]", "spec.deduplicate.of", "spec.deduplicate.lateData")
     }
@@ -180,7 +180,7 @@ def test_a_plan_ends_under_the_rule_that_made_it_with_the_limits_of_now() -> Non
 
 
 def test_window_joins_and_rankings_are_not_in_one_job() -> None:
-    messages = said_of(document(window(tumbling={"size": "1m"}), deduplicate=rule()))
+    messages = messages_of(document(window(tumbling={"size": "1m"}), deduplicate=rule()))
     assert "no deduplicate follows window steps" in messages["spec.joins[0].window"]
 
 

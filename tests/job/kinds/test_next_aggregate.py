@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from job.chains import document, load, said_of, step
-from job.kinds.test_aggregate_rules import COUNT, SESSION, aggregate, of
+from job.chains import document, load, messages_of, step
+from job.kinds.test_aggregate_rules import COUNT, SESSION, aggregate, aggregate_call
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import explain
 
 HOURS = {"tumbling": {"size": "1h"}}
-MOST = of("max", "n")
+MOST = aggregate_call("max", "n")
 
 
 def twice(then: dict[str, Any], **fields: Any) -> dict[str, Any]:
@@ -21,8 +21,8 @@ def twice(then: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 
 def test_columns_are_those_of_the_second_aggregate() -> None:
-    then = {"groupBy": ["currency"], "aggregates": [MOST, {**of("min", "newest"), "as": "earliest"}]}
-    rows = twice(then, aggregates=[COUNT, {**of("max", "orders.ts"), "as": "newest"}])
+    then = {"groupBy": ["currency"], "aggregates": [MOST, {**aggregate_call("min", "newest"), "as": "earliest"}]}
+    rows = twice(then, aggregates=[COUNT, {**aggregate_call("max", "orders.ts"), "as": "newest"}])
     job = load(step(), aggregate=rows)
     assert [(column.name, str(column.type)) for column in job.output_columns] == [
         ("currency", "string"),
@@ -64,12 +64,24 @@ REJECTED: list[tuple[dict[str, Any], str, str]] = [
         "columns are currency, window_start, window_end and n",
     ),
     (twice({"groupBy": ["window_end"]}), "then.groupBy[0]", "windows have a column 'window_end' of their own"),
-    (twice({"aggregates": [of("max", "m")]}), "then.aggregates[0].column", "the first aggregate has no column 'm'"),
-    (twice({"aggregates": [of("sum", "currency")]}, aggregates=None), "then.aggregates[0].column", "sum takes numbers"),
+    (
+        twice({"aggregates": [aggregate_call("max", "m")]}),
+        "then.aggregates[0].column",
+        "the first aggregate has no column 'm'",
+    ),
+    (
+        twice({"aggregates": [aggregate_call("sum", "currency")]}, aggregates=None),
+        "then.aggregates[0].column",
+        "sum takes numbers",
+    ),
     (twice({"aggregates": [{**MOST, "where": "n > 1"}]}), "then.aggregates[0].where", "write `having` of the first"),
-    (twice({"aggregates": [of("max", "ids")]}, aggregates=LISTS), "then.aggregates[0].column", LIST),
-    (twice({"aggregates": [of("array_agg", "ids")]}, aggregates=LISTS), "then.aggregates[0].column", LIST),
-    (twice({"aggregates": [{**of("min_by", "n"), "by": "ids"}]}, aggregates=LISTS), "then.aggregates[0].by", LIST),
+    (twice({"aggregates": [aggregate_call("max", "ids")]}, aggregates=LISTS), "then.aggregates[0].column", LIST),
+    (twice({"aggregates": [aggregate_call("array_agg", "ids")]}, aggregates=LISTS), "then.aggregates[0].column", LIST),
+    (
+        twice({"aggregates": [{**aggregate_call("min_by", "n"), "by": "ids"}]}, aggregates=LISTS),
+        "then.aggregates[0].by",
+        LIST,
+    ),
     (twice({}, aggregates=LISTS, having="ids > '[2]'"), "having", LIST),
     (twice({"groupBy": ["ids"], "having": "UPPER(ids) = 'A'"}, aggregates=LISTS), "then.having", LIST),
     (twice({"having": "n > 1"}), "then.having", "'n' is no column of these windows"),
@@ -91,18 +103,18 @@ def test_an_output_takes_no_list_as_a_text() -> None:
     output = {"file": {"path": "out"}, "when": "seen BETWEEN '[1]' AND '[2]'"}
     select = [{"column": "ids", "as": "seen"}, {"column": "n"}]
     fields = {"output": None, "outputs": [{"name": "few", **output}]}
-    messages = said_of(document(step(), aggregate=aggregate(aggregates=LISTS), select=select, **fields))
+    messages = messages_of(document(step(), aggregate=aggregate(aggregates=LISTS), select=select, **fields))
     assert "'seen' is a list (array_agg)" in messages["spec.outputs[0].when"]
 
 
 @pytest.mark.parametrize(("fields", "path", "words"), REJECTED)
 def test_what_the_second_aggregate_cannot_read_is_rejected(fields: dict[str, Any], path: str, words: str) -> None:
-    assert words in said_of(document(step(), aggregate=fields))[f"spec.aggregate.{path}"]
+    assert words in messages_of(document(step(), aggregate=fields))[f"spec.aggregate.{path}"]
 
 
 def test_an_aggregate_of_a_wrong_type_is_rejected_by_the_core_at_its_place() -> None:
     joined = {"function": "string_agg", "column": "orders.id", "as": "ids"}
-    job = load(step(), aggregate=twice({"aggregates": [of("sum", "ids")]}, aggregates=[joined]))
+    job = load(step(), aggregate=twice({"aggregates": [aggregate_call("sum", "ids")]}, aggregates=[joined]))
     with pytest.raises(JobError, match=r"spec\.aggregate\.then\.aggregates\[0\]\.column.*sum takes numbers"):
         compile_job(job)
     job = load(step(), aggregate=twice({"aggregates": [MOST], "having": "max_"}))
@@ -114,5 +126,5 @@ def test_output_columns_are_selected_from_the_second_aggregate() -> None:
     fields = twice({"aggregates": [MOST]})
     job = load(step(), aggregate=fields, select=[{"column": "max_", "as": "most"}])
     assert compile_job(job).output_schema().names == ["most"]
-    messages = said_of(document(step(), aggregate=fields, select=[{"column": "n"}]))
+    messages = messages_of(document(step(), aggregate=fields, select=[{"column": "n"}]))
     assert "'n' is no column of these windows" in messages["spec.select[0].column"]

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from job.sessions import CLICKS, COUNT, document, in_sql, load, of, parsed
+from job.sessions import CLICKS, COUNT, aggregate_call, document, in_sql, load, parsed
 from joinery_runtime.errors import IncompatibleState
 from joinery_runtime.job import definition, same_rows, under_definition
 
 KAFKA = {"bootstrapServers": "a:1", "topic": "clicks", "properties": {"sasl.password": "one"}}
 FROM_KAFKA = {**{name: value for name, value in CLICKS.items() if name != "file"}, "kafka": KAFKA}
-EXACT = of("count_distinct", "page", limit=5)
+EXACT = aggregate_call("count_distinct", "page", limit=5)
 
 OTHER_ROWS: list[dict[str, Any]] = [
     {"groupBy": ["page"]},
@@ -51,8 +51,8 @@ def test_what_does_not_is_none(edit: dict[str, Any]) -> None:
 
 
 def test_another_aggregate_makes_other_rows() -> None:
-    assert not same_rows(definition(load()), definition(load(COUNT, of("sum", "qty"))))
-    assert not same_rows(definition(load()), definition(load(of("count", **{"as": "n"}))))
+    assert not same_rows(definition(load()), definition(load(COUNT, aggregate_call("sum", "qty"))))
+    assert not same_rows(definition(load()), definition(load(aggregate_call("count", **{"as": "n"}))))
 
 
 def test_it_is_json_without_secrets_and_defaults() -> None:
@@ -118,7 +118,7 @@ def test_limits_that_stop_a_plan_can_be_raised_to_end_it() -> None:
 
 
 def test_a_limit_of_another_aggregate_is_none_of_it() -> None:
-    now = load(of("count_distinct", "user_id", limit=9))
+    now = load(aggregate_call("count_distinct", "user_id", limit=9))
     assert under_definition(now, definition(load(EXACT))).sessions.aggregates[0].values_limit == 10_000
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from job.sessions import CLICKS, COUNT, in_sql, load, of, parsed
+from job.sessions import CLICKS, COUNT, aggregate_call, in_sql, load, parsed
 from joinery_runtime.job import explain
 from joinery_runtime.job.explain import LARGE_STATE_BYTES
 from joinery_runtime.job.key_order import order_warnings
@@ -41,7 +41,8 @@ def test_a_topic_whose_key_lacks_a_group_is_warned_about(
 
 def test_the_plan_of_sessions() -> None:
     job = load(
-        COUNT, of("count_distinct", "page"), of("count_distinct", "page", method="hll", **{"as": "about"}),
+        COUNT, aggregate_call("count_distinct", "page"),
+        aggregate_call("count_distinct", "page", method="hll", **{"as": "about"}),
         allowedLateness="1m", where="qty > 1", limits={"maxRecords": 5},
     )  # fmt: skip
     assert explain(job).render().splitlines()[4:] == [
@@ -101,10 +102,10 @@ def test_sql_is_told_as_what_it_means() -> None:
     ("aggregates", "spec", "row_bytes"),
     [
         ([COUNT], {}, 20 + 8),
-        ([COUNT, of("count")], {}, 20 + 8),
-        ([of("sum", "price"), of("avg", "price")], {"groupBy": ["qty"]}, 4 + 16 + 24),
-        ([of("min", "cents"), of("first", "seen")], {"groupBy": ["day"]}, 4 + 16 + 1 + 8),
-        ([of("sum", "q")], {"groupBy": ["q"], "compute": [{"expression": "qty", "as": "q"}]}, 20 + 16),
+        ([COUNT, aggregate_call("count")], {}, 20 + 8),
+        ([aggregate_call("sum", "price"), aggregate_call("avg", "price")], {"groupBy": ["qty"]}, 4 + 16 + 24),
+        ([aggregate_call("min", "cents"), aggregate_call("first", "seen")], {"groupBy": ["day"]}, 4 + 16 + 1 + 8),
+        ([aggregate_call("sum", "q")], {"groupBy": ["q"], "compute": [{"expression": "qty", "as": "q"}]}, 20 + 16),
     ],
 )
 def test_the_size_of_a_session(aggregates: list[Any], spec: dict[str, Any], row_bytes: int) -> None:

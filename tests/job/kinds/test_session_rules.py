@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from budget import examples
-from job.chains import said_of, stream
+from job.chains import messages_of, stream
 from job.join.test_step_rules import spoilt
-from job.sessions import CLICKS, COUNT, document, in_sql, load, mistakes, of
+from job.sessions import CLICKS, COUNT, aggregate_call, document, in_sql, load, mistakes
 from joinery_runtime.job import SessionWindow
 from joinery_runtime.job.kinds.session.sessions import takes
 
@@ -23,15 +23,38 @@ SQL = "SELECT user_id, COUNT(*) AS n FROM clicks GROUP BY user_id, SESSION(ts, I
 GOOD: list[tuple[list[Any], dict[str, Any]]] = [
     ([], {}),
     ([], {"aggregates": None}),
-    ([of("sum", "price"), of("avg", "qty"), of("min", "day"), of("max", "page"), of("count_col", "raw")], {}),
-    ([of("first", "raw"), of("last", "seen"), of("sum", "cents"), of("min", "ts")], {}),
-    ([of("count_distinct", "page"), of("count_distinct", "page", method="hll", **{"as": "about"})], {}),
-    ([of("count_distinct", "raw", method="exact", limit=5)], {}),
-    ([of("count_distinct", "raw", limit=5)], {}),
-    ([of("sum", "twice")], {"compute": [{"expression": "qty * 2", "as": "twice"}]}),
+    (
+        [
+            aggregate_call("sum", "price"),
+            aggregate_call("avg", "qty"),
+            aggregate_call("min", "day"),
+            aggregate_call("max", "page"),
+            aggregate_call("count_col", "raw"),
+        ],
+        {},
+    ),
+    (
+        [
+            aggregate_call("first", "raw"),
+            aggregate_call("last", "seen"),
+            aggregate_call("sum", "cents"),
+            aggregate_call("min", "ts"),
+        ],
+        {},
+    ),
+    (
+        [
+            aggregate_call("count_distinct", "page"),
+            aggregate_call("count_distinct", "page", method="hll", **{"as": "about"}),
+        ],
+        {},
+    ),
+    ([aggregate_call("count_distinct", "raw", method="exact", limit=5)], {}),
+    ([aggregate_call("count_distinct", "raw", limit=5)], {}),
+    ([aggregate_call("sum", "twice")], {"compute": [{"expression": "qty * 2", "as": "twice"}]}),
     ([], {"groupBy": ["low", "user_id"], "compute": [LOWER]}),
     ([], {"groupBy": ["price", "seen", "raw", "ts"]}),
-    ([of("first", "page", **{"as": "page"})], {}),
+    ([aggregate_call("first", "page", **{"as": "page"})], {}),
     ([], {"where": "clicks.page <> 'x'"}),
     ([], {"lateData": "reopen", "allowedLateness": "1m", "emitRetractions": True}),
     ([], {"gap": "1ms", "maxDuration": "2ms"}),
@@ -74,50 +97,141 @@ BAD: list[tuple[list[Any], dict[str, Any], str, str]] = [
     ([], {"lateData": "keep"}, "lateData", "'keep' is not allowed; write drop, reopen or dlq"),
     ([], {"allowedLateness": "-1s"}, "allowedLateness", "must be at least 0, not '-1s'"),
     ([], {"emitRetractions": "yes"}, "emitRetractions", "must be true or false"),
-    ([of("total", "price")], {}, "aggregates[0].function", "'total' is not allowed; write count, count_col"),
-    ([of("count", "page")], {}, "aggregates[0].column", "count counts rows and takes no column; drop `column`, or"),
-    ([of("sum")], {}, "aggregates[0].column", "is missing: sum is of a column; name one"),
-    ([of("count_col")], {}, "aggregates[0].column", "is missing: count_col is of a column"),
-    ([of("sum", "prize")], {}, "aggregates[0].column", "no column 'prize' (did you mean 'price'?)"),
-    ([of("sum", "page")], {}, "aggregates[0].column", "sum takes numbers, and column 'page' is string"),
-    ([of("avg", "ts")], {}, "aggregates[0].column", "avg takes numbers, and column 'ts' is timestamp"),
-    ([of("min", "raw")], {}, "aggregates[0].column", "min takes all types but boolean and binary"),
-    ([of("max", "seen")], {}, "aggregates[0].column", "and column 'seen' is boolean; choose another function or type"),
-    ([of("sum", "qty", method="hll")], {}, "aggregates[0].method", "is for count_distinct, and this is sum; drop it"),
-    ([of("first", "qty", limit=5)], {}, "aggregates[0].limit", "and median, and this is first; drop it"),
-    ([of("count_distinct", "page", method="hll", limit=5)], {}, "aggregates[0].limit", "a sketch takes any number"),
     (
-        [of("count_distinct", "page", limit=5), of("count_distinct", "page", limit=6, **{"as": "again"})],
+        [aggregate_call("total", "price")],
+        {},
+        "aggregates[0].function",
+        "'total' is not allowed; write count, count_col",
+    ),
+    (
+        [aggregate_call("count", "page")],
+        {},
+        "aggregates[0].column",
+        "count counts rows and takes no column; drop `column`, or",
+    ),
+    ([aggregate_call("sum")], {}, "aggregates[0].column", "is missing: sum is of a column; name one"),
+    ([aggregate_call("count_col")], {}, "aggregates[0].column", "is missing: count_col is of a column"),
+    ([aggregate_call("sum", "prize")], {}, "aggregates[0].column", "no column 'prize' (did you mean 'price'?)"),
+    ([aggregate_call("sum", "page")], {}, "aggregates[0].column", "sum takes numbers, and column 'page' is string"),
+    ([aggregate_call("avg", "ts")], {}, "aggregates[0].column", "avg takes numbers, and column 'ts' is timestamp"),
+    ([aggregate_call("min", "raw")], {}, "aggregates[0].column", "min takes all types but boolean and binary"),
+    (
+        [aggregate_call("max", "seen")],
+        {},
+        "aggregates[0].column",
+        "and column 'seen' is boolean; choose another function or type",
+    ),
+    (
+        [aggregate_call("sum", "qty", method="hll")],
+        {},
+        "aggregates[0].method",
+        "is for count_distinct, and this is sum; drop it",
+    ),
+    ([aggregate_call("first", "qty", limit=5)], {}, "aggregates[0].limit", "and median, and this is first; drop it"),
+    (
+        [aggregate_call("count_distinct", "page", method="hll", limit=5)],
+        {},
+        "aggregates[0].limit",
+        "a sketch takes any number",
+    ),
+    (
+        [
+            aggregate_call("count_distinct", "page", limit=5),
+            aggregate_call("count_distinct", "page", limit=6, **{"as": "again"}),
+        ],
         {},
         "aggregates[1].limit",
         "another aggregate above keeps the values of 'page' with limit 5, and they are kept once; write the same limit",
     ),
     (
-        [of("array_agg", "page", limit=5, where="qty > 1"), of("string_agg", "page", where="clicks.qty>1")],
+        [
+            aggregate_call("array_agg", "page", limit=5, where="qty > 1"),
+            aggregate_call("string_agg", "page", where="clicks.qty>1"),
+        ],
         {},
         "aggregates[1].limit",
         "another aggregate above keeps the values of 'page' with limit 5",
     ),
-    ([of("max_by", "page")], {}, "aggregates[0].by", "is missing: max_by needs it; name the column whose least or"),
-    ([of("max_by", "page", by="gone")], {}, "aggregates[0].by", "'clicks' has no column 'gone'"),
-    ([of("min_by", "page", by="raw")], {}, "aggregates[0].by", "and column 'raw' is binary; choose another column"),
-    ([of("max", "page", by="qty")], {}, "aggregates[0].by", "is for min_by and max_by, and this is max; drop it"),
-    ([of("percentile_disc", "qty")], {}, "aggregates[0].percentile", "is missing: percentile_disc needs it; write"),
-    ([of("approx_percentile", "qty", percentile=95)], {}, "aggregates[0].percentile", "must be at most 1"),
-    ([of("median", "qty", percentile=0.5)], {}, "aggregates[0].percentile", "and this is median; drop it"),
-    ([of("sum", "qty", separator=";")], {}, "aggregates[0].separator", "is for string_agg, and this is sum; drop it"),
-    ([of("string_agg", "qty")], {}, "aggregates[0].column", "string_agg takes json and string, and column 'qty'"),
-    ([of("count_if", "qty")], {}, "aggregates[0].column", "count_if takes boolean, and column 'qty' is int32"),
-    ([of("stddev_pop", "page")], {}, "aggregates[0].column", "stddev_pop takes numbers, and column 'page' is string"),
-    ([of("median", "page")], {}, "aggregates[0].column", "median takes numbers, and column 'page' is string"),
-    ([of("count_distinct", "page", limit=0)], {}, "aggregates[0].limit", "must be at least 1"),
-    ([of("count_distinct", "page", method="fm")], {}, "aggregates[0].method", "write exact or hll"),
+    (
+        [aggregate_call("max_by", "page")],
+        {},
+        "aggregates[0].by",
+        "is missing: max_by needs it; name the column whose least or",
+    ),
+    ([aggregate_call("max_by", "page", by="gone")], {}, "aggregates[0].by", "'clicks' has no column 'gone'"),
+    (
+        [aggregate_call("min_by", "page", by="raw")],
+        {},
+        "aggregates[0].by",
+        "and column 'raw' is binary; choose another column",
+    ),
+    (
+        [aggregate_call("max", "page", by="qty")],
+        {},
+        "aggregates[0].by",
+        "is for min_by and max_by, and this is max; drop it",
+    ),
+    (
+        [aggregate_call("percentile_disc", "qty")],
+        {},
+        "aggregates[0].percentile",
+        "is missing: percentile_disc needs it; write",
+    ),
+    ([aggregate_call("approx_percentile", "qty", percentile=95)], {}, "aggregates[0].percentile", "must be at most 1"),
+    ([aggregate_call("median", "qty", percentile=0.5)], {}, "aggregates[0].percentile", "and this is median; drop it"),
+    (
+        [aggregate_call("sum", "qty", separator=";")],
+        {},
+        "aggregates[0].separator",
+        "is for string_agg, and this is sum; drop it",
+    ),
+    (
+        [aggregate_call("string_agg", "qty")],
+        {},
+        "aggregates[0].column",
+        "string_agg takes json and string, and column 'qty'",
+    ),
+    (
+        [aggregate_call("count_if", "qty")],
+        {},
+        "aggregates[0].column",
+        "count_if takes boolean, and column 'qty' is int32",
+    ),
+    (
+        [aggregate_call("stddev_pop", "page")],
+        {},
+        "aggregates[0].column",
+        "stddev_pop takes numbers, and column 'page' is string",
+    ),
+    (
+        [aggregate_call("median", "page")],
+        {},
+        "aggregates[0].column",
+        "median takes numbers, and column 'page' is string",
+    ),
+    ([aggregate_call("count_distinct", "page", limit=0)], {}, "aggregates[0].limit", "must be at least 1"),
+    ([aggregate_call("count_distinct", "page", method="fm")], {}, "aggregates[0].method", "write exact or hll"),
     ([{"function": "count"}], {}, "aggregates[0].as", "is missing"),
     ([COUNT, COUNT], {}, "aggregates[1].as", "two aggregates are named 'events' (rule S6); rename one"),
-    ([of("count", **{"as": "user_id"})], {}, "aggregates[0].as", "is the name of a group column, which is emitted too"),
-    ([of("count", **{"as": "session_id"})], {}, "aggregates[0].as", "sessions have a column 'session_id' of their own"),
-    ([of("count", **{"as": "retracted"})], {}, "aggregates[0].as", "sessions have a column 'retracted' of their own"),
-    ([of("count", **{"as": "$n"})], {}, "aggregates[0].as", "starts with `$`, which engine columns do"),
+    (
+        [aggregate_call("count", **{"as": "user_id"})],
+        {},
+        "aggregates[0].as",
+        "is the name of a group column, which is emitted too",
+    ),
+    (
+        [aggregate_call("count", **{"as": "session_id"})],
+        {},
+        "aggregates[0].as",
+        "sessions have a column 'session_id' of their own",
+    ),
+    (
+        [aggregate_call("count", **{"as": "retracted"})],
+        {},
+        "aggregates[0].as",
+        "sessions have a column 'retracted' of their own",
+    ),
+    ([aggregate_call("count", **{"as": "$n"})], {}, "aggregates[0].as", "starts with `$`, which engine columns do"),
     ([], {"compute": [LOWER, LOWER]}, "compute[1].as", "two computed columns are named 'low'; rename one"),
     ([], {"compute": [{**LOWER, "as": "page"}]}, "compute[0].as", "has a column 'page' already; choose another name"),
     ([], {"compute": [{**LOWER, "as": "$low"}]}, "compute[0].as", "starts with `$`"),
@@ -263,7 +377,7 @@ def test_good_sessions_load(aggregates: list[Any], more: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("sql", GOOD_SQL)
 def test_good_sql_loads(sql: str) -> None:
-    assert said_of(in_sql(sql)) == {}
+    assert messages_of(in_sql(sql)) == {}
 
 
 @pytest.mark.parametrize(("aggregates", "more", "path", "words"), BAD, ids=lambda value: str(value)[:50])
@@ -276,7 +390,9 @@ def test_each_rule_refuses_at_its_place_alone(
 
 
 def test_every_mistake_is_reported_at_once() -> None:
-    messages = mistakes(of("sum", "page"), of("count", "page"), groupBy=[], gap=None, maxDuration=None, width=5)
+    messages = mistakes(
+        aggregate_call("sum", "page"), aggregate_call("count", "page"), groupBy=[], gap=None, maxDuration=None, width=5
+    )
     assert set(messages) == {
         *(f"spec.{name}" for name in ("groupBy", "gap", "maxDuration", "width")),
         *("spec.aggregates[0].column", "spec.aggregates[1].column"),
@@ -286,13 +402,15 @@ def test_every_mistake_is_reported_at_once() -> None:
 def test_what_a_mistake_hides_is_not_guessed() -> None:
     """A type that is none says nothing of aggregates, an unknown group nothing of keys."""
     schema = [{"name": "user_id", "type": "strng"}, {"name": "ts", "type": "timestamp"}]
-    assert list(mistakes(of("sum", "user_id"), input={**CLICKS, "schema": schema})) == ["spec.input.schema[0].type"]
+    assert list(mistakes(aggregate_call("sum", "user_id"), input={**CLICKS, "schema": schema})) == [
+        "spec.input.schema[0].type"
+    ]
     key = {"kafka": {**KAFKA["kafka"], "key": ["user_id"]}}
     assert list(mistakes(groupBy=[5], output=key)) == ["spec.groupBy[0]"]
 
 
 def test_constructing_a_job_applies_the_rules() -> None:
-    data = document(of("sum", "page"), width=None)
+    data = document(aggregate_call("sum", "page"), width=None)
     with pytest.raises(ValueError, match="sum takes numbers"):
         SessionWindow.model_validate(data, by_alias=True)
 
@@ -316,7 +434,7 @@ def test_a_header_may_say_that_a_row_is_taken_back() -> None:
 
 
 def test_what_goes_out() -> None:
-    job = load(COUNT, of("first", "page", **{"as": "page"}), groupBy=["low", "user_id"], compute=[LOWER])
+    job = load(COUNT, aggregate_call("first", "page", **{"as": "page"}), groupBy=["low", "user_id"], compute=[LOWER])
     names = ["low", "user_id", "window_start", "window_end", "session_id", "events", "page"]
     assert [column.name for column in job.output_columns] == names
     assert [column.name for column in load(emitRetractions=True).output_columns][-2:] == ["events", "retracted"]
@@ -325,12 +443,16 @@ def test_what_goes_out() -> None:
 
 def test_values_of_json_columns_go_out_as_json() -> None:
     clicks = stream("clicks", "user_id", "detail:json", "more:json", watermark={"delay": "10s"})
-    first, last, least = of("first", "detail"), of("last", "detail", **{"as": "more"}), of("min", "more")
-    counted = [of("count_col", "detail", **{"as": "detail"}), of("count_distinct", "more")]
+    first, last, least = (
+        aggregate_call("first", "detail"),
+        aggregate_call("last", "detail", **{"as": "more"}),
+        aggregate_call("min", "more"),
+    )
+    counted = [aggregate_call("count_col", "detail", **{"as": "detail"}), aggregate_call("count_distinct", "more")]
     chosen = [{"column": name} for name in ("user_id", "last_", "more", "min_", "detail", "count_distinct_")]
     job = load(
         first,
-        of("last", "more"),
+        aggregate_call("last", "more"),
         last,
         least,
         *counted,
@@ -345,9 +467,9 @@ def test_values_of_json_columns_go_out_as_json() -> None:
 @pytest.mark.parametrize(
     ("aggregate", "limit"),
     [
-        (of("count_distinct", "page"), 10_000),
-        (of("count_distinct", "page", method="exact", limit=7), 7),
-        (of("count_distinct", "page", method="hll"), None),
+        (aggregate_call("count_distinct", "page"), 10_000),
+        (aggregate_call("count_distinct", "page", method="exact", limit=7), 7),
+        (aggregate_call("count_distinct", "page", method="hll"), None),
         (COUNT, None),
     ],
 )
@@ -360,7 +482,7 @@ def test_distinct_values_are_counted_exactly_unless_told_otherwise(aggregate: An
 def test_no_value_anywhere_gives_anything_but_mistakes(data: st.DataObject) -> None:
     good = [*(document(*aggregates, **more) for aggregates, more in GOOD), *map(in_sql, GOOD_SQL)]
     written = spoilt(data.draw(st.sampled_from(good)), data)
-    assert all(path and message for path, message in said_of(written).items())
+    assert all(path and message for path, message in messages_of(written).items())
 
 
 @settings(deadline=None)
@@ -368,7 +490,7 @@ def test_no_value_anywhere_gives_anything_but_mistakes(data: st.DataObject) -> N
 def test_an_aggregate_loads_for_the_types_that_it_takes(function: str, data: st.DataObject) -> None:
     column = data.draw(st.sampled_from(CLICKS["schema"]))
     accepted = takes(function, column["type"].partition("(")[0])
-    assert (mistakes(of(function, column["name"])) == {}) == accepted
+    assert (mistakes(aggregate_call(function, column["name"])) == {}) == accepted
 
 
 def test_sessions_that_replace_rows_do_not_go_to_tables_that_are_only_appended_to() -> None:

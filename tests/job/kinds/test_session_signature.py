@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from job import chains
-from job.sessions import CLICKS, COUNT, in_sql, load, of, parsed
+from job.sessions import CLICKS, COUNT, aggregate_call, in_sql, load, parsed
 from joinery_runtime.core.compile import compile_job, stored_columns
 from joinery_runtime.job import Comparison, Job, compare, signature
 
-SUM, FIRST = of("sum", "price"), of("first", "page")
+SUM, FIRST = aggregate_call("sum", "price"), aggregate_call("first", "page")
 LOWER = [{"expression": "LOWER(page)", "as": "low"}]
 BY_LOWER: dict[str, Any] = {"groupBy": ["low"], "compute": LOWER}
 
@@ -31,7 +31,7 @@ def retyped(column: str, kind: str) -> dict[str, Any]:
 
 TIMED = {**CLICKS, "eventTime": "at", "schema": [*CLICKS["schema"], {"name": "at", "type": "timestamp"}]}
 
-PART = of("sum", "price", where="qty > 1")
+PART = aggregate_call("sum", "price", where="qty > 1")
 
 GOES_ON: list[tuple[Job, Job]] = [
     (load(PART), load({**PART, "where": "clicks.qty>1", "as": "renamed"})),
@@ -44,13 +44,19 @@ GOES_ON: list[tuple[Job, Job]] = [
             )
         ),
     ),
-    (load(of("var_pop", "price")), load(of("stddev_samp", "price"))),
-    (load(of("median", "price")), load(of("percentile_disc", "price", percentile=0.9, limit=5))),
-    (load(of("array_agg", "page")), load(of("string_agg", "page", separator="; "))),
-    (load(of("max_by", "page", by="price")), load(of("max_by", "page", by="price", **{"as": "again"}))),
+    (load(aggregate_call("var_pop", "price")), load(aggregate_call("stddev_samp", "price"))),
+    (
+        load(aggregate_call("median", "price")),
+        load(aggregate_call("percentile_disc", "price", percentile=0.9, limit=5)),
+    ),
+    (load(aggregate_call("array_agg", "page")), load(aggregate_call("string_agg", "page", separator="; "))),
+    (
+        load(aggregate_call("max_by", "page", by="price")),
+        load(aggregate_call("max_by", "page", by="price", **{"as": "again"})),
+    ),
     (load(COUNT, SUM, FIRST), load(FIRST, COUNT)),
     (load(SUM), load({**SUM, "as": "renamed"})),
-    (load(of("count_distinct", "page", limit=5)), load(of("count_distinct", "page", limit=9))),
+    (load(aggregate_call("count_distinct", "page", limit=5)), load(aggregate_call("count_distinct", "page", limit=9))),
     (load(), load(shards=3, where="qty > 1")),
     (load(), load(input={**CLICKS, "watermark": {"delay": "1h", "idleTimeout": "5s"}})),
     (load(allowedLateness="1m"), load(allowedLateness="1s")),
@@ -67,7 +73,7 @@ GOES_ON: list[tuple[Job, Job]] = [
         ),
     ),
     (
-        load(of("sum", "qty")),
+        load(aggregate_call("sum", "qty")),
         parsed(in_sql("SELECT user_id, SUM(qty) AS x FROM clicks GROUP BY user_id, SESSION(ts, INTERVAL '30' SECOND)")),
     ),
 ]
@@ -97,10 +103,10 @@ REFUSED: list[tuple[Job, Job, str]] = [
         "groupBy was g (qty + 1 of qty int32), it is now g (qty + 1 of qty int64)",
     ),
     (load(), load(COUNT, SUM), "sum(price) is not in the stored sessions, and the job now needs it"),
-    (load(SUM), load(of("avg", "price")), "avg(price).sum is not in the stored sessions"),
+    (load(SUM), load(aggregate_call("avg", "price")), "avg(price).sum is not in the stored sessions"),
     (
-        load(of("count_distinct", "page")),
-        load(of("count_distinct", "page", method="hll")),
+        load(aggregate_call("count_distinct", "page")),
+        load(aggregate_call("count_distinct", "page", method="hll")),
         "count_distinct(page).sketch is not in the stored sessions",
     ),
     (
@@ -110,14 +116,14 @@ REFUSED: list[tuple[Job, Job, str]] = [
     ),
     (load(PART), load(PART, input=retyped("qty", "int64")), "sum(price FILTER (WHERE qty > 1)) is stored over"),
     (
-        load(of("max_by", "page", by="price")),
-        load(of("max_by", "page", by="price"), input=retyped("price", "float")),
+        load(aggregate_call("max_by", "page", by="price")),
+        load(aggregate_call("max_by", "page", by="price"), input=retyped("price", "float")),
         "max_by(page, price) is stored over",
     ),
     (load(FIRST), load(FIRST, input=retyped("page", "int64")), "first(page) is stored over string, the job now makes"),
     (
-        load(of("sum", "x"), compute=[{"expression": "qty * 2", "as": "x"}]),
-        load(of("sum", "x"), compute=[{"expression": "qty * 3", "as": "x"}]),
+        load(aggregate_call("sum", "x"), compute=[{"expression": "qty * 2", "as": "x"}]),
+        load(aggregate_call("sum", "x"), compute=[{"expression": "qty * 3", "as": "x"}]),
         "sum(x) is stored over qty * 2 of qty int32, the job now makes it of qty * 3 of qty int32",
     ),
     (load(), load(input={**CLICKS, "name": "hits"}), "the inputs were clicks, they are now hits"),

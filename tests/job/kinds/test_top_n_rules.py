@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from job.chains import DEAD, ORDERS, PAYMENTS, RATES, changed, document, load, said_of, step, stream, window
+from job.chains import DEAD, ORDERS, PAYMENTS, RATES, changed, document, load, messages_of, step, stream, window
 from joinery_runtime.core.compile import compile_job, stored_columns
 from joinery_runtime.core.kinds.aligned import Windows
 from joinery_runtime.core.kinds.top_n import FirstRows
@@ -142,7 +142,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("resource", "path", "words"), BAD, ids=[f"{path}: {words}" for _, path, words in BAD])
 def test_a_bad_rule_is_rejected_at_its_place(resource: dict[str, Any], path: str, words: str) -> None:
-    messages = said_of(resource)
+    messages = messages_of(resource)
     assert words in messages.get(path, ""), messages
 
 
@@ -154,12 +154,12 @@ def test_top_n_beside_sql_ranks_the_rows_of_its_joins() -> None:
 
 
 def test_sql_says_none_of_what_top_n_needs() -> None:
-    messages = said_of(document(inputs=[ORDERS], topN={}, sql="SELECT id FROM orders"))
+    messages = messages_of(document(inputs=[ORDERS], topN={}, sql="SELECT id FROM orders"))
     assert {"spec.topN.orderBy", "spec.topN.rows", "spec.topN.window"} <= messages.keys()
 
 
 def test_row_number_is_a_column_of_top_n_alone() -> None:
-    messages = said_of(document(inputs=[ORDERS], select=[{"column": "row_number"}]))
+    messages = messages_of(document(inputs=[ORDERS], select=[{"column": "row_number"}]))
     assert "does not name its input" in messages["spec.select[0].column"]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from job.chains import DEAD, ORDERS, changed, document, load, said_of, step
+from job.chains import DEAD, ORDERS, changed, document, load, messages_of, step
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.kinds.aligned import Windows
 from joinery_runtime.core.kinds.top_n import FirstRows
@@ -144,12 +144,12 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("resource", "path", "words"), BAD, ids=[f"{path}: {words}" for _, path, words in BAD])
 def test_a_bad_rule_is_rejected_at_its_place(resource: dict[str, Any], path: str, words: str) -> None:
-    messages = said_of(resource)
+    messages = messages_of(resource)
     assert words in messages.get(path, ""), messages
 
 
 def test_all_faults_are_said_at_once() -> None:
-    messages = said_of(
+    messages = messages_of(
         document_of(by=["x"], orderBy=[{"expression": "y"}], window=HOUR, aggregate={"lateData": "reopen"})
     )
     assert {"spec.topN.by[0]", "spec.topN.orderBy[0].expression", "spec.topN.window", "spec.aggregate.lateData"} <= (

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from job.chains import ITEMS, ORDERS, PAYMENTS, document, load, said_of, step
+from job.chains import ITEMS, ORDERS, PAYMENTS, document, load, messages_of, step
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.job import StreamJoin, definition
 from joinery_runtime.job.kinds.session.sessions import OPTIONS
@@ -360,7 +360,7 @@ def test_having_gives_the_pipeline_of_the_fields() -> None:
 
 @pytest.mark.parametrize(("sql", "words"), REJECTED)
 def test_what_is_wrong_is_said_at_the_sql(sql: str, words: str) -> None:
-    mistakes = said_of(in_sql(sql))
+    mistakes = messages_of(in_sql(sql))
     assert set(mistakes) == {"spec.sql"}
     assert words in mistakes["spec.sql"]
 
@@ -368,19 +368,19 @@ def test_what_is_wrong_is_said_at_the_sql(sql: str, words: str) -> None:
 def test_a_wrong_window_of_one_input_does_not_ask_for_a_second_input() -> None:
     resource = in_sql("SELECT currency, COUNT(*) AS n FROM orders GROUP BY currency, TUMBLE(ts)")
     resource["spec"]["inputs"] = [ORDERS]
-    assert set(said_of(resource)) == {"spec.sql"}
+    assert set(messages_of(resource)) == {"spec.sql"}
 
 
 def test_the_fields_and_sql_do_not_go_together() -> None:
     sql = grouped("o.currency, COUNT(*) AS n", f"o.currency, {SESSION}")
-    assert "aggregate and sql are both named" in said_of(in_sql(sql, aggregate=FIELDS))["spec.sql"]
+    assert "aggregate and sql are both named" in messages_of(in_sql(sql, aggregate=FIELDS))["spec.sql"]
 
 
 def test_an_input_that_the_sql_does_not_name_is_rejected() -> None:
     sql = f"SELECT currency, COUNT(*) AS n FROM orders GROUP BY currency, SESSION(ts, INTERVAL '30' SECOND) {CAP}"
     resource = in_sql(sql)
     resource["spec"]["inputs"] = [ORDERS, ITEMS]
-    assert "of the job's inputs, items are not joined" in said_of(resource)["spec.sql"]
+    assert "of the job's inputs, items are not joined" in messages_of(resource)["spec.sql"]
 
 
 @pytest.mark.parametrize(("test", "kind"), [("EXISTS", "semi"), ("NOT EXISTS", "anti")])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from job.chains import ORDERS, PAYMENTS, load, mistakes, parsed, said_of, step
+from job.chains import ORDERS, PAYMENTS, load, messages_of, mistakes, parsed, step
 from job.sessions import document as session
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.job import definition
@@ -178,5 +178,5 @@ def test_a_session_window_does_not_group_again() -> None:
         "SELECT MAX(n) AS m FROM (SELECT user_id, COUNT(*) AS n FROM clicks GROUP BY user_id, SESSION(ts, "
         "INTERVAL '30' SECOND)) GROUP BY window_start, window_end"
     )
-    messages = said_of(session(sql=sql, groupBy=None, gap=None, aggregates=None))
+    messages = messages_of(session(sql=sql, groupBy=None, gap=None, aggregates=None))
     assert "a job of sessions aggregates once" in messages["spec.sql"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from job.chains import ORDERS, PAYMENTS, load, said_of
+from job.chains import ORDERS, PAYMENTS, load, messages_of
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.job import StreamJoin, definition, parse_job
 
@@ -105,7 +105,7 @@ def test_a_setting_for_late_rows_that_deduplicate_lets_through_to_no_aggregate_i
     setting: str, field: str
 ) -> None:
     sql = f"{PER_CURRENCY} ({NUMBERED}) WHERE rn = 1 GROUP BY currency, TUMBLE(ts, INTERVAL '1' HOUR) WITH ({setting})"
-    messages = said_of(document_of(sql))
+    messages = messages_of(document_of(sql))
     assert f"{field} of the aggregate has no effect: deduplicate lets no late row through" in messages["spec.sql"]
     name, value = ("lateData", "reopen") if field == "lateData" else ("allowedLateness", "1m")
     aggregate = {"groupBy": ["orders.currency"], "window": {"tumbling": {"size": "1h"}}, name: value}
@@ -114,7 +114,7 @@ def test_a_setting_for_late_rows_that_deduplicate_lets_through_to_no_aggregate_i
     document["spec"].pop("sql")
     aggregate["aggregates"] = [{"function": "count", "as": "n"}]
     document["spec"].update(fields)
-    assert "write allowedLateness into deduplicate" in said_of(document)[f"spec.aggregate.{field}"]
+    assert "write allowedLateness into deduplicate" in messages_of(document)[f"spec.aggregate.{field}"]
     stored = parse_job(json.dumps(document), "job.yaml", as_stored=True)
     assert isinstance(stored, StreamJoin)
 
@@ -139,7 +139,7 @@ BAD: list[tuple[str, Any, str, str]] = [
 def test_another_qualify_is_rejected_with_what_to_write(
     condition: str, deduplicate: Any, path: str, words: str
 ) -> None:
-    messages = said_of(document_of(f"SELECT id FROM orders QUALIFY {condition}", deduplicate))
+    messages = messages_of(document_of(f"SELECT id FROM orders QUALIFY {condition}", deduplicate))
     assert words in messages.pop(path, ""), messages
     assert messages == {}
 
@@ -168,9 +168,9 @@ def test_groups_are_no_repeats() -> None:
         "SELECT id, COUNT(*) AS n FROM orders GROUP BY id, TUMBLE(ts, INTERVAL '1' HOUR) "
         "QUALIFY ROW_NUMBER() OVER (PARTITION BY id ORDER BY ts) = 1"
     )
-    message = said_of(document_of(sql))["spec.sql"]
+    message = messages_of(document_of(sql))["spec.sql"]
     assert "write window_start, window_end into PARTITION BY" in message
     assert "`ts`: is not in GROUP BY" in message
     function = "TABLE(TUMBLE(TABLE orders, DESCRIPTOR(ts), INTERVAL '1' HOUR))"
     sql = f"SELECT DISTINCT id, window_start, window_end FROM {function} QUALIFY {FIRST}"
-    assert "write window_start, window_end into PARTITION BY" in said_of(document_of(sql))["spec.sql"]
+    assert "write window_start, window_end into PARTITION BY" in messages_of(document_of(sql))["spec.sql"]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from budget import examples
-from job.chains import said_of
+from job.chains import messages_of
 from job.sessions import document, in_sql, load, parsed
 from joinery_runtime.core.compile import compile_job
 from joinery_runtime.job import Sessions, definition, explain, parse_job
@@ -307,14 +307,14 @@ REFUSED = [
 
 @pytest.mark.parametrize(("sql", "words"), REFUSED, ids=lambda value: str(value)[-70:])
 def test_refused_with_the_reason(sql: str, words: str) -> None:
-    messages = said_of(in_sql(sql))
+    messages = messages_of(in_sql(sql))
     assert list(messages) == ["spec.sql"]
     assert words in messages["spec.sql"]
 
 
 def test_every_problem_is_told_with_its_place_in_the_text() -> None:
     sql = "SELECT page,\n  SUM(prize) AS x\nFROM clicks\nGROUP BY user_id, SESSION(ts, INTERVAL '1' YEAR)"
-    message = said_of(in_sql(sql))["spec.sql"]
+    message = messages_of(in_sql(sql))["spec.sql"]
     assert [position in message for position in ("line 1, column 8", "line 2, column 7", "line 4, column 19")] == [
         True
     ] * 3
@@ -361,7 +361,7 @@ def test_a_group_can_go_out_under_the_name_of_a_column_of_the_input() -> None:
 def test_without_a_known_input_the_shape_is_still_checked() -> None:
     resource = in_sql(f"SELECT user_id FROM clicks {GROUPED} LIMIT 1")
     resource["spec"]["input"] = {**resource["spec"]["input"], "eventTime": "tz"}
-    messages = said_of(resource)
+    messages = messages_of(resource)
     assert set(messages) == {"spec.sql", "spec.input.eventTime"}
     assert "LIMIT" in messages["spec.sql"]
     assert "groupBy" not in messages["spec.sql"]
@@ -369,7 +369,7 @@ def test_without_a_known_input_the_shape_is_still_checked() -> None:
 
 def test_sql_nested_too_deep_is_no_crash() -> None:
     deep = "(" * 3_000 + "page" + ")" * 3_000
-    assert list(said_of(in_sql(selected(f"FIRST({deep}) AS x")))) == ["spec.sql"]
+    assert list(messages_of(in_sql(selected(f"FIRST({deep}) AS x")))) == ["spec.sql"]
 
 
 WORDS = [
@@ -386,13 +386,13 @@ def test_no_text_gives_anything_but_sessions_or_reasons(data: st.DataObject) -> 
     for _ in range(data.draw(st.integers(1, 4))):
         i = data.draw(st.integers(0, len(words)))
         words[i : i + data.draw(st.integers(0, 2))] = data.draw(st.lists(st.sampled_from(WORDS), max_size=2))
-    assert set(said_of(in_sql(" ".join(words) or "SELECT"))) <= {"spec.sql"}
+    assert set(messages_of(in_sql(" ".join(words) or "SELECT"))) <= {"spec.sql"}
 
 
 def test_output_keys_of_sql_are_known() -> None:
     output = {"kafka": {"bootstrapServers": "k:9092", "topic": "t", "key": ["u", "n", "user_id"]}}
     sql = counted(f"user_id, {SESSION}", "user_id AS u, COUNT(*) AS n")
-    assert list(said_of(in_sql(sql, output=output))) == ["spec.output.kafka.key[2]"]
+    assert list(messages_of(in_sql(sql, output=output))) == ["spec.output.kafka.key[2]"]
 
 
 def test_sql_as_yaml_writes_it() -> None:
