@@ -87,7 +87,7 @@ def test_the_corpus_is_there() -> None:
 
 
 def test_no_trace_is_there_twice() -> None:
-    content = [json.dumps([trace.job["spec"], [s.given for s in trace.steps]], sort_keys=True) for trace in TRACES]
+    content = [json.dumps([trace.job["spec"], [s.action for s in trace.steps]], sort_keys=True) for trace in TRACES]
     repeated = [trace.name for trace, text in zip(TRACES, content, strict=True) if content.count(text) > 1]
     assert not repeated
     assert len({trace.about for trace in TRACES}) == len(TRACES)
@@ -134,7 +134,7 @@ def test_with_shards_with_restarts_and_with_rescales_alone(trace: Trace) -> None
 @pytest.mark.parametrize("trace", [trace for trace in RUNNING if trace.any_cut], ids=lambda trace: trace.name)
 def test_any_cut_gives_the_same_rows(trace: Trace) -> None:
     job = _job(trace)
-    ends = [step.given for step in trace.steps if "end" in step.given]
+    ends = [step.action for step in trace.steps if "end" in step.action]
     meant = [row for step in trace.steps for row in step.expected.output]
     settle = _final_upserts if trace.sessions else list
     for cut, steps in {"row by row": [*_row_by_row(trace)], "one epoch": [{"rows": _rows_by_input(trace)}]}.items():
@@ -209,7 +209,7 @@ def _check(
 ) -> None:
     with closing(_lines(job or _job(trace), steps, store, shards)) as lines:
         for number, step in enumerate(steps, start=1):
-            context = f"{trace.name}, step {number} of this run: {step.given}"
+            context = f"{trace.name}, step {number} of this run: {step.action}"
             if step.expected.fails:
                 _check_failure(lines, step.expected.fails, context)
                 return
@@ -220,7 +220,7 @@ def _check(
 def _lines(
     job: Job, steps: Sequence[Step], store: StateStore, shards: int | None
 ) -> Generator[Mapping[str, Any], None, None]:
-    yield from run_trace(job, [step.given for step in steps], store, shards, verbose=True)
+    yield from run_trace(job, [step.action for step in steps], store, shards, verbose=True)
 
 
 def _check_line(line: Mapping[str, Any], expected: Expected, trace: Trace, context: str) -> None:
@@ -277,8 +277,8 @@ def _final_upserts(rows: Iterable[Row]) -> list[Row]:
 
 
 def _rows_of(step: Step) -> Mapping[str, Sequence[Row]]:
-    rows = step.given.get("rows", {})
-    return {step.given["input"]: rows} if "input" in step.given else rows
+    rows = step.action.get("rows", {})
+    return {step.action["input"]: rows} if "input" in step.action else rows
 
 
 def _row_by_row(trace: Trace) -> Iterator[dict[str, Any]]:

@@ -38,15 +38,15 @@ def test_records_of_one_key_are_in_one_partition_of_both_topics() -> None:
 def test_sessions() -> None:
     drawn = scattered(clicks.ClickLoad(2_000, 60, 4, per_second=1))
     open_sessions: dict[int, tuple[int, int, list[str]]] = {}
-    wanted = []
+    expected_rows = []
     for user, page, ts in sorted(
         zip(drawn.user.tolist(), drawn.page.tolist(), drawn.ts.tolist(), strict=True), key=lambda c: c[2]
     ):
         last, events, pages = open_sessions.get(user, (ts - GAP_S * 1000 - 1, 0, []))
         if ts - last > GAP_S * 1000 and events:
-            wanted.append((f"u{user:06d}", events, min(pages)))
+            expected_rows.append((f"u{user:06d}", events, min(pages)))
             events, pages = 0, []
         open_sessions[user] = (ts, events + 1, [*pages, f"/p{page}"])
-    wanted += [(f"u{user:06d}", events, min(pages)) for user, (_, events, pages) in open_sessions.items()]
-    assert sorted(expected_sessions(drawn).rows()) == sorted(wanted)
-    assert len(wanted) > 100
+    expected_rows += [(f"u{user:06d}", events, min(pages)) for user, (_, events, pages) in open_sessions.items()]
+    assert sorted(expected_sessions(drawn).rows()) == sorted(expected_rows)
+    assert len(expected_rows) > 100

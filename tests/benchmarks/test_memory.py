@@ -34,10 +34,10 @@ def test_as_many_pairs_as_a_case_says_match(case: Case, reach_ms: int) -> None:
 
 def test_memory_is_what_a_process_cannot_give_back() -> None:
     (before,) = memory_by_kind(psutil.Process()).values()
-    kept = np.ones(64 << 20, np.uint8)
+    allocated = np.ones(64 << 20, np.uint8)
     (after,) = memory_by_kind(psutil.Process()).values()
     assert 60 << 20 < after - before < 80 << 20
-    del kept
+    del allocated
 
 
 ENDED = "ended with 0; see log"

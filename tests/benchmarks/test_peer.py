@@ -21,8 +21,8 @@ def seen(*looks: tuple[float, float, int]) -> list[Look]:
 
 
 def counted(*looks: tuple[float, float, int], rows: int = 2000, expected: int = 1000) -> Figures:
-    wanted = Fingerprint(expected, 7)
-    return figures(PEER, rows, wanted, wanted, seen(*looks), peak=5)
+    expected_fingerprint = Fingerprint(expected, 7)
+    return figures(PEER, rows, expected_fingerprint, expected_fingerprint, seen(*looks), peak=5)
 
 
 def test_the_cold_rate_counts_from_the_start_and_the_warm_one_from_a_quarter_of_the_rows() -> None:

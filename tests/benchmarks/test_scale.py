@@ -27,19 +27,19 @@ def figures(line: str, rate: float | None = 100.0, problem: str | None = None, *
     )  # fmt: skip
 
 
-def rows(*found: Figures) -> dict[str, tuple[float, str, str]]:
-    return {text: (round(value, 6), bound, verdict) for text, value, bound, verdict in scale.goal_rows(found)}
+def rows(*measured: Figures) -> dict[str, tuple[float, str, str]]:
+    return {text: (round(value, 6), bound, verdict) for text, value, bound, verdict in scale.goal_rows(measured)}
 
 
 def test_rates_and_cpu_are_compared_with_the_goals_of_the_lines_that_were_measured() -> None:
-    found = rows(
+    compared = rows(
         figures("local-2", 1_000),
         figures("cluster-1x2", 960),
         figures("cluster-2x1", 900, java=0.30, driver=0.1, workers=1.0),
         figures("cluster-2x1-shards-16", java=0.5, driver=0.1, workers=1.4),
         figures("cluster-4x1-shards-16", java=0.6, driver=0.2, workers=1.6),
     )
-    assert found == {
+    assert compared == {
         "one executor of two cores against local[2]: rate": (0.96, ">= 0.95", "yes"),
         "two executors of one core against local[2]: rate": (0.9, ">= 0.95", "no"),
         "two executors: CPU of Java, us per row": (0.30, "<= 0.35", "yes"),
@@ -48,13 +48,13 @@ def test_rates_and_cpu_are_compared_with_the_goals_of_the_lines_that_were_measur
 
 
 def test_shards_are_compared_by_the_cpu_of_python_alone() -> None:
-    found = rows(
+    compared = rows(
         figures("local-2-shards-4", java=1.0, driver=0.4, workers=0.6),
         figures("local-2-shards-512", java=9.0, driver=0.5, workers=0.9),
         figures("cluster-2x1-shards-4", driver=0.5, workers=0.5),
         figures("cluster-2x1-shards-64", driver=1.5, workers=0.5),
     )
-    assert found == {
+    assert compared == {
         "512 shards against 4, local-2: CPU per row of Python": (1.4, "<= 1.50", "yes"),
         "64 shards against 4, cluster-2x1: CPU per row of Python": (2.0, "", ""),
     }

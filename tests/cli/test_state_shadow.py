@@ -213,7 +213,7 @@ def test_a_restore_in_the_middle_begins_anew() -> None:
 TRACES = [
     trace
     for trace in load_traces()
-    if len(trace.steps) >= 4 and not any(s.expected.fails or "resetWatermark" in s.given for s in trace.steps)
+    if len(trace.steps) >= 4 and not any(s.expected.fails or "resetWatermark" in s.action for s in trace.steps)
 ]
 
 
@@ -225,7 +225,7 @@ TRACES = [
     ],
 )
 def test_every_kind_goes_on_from_the_stored_state(trace: Trace) -> None:
-    with Running(trace.job, [trace_step.given for trace_step in trace.steps]) as running:
+    with Running(trace.job, [trace_step.action for trace_step in trace.steps]) as running:
         for _ in range(len(trace.steps) // 2):
             running.step()
         if running.store.record(running.job.name) is None:

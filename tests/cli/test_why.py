@@ -211,7 +211,7 @@ def _places(trace: Trace) -> list[str]:
     seen: Counter[tuple[str, int]] = Counter()
     positions = []
     for step in trace.steps:
-        for name, rows in rows_by_input(step.given).items():
+        for name, rows in rows_by_input(step.action).items():
             for row in rows:
                 at = (name, row.get(PARTITION, 0))
                 positions.append(f"{name}:{at[1]}={seen[at]}")
@@ -234,8 +234,8 @@ def _places(trace: Trace) -> list[str]:
 def test_every_drop_and_every_row_of_a_trace_has_its_record(name: str, tmp_path: Path) -> None:
     (trace,) = [trace for trace in load_traces() if trace.name == name]
     job, steps = parse_job(json.dumps(trace.job), "job.yaml", plain_numbers=True), tmp_path / "steps.jsonl"
-    steps.write_text("".join(json.dumps(step.given) + "\n" for step in trace.steps))
-    lines = list(run_trace(job, [step.given for step in trace.steps], MemoryStore()))
+    steps.write_text("".join(json.dumps(step.action) + "\n" for step in trace.steps))
+    lines = list(run_trace(job, [step.action for step in trace.steps], MemoryStore()))
     answers: list[Answer] = [why_command(job, (), position, None, steps) for position in _places(trace)]
     explained = [record for answer in answers for record in answer.records]
     reasons = Counter(record.reason for record in explained if record.reason not in {None, "dead letter"})
@@ -508,7 +508,7 @@ def test_no_other_record_of_the_key(ask: Any) -> None:
 def _answer(name: str, tmp_path: Path, *question: Any) -> Answer:
     (trace,) = [trace for trace in load_traces() if trace.name == name]
     steps = tmp_path / "steps.jsonl"
-    steps.write_text("".join(json.dumps(step.given) + "\n" for step in trace.steps))
+    steps.write_text("".join(json.dumps(step.action) + "\n" for step in trace.steps))
     return why_command(parse_job(json.dumps(trace.job), "job.yaml", plain_numbers=True), *question, None, steps)
 
 
@@ -539,7 +539,7 @@ def test_which_version_of_a_table_each_row_met(tmp_path: Path) -> None:
 
 def _of_trace(name: str, record: str, tmp_path: Path, upto: int | None = None) -> Explained:
     (trace,) = [trace for trace in load_traces() if trace.name == name]
-    steps = [step.given for step in trace.steps][:upto]
+    steps = [step.action for step in trace.steps][:upto]
     return _of(tmp_path, json.dumps(trace.job), steps, record)
 
 
@@ -601,7 +601,7 @@ def test_what_a_chain_keeps_of_a_record(tmp_path: Path) -> None:
     assert [wait.rows for wait in _of_trace(name, "b:0=0", tmp_path, 3).waiting] == [1]
     assert _of_trace(name, "a:0=0", tmp_path, 3).waiting == []
     (trace,) = [trace for trace in load_traces() if trace.name == name]
-    steps = [*(step.given for step in trace.steps[:3]), {"watermark": {"a": 150, "b": 150}}]
+    steps = [*(step.action for step in trace.steps[:3]), {"watermark": {"a": 150, "b": 150}}]
     evicted = _of(tmp_path, json.dumps(trace.job), steps, "a:0=1")
     assert (
         evicted.outcome is not None and evicted.outcome.retention.evicted_in,

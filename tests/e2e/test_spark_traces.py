@@ -117,14 +117,14 @@ class TestRestarts:
     ) -> None:
         """After each step but the last: nothing comes of it."""
         between: list[Mapping[str, Any]] = [{"restart": True}, {"rescale": 5}]
-        steps = [part for step in trace.steps for part in (step.given, *between)][: -len(between)]
+        steps = [part for step in trace.steps for part in (step.action, *between)][: -len(between)]
         lines = list(traced(job(trace, "restarts"), steps, environment, store))
         check(trace, lines[::3])
         assert not [line for line in lines if line["step"] % 3 != 1 and line["output"]]
 
 
 def run_straight(trace: Trace, environment: SparkTrace, store: PostgresStore) -> None:
-    lines = list(traced(job(trace, "spark"), [step.given for step in trace.steps], environment, store))
+    lines = list(traced(job(trace, "spark"), [step.action for step in trace.steps], environment, store))
     assert len(lines) == len(trace.steps)
     check(trace, lines)
 
@@ -137,7 +137,7 @@ def traced(
 
 def check(trace: Trace, lines: Iterable[Mapping[str, Any]]) -> None:
     for step, line in zip(trace.steps, lines, strict=True):
-        step_name, expected = f"{trace.name}, step {line['step']}: {step.given}", step.expected
+        step_name, expected = f"{trace.name}, step {line['step']}: {step.action}", step.expected
         # As text, because the order of an output row's columns counts too (rule J10).
         shown, meant = _texts(line["output"]), _texts(expected.output)
         assert (shown if trace.ordered else sorted(shown)) == (meant if trace.ordered else sorted(meant)), step_name

@@ -26,14 +26,14 @@ from traces.corpus import Trace, load_traces
 TRACES = [
     trace
     for trace in load_traces()
-    if trace.steps and not any(step.expected.fails or "resetWatermark" in step.given for step in trace.steps)
+    if trace.steps and not any(step.expected.fails or "resetWatermark" in step.action for step in trace.steps)
 ]
 
 
 def played(trace: Trace, store: MemoryStore | None = None) -> tuple[Job, MemoryStore, dict[str, StepLog], list[str]]:
     """The job, its store after all steps, the records, and the rows that went out."""
     job, store = parse_job(json.dumps(trace.job), "job.yaml", plain_numbers=True), store or MemoryStore()
-    steps = [step.given for step in trace.steps]
+    steps = [step.action for step in trace.steps]
     out = [json.dumps(row) for line in run_trace(job, steps, store, 3) for row in line["output"]]
     logs = {side.name: StepLog(side) for side in job.inputs}
     for step in steps:
@@ -116,7 +116,7 @@ def _rows(replay: Replay, entry: EpochRecord) -> Counter[str]:
 
 def test_a_job_whose_watermark_was_reset_is_refused() -> None:
     reset = [
-        candidate for candidate in load_traces() if any("resetWatermark" in step.given for step in candidate.steps)
+        candidate for candidate in load_traces() if any("resetWatermark" in step.action for step in candidate.steps)
     ]
     trace = next(candidate for candidate in reset if not candidate.steps[-1].expected.fails)
     job, store, _, _ = played(trace)

@@ -47,9 +47,9 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`given` is what run_trace takes."""
+    """`action` is what run_trace takes."""
 
-    given: Mapping[str, Any]
+    action: Mapping[str, Any]
     expected: Expected
 
 
@@ -95,7 +95,7 @@ class Trace:
         spec = self.job["spec"]
         names = [side["name"] for side in ([spec["input"]] if self.sessions else spec["inputs"])]
         if "sql" in spec:
-            names += [name for step in self.steps for name in step.given.get("rows", ()) if "input" not in step.given]
+            names += [name for step in self.steps for name in step.action.get("rows", ()) if "input" not in step.action]
         return tuple(dict.fromkeys(names))
 
     @property
