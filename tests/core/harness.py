@@ -33,6 +33,7 @@ from joinery_devkit.oracle import (
 from joinery_runtime.connectors.source import Bounds, StoredOffsets
 from joinery_runtime.connectors.unions import UnionDecoder, branch_ref, branch_topic
 from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME
 from joinery_runtime.core.table import compaction
 from joinery_runtime.core.table.columns import arrow_schema
@@ -173,6 +174,7 @@ class Result:
     dead: Counter[str]
     expected: EpochExpectation
     job: Job
+    pipeline: Pipeline
     future: Counter[str]
 
 
@@ -285,6 +287,7 @@ class Engine:
         self._threads = threads
         self._shards, self._now_ms, self._last, self._crash = 1, 0, False, False
         self._wall_ms: int | None = None
+        self._pipeline = compile_job(self._job)
         self.start()
 
     @property
@@ -302,7 +305,6 @@ class Engine:
         ]
 
     def start(self) -> None:
-        self._pipeline = compile_job(self._job)
         who = identity(self._job, self._pipeline, lambda _: None)
         settings = replace(plan_settings(self._job, who), shards=self._shards, budget=Budget(2**62, 2**62))
         self._planner = Planner(settings, self.logs, input_clocks(self._job), self._told)
@@ -341,6 +343,7 @@ class Engine:
             self._now_ms += self._job.spec.state_store.checkpoint_interval
         if epoch.job is not None:
             self._job = self._united(epoch.job.job)
+            self._pipeline = compile_job(self._job)
         if epoch.restart or epoch.job is not None:
             self.start()
         self._planner.rescale(self._shards)
@@ -388,6 +391,7 @@ class Check:
 
     def __init__(self, case: Case, engine: Engine) -> None:
         self._case, self._engine, self._job = case, engine, case.job
+        self._pipeline = compile_job(case.job.job)
         self._oracle = case.job.oracle()
         delays = {side.name: side.watermark.delay for side in case.job.job.inputs}
         partition_ids = {name: [self._id(name, p) for p in partitions] for name, partitions in case.partitions.items()}
@@ -405,7 +409,7 @@ class Check:
                     self._marks.saw(name, self._id(name, partition), [])
             if epoch.job is not None:
                 epoch.job.edit(self._oracle, self._job)
-                self._job = epoch.job
+                self._job, self._pipeline = epoch.job, compile_job(epoch.job.job)
                 self._marks.edit({side.name: side.watermark.delay for side in self._job.job.inputs})
             yield from self._epoch(always=True)
             if epoch.followed:
@@ -438,7 +442,7 @@ class Check:
             self._check_reached(plan)
             self._check_watermarks(plan, read)
             expected = _expected(self._oracle, plan.watermarks, read, plan.reached)
-            yield Result(plan, report, rows, dead, expected, self._job.job, future)
+            yield Result(plan, report, rows, dead, expected, self._job.job, self._pipeline, future)
 
     def _check_reached(self, plan: EpochPlan) -> None:
         """A4: up to which times inputs of a join with a table were read that are behind. Rows that wait may ask for
@@ -522,12 +526,11 @@ def _compare(result: Result) -> None:
     assert not difference, f"epoch {result.plan.epoch}, {result.plan.watermarks}: {difference}"
     expected_drops = dropped(result.expected, result.future)
     assert _counts(result.report.dropped) == expected_drops, f"drops of epoch {result.plan.epoch}"
-    assert result.dead == Counter(result.report.dead) == _late_letters(result.job, result.expected) + result.future
+    assert result.dead == Counter(result.report.dead) == _late_letters(result.pipeline, result.expected) + result.future
 
 
-def _late_letters(job: Job, expected: EpochExpectation) -> Counter[str]:
+def _late_letters(pipeline: Pipeline, expected: EpochExpectation) -> Counter[str]:
     """By input: late records where they go to the dead letters."""
-    pipeline = compile_job(job)
     kinds = {name: pipeline.steps[pipeline.input(name).step].kind for name in expected.late}
     return Counter({name: count for name, count in expected.late.items() if kinds[name].late_to_dead_letters})
 

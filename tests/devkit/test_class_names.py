@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,9 +14,9 @@ def shared_names(files: Iterable[Path]) -> dict[str, list[str]]:
     """Public classes, of modules and inside of classes, whose name occurs more than once: where."""
     sites_by_name: dict[str, list[str]] = defaultdict(list)
     for file in files:
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                sites_by_name[node.name].append(f"{file.name}:{node.lineno}")
+        for number, line in enumerate(file.read_text().splitlines(), start=1):
+            if opened := re.match(r"\s*class ([A-Za-z]\w*)\s*[(:\[]", line):
+                sites_by_name[opened[1]].append(f"{file.name}:{number}")
     return {name: sites for name, sites in sites_by_name.items() if len(sites) > 1}
 
 

@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any
 
+from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.job import Job, parse_job
 from joinery_runtime.job.model.resource import API_VERSION
 
@@ -89,3 +91,8 @@ AGGREGATED = _resource(
 @cache
 def parsed(text: str) -> Job:
     return parse_job(text, "simulated.json", plain_numbers=True)
+
+
+@cache
+def compiled(text: str) -> Pipeline:
+    return compile_job(parsed(text))

@@ -17,12 +17,23 @@ from threading import Event
 from typing import ClassVar
 
 from engine.sim_host import SimHost
-from engine.sim_jobs import AGGREGATED, AS_OF, CHAIN, CO_PARTITIONED, FULL, HOPPING, INNER, PARTITIONS, SESSIONS, parsed
+from engine.sim_jobs import (
+    AGGREGATED,
+    AS_OF,
+    CHAIN,
+    CO_PARTITIONED,
+    FULL,
+    HOPPING,
+    INNER,
+    PARTITIONS,
+    SESSIONS,
+    compiled,
+    parsed,
+)
 from engine.sim_process import CRASHES, Crash, Fault, Process, TaskLost, call
 from engine.sim_sink import NoTopic, SimSink
 from engine.sim_store import SimStore
 from engine.sim_topics import Inputs, PlainDecoder, Topic
-from joinery_runtime.core.compile import compile_job
 from joinery_runtime.core.table.columns import arrow_schema
 from joinery_runtime.engine.assembly import identity, idle_clock, input_clocks, plan_settings
 from joinery_runtime.engine.driver import Driver, DriverParts
@@ -116,7 +127,7 @@ class World:
 
     def __init__(self, cache: Path, *, from_latest: bool = False) -> None:
         self.job = parsed(self.job_text)
-        self.pipeline = compile_job(self.job)
+        self.pipeline = compiled(self.job_text)
         names = [side.name for side in self.job.inputs]
         self.topics = {n: Topic(n, [[] for _ in range(self.partitions[n])], from_latest) for n in names}
         self.store = self.store_type(self.spawn)

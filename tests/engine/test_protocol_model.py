@@ -16,7 +16,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from budget import LARGE
 from engine.commit_protocol import IN_EVERY_WORLD, PLACES, CommitProtocol, profile
 from engine.sim_host import LosesOutputs
-from engine.sim_jobs import parsed
+from engine.sim_jobs import compiled
 from engine.sim_process import Fault
 from engine.sim_run import (
     LATER,
@@ -41,7 +41,6 @@ from engine.simulation import (
     WindowWorld,
     World,
 )
-from joinery_runtime.core.compile import compile_job
 
 WORLDS = pytest.mark.parametrize("world_type", [World, FullWorld, ChainWorld, AggregateWorld])
 
@@ -144,7 +143,7 @@ def test_any_mixture_where_rows_are_closed(world_type: type[World]) -> None:
     seen = mixture(world_type, 25 if LARGE else 8)
     assert min(seen[what] for what in ("epochs", "padded")) > 50
     assert min(seen[what] for what in ("pairs", "follow_ups", "merged", "retired", "Fenced")) > 5
-    if any(side.flags for step in compile_job(parsed(world_type.job_text)).steps for side in step.sides):
+    if any(side.flags for step in compiled(world_type.job_text).steps for side in step.sides):
         assert seen["flagged"] > 5
 
 

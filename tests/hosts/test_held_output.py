@@ -72,7 +72,7 @@ def run(
         committed(progress)
 
     hears = JobListener(lambda _: None, heard, lambda error, _: pytest.fail(str(error)))
-    run_job(load_job(path), hears, stop or Event(), master="local[2,4]", warn=lambda _: None)
+    run_job(load_job(path), hears, stop or Event(), warn=lambda _: None, local=True)
     return seen
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli.trimmed import TrimmedStore
+from joinery_runtime.core.compile import compile_job
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.formats.json.encode import JsonStyle
@@ -19,7 +20,7 @@ from joinery_runtime.inspect.trace_environment import StepInputs, sorted_json_ro
 from joinery_runtime.inspect.trace_steps import StepLog, rows_by_input, united_step
 from joinery_runtime.job import Job, parse_job
 from joinery_runtime.state.memory import MemoryStore
-from joinery_runtime.state.store import EpochRecord
+from joinery_runtime.state.store import EpochCommit, EpochRecord
 from traces.corpus import Trace, load_traces
 
 # A watermark that was reset has changed the state beside the log.
@@ -84,23 +85,37 @@ def test_epochs_in_which_nothing_happens_may_be_left_out(tmp_path: Path) -> None
     assert left_out >= 5
 
 
+class SavedStore(TrimmedStore):
+    """Makes a savepoint on every epoch, so that the log may begin behind any of them."""
+
+    def commit(self, job: str, generation: int, commit: EpochCommit) -> None:
+        super().commit(job, generation, commit)
+        self.create_savepoint(job, f"epoch-{commit.epoch}")
+
+    def trim_to(self, epoch: int) -> None:
+        self._noon = epoch
+        self.trim()
+
+
 def test_the_same_rows_again_from_a_savepoint(tmp_path: Path) -> None:
     begun = 0
     for number, trace in enumerate(TRACES[::10]):
-        full_job, full, _, _ = played(trace)
-        epochs = len(full.epochs(full_job.name))
-        store = TrimmedStore(noon=max(1, epochs // 2))
+        store = SavedStore(noon=0)
         job, _, logs, _ = played(trace, store)
-        everything = replayable(job, store)
-        complete_replay = Replay(job, StepInputs(job, logs), tmp_path / f"{number}-whole")
-        rows = {entry.epoch: _rows(complete_replay, entry) for entry in everything.entries}
-        store.trim()
+        epochs = len(store.epochs(job.name))
         if epochs < 2:
             continue
-        course = replayable(job, store)
+        pipeline = compile_job(job)
+        everything = replayable(job, store, pipeline=pipeline)
+        folder = tmp_path / f"{number}-whole"
+        complete_replay = Replay(job, StepInputs(job, logs), folder, pipeline=pipeline)
+        rows = {entry.epoch: _rows(complete_replay, entry) for entry in everything.entries}
+        store.trim_to(epochs // 2)
+        course = replayable(job, store, pipeline=pipeline)
         assert [entry.epoch for entry in course.entries] == [epoch for epoch in rows if epoch > epochs // 2], trace.name
         begun += course.record is not None
-        rest = Replay(job, StepInputs(job, logs), tmp_path / f"{number}-rest", course.initial_state(store))
+        folder = tmp_path / f"{number}-rest"
+        rest = Replay(job, StepInputs(job, logs), folder, course.initial_state(store), pipeline)
         assert {entry.epoch: _rows(rest, entry) for entry in course.entries} == {
             entry.epoch: rows[entry.epoch] for entry in course.entries
         }, trace.name

@@ -7,6 +7,7 @@ mapping, with everything below it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -23,6 +24,8 @@ A *duration* is text such as `250ms`, `10s` or `1h30m`, with a unit (but 0). *By
 `500M` or `10Gi`. A field without a default may be left out unless it is *required*; a field inside a mapping that is
 left out is not. The *example* of a mapping has the fields that are required in it, or the first one.
 """
+_parse_example = cache(YAML(typ="safe", pure=True).load)
+"""An example is in those of all mappings around its field, too."""
 _TABLE = "| field | type | default | example | is |\n|---|---|---|---|---|"
 
 
@@ -81,7 +84,7 @@ def example(schema: Schema) -> Any:
     mapping of the required fields. None: there is no example."""
     _, named, text = schema.get("description", "").partition(" Example: ")
     if named:
-        return YAML(typ="safe", pure=True).load(text.removesuffix("."))
+        return _parse_example(text.removesuffix("."))
     words = schema.get("enum", [True, False] if schema.get("type") == "boolean" else [])
     if words:
         return next(word for word in words if word != schema.get("default"))

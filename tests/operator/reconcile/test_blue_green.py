@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import pytest
@@ -18,17 +19,26 @@ from joinery_operator.reconcile.blue_green_jobs import RequestedJob, requested_j
 from joinery_operator.reconcile.context import FINALIZER
 from joinery_runtime.job.crd import KINDS, BlueGreenState
 from simulated_cluster.blue_green_world import BlueGreenWorld, blue_green, topic
+from simulated_cluster.resources import copied
 from simulated_cluster.simulation import Killed
 
 HOUR, MINUTE = 3600, 60
 
 
+def remembered(make: Callable[..., BlueGreenWorld]) -> Callable[..., BlueGreenWorld]:
+    """Many tests begin with the same worlds: those of the usual spec are played once, and copied."""
+    usual = cache(make)
+    return lambda **spec: make(**spec) if spec else copied(usual())
+
+
+@remembered
 def started(**spec: Any) -> BlueGreenWorld:
     world = BlueGreenWorld(blue_green(**spec))
     world.settle()
     return world
 
 
+@remembered
 def beside(**spec: Any) -> BlueGreenWorld:
     """Blue is read, green runs beside it."""
     world = started(**spec)
@@ -37,6 +47,7 @@ def beside(**spec: Any) -> BlueGreenWorld:
     return world
 
 
+@remembered
 def switched(**spec: Any) -> BlueGreenWorld:
     world = beside(**spec)
     world.settle(11 * MINUTE)
@@ -893,24 +904,25 @@ def test_a_resource_that_is_being_deleted_leaves_its_jobs_to_kubernetes() -> Non
     assert (decision.status, decision.actions) == (None, ())
 
 
-def play(world: BlueGreenWorld) -> None:
-    """All that may happen to a BlueGreenJob, one after the other."""
-    world.settle()
-    world.edit(**topic("green"))
-    world.settle(11 * MINUTE)
-    world.switch()
-    world.settle(MINUTE)
-    world.edit(**topic("blue"))
-    world.settle(2 * HOUR)
-    world.edit(**topic("red"))
-    world.settle(MINUTE)
-    world.set(suspend=True)
-    world.settle(MINUTE)
-    world.set(suspend=False)
-    world.edit(**topic("black"))
-    world.settle(11 * MINUTE)
-    world.switch()
-    world.settle(2 * HOUR)
+LIFE: tuple[Callable[[BlueGreenWorld], object], ...] = (
+    lambda world: world.settle(),
+    lambda world: world.edit(**topic("green")),
+    lambda world: world.settle(11 * MINUTE),
+    lambda world: world.switch(),
+    lambda world: world.settle(MINUTE),
+    lambda world: world.edit(**topic("blue")),
+    lambda world: world.settle(2 * HOUR),
+    lambda world: world.edit(**topic("red")),
+    lambda world: world.settle(MINUTE),
+    lambda world: world.set(suspend=True),
+    lambda world: world.settle(MINUTE),
+    lambda world: world.set(suspend=False),
+    lambda world: world.edit(**topic("black")),
+    lambda world: world.settle(11 * MINUTE),
+    lambda world: world.switch(),
+    lambda world: world.settle(2 * HOUR),
+)
+"""All that may happen to a BlueGreenJob, one after the other."""
 
 
 def outcome(world: BlueGreenWorld) -> Any:
@@ -921,24 +933,35 @@ def outcome(world: BlueGreenWorld) -> Any:
 @pytest.mark.parametrize("cleanup", ["retainState", "deleteState"])
 @pytest.mark.parametrize("share", range(12))
 def test_an_operator_that_dies_at_any_write_leads_to_the_same_end(share: int, cleanup: str) -> None:
-    undisturbed = BlueGreenWorld()
-    undisturbed.edit(cleanup=cleanup)
-    play(undisturbed)
+    *before, undisturbed = course_of_life(cleanup)
     assert outcome(undisturbed)[:2] == (["black"], ["black"])
     assert undisturbed.writes > 30
     for death in range(share, undisturbed.writes, 12):
-        world = DyingWorld(death)
-        world.edit(cleanup=cleanup)
-        play(world)
+        # Until its operator dies, the life is the undisturbed one.
+        begun = max(number for number, world in enumerate(before) if world.writes <= death)
+        world = copied(before[begun])
+        world.death = death
+        for happens in LIFE[begun:]:
+            happens(world)
         assert outcome(world) == outcome(undisturbed), f"after the death at write {death}"
 
 
-class DyingWorld(BlueGreenWorld):
-    """Its operator dies instead of one write, and starts again."""
+@cache
+def course_of_life(cleanup: str) -> list[DyingWorld]:
+    """A world before each thing that happens to it, and at the end."""
+    world = DyingWorld()
+    world.edit(cleanup=cleanup)
+    course = [copied(world)]
+    for happens in LIFE:
+        happens(world)
+        course.append(copied(world))
+    return course
 
-    def __init__(self, death: int) -> None:
-        super().__init__()
-        self.death = death
+
+class DyingWorld(BlueGreenWorld):
+    """Its operator dies instead of the write `death`, and starts again; -1: it does not die."""
+
+    death = -1
 
     def step(self, killed_after: int | None = None) -> Any:
         if self.writes <= self.death:

@@ -4,7 +4,6 @@ runs; a state in the database belongs to a job's name, and outlives its resource
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -15,7 +14,7 @@ from joinery_operator.reconcile import reconcile
 from joinery_operator.settings import Settings
 from joinery_runtime.job.crd import KINDS, BlueGreenState, DriverStatus, InputStatus, ResourceKind
 from joinery_runtime.job.model.resource import API_VERSION
-from simulated_cluster.resources import resource_of
+from simulated_cluster.resources import copied, resource_of
 from simulated_cluster.simulation import IMAGE, START, Database, Killed, Manifest, SimulatedCluster, stamp
 
 
@@ -117,7 +116,7 @@ class BlueGreenWorld:
 
     def _settle(self) -> None:
         for _ in range(100):
-            before = deepcopy((self.resource, self.jobs(), {n: c.pods for n, c in self.clusters.items()}))
+            before = copied((self.resource, self.jobs(), {n: c.pods for n, c in self.clusters.items()}))
             self.step()
             self.work()
             self.check()
@@ -129,8 +128,8 @@ class BlueGreenWorld:
         """Reconcile the BlueGreenJob once. With `killed_after` the operator dies after that many writes."""
         decision = reconcile(
             ObservedBlueGreen(
-                resource=deepcopy(self.resource),
-                jobs=deepcopy({**self.jobs(), **self.strangers}),
+                resource=copied(self.resource),
+                jobs=copied({**self.jobs(), **self.strangers}),
                 now=self.now,
                 settings=self.settings,
                 create_refused=self.create_refused,
@@ -157,14 +156,14 @@ class BlueGreenWorld:
     def _act(self, action: Action) -> None:
         match action:
             case Create(manifest):
-                self._create(deepcopy(dict(manifest)))
+                self._create(copied(dict(manifest)))
             case Patch(_, name, body):
                 if name in self.patch_refused:
                     return
                 job = self.jobs()[name]
                 assert body["metadata"]["uid"] == job["metadata"]["uid"]
-                before = deepcopy(job["spec"])
-                _merge(job, deepcopy(body))
+                before = copied(job["spec"])
+                _merge(job, copied(body))
                 job["metadata"]["generation"] += before != job["spec"]
             case Delete(_, name, uid):
                 cluster = self.clusters[name]

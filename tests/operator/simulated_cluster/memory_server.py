@@ -4,7 +4,6 @@ the operator's controller on it, without kopf: the test is the watch."""
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -23,6 +22,7 @@ from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.reconciler import Reconcile
 from joinery_operator.kube.resources import BY_KIND, ApiResource
 from joinery_operator.settings import Settings
+from simulated_cluster.resources import copied
 from simulated_cluster.small_reconcile import reconcile
 
 _BY_PLURAL = {resource.plural: resource for resource in BY_KIND.values()}
@@ -50,13 +50,13 @@ class MemoryServer:
         """Changes an object, as a user or the kubelet would."""
         stored = self.objects[BY_KIND[kind].plural, namespace, name]
         change(stored)
-        return copy.deepcopy(self._touched(stored))
+        return copied(self._touched(stored))
 
     def remove(self, kind: str, namespace: str, name: str) -> dict[str, Any]:
         return self._touched(self.objects.pop((BY_KIND[kind].plural, namespace, name)))
 
     def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
-        return copy.deepcopy(self.objects.get((BY_KIND[kind].plural, namespace, name)))
+        return copied(self.objects.get((BY_KIND[kind].plural, namespace, name)))
 
     def names(self, kind: str) -> list[str]:
         return sorted(name for plural, _, name in self.objects if plural == BY_KIND[kind].plural)
@@ -74,7 +74,7 @@ class MemoryServer:
             return 200, {"resources": [{"name": resource_plural} for resource_plural in _BY_PLURAL]}
         if plural == "selfsubjectaccessreviews":
             return 201, {"status": {"allowed": True}}
-        body = copy.deepcopy(body)
+        body = copied(body)
         resource = _BY_PLURAL[plural]
         match method:
             case "POST" if "dryRun" in parse_qs(url.query):
@@ -93,7 +93,7 @@ class MemoryServer:
                 return self._patch((plural, namespace, name), stored, body or {})
             case "DELETE":
                 return self._delete((plural, namespace, name), stored, body or {})
-        return 200, copy.deepcopy(stored)
+        return 200, copied(stored)
 
     def _create(self, resource: ApiResource, namespace: str, body: Manifest) -> tuple[int, Any]:
         created = json.loads(json.dumps(body))
@@ -102,7 +102,7 @@ class MemoryServer:
             return _refusal(409, "AlreadyExists", f'{resource.plural} "{key[2]}" already exists')
         created["metadata"] |= {"namespace": namespace, "uid": f"uid-{next(self._uids)}", "generation": 1}
         self.objects[key] = created
-        return 201, copy.deepcopy(self._touched(created))
+        return 201, copied(self._touched(created))
 
     def _list(self, resource: ApiResource, namespace: str, metadata_only: bool) -> tuple[int, Any]:
         items = [
@@ -112,13 +112,13 @@ class MemoryServer:
         ]
         # As the real one: a list of metadata without items has null there.
         listed = None if metadata_only and not items else items
-        return 200, copy.deepcopy({"metadata": {"resourceVersion": str(next(self._versions))}, "items": listed})
+        return 200, copied({"metadata": {"resourceVersion": str(next(self._versions))}, "items": listed})
 
     def _replace(self, stored: dict[str, Any], body: Manifest, part: str) -> tuple[int, Any]:
         if body["metadata"]["resourceVersion"] != stored["metadata"]["resourceVersion"]:
             return _refusal(409, "Conflict", "the object has been modified")
         stored[part] = body[part]
-        return 200, copy.deepcopy(self._touched(stored))
+        return 200, copied(self._touched(stored))
 
     def _patch(self, key: Id, stored: dict[str, Any], body: Manifest) -> tuple[int, Any]:
         resource_version = body.get("metadata", {}).get("resourceVersion")
@@ -127,7 +127,7 @@ class MemoryServer:
         _merge(stored, body)
         if stored["metadata"].get("deletionTimestamp") and not stored["metadata"].get("finalizers"):
             del self.objects[key]
-        return 200, copy.deepcopy(self._touched(stored))
+        return 200, copied(self._touched(stored))
 
     def _delete(self, key: Id, stored: dict[str, Any], body: Manifest) -> tuple[int, Any]:
         uid = stored["metadata"]["uid"]
@@ -135,7 +135,7 @@ class MemoryServer:
             return _refusal(409, "Conflict", "the UID in the precondition does not match")
         if stored["kind"] == "Pod" and (stored.get("status") or {}).get("phase") == "Running":
             stored["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-            return 200, copy.deepcopy(self._touched(stored))
+            return 200, copied(self._touched(stored))
         del self.objects[key]
         return 200, {"kind": "Status", "status": "Success"}
 

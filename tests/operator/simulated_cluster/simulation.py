@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -18,7 +17,7 @@ from joinery_operator.reconcile import FINALIZER, reconcile
 from joinery_operator.reconcile.context import read_status
 from joinery_operator.settings import Settings
 from joinery_runtime.job.crd import KINDS, DriverStatus, ResourceKind, Status
-from simulated_cluster.resources import BY_NAME, resource_of
+from simulated_cluster.resources import BY_NAME, copied, resource_of
 
 Manifest = dict[str, Any]
 START = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
@@ -158,8 +157,8 @@ class SimulatedCluster:
         assert self.resource is not None
         return Observed(
             kind=BY_NAME[self.resource["kind"]],
-            resource=deepcopy(self.resource),
-            children=deepcopy(
+            resource=copied(self.resource),
+            children=copied(
                 Children(
                     self.pods, self.config_maps, self.services, self.network_policies, self.ingresses, self.http_routes
                 )
@@ -168,12 +167,12 @@ class SimulatedCluster:
             driver=self._said(),
             now=self.now,
             settings=self.settings,
-            executors=deepcopy(self.executors),
-            orphaned_drivers=deepcopy(self.orphaned_drivers),
+            executors=copied(self.executors),
+            orphaned_drivers=copied(self.orphaned_drivers),
             create_refused=self.create_refused,
             delete_refused=self.delete_refused,
-            name_conflicts=deepcopy(self.name_conflicts),
-            page_conflicts=deepcopy(self.page_conflicts),
+            name_conflicts=copied(self.name_conflicts),
+            page_conflicts=copied(self.page_conflicts),
             namespace_ends=self.namespace_ends,
             permissions_end=self.permissions_end,
         )

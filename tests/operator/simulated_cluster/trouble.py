@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
 from joinery_operator.decision import Action, Decision, Delete
+from simulated_cluster.resources import copied
 from simulated_cluster.simulation import Killed, Manifest, SimulatedCluster, stamp
 
 TEMPLATE = {"data": {"pod.yaml": "apiVersion: v1\nkind: Pod\nmetadata: {}\nspec: {}\n"}}
@@ -39,7 +39,7 @@ class TroubledCluster(SimulatedCluster):
         finally:
             self.late = False
             if not late:
-                self.seen = deepcopy(self.pods)
+                self.seen = copied(self.pods)
 
     def _does_the_rest_soon(self, decision: Decision) -> None:
         if not self.late:
@@ -71,7 +71,7 @@ class TroubledCluster(SimulatedCluster):
             return False
         assert self.resource is not None
         dependents = [self._of(kind) for kind in ("Service", "ConfigMap", "NetworkPolicy")]
-        before = deepcopy([self.resource, self.pods, *dependents])
+        before = copied([self.resource, self.pods, *dependents])
         for objects in dependents:
             objects.clear()
         for name in list(self.pods):

@@ -3,7 +3,6 @@ server in memory. Pods and time are the simulation's."""
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from joinery_operator.reconcile import reconcile
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job.crd import DriverStatus
 from simulated_cluster.memory_server import Id, MemoryApi, MemoryServer
+from simulated_cluster.resources import copied
 from simulated_cluster.simulation import SimulatedCluster, stamp
 
 FATAL = {"outcome": "failed", "kind": "SourceError", "error": "no such topic", "retry": False}
@@ -83,7 +83,7 @@ class ServerWithPods(MemoryServer):
             if resource.kind == "Pod":
                 self.created_pods.append(stored["metadata"]["name"])
                 stored["status"] = {"phase": "Pending"}
-            created = copy.deepcopy(stored)
+            created = copied(stored)
         return code, created
 
     def _delete(self, key: Id, stored: dict[str, Any], body: Manifest) -> tuple[int, Any]:
@@ -91,7 +91,7 @@ class ServerWithPods(MemoryServer):
         if (answer.get("metadata") or {}).get("deletionTimestamp"):
             grace = stored["spec"].get("terminationGracePeriodSeconds", 30)
             stored["metadata"]["deletionTimestamp"] = stamp(self._now() + timedelta(seconds=grace))
-            answer = copy.deepcopy(stored)
+            answer = copied(stored)
         return code, answer
 
 
@@ -185,7 +185,7 @@ class WholeOperator(SimulatedCluster):
             ):
                 self.server._touched(stored)
             self._told[key] = (stored["metadata"]["uid"], json.dumps(stored))
-            await self._tell(key, copy.deepcopy(stored), deleted=False)
+            await self._tell(key, copied(stored), deleted=False)
         self._pull()
 
     async def _tell(self, key: Id, manifest: Manifest, *, deleted: bool) -> None:

@@ -9,6 +9,7 @@ import random
 from collections.abc import Sequence
 from datetime import date, datetime, time
 from decimal import Decimal
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +93,13 @@ def theirs(text: str, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -
             },
         }
     )
-    with duckdb.connect() as connection:
-        return [row[0] for row in connection.execute(f"SELECT TRY({text}) FROM drawn_rows ORDER BY n").fetchall()]
+    rows_of_duckdb = database().execute(f"SELECT TRY({text}) FROM drawn_rows ORDER BY n").fetchall()
+    return [row[0] for row in rows_of_duckdb]
+
+
+@cache
+def database() -> duckdb.DuckDBPyConnection:
+    return duckdb.connect(config={"threads": 1})
 
 
 def same(one: Any, other: Any) -> bool:
