@@ -185,8 +185,13 @@ class Api:
         call = f"{method} {path} ({name})" if name else f"{method} {path}"
         address = f"{path}?{urlencode(query)}" if query else path
         headers = {"Accept": accept, "Content-Type": content_type}
+        verb = verb or method.lower()
         for pause in (*_PAUSES, None):
-            answer = await self._try(verb or method.lower(), resource, method, address, headers, body)
+            async with self._slots:
+                start = monotonic()
+                answer = await self._send(method, address, headers, body)
+                self._metrics.api_calls.labels(verb, resource.kind, str(answer.status)).inc()
+                self._metrics.api_seconds.labels(verb).observe(monotonic() - start)
             if 200 <= answer.status < 300:
                 manifest: Manifest = answer.body
                 return manifest
@@ -202,22 +207,6 @@ class Api:
                 min(max(pause, float(retry_after) if retry_after and retry_after.isdigit() else 0.0), _LONGEST_PAUSE)
             )
         raise AssertionError("the last try has ended the loop")
-
-    async def _try(
-        self,
-        verb: str,
-        resource: ApiResource,
-        method: str,
-        address: str,
-        headers: dict[str, str],
-        body: Manifest | None,
-    ) -> ApiResponse:
-        async with self._slots:
-            start = monotonic()
-            answer = await self._send(method, address, headers, body)
-            self._metrics.api_calls.labels(verb, resource.kind, str(answer.status)).inc()
-            self._metrics.api_seconds.labels(verb).observe(monotonic() - start)
-            return answer
 
     async def _send(self, method: str, address: str, headers: dict[str, str], body: Manifest | None) -> ApiResponse:
         """Sends one request. The response has status 0 if there was no answer."""
@@ -235,11 +224,8 @@ class Api:
             return ApiResponse(
                 0, {"reason": type(error).__name__, "message": str(error) or f"within {_TIMEOUT.total} s"}
             )
-        return ApiResponse(response.status, _parse_answer(text), response.headers.get("Retry-After"))
-
-
-def _parse_answer(text: bytes) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return {"reason": "NotJson", "message": text[:200].decode(errors="replace")}
+        try:
+            parsed: Any = json.loads(text)
+        except ValueError:
+            parsed = {"reason": "NotJson", "message": text[:200].decode(errors="replace")}
+        return ApiResponse(response.status, parsed, response.headers.get("Retry-After"))

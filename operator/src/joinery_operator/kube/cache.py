@@ -162,7 +162,10 @@ class ObjectCache:
             return False
         owner = owner_uid(manifest)
         blue_green = _controller_uid(manifest, _BLUE_GREEN) if kind in JOB_KINDS else None
-        output_places = self._written_places(key, manifest, old)
+        output_places: frozenset[OutputPlace] = frozenset()
+        if kind in JOB_KINDS:
+            has_old_spec = old is not None and old.get("spec") == manifest.get("spec")  # most changes are of a status
+            output_places = self._output_places[key] if has_old_spec else written_places(manifest)
         if old is not None:
             # A child whose owner reference others removed still belongs to its owner, which repairs it.
             owner = owner or (self._owners.get(key) if uid_of(old) == uid else None)
@@ -182,13 +185,6 @@ class ObjectCache:
             self._blue_greens[key] = blue_green
             self._jobs_of[blue_green].add(key)
         return True
-
-    def _written_places(self, key: ObjectKey, manifest: Manifest, old: Manifest | None) -> frozenset[OutputPlace]:
-        if key.kind not in JOB_KINDS:
-            return frozenset()
-        if old is not None and old.get("spec") == manifest.get("spec"):
-            return self._output_places[key]  # most changes are of a status
-        return written_places(manifest)
 
     def shared_places(self, job: ObjectKey) -> Iterator[tuple[OutputPlace, ObjectKey]]:
         """The places that a job writes, each with every other job that writes it."""

@@ -46,7 +46,11 @@ class EventRecorder:
     operator's own pod (namespace/name/uid), for Events that outlive a namespace; "": such Events are only logged."""
 
     def __init__(self, api: Api, instance: str, now: Callable[[], datetime], pod: str = "") -> None:
-        self._pod = _pod_reference(pod) if pod else None
+        self._pod: Manifest | None = None
+        if pod:
+            namespace, name, uid = pod.split("/")
+            metadata = {"namespace": namespace, "name": name, "uid": uid, "resourceVersion": ""}
+            self._pod = {"apiVersion": POD.api_version, "kind": POD.kind, "metadata": metadata}
         self._api = api
         self._instance = instance
         self._now = now
@@ -62,10 +66,20 @@ class EventRecorder:
             job = self._pod
         if not self._take_allowance(uid_of(job)):
             return
+        identity = (uid_of(job), event.type, event.reason, event.message)
+        digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()
+        recorded = self._recorded.get(digest)
         try:
-            await self._record(job, event)
+            if recorded and await self._count_repetition(job, recorded):
+                self._recorded.move_to_end(digest)
+                return
+            created = await self._api.create(EVENT, job["metadata"]["namespace"], self._event(job, event, digest))
         except ApiError as error:
             _log.warning("an Event could not be written", job=job["metadata"]["name"], error=str(error))
+            return
+        self._recorded[digest] = _Recorded(created["metadata"]["name"], 1)
+        if len(self._recorded) > _REMEMBERED:
+            self._recorded.popitem(last=False)
 
     def _take_allowance(self, uid: str) -> bool:
         now = self._now()
@@ -77,18 +91,6 @@ class EventRecorder:
         if len(self._allowances) > _REMEMBERED:
             self._allowances.popitem(last=False)
         return allowed
-
-    async def _record(self, job: Manifest, event: Event) -> None:
-        identity = (uid_of(job), event.type, event.reason, event.message)
-        digest = hashlib.sha256("\0".join(identity).encode()).hexdigest()
-        recorded = self._recorded.get(digest)
-        if recorded and await self._count_repetition(job, recorded):
-            self._recorded.move_to_end(digest)
-            return
-        created = await self._api.create(EVENT, job["metadata"]["namespace"], self._event(job, event, digest))
-        self._recorded[digest] = _Recorded(created["metadata"]["name"], 1)
-        if len(self._recorded) > _REMEMBERED:
-            self._recorded.popitem(last=False)
 
     async def _count_repetition(self, job: Manifest, recorded: _Recorded) -> bool:
         """Counts a repeated Event. Returns whether it still existed: Events live for an hour."""
@@ -131,9 +133,3 @@ class EventRecorder:
 
     def _time(self) -> str:
         return self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _pod_reference(pod: str) -> Manifest:
-    namespace, name, uid = pod.split("/")
-    metadata = {"namespace": namespace, "name": name, "uid": uid, "resourceVersion": ""}
-    return {"apiVersion": POD.api_version, "kind": POD.kind, "metadata": metadata}

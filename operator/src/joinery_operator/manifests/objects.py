@@ -42,7 +42,15 @@ def config_map(revision: JobRevision) -> Manifest:
         },
         "immutable": True,
         "data": {
-            JOB_FILE: to_yaml(_job_as_written(resource)),
+            # As its author wrote it: a driver needs nothing of what the API server and others keep in the resource.
+            JOB_FILE: to_yaml(
+                {
+                    "apiVersion": resource["apiVersion"],
+                    "kind": resource["kind"],
+                    "metadata": {name: resource["metadata"][name] for name in ("name", "namespace")},
+                    "spec": resource["spec"],
+                }
+            ),
             DEFAULTS_FILE: defaults_file(revision),
             EXECUTOR_FILE: to_yaml(executor_template(revision)),
             _POD_DEFAULTS: to_yaml(as_written(revision.pod_defaults)),
@@ -93,18 +101,6 @@ def stored_service_account(config_map: Manifest | None) -> str | None:
         return str(template["spec"]["serviceAccountName"])
     except (YAMLError, KeyError, TypeError):
         return None
-
-
-def _job_as_written(resource: Manifest) -> Manifest:
-    """The resource as its author wrote it, without what the API server and others keep there: a driver needs none of
-    that."""
-    metadata = resource["metadata"]
-    return {
-        "apiVersion": resource["apiVersion"],
-        "kind": resource["kind"],
-        "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
-        "spec": resource["spec"],
-    }
 
 
 def service(resource: Manifest) -> Manifest:

@@ -79,12 +79,15 @@ def driver_pod(
     (with `abandon_state`: left behind). Raises ManifestError."""
     settings, scale = revision.settings, scale or scale_of(revision.job)
     page_host = urlsplit(page_url(revision.resource, settings) or "").hostname
+    alive, ready = _http_get("/healthz"), _http_get("/readyz")
     container = {
         **_build_container(revision),
         "args": [_COMMAND, "run", _JOB, "--master", MASTER, "--status-port", str(settings.status_port)],
         "ports": [_port_entry("status", settings.status_port), _port_entry("spark-ui", UI_PORT)],
         "resources": _driver_resources(revision),
-        **_probe_fields(),
+        "startupProbe": {**alive, "periodSeconds": _READY_EVERY, "failureThreshold": _STARTS_WITHIN // _READY_EVERY},
+        "livenessProbe": {**alive, "periodSeconds": _PROBE_EVERY, "failureThreshold": _DEAD_AFTER // _PROBE_EVERY},
+        "readinessProbe": {**ready, "periodSeconds": _READY_EVERY, "failureThreshold": 2},
     }
     container["env"] = [
         *container["env"],
@@ -211,6 +214,8 @@ def _build_pod(
 
 
 def _build_container(revision: JobRevision) -> dict[str, Any]:
+    # For whom the pod works on the state. Without a cluster, a person asks (`kubectl joinery`).
+    owner = revision.owner_candidate.model_dump_json(exclude_defaults=True) if revision.settings.cluster else None
     return {
         "name": MAIN_CONTAINER,
         "image": revision.image,
@@ -225,7 +230,7 @@ def _build_container(revision: JobRevision) -> dict[str, Any]:
             {"name": ENDING_FILE, "value": _ENDING},
             {"name": "JOINERY_REVISION", "value": revision.revision},
             {"name": STORED_JOB, "value": "true"},
-            *_owner_env(revision),
+            *([{"name": STATE_OWNER, "value": owner}] if owner else ()),
             forbidden_properties_env(revision.settings),
             RACK_ENV,
         ],
@@ -235,13 +240,6 @@ def _build_container(revision: JobRevision) -> dict[str, Any]:
             *secret_mounts(revision.job.spec),
         ],
     }
-
-
-def _owner_env(revision: JobRevision) -> list[dict[str, str]]:
-    """For whom the pod works on the state. Without a cluster, a person asks (`kubectl joinery`)."""
-    if not revision.settings.cluster:
-        return []
-    return [{"name": STATE_OWNER, "value": revision.owner_candidate.model_dump_json(exclude_defaults=True)}]
 
 
 def _own_groups_env(revision: JobRevision) -> list[dict[str, str]]:
@@ -282,15 +280,6 @@ def _driver_resources(revision: JobRevision) -> dict[str, Any]:
 
 def _port_entry(name: str, number: int) -> dict[str, Any]:
     return {"name": name, "containerPort": number, "protocol": "TCP"}
-
-
-def _probe_fields() -> dict[str, Any]:
-    alive, ready = _http_get("/healthz"), _http_get("/readyz")
-    return {
-        "startupProbe": {**alive, "periodSeconds": _READY_EVERY, "failureThreshold": _STARTS_WITHIN // _READY_EVERY},
-        "livenessProbe": {**alive, "periodSeconds": _PROBE_EVERY, "failureThreshold": _DEAD_AFTER // _PROBE_EVERY},
-        "readinessProbe": {**ready, "periodSeconds": _READY_EVERY, "failureThreshold": 2},
-    }
 
 
 def _http_get(path: str) -> dict[str, Any]:

@@ -186,8 +186,8 @@ def _spark_settings(revision: JobRevision) -> dict[str, str]:
         "spark.executor.cores": spark.executor.cores,
         "spark.executor.memory": spark.executor.memory,
         "spark.executor.memoryOverhead": f"{executor_overhead(heap, spark.executor.cores, bytes_per_epoch)}m",
-        # Spark ends the driver after a number of lost executors that grows with the job's. Without this setting it
-        # would count them over the driver's whole life.
+        # If spark.conf limits the executors that may be lost (spark.executor.maxNumFailures), Spark would otherwise
+        # count them over the driver's whole life.
         "spark.executor.failuresValidityInterval": "10m",
         # An emptyDir goes with its pod.
         "spark.io.encryption.enabled": str(_blocks_outlive_pods(revision)).lower(),
@@ -197,7 +197,15 @@ def _spark_settings(revision: JobRevision) -> dict[str, str]:
     if spark.image_pull_secrets:
         names = ",".join(secret.name for secret in spark.image_pull_secrets)
         settings["spark.kubernetes.container.image.pullSecrets"] = names
-    settings |= _dynamic_allocation(spark)
+    executor = spark.executor
+    if executor.max_instances is not None and executor.max_instances > executor.instances:
+        settings |= {
+            "spark.dynamicAllocation.enabled": "true",
+            # There is no external shuffle service on Kubernetes.
+            "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+            "spark.dynamicAllocation.minExecutors": executor.instances,
+            "spark.dynamicAllocation.maxExecutors": executor.max_instances,
+        }
     if not _LIVENESS_SETTINGS & spark.conf.keys():
         settings |= _LIVENESS
     if spark.executor.core_request is not None:
@@ -215,19 +223,6 @@ _LIVENESS_SETTINGS = {
     "spark.storage.blockManagerHeartbeatTimeoutMs",
     "spark.storage.blockManagerTimeoutIntervalMs",
 }
-
-
-def _dynamic_allocation(spark: SparkSpec) -> dict[str, Any]:
-    executor = spark.executor
-    if executor.max_instances is None or executor.max_instances <= executor.instances:
-        return {}
-    return {
-        "spark.dynamicAllocation.enabled": "true",
-        # There is no external shuffle service on Kubernetes.
-        "spark.dynamicAllocation.shuffleTracking.enabled": "true",
-        "spark.dynamicAllocation.minExecutors": executor.instances,
-        "spark.dynamicAllocation.maxExecutors": executor.max_instances,
-    }
 
 
 def _escape_value(value: str) -> str:

@@ -87,17 +87,13 @@ def _wait(target: KubectlTarget, name: str, namespace_option: str) -> None:
         if pod["status"].get("phase") in {"Running", "Succeeded", "Failed"}:
             return
         if time.monotonic() > deadline:
-            raise JoineryError(
-                f"Pod {name} does not start", facts=_waiting_reason(pod), todo="Mend that, and ask again"
-            )
+            status = pod["status"]
+            waiting = [container.get("state", {}).get("waiting") for container in status.get("containerStatuses", ())]
+            unmet = [condition for condition in status.get("conditions", ()) if condition["status"] == "False"]
+            causes = [f"{cause.get('reason', '')}: {cause.get('message', '')}" for cause in [*waiting, *unmet] if cause]
+            facts = "; ".join(causes) or f"it is {status.get('phase')} after {_STARTS_WITHIN:.0f} s"
+            raise JoineryError(f"Pod {name} does not start", facts=facts, todo="Mend that, and ask again")
         time.sleep(_POLL)
-
-
-def _waiting_reason(pod: Manifest) -> str:
-    waiting = [container.get("state", {}).get("waiting") for container in pod["status"].get("containerStatuses", ())]
-    unmet = [condition for condition in pod["status"].get("conditions", ()) if condition["status"] == "False"]
-    explanations = [f"{cause.get('reason', '')}: {cause.get('message', '')}" for cause in [*waiting, *unmet] if cause]
-    return "; ".join(explanations) or f"it is {pod['status'].get('phase')} after {_STARTS_WITHIN:.0f} s"
 
 
 def _exit_code(target: KubectlTarget, name: str, namespace_option: str) -> int:

@@ -18,13 +18,16 @@ def status_lines(job: JobResource) -> Iterator[str]:
     yield from _summary_lines(status)
     yield from _table_lines(status)
     yield from _condition_lines(status)
-    for title, text in _list_problems(status):
-        yield f"  {title}: {text}"
+    if refused := status.get("refused"):
+        yield f"  rejected: revision {refused['revision']} ({refused['reason']}): {refused['message']}"
+    if status.get("lastError"):
+        yield f"  last error: {status['lastError']}"
 
 
 def _summary_lines(status: Mapping[str, Any]) -> Iterator[str]:
     driver, savepoint = status.get("driver") or {}, status.get("lastSavepoint") or {}
     rollout, candidate = status.get("rollout") or {}, status.get("candidate") or {}
+    counts = {"rowsIn": "in", "rowsOut": "out", "late": "late"}
     summary = {
         "image": status.get("image"),
         "revision": status.get("revision"),
@@ -34,19 +37,13 @@ def _summary_lines(status: Mapping[str, Any]) -> Iterator[str]:
         "driver": driver and f"attempt {driver['number']}, {driver.get('failures', 0)} failures in a row",
         "executors": status.get("executors"),
         "epoch": status.get("epoch"),
-        "rows": _rows_text(status),
+        "rows": ", ".join(f"{status[name]:,} {word}" for name, word in counts.items() if status.get(name) is not None),
         "state": _bytes_text(status.get("stateBytes")),
         "savepoint": savepoint and f"{savepoint['name']} at epoch {savepoint['epoch']}, {savepoint['time']}",
     }
     for name, value in summary.items():
         if value not in (None, "", {}):
             yield f"  {name + ':':12}{value}"
-
-
-def _rows_text(status: Mapping[str, Any]) -> str | None:
-    names = {"rowsIn": "in", "rowsOut": "out", "late": "late"}
-    counts = [f"{status[name]:,} {word}" for name, word in names.items() if status.get(name) is not None]
-    return ", ".join(counts) or None
 
 
 def _bytes_text(count: int | None) -> str | None:
@@ -93,11 +90,3 @@ def align_columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-
-
-def _list_problems(status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    refused = status.get("refused")
-    if refused:
-        yield "rejected", f"revision {refused['revision']} ({refused['reason']}): {refused['message']}"
-    if status.get("lastError"):
-        yield "last error", status["lastError"]

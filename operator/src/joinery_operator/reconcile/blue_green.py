@@ -65,7 +65,11 @@ def reconcile_blue_green(observed: ObservedBlueGreen) -> Decision:
     ctx = BlueGreenContext(observed, read_known_fields(BlueGreenState, resource))
     if ctx.pause_scope == "everything":
         pauses = (pause_action(ctx, job) for job in ctx.jobs.values())
-        state = with_pause(ctx, _without_stability(ctx.state))
+        state = ctx.state
+        if state.candidate is not None:  # nobody looks at whether it stays stable
+            unstable = state.candidate.model_copy(update={"stable_since": None})
+            state = state.model_copy(update={"candidate": unstable})
+        state = with_pause(ctx, state)
         return _decision(ctx, state, tuple(action for action in pauses if action is not None))
     state, job = _with_jobs(ctx, _with_active(ctx, ctx.state)), ctx.requested
     if ctx.pause_scope == "nothing":
@@ -224,13 +228,6 @@ def _with_stability(ctx: BlueGreenContext, state: BlueGreenState, requested: Req
         stable_since = ctx.now if lags_no_more(status, active) else None
     update = {"stable_since": stable_since, "attempt": attempt, "generation": generation}
     return state.model_copy(update={"candidate": candidate.model_copy(update=update)})
-
-
-def _without_stability(state: BlueGreenState) -> BlueGreenState:
-    """Return the status of a resource whose jobs nobody looks at."""
-    if state.candidate is None:
-        return state
-    return state.model_copy(update={"candidate": state.candidate.model_copy(update={"stable_since": None})})
 
 
 def _is_due(ctx: BlueGreenContext, candidate: CandidateJob, job: RequestedJob) -> bool:

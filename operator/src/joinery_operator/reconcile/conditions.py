@@ -30,7 +30,11 @@ _ROLLOUTS_PAUSED = "RolloutsPaused"
 
 def with_conditions(ctx: ReconcileContext, status: Status, job: JobPhase) -> Status:
     """Return the status with phase, conditions, and the generation to which they apply."""
-    desired, progressing = ctx.desired, _progressing_aspect(status, job)
+    desired, rollout = ctx.desired, status.rollout
+    progressing = Aspect("Progressing", "True" if job.progressing else "False", job.reason, job.message)
+    if rollout is not None and not rollout.lifted and job.phase not in {"Suspended", "Finished", "Failed"}:
+        message = f"{sentence(f'revision {rollout.revision}', cut(rollout.reason))}. {way_out(status)}"
+        progressing = Aspect("Progressing", "True", f"Rollout{rollout.stage}", message)
     up_to_date = _up_to_date_aspect(ctx, status, job)
     degraded = job.degraded or Fault("AsExpected", "")
     aspects = (
@@ -61,9 +65,17 @@ def with_pause(ctx: ReconcileContext, status: Status) -> Status:
 def with_late_rows(ctx: ReconcileContext, status: Status) -> Status:
     """Add the condition that follows from the driver's figures, which the status has to have."""
     other_conditions = tuple(condition for condition in status.conditions if condition.type != LATE_ROWS)
-    return status.model_copy(
-        update={"conditions": (*other_conditions, _make_condition(ctx, _late_rows_aspect(status)))}
-    )
+    # Inputs only: a message with figures would change the status all the time.
+    late = [input_status.name for input_status in status.inputs if input_status.late_warning]
+    aspect = Aspect(LATE_ROWS, "False", "AsExpected", "")
+    if late:
+        message = (
+            f"many of the newest records of {listed_words(late)} are dropped as late (watermark.lateWarning): they are "
+            "missing in the output. status.inputs[].lateWarning says how many, and which watermark.delay would have "
+            "kept them"
+        )
+        aspect = Aspect(LATE_ROWS, "True", "DroppedAsLate", message)
+    return status.model_copy(update={"conditions": (*other_conditions, _make_condition(ctx, aspect))})
 
 
 def events(old: Status, new: Status) -> Iterator[Event]:
@@ -101,14 +113,6 @@ def events(old: Status, new: Status) -> Iterator[Event]:
         degraded = _condition_of(new, "Degraded")
         bad = degraded is not None and degraded.status == "True" and degraded.reason == after.reason
         yield _make_event("Warning" if bad else "Normal", after.reason, after.message)
-
-
-def _progressing_aspect(status: Status, job: JobPhase) -> Aspect:
-    rollout = status.rollout
-    if rollout is not None and not rollout.lifted and job.phase not in {"Suspended", "Finished", "Failed"}:
-        message = sentence(f"revision {rollout.revision}", cut(rollout.reason))
-        return Aspect("Progressing", "True", f"Rollout{rollout.stage}", f"{message}. {way_out(status)}")
-    return Aspect("Progressing", "True" if job.progressing else "False", job.reason, job.message)
 
 
 def _kstatus_aspects(
@@ -176,19 +180,6 @@ def _pause_aspect(ctx: ReconcileContext) -> Iterator[Aspect]:
             "of them, and sees no edit. Only the job's deletion is carried out"
         )
         yield Aspect(PAUSED, "True", "Everything", f"{message}. {ctx.unpause_text}")
-
-
-def _late_rows_aspect(status: Status) -> Aspect:
-    """Names inputs only: a message with figures would change the status all the time."""
-    late = [input_status.name for input_status in status.inputs if input_status.late_warning]
-    if not late:
-        return Aspect(LATE_ROWS, "False", "AsExpected", "")
-    message = (
-        f"many of the newest records of {listed_words(late)} are dropped as late (watermark.lateWarning): they are "
-        "missing in the output. status.inputs[].lateWarning says how many, and which watermark.delay would have kept "
-        "them"
-    )
-    return Aspect(LATE_ROWS, "True", "DroppedAsLate", message)
 
 
 def _state_compatible_aspect(ctx: ReconcileContext, status: Status) -> Aspect:

@@ -106,7 +106,11 @@ def validated_job(observed: Observed, status: Status) -> DesiredJob:
         return DesiredJob(None, problems=(conflict,), reason="StateTaken")
     try:
         image = _image(observed, job, status)
-        name = _name(observed, job, image, status)
+        # Another release of the operator must not restart jobs: a revision keeps the name that an earlier release gave
+        # it, until the resource asks for another scale, which a driver of that release cannot follow.
+        names = _names(observed, job, image)
+        in_use = {status.revision, *([status.rollout.revision] if status.rollout else [])}
+        name = next((name for name in names if name in in_use), names[0])
         config_map = observed.children.config_maps.get(ChildNames(resource).config_map(name))
         defaults = (
             pod_defaults(observed.settings.pod_defaults) if config_map is None else stored_pod_defaults(config_map)
@@ -130,15 +134,6 @@ def stored_revision(observed: Observed, name: str, image: str) -> JobRevision | 
     # An earlier release stored no templates: its revisions take them as they are now.
     templates = observed.templates if templates is None else templates
     return JobRevision(*stored, name, image, observed.settings, templates, stored_pod_defaults(config_map))
-
-
-def _name(observed: Observed, job: Job, image: str, status: Status) -> str:
-    """Return the revision's name. Another release of the operator must not restart jobs: a revision keeps the name that
-    an earlier release gave it, until the resource asks for another scale, which a driver of that release cannot follow.
-    Raises ManifestError."""
-    names = _names(observed, job, image)
-    in_use = {status.revision, *([status.rollout.revision] if status.rollout else [])}
-    return next((name for name in names if name in in_use), names[0])
 
 
 def _names(observed: Observed, job: Job, image: str) -> tuple[str, ...]:

@@ -55,27 +55,22 @@ def planned_driver(ctx: ReconcileContext, status: Status) -> DriverPlan | None:
         return DriverPlan(*restoring_revision(status, rollout), restore=rollout.savepoint)
     if status.held:
         return None
-    return _current_driver(ctx, status, status.revision, status.image)
+    attempt, revision, image = status.driver, status.revision, status.image
+    if status.proved is not None or attempt is None or attempt.revision != revision:
+        return DriverPlan(revision, image)
+    # A job that never ran here may find state of an earlier job that does not fit. Then the resource says whether to
+    # leave that state behind; the savepoint keeps its name, so that a second attempt does not do so again.
+    if attempt.anew:
+        return DriverPlan(revision, image, attempt.migrate, abandon_state=True)
+    if attempt.reason == INCOMPATIBLE and attempt.outcome is not None and ctx.desired.mode == "stateless":
+        return DriverPlan(revision, image, savepoint_name(ctx, revision, attempt), abandon_state=True)
+    return DriverPlan(revision, image)
 
 
 def restoring_revision(status: Status, rollout: Rollout) -> tuple[str, str]:
     """Revision and image of the pod that returns to the rollout's savepoint."""
     by = rollout.restorer
     return (by.revision, by.image) if by is not None else (status.revision or "", status.image or "")
-
-
-def _current_driver(ctx: ReconcileContext, status: Status, revision: str, image: str) -> DriverPlan:
-    """Return the driver of the current revision. A job that never ran here may find state of an earlier job that does
-    not fit. Then the resource says whether to leave that state behind; the savepoint keeps its name, so that a second
-    attempt does not do so again."""
-    attempt = status.driver
-    if status.proved is not None or attempt is None or attempt.revision != revision:
-        return DriverPlan(revision, image)
-    if attempt.anew:
-        return DriverPlan(revision, image, attempt.migrate, abandon_state=True)
-    if attempt.reason == INCOMPATIBLE and attempt.outcome is not None and ctx.desired.mode == "stateless":
-        return DriverPlan(revision, image, savepoint_name(ctx, revision, attempt), abandon_state=True)
-    return DriverPlan(revision, image)
 
 
 def savepoint_name(ctx: ReconcileContext, revision: str, attempt: DriverAttempt | None) -> str:
@@ -185,7 +180,12 @@ def _with_outcome(ctx: ReconcileContext, attempt: DriverAttempt, pod: PodObserva
     if ending is not None and ending.outcome == "finished":
         return attempt.model_copy(update={"outcome": "Finished", "reason": None})
     if ending is not None and ending.outcome == "failed" and not ending.retry:
-        return _as_fatal(ctx, attempt, pod)
+        if pod.end_reason == STATE_TAKEN and ctx.replaced_owner is not None:
+            # Another resource owns the state: an annotation that was not tried starts one more. With definitions of an
+            # earlier release, the API server drops `replaces` from the status, and each annotation looks untried: the
+            # back-off keeps these attempts few.
+            attempt = _as_failed(ctx, attempt, pod)
+        return attempt.model_copy(update={"outcome": "Fatal", "reason": _word(pod.end_reason)})
     if not planned:
         return _as_stopped(attempt)
     stopped = ending is not None and ending.outcome == "stopped"
@@ -216,15 +216,6 @@ def _as_interrupted(ctx: ReconcileContext, attempt: DriverAttempt, reason: str) 
             "not_before": not_before if not_before > ctx.now else None,
         }
     )
-
-
-def _as_fatal(ctx: ReconcileContext, attempt: DriverAttempt, pod: PodObservation) -> DriverAttempt:
-    """Return the attempt after an end for good. If another resource owns the state, an annotation that was not tried
-    starts one more. With definitions of an earlier release, the API server drops `replaces` from the status, and each
-    annotation looks untried: the back-off keeps these attempts few."""
-    if pod.end_reason == STATE_TAKEN and ctx.replaced_owner is not None:
-        attempt = _as_failed(ctx, attempt, pod)
-    return attempt.model_copy(update={"outcome": "Fatal", "reason": _word(pod.end_reason)})
 
 
 def _as_failed(ctx: ReconcileContext, attempt: DriverAttempt, pod: PodObservation) -> DriverAttempt:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from joinery_operator.reconcile.context import ReconcileContext
 from joinery_operator.reconcile.reasons import cut
-from joinery_runtime.job.crd import DriverStatus, InputStatus, Status
+from joinery_runtime.job.crd import DriverStatus, Status
 
 _INPUTS, _KEYS, _KEY_LENGTH, _NAME_LENGTH = 16, 10, 256, 253
 
@@ -65,7 +65,12 @@ _FIGURES = (
 
 
 def _figure_fields(reported: DriverStatus, now: datetime) -> dict[str, object]:
-    inputs = tuple(_input_figures(input_status, now) for input_status in reported.inputs[:_INPUTS])
+    inputs = []
+    for input_status in reported.inputs[:_INPUTS]:
+        watermark = None if input_status.ended else input_status.watermark
+        delay = None if watermark is None else delay_text(now - _as_utc(watermark))
+        update = {"name": input_status.name[:_NAME_LENGTH], "watermark_delay": delay}
+        inputs.append(input_status.model_copy(update=update))
     watermarks = [
         _as_utc(input_status.watermark)
         for input_status in reported.inputs
@@ -86,7 +91,7 @@ def _figure_fields(reported: DriverStatus, now: datetime) -> dict[str, object]:
     return {
         # Keeps totals that the driver does not know yet.
         **{name: value for name, value in totals.items() if value is not None},
-        "inputs": inputs,
+        "inputs": tuple(inputs),
         "lag": sum(lags) if lags else None,
         "rows_per_second": reported.rows_per_second,
         "watermark_delay": delay_text(now - min(watermarks)) if watermarks else None,
@@ -96,15 +101,6 @@ def _figure_fields(reported: DriverStatus, now: datetime) -> dict[str, object]:
         ),
         "executors": reported.executors or 0,
     }
-
-
-def _input_figures(input_status: InputStatus, now: datetime) -> InputStatus:
-    delay = (
-        delay_text(now - _as_utc(input_status.watermark))
-        if input_status.watermark is not None and not input_status.ended
-        else None
-    )
-    return input_status.model_copy(update={"name": input_status.name[:_NAME_LENGTH], "watermark_delay": delay})
 
 
 def delay_text(delay: timedelta) -> str:

@@ -127,7 +127,10 @@ def _driver_phase(ctx: ReconcileContext, status: Status, plan: DriverPlan | None
     if status.held and plan is None and (rollout is None or rollout.stage == "Checking"):
         return _held_phase(ctx, status)
     if attempt is None or plan is None or not plan.fits(attempt):
-        return _phase_before_driver(ctx, status)
+        if ctx.all_drivers_inactive():
+            return JobPhase(_phase(status, "Pending"), "Starting", "the next driver is about to start")
+        message = "the old driver finishes its epoch before another one starts"
+        return JobPhase(_phase(status, "Stopping"), "Stopping", message, _overdue_pod_fault(ctx))
     if attempt.outcome is not None:
         return _phase_after_attempt(ctx, status, attempt)
     return _phase_with_pod(ctx, status, attempt, ctx.drivers.get(attempt.number))
@@ -149,15 +152,6 @@ def _held_phase(ctx: ReconcileContext, status: Status) -> JobPhase:
     to_do = f"Nothing runs: correct the job, or apply that of revision {status.revision} to have it start again"
     message = f"{cut(fault.message, 512)}. {to_do}"
     return JobPhase("Failed", fault.reason, message, Fault(fault.reason, message))
-
-
-def _phase_before_driver(ctx: ReconcileContext, status: Status) -> JobPhase:
-    """Return the phase while the next driver waits until the last one is gone."""
-    overdue = _overdue_pod_fault(ctx)
-    if not ctx.all_drivers_inactive():
-        message = "the old driver finishes its epoch before another one starts"
-        return JobPhase(_phase(status, "Stopping"), "Stopping", message, overdue)
-    return JobPhase(_phase(status, "Pending"), "Starting", "the next driver is about to start")
 
 
 def _overdue_pod_fault(ctx: ReconcileContext) -> Fault | None:

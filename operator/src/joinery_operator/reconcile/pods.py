@@ -187,18 +187,14 @@ def _disruption_fault(status: Manifest) -> Fault | None:
     if condition is None:
         return None
     reason, message = condition.get("reason") or "DisruptionTarget", cut(condition.get("message") or "")
-    marked, deleted = _marked_not_ready(status), _condition_time(status, "DisruptionTarget")
+    # If its kubelet stopped answering, the control plane changes only the status of a ready pod's condition, which has
+    # no reason; a kubelet that says that a pod is not ready writes one (`ContainersNotReady`, say).
+    not_ready = _condition_of(status, "Ready", "False") or {}
+    marked = None if not_ready.get("reason") else _condition_time(status, "Ready", "False")
+    deleted = _condition_time(status, "DisruptionTarget")
     if reason == _BY_TAINT and marked is not None and deleted is not None and marked < deleted:
         return Fault(NODE_UNREACHABLE, f"the node has not answered since {marked:%H:%M:%S} UTC")
     return Fault(reason, message)
-
-
-def _marked_not_ready(status: Manifest) -> datetime | None:
-    """Return when the control plane marked the pod as not ready because its kubelet stopped answering, if it did. It
-    changes only the status of a ready pod's condition, which has no reason; a kubelet that says that a pod is not ready
-    writes one (`ContainersNotReady`, say)."""
-    not_ready = _condition_of(status, "Ready", "False") or {}
-    return None if not_ready.get("reason") else _condition_time(status, "Ready", "False")
 
 
 def _end_reason(status: Manifest, terminations: list[Mapping[str, Any]], ending: Ending | None) -> str:

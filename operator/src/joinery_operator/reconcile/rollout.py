@@ -252,23 +252,16 @@ def _classify_stable(ctx: ReconcileContext, status: Status, desired: Desired, su
     if new is None or desired is Desired.CURRENT:
         return RolloutObservation(RolloutStage.STABLE, desired=desired)
     in_memory = NewStore.GIVES_UP if mode == "stateless" else NewStore.IN_MEMORY
+    was_ready = status.revision is not None and status.image is not None and status.proved is not None
+    old = ctx.revision(status.revision, status.image)  # None: whether its state outlives a pod is unknown
     return RolloutObservation(
         RolloutStage.STABLE,
         desired=desired,
-        at_stake=AtStake.STATE if _has_durable_state(ctx, status) else AtStake.NOTHING,
+        at_stake=AtStake.STATE if was_ready and (old is None or old.durable) else AtStake.NOTHING,
         new_store=NewStore.KEEPS if new.durable else in_memory,
         suspend=suspend,
         refused=Refused.YES if is_rejected(status, new, mode) else Refused.NO,
     )
-
-
-def _has_durable_state(ctx: ReconcileContext, status: Status) -> bool:
-    """Return whether the current revision was ready, with state that outlives a pod. If that is unknown, assumes that
-    it has such state."""
-    if status.revision is None or status.image is None or status.proved is None:
-        return False
-    old = ctx.revision(status.revision, status.image)
-    return old is None or old.durable
 
 
 def _check(pod: PodObservation | None) -> Check:
