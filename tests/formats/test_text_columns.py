@@ -167,6 +167,8 @@ def test_a_time_that_only_a_format_reads_is_refused_with_that_formats_name(value
         ("3000000000", pa.int32(), False),
         ("3.5", pa.int64(), False),
         ("3.5e2", pa.float64(), True),
+        ("3.5e400", pa.float64(), False),
+        ("\u0661", pa.int64(), False),
         ("3,5", pa.float64(), False),
         ("true", pa.bool_(), True),
         ("yes", pa.bool_(), False),

@@ -4,6 +4,7 @@ for the rows that need it."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -39,6 +40,20 @@ def test_few_bad_rows_of_many_are_found() -> None:
     result = evaluated("o.i + 1", *({"i": LARGEST if n in bad else n} for n in range(10_000)))
     assert set(result.failed) == bad
     assert result.values.to_pylist() == [None if n in bad else n + 1 for n in range(10_000)]
+
+
+def test_a_number_with_an_exponent_far_below_0_is_no_decimal() -> None:
+    """Arrow's cast ends the process at the first one, and reads the third one as 0."""
+    texts = ["1e-999999999", "-1E-99", "1e-77", "1e-3", "1e-x", "nan", "0e-999999999", "125e-2", "-1.50E-0", None]
+    for function in ("CAST", "TRY_CAST"):
+        found = evaluated(f"{function}(o.s AS DECIMAL(10, 2))", *({"s": text} for text in texts))
+        expected = [*[None] * 6, Decimal("0.00"), Decimal("1.25"), Decimal("-1.50"), None]
+        assert found.values.to_pylist() == expected
+        assert set(found.failed) == (set(range(6)) if function == "CAST" else set())
+    (reason,) = evaluated("CAST(o.s AS DECIMAL(10, 2))", {"s": texts[0]}).failed.values()
+    assert reason.endswith("'1e-999999999' is not a valid decimal(10,2)")
+    with pytest.raises(ExpressionError, match="1e-999999999"):
+        evaluated("CAST('1e-999999999' AS DECIMAL(10, 2))", {})
 
 
 TEXTS = [

@@ -14,6 +14,7 @@ A value that its type cannot hold is a fault of its row. The accepted forms are:
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -24,8 +25,8 @@ import pyarrow as pa
 from joinery_runtime.formats.connect_types import decimal_hint
 from joinery_runtime.formats.records import Fault
 
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-_INTEGER = re.compile(r"[+-]?\d{1,19}\Z")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_INTEGER = re.compile(r"[+-]?\d{1,19}\Z", re.ASCII)
 _RFC3339 = r"^\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(\.\d+)?([Zz]|[+-]\d{2}:\d{2})$"
 _LONGEST_OF_POLARS = len("2026-01-15T10:00:00.123456789+01:00")  # it reads nine digits of a fraction
 # What `format: iso` reads. Unlike RFC 3339, it allows times without an offset or seconds, and days.
@@ -88,7 +89,8 @@ def fault(column: str, value: object, target: pa.DataType) -> str:
                 f"column's format: {unit}"
             )
     hint = ""
-    if pa.types.is_timestamp(target) and isinstance(value, str) and (written := _ISO.match(value)):
+    is_rfc3339 = isinstance(value, str) and re.match(_RFC3339, value)  # so another format reads it no better
+    if pa.types.is_timestamp(target) and isinstance(value, str) and not is_rfc3339 and (written := _ISO.match(value)):
         hint = "; write the column's format: iso" + ("" if written.group(4) else " and its zone")
     if pa.types.is_decimal(target):
         hint = decimal_hint(value)
@@ -99,7 +101,7 @@ def fault(column: str, value: object, target: pa.DataType) -> str:
             most = 2 ** (target.bit_width - 1)
             is_text = _INTEGER.match(value) is not None and -most <= int(value) < most
         else:
-            is_text = pa.types.is_floating(target) and _NUMBER.fullmatch(value) is not None
+            is_text = pa.types.is_floating(target) and bool(_NUMBER.fullmatch(value)) and math.isfinite(float(value))
         hint = "; it is text in the record: write the column's format: text" if is_text else ""
     return f"column {column}: {shown(value)} is not a valid {_type_text(target)}{hint}"
 

@@ -11,6 +11,7 @@ from datetime import date, datetime, time
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
+from time import process_time as time_spent
 from typing import Any
 
 import duckdb
@@ -223,6 +224,43 @@ def test_a_shift_by_63_bits_leaves_the_sign() -> None:
     assert number("SHIFTRIGHT(r.x, 63)", numbers) == [0, -1, 0, -1, None]
     assert number("SHIFTLEFT(r.x, 63)", numbers) == [-(2**63), -(2**63), -(2**63), 0, None]
     assert number("SHIFTRIGHT(r.x, 62)", numbers) == [0, -1, 1, -2, None]
+
+
+def evaluated_texts(expression: str, *rows: tuple[str, str]) -> tuple[list[Any], dict[int, str]]:
+    batch = pa.RecordBatch.from_pylist([{"s": text, "p": part} for text, part in rows])
+    result = parse_expression(expression).evaluate(lambda ref: batch.column(ref.column), len(rows))
+    return result.values.to_pylist(), result.failed
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("STRPOS(t.s, t.p)", 0),
+        ("POSITION(t.p IN t.s)", 0),
+        ("CONTAINS(t.s, t.p)", False),
+        ("SPLIT_PART(t.s, t.p, 2)", ""),
+    ],
+)
+def test_a_long_part_is_looked_for_in_little_time(expression: str, value: object) -> None:
+    """A record has both. Of a single row, Polars would compile the part as a pattern."""
+    began = time_spent()
+    assert evaluated_texts(expression, ("a" * 300_000, "a" * 150_000 + "b")) == ([value], {})
+    assert time_spent() - began < 5
+
+
+def test_a_replacement_from_a_column_does_not_grow_without_bound() -> None:
+    """A record of 1 MB would become a text of 250 GB."""
+    rows = [
+        ("a" * 30_000, "b" * 30_000),
+        ("a" * 100_000, ""),
+        ("a" * 100_000, "c"),
+        ("a" * 3, "b" * 21_845),
+        ("x", "y" * 70_000),
+    ]
+    values, failed = evaluated_texts("REPLACE(t.s, 'a', t.p)", *rows)
+    assert values == [None, "", "c" * 100_000, "b" * 65_535, "x"]
+    assert list(failed) == [0]
+    assert "longer than 65,535 characters" in failed[0]
 
 
 def test_a_panic_of_polars_fails_its_rows_and_not_the_task() -> None:

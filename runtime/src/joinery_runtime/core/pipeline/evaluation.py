@@ -41,7 +41,6 @@ from joinery_runtime.job.model.function_calls import call_of
 Resolve = Callable[[str, str], Value]  # from an input and its column
 
 _MAY_FAIL = (exp.Add, exp.Sub, exp.Mul, exp.Neg, exp.Cast, exp.Case, exp.Coalesce)
-_SHOWN = 60  # characters of a text that a reason quotes
 _PIECES = 16  # into how many pieces a piece is cut on which an operator fails
 
 
@@ -323,7 +322,7 @@ def _readable(texts: pa.StringArray, kind: pa.DataType, rows: EvaluatedRows, *, 
     """Replaces texts that are certainly not a value of the kind by NULL, at once: there may be many."""
     wrong = operators.find_unreadable(texts, kind)
     for row in () if null else np.flatnonzero(wrong.to_numpy(zero_copy_only=False)).tolist():
-        rows.fail(row, f"{texts[row].as_py()[:_SHOWN]!r} is not a valid {operators.type_text(kind)}")
+        rows.fail(row, f"{texts[row].as_py()[: operators.SHOWN]!r} is not a valid {operators.type_text(kind)}")
     return pc.if_else(wrong, pa.scalar(None, pa.string()), texts)
 
 

@@ -8,6 +8,7 @@ does not accept, and ArrowInvalid for such a value.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from decimal import Decimal, InvalidOperation
 from functools import reduce
 from typing import Any, TypeAlias
 
@@ -24,6 +25,7 @@ DURATION = pa.duration("ms")
 EVENT_TIME_MIN, EVENT_TIME_MAX = -62_135_596_800_000, 253_402_300_799_999
 PRECISION = 38  # of a column's decimals; only intermediate values are wider
 _WIDEST = 76  # decimal256
+SHOWN = 60  # characters of a text that a reason quotes
 _DIGITS = {pa.int32(): 10, pa.int64(): 19}
 
 
@@ -286,12 +288,44 @@ def cast(value: Value, kind: pa.DataType) -> Value:
         return convert(value, kind)
     if _is_time(kind) and not pa.types.is_null(value.type):
         return _cast_to_time(value, kind)
+    if pa.types.is_decimal(kind) and pa.types.is_string(value.type):
+        return _without_small_exponents(value, kind).cast(kind)
     if not pa.types.is_floating(kind):
         return value.cast(kind)
     number = value.cast(kind, safe=not is_number(value.type))
     if pa.types.is_float64(value.type) and pc.any(pc.and_(pc.is_finite(value), pc.is_inf(number))).as_py():
         raise pa.ArrowInvalid(f"the number does not fit {kind}")
     return number
+
+
+def without_exponent(number: str) -> str | None:
+    """Write a decimal number without its exponent; None if the text is not one, or has too many digits for any decimal.
+
+    Arrow ends the process at `1e-999999999`, and reads `1e-77` as 0."""
+    try:
+        value = Decimal(number)
+    except InvalidOperation:
+        return None
+    _, digits, exponent = value.as_tuple()
+    if not isinstance(exponent, int):  # of infinities and NaN
+        return None
+    if not any(digits):
+        return "0"
+    return f"{value:f}" if -_WIDEST <= exponent <= _WIDEST - len(digits) else None
+
+
+def _without_small_exponents(texts: Value, kind: pa.DataType) -> Value:
+    if isinstance(texts, pa.Scalar):
+        return _without_small_exponents(pa.array([texts.as_py()], pa.string()), kind)[0]
+    small = pc.fill_null(pc.match_substring(texts, "e-", ignore_case=True), False)
+    if not pc.any(small).as_py():
+        return texts
+    plain = []
+    for number in texts.filter(small).to_pylist():
+        plain.append(without_exponent(number))
+        if plain[-1] is None:
+            raise pa.ArrowInvalid(f"{number[:SHOWN]!r} is not a valid {type_text(kind)}")
+    return pc.replace_with_mask(texts, small, pa.array(plain, pa.string()))
 
 
 def _cast_to_time(value: Value, kind: pa.DataType) -> Value:

@@ -4,8 +4,9 @@ whole batches, `NestedJsonDecoder` reads nested ones one by one.
 Polars reads the batch as newline-delimited JSON. It rejects anything but exactly one object per line, wrong types, and
 integers out of range. It reformats numbers, arrays and objects in text columns, so `json_texts` looks up their original
 texts. Decimals are read in a second pass by Arrow, which keeps their digits. (Arrow crashes on a top-level `null`, so
-it must only see what Polars accepted.) Of records whose names may occur twice, and of those that Polars rejects though
-they are JSON (an undeclared number of 39 digits), both parsers get the declared fields only (`_Selection`).
+it must only see what Polars accepted, and on `1e-999999999`, so it sees no exponents below 0.) Of records whose names
+may occur twice, and of those that Polars rejects though they are JSON (an undeclared number of 39 digits), both parsers
+get the declared fields only (`_Selection`).
 
 Rules beyond those of `convert`: a missing column is null; unknown names are ignored; of a name that occurs twice, the
 last counts; a string column takes any value, a number, an array or an object as its original text (with a line break as
@@ -27,7 +28,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from joinery_runtime.formats.convert import convert, in_range, narrow
+from joinery_runtime.core.pipeline.operators import without_exponent
+from joinery_runtime.formats.convert import convert, fault, in_range, narrow
 from joinery_runtime.formats.json.faults import Explainer
 from joinery_runtime.formats.json.texts import ESCAPED_NAME, texts, tree, with_own_texts
 from joinery_runtime.formats.records import (
@@ -54,7 +56,11 @@ _LOW = r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 # How gzip, zlib and zstd begin. Polars would decompress the whole batch.
 _COMPRESSED = (b"\x1f\x8b", b"x", b"\x28\xb5\x2f\xfd")
 _WHOLE = re.compile(r"-?[0-9]+")
+_WIDEST = 76  # digits of Arrow's decimals
 _LONG = 19  # characters of a number that may not fit 64 bits
+# What may be an exponent below 0. An escape may stand for any of its characters.
+_MAY_BE_SMALL = r"[0-9.][eE]-|\\u00"
+_EXPONENT = re.compile(r"[-+]?[0-9.]+[eE][-+]?[0-9]+")
 _LONE_SURROGATE = "not JSON: half of a surrogate pair"
 
 _DIRECT: dict[pa.DataType, type[pl.DataType]] = {
@@ -75,6 +81,7 @@ class JsonFallbackDecoder(ByValue):
         self._selection = _Selection(schema, {})
         self._decimals = [field for field in schema if pa.types.is_decimal(field.type)]
         columns = [field for field in schema if not pa.types.is_decimal(field.type)] or list(schema)
+        self._decimal_root = tree([(field.name,) for field in self._decimals])
         self._wire = {field.name: _DIRECT.get(field.type, pl.String) for field in columns}
         times = [field.name for field in schema if pa.types.is_timestamp(field.type)]
         # Most producers send integer times, for which text would be a detour. If reading as integers fails, the batch
@@ -148,8 +155,9 @@ class JsonFallbackDecoder(ByValue):
             return frame, {}
         # Arrow's JSON reader accepts values with too many digits before the point, so they are read with room to spare
         # and then cast, which rejects those values.
-        roomy = pa.schema([pa.field(field.name, pa.decimal256(76, field.type.scale)) for field in self._decimals])
+        roomy = pa.schema([pa.field(field.name, pa.decimal256(_WIDEST, field.type.scale)) for field in self._decimals])
         try:
+            lines = self._without_small_exponents(values, lines)
             table = pyarrow.json.read_json(
                 pa.BufferReader(lines),
                 read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=len(lines) + 1),
@@ -158,6 +166,29 @@ class JsonFallbackDecoder(ByValue):
             return frame, {field.name: table[field.name].cast(field.type) for field in self._decimals}
         except pa.ArrowInvalid as error:
             raise RejectedBatch(f"not readable as JSON with decimals: {error}") from error
+
+    def _without_small_exponents(self, values: pa.BinaryArray, lines: bytes) -> bytes:
+        """Rewrite records of `lines` in which a decimal may have an exponent below 0, as their decimals alone. Raises
+        RejectedBatch where no decimal column holds the number."""
+        may_be_small = pc.match_substring_regex(values, _MAY_BE_SMALL)
+        if not pc.any(may_be_small).as_py():
+            return lines
+        plain = [self._plain_decimals(record) for record in values.filter(may_be_small).to_pylist()]
+        return joined(pc.replace_with_mask(values, may_be_small, pa.array(plain, pa.binary())))
+
+    def _plain_decimals(self, record: bytes) -> bytes:
+        try:
+            own = texts(record.decode(), self._decimal_root)
+        except (ValueError, RecursionError, IndexError):
+            own = None
+        if own is None:
+            raise RejectedBatch("not readable as JSON with decimals")
+        fields = (
+            f"{json.dumps(field.name, ensure_ascii=False)}:{_plain_decimal(field, own[column])}"
+            for column, field in enumerate(self._decimals)
+            if column in own
+        )
+        return f"{{{','.join(fields)}}}".encode()
 
     def _make_rows(
         self, values: pa.BinaryArray, frame: pl.DataFrame, decimals: Mapping[str, pa.ChunkedArray], index: IntArray
@@ -253,6 +284,17 @@ class _Selection:
 def is_nested(schema: pa.Schema, paths: Mapping[str, Path]) -> bool:
     """Whether a column of the schema is anything else than the record's field of its name."""
     return any(paths.get(name, (name,)) != (name,) for name in schema.names)
+
+
+def _plain_decimal(field: pa.Field, text: str) -> str:
+    """Write the JSON text of a decimal without an exponent. Raises RejectedBatch if no decimal holds the number."""
+    number = json.loads(text) if text[0] == '"' else text
+    if not _EXPONENT.fullmatch(number):
+        return text
+    plain = without_exponent(number)
+    if plain is None:
+        raise RejectedBatch(fault(field.name, number, field.type))
+    return f'"{plain}"'
 
 
 def _names_twice(values: pa.BinaryArray, lines: bytes, nulls: Mapping[str, int]) -> pa.BooleanArray | None:

@@ -37,7 +37,13 @@ _CHARACTER = np.dtype((np.str_, 1))  # one code point
 
 def _position_in(text: pl.Expr, part: pl.Expr) -> pl.Expr:
     before = split_at(text, part).list.get(0).str.len_chars().cast(pl.Int64)
-    return pl.when(part == "").then(1).when(text.str.contains(part, literal=True)).then(before + 1).otherwise(0)
+    return pl.when(part == "").then(1).when(_occurrences(text, part) > 0).then(before + 1).otherwise(0)
+
+
+def _occurrences(text: pl.Expr, part: pl.Expr) -> pl.Expr:
+    """Count the parts of a text. Where Polars has one row, its `contains` compiles the part as a pattern, which takes
+    minutes for a long one."""
+    return text.str.count_matches(part, literal=True).cast(pl.Int64)
 
 
 # --- letters and blanks -----------------------------------------------------------------------------------------------
@@ -258,7 +264,7 @@ TEXT.define(
     meaning="whether the part is in it",
     example="CONTAINS('abc', 'b')",
     result="TRUE",
-)(by_polars(lambda text, part: text.str.contains(part, literal=True)))
+)(by_polars(lambda text, part: (part == "") | (_occurrences(text, part) > 0)))
 
 
 # --- new texts --------------------------------------------------------------------------------------------------------
@@ -289,16 +295,27 @@ TEXT.define(
     string("part"),
     string("replacement"),
     returns="string",
-    meaning="with every part replaced; the same text for an empty part",
+    meaning="with every part replaced; the same text for an empty part. Fails if a part or a replacement of a column "
+    f"makes the text longer, above {MAX_CHARACTERS:,} characters",
     example="REPLACE('banana', 'an', 'o')",
     result="'booa'",
+    fails=True,
 )
 def _replace_part(text: Value, part: Value, replacement: Value) -> Value:
     if isinstance(part, pa.Scalar) and isinstance(replacement, pa.Scalar) and part.as_py():
         return pc.replace_substring(text, part.as_py(), replacement.as_py())
+    growth = computed_by_polars(_growth, text, part, replacement)
+    length = pc.add(pc.utf8_length(text).cast(pa.int64()), growth)
+    require(pc.or_(pc.less_equal(growth, 0), pc.less_equal(length, MAX_CHARACTERS)), _TOO_LONG)
     return computed_by_polars(
         lambda text, part, replacement: split_at(text, part).list.join(replacement), text, part, replacement
     )
+
+
+def _growth(text: pl.Expr, part: pl.Expr, replacement: pl.Expr) -> pl.Expr:
+    """Count the code points by which replacing each part makes a text longer."""
+    added = replacement.str.len_chars().cast(pl.Int64) - part.str.len_chars().cast(pl.Int64)
+    return pl.when(part == "").then(0).otherwise(_occurrences(text, part) * added)
 
 
 @TEXT.define(
