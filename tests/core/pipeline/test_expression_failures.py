@@ -46,10 +46,10 @@ def test_a_number_with_an_exponent_far_below_0_is_no_decimal() -> None:
     """Arrow's cast ends the process at the first one, and reads the third one as 0."""
     texts = ["1e-999999999", "-1E-99", "1e-77", "1e-3", "1e-x", "nan", "0e-999999999", "125e-2", "-1.50E-0", None]
     for function in ("CAST", "TRY_CAST"):
-        found = evaluated(f"{function}(o.s AS DECIMAL(10, 2))", *({"s": text} for text in texts))
+        result = evaluated(f"{function}(o.s AS DECIMAL(10, 2))", *({"s": text} for text in texts))
         expected = [*[None] * 6, Decimal("0.00"), Decimal("1.25"), Decimal("-1.50"), None]
-        assert found.values.to_pylist() == expected
-        assert set(found.failed) == (set(range(6)) if function == "CAST" else set())
+        assert result.values.to_pylist() == expected
+        assert set(result.failed) == (set(range(6)) if function == "CAST" else set())
     (reason,) = evaluated("CAST(o.s AS DECIMAL(10, 2))", {"s": texts[0]}).failed.values()
     assert reason.endswith("'1e-999999999' is not a valid decimal(10,2)")
     with pytest.raises(ExpressionError, match="1e-999999999"):
