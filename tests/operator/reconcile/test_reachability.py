@@ -20,6 +20,7 @@ import pytest
 
 from budget import LARGE
 from joinery_operator.decision import Observed
+from joinery_operator.names import ChildNames
 from joinery_operator.reconcile import context, rollout
 from joinery_operator.reconcile.context import ReconcileContext
 from joinery_operator.reconcile.desired import DesiredJob
@@ -31,6 +32,7 @@ from joinery_operator.reconcile.rollout_table import (
     Transition,
     row_for,
 )
+from joinery_operator.revision import JobRevision
 from joinery_runtime.job.crd import Status
 from simulated_cluster.simulation import SimulatedCluster, resource
 
@@ -249,8 +251,10 @@ def kind_of(pod: dict[str, Any]) -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def remembered() -> Iterator[None]:
-    """Reading a job takes longer than all else of a reconcile: each is read once."""
+    """Reading jobs takes longer than all else of a reconcile: each is read once, as are those of earlier revisions."""
     read, jobs_by_key = context.desired_job, {}
+    read_stored = context.stored_revision
+    revisions_by_key: dict[Hashable, JobRevision | None] = {}
 
     def desired(observed: Observed, status: Status) -> DesiredJob:
         on_its_way = status.rollout and (status.rollout.revision, status.rollout.image)
@@ -264,9 +268,16 @@ def remembered() -> Iterator[None]:
             jobs_by_key[key] = read(observed, status)
         return jobs_by_key[key]
 
-    context.desired_job = desired
+    def stored(observed: Observed, name: str, image: str) -> JobRevision | None:
+        config_map = observed.children.config_maps.get(ChildNames(observed.resource).config_map(name), {})
+        key = (json.dumps([observed.resource["metadata"], config_map.get("data")]), name, image)
+        if key not in revisions_by_key:
+            revisions_by_key[key] = read_stored(observed, name, image)
+        return revisions_by_key[key]
+
+    context.desired_job, context.stored_revision = desired, stored
     yield
-    context.desired_job = read
+    context.desired_job, context.stored_revision = read, read_stored
 
 
 @pytest.fixture(scope="module")
