@@ -190,8 +190,20 @@ def test_a_constant_for_a_table_is_written_as_an_expression_of_the_other_input()
         ),
         (
             "SUM(amount) OVER (ORDER BY ts)",
-            "or for one of each row FROM orders a JOIN orders b ON a.<key> = b.<key> AND b.ts < a.ts AND "
+            "or for one of each row FROM orders a JOIN orders b ON a.<key> = b.<key> AND b.ts <= a.ts AND "
             "b.ts >= a.ts - INTERVAL '1' HOUR GROUP BY a.<id>, TUMBLE(a.ts, INTERVAL '1' MINUTE)",
+        ),
+        (
+            "COUNT(*) OVER (PARTITION BY customer ORDER BY ts RANGE BETWEEN INTERVAL '10' MINUTE PRECEDING AND "
+            "CURRENT ROW)",
+            "or for one of each row FROM orders a JOIN orders b ON a.customer = b.customer AND b.ts <= a.ts AND "
+            "b.ts >= a.ts - INTERVAL '10' MINUTE GROUP BY a.<id>",
+        ),
+        (
+            "FIRST_VALUE(amount) OVER (PARTITION BY customer ORDER BY ts)",
+            "for the first row of the key in the time up to each row, write FROM orders a JOIN orders b ON a.customer "
+            "= b.customer AND b.ts <= a.ts AND b.ts >= a.ts - INTERVAL '1' HOUR QUALIFY ROW_NUMBER() OVER (PARTITION "
+            "BY a.<id>, TUMBLE(a.ts, INTERVAL '1' MINUTE) ORDER BY b.ts) = 1",
         ),
     ],
 )

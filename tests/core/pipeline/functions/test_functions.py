@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal
 from functools import cache
@@ -226,7 +226,7 @@ def test_a_shift_by_63_bits_leaves_the_sign() -> None:
     assert number("SHIFTRIGHT(r.x, 62)", numbers) == [0, -1, 1, -2, None]
 
 
-def evaluated_texts(expression: str, *rows: tuple[str, str]) -> tuple[list[Any], dict[int, str]]:
+def evaluated_texts(expression: str, *rows: tuple[str, str]) -> tuple[list[Any], Mapping[int, str]]:
     batch = pa.RecordBatch.from_pylist([{"s": text, "p": part} for text, part in rows])
     result = parse_expression(expression).evaluate(lambda ref: batch.column(ref.column), len(rows))
     return result.values.to_pylist(), result.failed

@@ -138,12 +138,19 @@ def _instead_of_window(window: exp.Expr, scope: Scope) -> str:
     keys = [key.name for key in window.args.get("partition_by") or [] if isinstance(key, exp.Column)]
     equal = " AND ".join(f"a.{key} = b.{key}" for key in keys or ["<key>"])
     later = window.find(exp.Lead) is not None
-    bound = f"b.{time} < a.{time} AND b.{time} >= a.{time} - INTERVAL '1' HOUR"
+    is_first = window.find(exp.FirstValue) is not None
+    is_nearest = later or window.find(exp.Lag, exp.LastValue, exp.NthValue) is not None
+    start = window.args["spec"].args.get("start") if window.args.get("spec") else None
+    length = start.sql() if isinstance(start, exp.Interval) else "INTERVAL '1' HOUR"
+    bound = f"b.{time} {'<' if is_nearest else '<='} a.{time} AND b.{time} >= a.{time} - {length}"
     if later:
-        bound = f"b.{time} > a.{time} AND b.{time} <= a.{time} + INTERVAL '1' HOUR"
+        bound = f"b.{time} > a.{time} AND b.{time} <= a.{time} + {length}"
     joined = f"FROM {source} a JOIN {source} b ON {equal} AND {bound}"
-    if later or window.find(exp.Lag, exp.FirstValue, exp.LastValue, exp.NthValue) is not None:
-        one_row = f"PARTITION BY a.<id>, TUMBLE(a.{time}, INTERVAL '1' MINUTE)"
+    one_row = f"PARTITION BY a.<id>, TUMBLE(a.{time}, INTERVAL '1' MINUTE)"
+    if is_first:
+        first = f"QUALIFY ROW_NUMBER() OVER ({one_row} ORDER BY b.{time}) = 1"
+        return f"for the first row of the key in the time up to each row, write {joined} {first}"
+    if is_nearest:
         nearest = f"QUALIFY ROW_NUMBER() OVER ({one_row} ORDER BY b.{time}{'' if later else ' DESC'}) = 1"
         return f"for the nearest other row of the key, or NULL, write {joined.replace('JOIN', 'LEFT JOIN')} {nearest}"
     todo = "write GROUP BY with HOP(...) or CUMULATE(...) for a value of each window"
