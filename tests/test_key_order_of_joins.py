@@ -16,11 +16,11 @@ import pytest
 from joinery_runtime.connectors.kafka.ordered_rows import OrderedRows
 from joinery_runtime.connectors.outputs import Outputs
 from joinery_runtime.connectors.sink import Attempt, AttemptRows, Receipt
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.core.pipeline.sides import LEFT
 from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
-from joinery_runtime.engine.chunks import CHUNK_BYTES
 from joinery_runtime.engine.messages import EpochWork
+from joinery_runtime.engine.output_limit import CHUNK_BYTES
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.tasks import LocalHost
 from joinery_runtime.engine.worker import RowBlock, Worker, WorkerParts

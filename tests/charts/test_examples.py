@@ -10,7 +10,7 @@ import yaml
 from charts.rendering import ROOT
 from joinery_runtime.job import load_job
 from joinery_runtime.job.crd import KINDS
-from joinery_runtime.job.model.secrets import SecretRef
+from joinery_runtime.job.model.base import SecretRef
 
 EXAMPLES = ROOT / "examples" / "kubernetes"
 JOBS = sorted(set(EXAMPLES.glob("*.yaml")) - {EXAMPLES / "secrets.yaml"})

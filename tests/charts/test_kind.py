@@ -22,7 +22,7 @@ from joinery_devkit.kafka_node import KAFKA_VERSION
 from joinery_devkit.matrix import SERVERS
 from joinery_operator.manifests.spark import driver_memory, executor_overhead, mebibytes
 from joinery_runtime.job import parse_job
-from joinery_runtime.job.model.quantity import parse_bytes
+from joinery_runtime.job.model.base import parse_bytes
 from joinery_runtime.job.model.resource import PROCESS_BYTES
 
 WHERE = ("--namespace", "joinery", "--kube-version", "1.34.0")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from joinery_runtime.core.compile import compile_join
+from joinery_runtime.core.compile.jobs import compile_join
 from joinery_runtime.core.pipeline.prepare import DecodedRecords, prepare
 from joinery_runtime.core.pipeline.sides import part_name
 from joinery_runtime.core.pipeline.watermark import InputProgress

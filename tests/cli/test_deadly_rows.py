@@ -13,7 +13,7 @@ import pytest
 
 from cli.one_input_jobs import resource, row
 from cli.verified import inputs_of, write_files
-from joinery_runtime.connectors.decoder_trial import Tried
+from joinery_runtime.connectors.trial import Tried
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.inspect.trace import run_trace
 from joinery_runtime.inspect.verify import verify

@@ -10,7 +10,7 @@ import pytest
 
 from cli.verified import inputs_of, write_files
 from joinery_runtime.cli.replay_commands import why_command
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.inspect.state_show import show
 from joinery_runtime.inspect.state_stats import stats

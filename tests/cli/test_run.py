@@ -25,7 +25,7 @@ from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputProgress
 from joinery_runtime.engine.job_state import JobState
 from joinery_runtime.engine.loop import JobListener
 from joinery_runtime.engine.plan import InputState
-from joinery_runtime.hosts.status import Board
+from joinery_runtime.hosts.status.board import Board
 
 
 class _Driver:

@@ -14,7 +14,7 @@ import yaml
 from core.table.reference_keyhash import reference_hash
 from joinery_runtime.core.aggregates import accumulator
 from joinery_runtime.core.aggregates.base import AggregateCall
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.core.table.columns import arrow_type
 from joinery_runtime.core.table.keyhash import key_hash
 from joinery_runtime.job import SessionWindow, load_job, parse_job, parse_type

@@ -23,7 +23,7 @@ from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_runtime.connectors import content
 from joinery_runtime.connectors.files.sink import write_parquet
 from joinery_runtime.connectors.outputs import Outputs
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.job import StreamJoin, load_job
 from joinery_runtime.state.postgres import PostgresStore
 

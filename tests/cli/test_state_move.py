@@ -13,7 +13,7 @@ from cli.commands import Joinery
 from cli.stored_state import commit_rows
 from job.resources import edited
 from joinery_runtime.connectors.outputs import Outputs
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.job import load_job
 from joinery_runtime.job.crd.driver import StateCheck
 from joinery_runtime.state.postgres import PostgresStore

@@ -15,8 +15,7 @@ from joinery_runtime.api import RunResult, run
 from joinery_runtime.cli.replay_commands import verify_command, why_command
 from joinery_runtime.engine.loop import JobListener
 from joinery_runtime.hosts.run import run_job
-from joinery_runtime.hosts.status import Board
-from joinery_runtime.hosts.status.board import Liveness
+from joinery_runtime.hosts.status.board import Board, Liveness
 from joinery_runtime.inspect.admin.check import check_job
 from joinery_runtime.inspect.sql import run_query
 from joinery_runtime.job import job_from

@@ -14,7 +14,7 @@ from cli.commands import Joinery
 from cli.verified import inputs_of
 from joinery_runtime.cli.replay_commands import why_command
 from joinery_runtime.connectors.source import Range
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.engine import next_plan
 from joinery_runtime.engine.plan import NAMED_BY_LIFE, EpochPlan

@@ -9,11 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from joinery_runtime.connectors.decoder_trial import Tried
 from joinery_runtime.connectors.inputs import decoder_for
+from joinery_runtime.connectors.trial import Tried
 from joinery_runtime.formats.batch import PartitionRef, RawBatch
-from joinery_runtime.formats.guarded import Guarded
-from joinery_runtime.formats.records import Decoded, Decoder
+from joinery_runtime.formats.records import Decoded, Decoder, Guarded
 from joinery_runtime.job import Input
 
 MODEL = Input.model_validate(
@@ -29,7 +28,7 @@ MODEL = Input.model_validate(
 DIES = """
 import os, signal
 from joinery_runtime.connectors.inputs import decoder_for
-from joinery_runtime.connectors.decoder_trial import serve
+from joinery_runtime.connectors.trial import serve
 
 class Dies:
     def __init__(self, model):

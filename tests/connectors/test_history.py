@@ -26,13 +26,13 @@ from joinery_runtime.core.pipeline.prepare import Prepared
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.watermark import InputClock
 from joinery_runtime.engine.epoch_budget import Budget
-from joinery_runtime.engine.idleness import IdleClock
 from joinery_runtime.engine.job_state import JobState
 from joinery_runtime.engine.messages import EpochOutcome, ReadSummary
 from joinery_runtime.engine.next_plan import PlanSettings
 from joinery_runtime.engine.plan import EpochPlan, InputState, partition_id
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.read_report import ReadCounter
+from joinery_runtime.engine.source_snapshot import IdleClock
 from joinery_runtime.errors import SourceError
 from joinery_runtime.formats.batch import PartitionRef, RawBatch
 from joinery_runtime.job import Input

@@ -8,11 +8,17 @@ from typing import Any, get_args
 import pyarrow as pa
 import pytest
 
-from joinery_runtime.connectors.inputs import decoder_for, json_decoder_for, planner_for, reader_for
+from joinery_runtime.connectors.inputs import (
+    DECODERS,
+    decoder_for,
+    format_of,
+    json_decoder_for,
+    planner_for,
+    reader_for,
+)
 from joinery_runtime.connectors.unions import UnionPlanner, union_ref
 from joinery_runtime.core.table.columns import arrow_schema
 from joinery_runtime.errors import SourceError
-from joinery_runtime.formats import DECODERS, format_of
 from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.formats.csv.decoder import CsvDecoder
 from joinery_runtime.formats.json.decoder import JsonDecoder

@@ -14,7 +14,7 @@ from joinery_runtime.connectors import several_outputs
 from joinery_runtime.connectors.kafka.transactions import PartNames
 from joinery_runtime.connectors.several_outputs import OutputPart, SeveralLimits, SeveralOutputs
 from joinery_runtime.connectors.sink import Attempt, AttemptRows, BufferedSink, NamesNoStore, Receipt, RecoveryContext
-from joinery_runtime.connectors.store_identity import StoreIdentity
+from joinery_runtime.connectors.source import StoreIdentity
 from joinery_runtime.core.compile.jobs import RowSelection
 from joinery_runtime.core.pipeline.expression import parse_expression
 from joinery_runtime.core.pipeline.step import ORDER_COLUMNS

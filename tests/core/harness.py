@@ -32,7 +32,7 @@ from joinery_devkit.oracle import (
 )
 from joinery_runtime.connectors.source import Bounds, StoredOffsets
 from joinery_runtime.connectors.unions import UnionDecoder, branch_ref, branch_topic
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME
 from joinery_runtime.core.table import compaction

@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from joinery_devkit.oracle import Oracle, Predicates
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.job import StreamJoin
 from joinery_runtime.job.model.references import EXISTENCE
 

@@ -22,7 +22,7 @@ from core.harness import PeersHost, Result, check_against_oracle, few_hashes, me
 from core.random_jobs import Job
 from job import resources
 from joinery_devkit.oracle import Oracle
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.core.pipeline.prepare import DecodedRecords, RecordChecks, prepare
 from joinery_runtime.core.table import blob
 from joinery_runtime.core.table.columns import HASH

@@ -19,7 +19,7 @@ from pyspark import SparkContext
 from joinery_runtime.connectors.inputs import json_decoder_for
 from joinery_runtime.connectors.sink import Attempt, AttemptRows, NamesNoStore, Receipt, RecoveryContext, SinkWriter
 from joinery_runtime.connectors.source import Range
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.engine.driver import Host
 from joinery_runtime.engine.messages import EpochOutcome, EpochWork
 from joinery_runtime.engine.worker import Worker, WorkerParts

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any
 
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.job import Job, parse_job
 from joinery_runtime.job.model.resource import API_VERSION

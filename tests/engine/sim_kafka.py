@@ -19,7 +19,7 @@ from joinery_runtime.connectors.kafka import transactions as kafka_transactions
 from joinery_runtime.connectors.kafka.markers import EpochMarker
 from joinery_runtime.connectors.kafka.producers import Disowned
 from joinery_runtime.connectors.kafka.records import Records
-from joinery_runtime.connectors.store_identity import StoreIdentity
+from joinery_runtime.connectors.source import StoreIdentity
 from joinery_runtime.errors import OutputUnavailable
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from engine.sim_process import FAILURES, IN_TASK, call
 from joinery_runtime.connectors.kafka.producers import Producers
 from joinery_runtime.connectors.kafka.transactions import KafkaTransactionsSink, PartNames, PartWrite
 from joinery_runtime.connectors.sink import Attempt, AttemptId, AttemptRows, NamesNoStore, Receipt, RecoveryContext
-from joinery_runtime.connectors.store_identity import StoreIdentity
+from joinery_runtime.connectors.source import StoreIdentity
 from joinery_runtime.errors import OutputUnavailable
 
 StagedRows = tuple[tuple[Any, ...], ...]

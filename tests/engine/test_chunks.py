@@ -14,8 +14,8 @@ from engine.sim_steps import started
 from engine.simulation import World
 from joinery_runtime.connectors.sink import Attempt, AttemptRows, Receipt
 from joinery_runtime.core.kinds import rows as core_rows
-from joinery_runtime.engine import chunks
-from joinery_runtime.engine.chunks import ReplayableBatches, in_chunks, sliced
+from joinery_runtime.engine import output_limit
+from joinery_runtime.engine.output_limit import ReplayableBatches, in_chunks, sliced
 
 HOT = 30  # records of one key on each side
 
@@ -43,12 +43,12 @@ def sizes(batches: Iterator[pa.RecordBatch]) -> list[int]:
 def test_small_batches_become_chunks(
     batch_sizes: Sequence[int], expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunks, "CHUNK_ROWS", 10)
+    monkeypatch.setattr(output_limit, "CHUNK_ROWS", 10)
     assert sizes(in_chunks(batches_of(*batch_sizes))) == expected
 
 
 def test_chunks_are_bounded_by_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 8 * 10)
+    monkeypatch.setattr(output_limit, "CHUNK_BYTES", 8 * 10)
     assert sizes(in_chunks(batches_of(6, 5, 1))) == [6, 6]
     assert sizes(sliced([batch(0, 25)])) == [10, 10, 5]
 
@@ -95,7 +95,7 @@ class RecordingSink(NoTopic):
 
 @pytest.mark.parametrize("job", [INNER, CHAIN])
 def test_a_hot_key_is_written_in_bounded_chunks(job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "CHUNK_ROWS", 40)
+    monkeypatch.setattr(output_limit, "CHUNK_ROWS", 40)
     monkeypatch.setattr(core_rows, "PROJECTED_ROWS", 40)
     text = job.replace('"maxRecordsPerEpoch": 6', '"maxRecordsPerEpoch": 1000')
     world = type("HotWorld", (World,), {"sink_type": RecordingSink, "job_text": text})(tmp_path)

@@ -14,7 +14,7 @@ from engine.sim_sink import SimSink
 from engine.simulation import World
 from joinery_runtime.cli.ending import failed
 from joinery_runtime.connectors.sink import BufferedSink, Receipt
-from joinery_runtime.connectors.store_identity import StoreIdentity
+from joinery_runtime.connectors.source import StoreIdentity
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.table.segment import STATE_VERSION
 from joinery_runtime.engine import driver as driver_module

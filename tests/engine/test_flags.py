@@ -21,9 +21,8 @@ from joinery_runtime.core.table import compaction
 from joinery_runtime.core.table.columns import FLAGS_SCHEMA, SEGMENT
 from joinery_runtime.core.table.segment import MIGRATED, STATE_VERSION, Run, SegmentMeta, describe
 from joinery_runtime.engine import driver as driver_module
-from joinery_runtime.engine.cache import SegmentCache
+from joinery_runtime.engine.cache import FlagCache, SegmentCache
 from joinery_runtime.engine.driver import Driver
-from joinery_runtime.engine.flags import FlagCache
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.worker import Worker
 from joinery_runtime.state.store import Migration

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from job.resources import job
-from joinery_runtime.core.compile import compile_join
+from joinery_runtime.core.compile.jobs import compile_join
 from joinery_runtime.core.pipeline.prepare import DecodedRecords, prepare
 from joinery_runtime.core.pipeline.sides import Intake
 from joinery_runtime.core.pipeline.spec import StepSpec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from joinery_runtime.connectors.source import Bounds
-from joinery_runtime.engine.idleness import LONGEST_STEP_MS, PACE_MS, IdleClock
+from joinery_runtime.engine.source_snapshot import LONGEST_STEP_MS, PACE_MS, IdleClock
 from joinery_runtime.formats.batch import PartitionRef
 
 P, Q = PartitionRef("orders", "t", 0), PartitionRef("orders", "t", 1)

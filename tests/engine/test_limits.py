@@ -14,7 +14,7 @@ import pytest
 from engine import sim_kafka
 from engine.sim_jobs import CHAIN, INNER, parsed
 from engine.simulation import World
-from joinery_runtime.core.compile import compile_join
+from joinery_runtime.core.compile.jobs import compile_join
 from joinery_runtime.core.kinds.as_of import AsOfJoin
 from joinery_runtime.core.kinds.window import WindowJoin
 from joinery_runtime.core.pipeline.spec import Pipeline

@@ -11,14 +11,13 @@ import pyarrow as pa
 import pytest
 
 from engine.sim_jobs import FULL, parsed
-from joinery_runtime.core.compile import compile_join
+from joinery_runtime.core.compile.jobs import compile_join
 from joinery_runtime.core.pipeline.sides import LEFT, SideSpec
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.step import Horizon
 from joinery_runtime.core.table.columns import ENGINE_FIELDS, FLAG
 from joinery_runtime.core.table.segment import Run, SegmentMeta, describe, encode
-from joinery_runtime.engine.cache import SegmentCache
-from joinery_runtime.engine.flags import FlagCache
+from joinery_runtime.engine.cache import FlagCache, SegmentCache
 from joinery_runtime.engine.messages import EpochWork
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.engine.step_task import StepTask

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from joinery_runtime import trace
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.core.pipeline.spec import InputSpec, Pipeline
 from joinery_runtime.engine.messages import PartitionRead
 from joinery_runtime.engine.null_keys import ENOUGH_RECORDS, ColumnsRead, key_parts, refuse_null_keys

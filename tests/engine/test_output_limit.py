@@ -18,8 +18,7 @@ from connectors.rows import attempt
 from joinery_runtime.connectors.kafka.target import KafkaTarget, RecordLimit
 from joinery_runtime.connectors.outputs import Outputs
 from joinery_runtime.connectors.sink import Attempt, AttemptRows, Receipt
-from joinery_runtime.engine.chunks import ReplayableBatches
-from joinery_runtime.engine.output_limit import OutputLimit
+from joinery_runtime.engine.output_limit import OutputLimit, ReplayableBatches
 from joinery_runtime.errors import RecordTooLarge, WrittenWithOtherLimit
 from joinery_runtime.job import parse_job
 from joinery_runtime.job.model.outputs import ONLY_OUTPUT

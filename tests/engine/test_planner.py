@@ -14,13 +14,12 @@ from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.step import Horizon
 from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME, InputClock, InputProgress
 from joinery_runtime.engine.epoch_budget import Budget
-from joinery_runtime.engine.idleness import IdleClock
 from joinery_runtime.engine.job_state import JobState
 from joinery_runtime.engine.messages import EpochOutcome, PartitionRead, ReadSummary, ShardSummary
 from joinery_runtime.engine.next_plan import PlanSettings, shards_for_cores
 from joinery_runtime.engine.plan import EpochPlan, InputState
 from joinery_runtime.engine.planner import Planner
-from joinery_runtime.engine.source_snapshot import SourceStatus
+from joinery_runtime.engine.source_snapshot import IdleClock, SourceStatus
 from joinery_runtime.errors import SourceError
 from joinery_runtime.formats.batch import PartitionRef
 

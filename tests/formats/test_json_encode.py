@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from connectors.rows import EVERY_TYPE, FULL, ROWS
-from joinery_runtime.connectors.dead_letters import DEAD_LETTER_SCHEMA, LONGEST_TEXT, dead_letter_rows
 from joinery_runtime.connectors.kafka.records import Records
+from joinery_runtime.connectors.sink import DEAD_LETTER_SCHEMA, LONGEST_TEXT, dead_letter_rows
 from joinery_runtime.formats.json.decoder import JsonDecoder
 from joinery_runtime.formats.json.encode import JsonStyle, json_lines, rows_to_json
 from joinery_runtime.job.model.outputs import Timestamps

@@ -22,7 +22,7 @@ from joinery_runtime.formats.json.decoder import JsonDecoder, JsonKernel, follow
 from joinery_runtime.formats.json.fallback import JsonFallbackDecoder, NestedJsonDecoder, is_nested
 from joinery_runtime.formats.json.texts import WantedValue, tree
 from joinery_runtime.formats.records import Decoded
-from joinery_runtime.job.model.paths import Path
+from joinery_runtime.job.model.references import Path
 
 TIMESTAMP = pa.timestamp("ms", tz="UTC")
 TYPES = [

@@ -17,8 +17,8 @@ import pytest
 
 from joinery_runtime.connectors.files import parquet
 from joinery_runtime.connectors.inputs import decoder_for, guarded, planner_for, reader_for
-from joinery_runtime.connectors.parquet_trial import read_carefully
 from joinery_runtime.connectors.source import Range, StoredOffsets
+from joinery_runtime.connectors.trial import read_carefully
 from joinery_runtime.errors import SourceError
 from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.formats.records import Decoded, records_of
@@ -297,8 +297,8 @@ def test_rows_that_only_the_metadata_has_are_a_bad_record(tmp_path: Path) -> Non
 # A reader that dies behind the first batch of the second row group, as one written in C may.
 DIES = """
 import os, signal, sys
-from joinery_runtime.connectors.parquet_trial import main
-for rows in main(*sys.argv[1:]):
+from joinery_runtime.connectors.trial import serve_parquet
+for rows in serve_parquet(*sys.argv[1:]):
     print(rows, flush=True)
     if sys.argv[2].startswith("[1,"):
         os.kill(os.getpid(), signal.SIGSEGV)

@@ -17,8 +17,7 @@ from joinery_runtime.engine.hot_keys import KeyRows
 from joinery_runtime.engine.loop import CommittedEpoch, JobListener, Outage, Scaling
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.engine.report import EpochReport, PartTotals, StateSize, Totals
-from joinery_runtime.hosts.status import Board
-from joinery_runtime.hosts.status.board import Liveness
+from joinery_runtime.hosts.status.board import Board, Liveness
 from joinery_runtime.hosts.status.history import JobDescription
 
 START = 1_790_000_000.0  # seconds since 1970

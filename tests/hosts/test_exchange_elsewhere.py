@@ -15,8 +15,7 @@ from joinery_devkit.processes import free_port
 from joinery_devkit.spark_cluster import StandaloneCluster
 from joinery_runtime.errors import EnvironmentProblem
 from joinery_runtime.hosts.exchange_key import write_key
-from joinery_runtime.hosts.exchange_tls import CERTIFICATE
-from joinery_runtime.hosts.standalone import check_admitted, rejection_reason
+from joinery_runtime.hosts.exchange_tls import CERTIFICATE, check_admitted, rejection_reason
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 

@@ -15,7 +15,7 @@ import pytest
 
 from joinery_devkit.spark_cluster import spark_home
 from joinery_runtime import trace
-from joinery_runtime.core.compile import compile_job, stored_columns
+from joinery_runtime.core.compile.jobs import compile_job, stored_columns
 from joinery_runtime.core.pipeline.functions.declared import imported
 from joinery_runtime.errors import EnvironmentProblem, ExpressionError, JobError
 from joinery_runtime.hosts.python_functions import py_files, source_change_warnings, with_functions

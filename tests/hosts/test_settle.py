@@ -16,7 +16,7 @@ from hosts.visits import JOB
 from joinery_runtime.connectors.files.sink import FileSink
 from joinery_runtime.connectors.outputs import Outputs
 from joinery_runtime.connectors.sink import RecoveryContext
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.engine.assembly import identity
 from joinery_runtime.engine.loop import JobListener, Outages
 from joinery_runtime.errors import (

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cli.session_jobs import session_job
 from job.resources import job
-from joinery_runtime.core.compile import compile_job, compile_join
+from joinery_runtime.core.compile.jobs import compile_job, compile_join
 from joinery_runtime.core.pipeline.sides import SideSpec
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputProgress
 from joinery_runtime.engine.hot_keys import KeyRows
@@ -28,10 +28,10 @@ from joinery_runtime.engine.loop import CommittedEpoch, JobListener, Outage, Sca
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.engine.report import EpochReport, PartTotals, StateSize, Totals
 from joinery_runtime.errors import OutputUnavailable, PartitionsLost, SourceUnavailable, StoreUnavailable, Unavailable
-from joinery_runtime.hosts.status import Board, serve_status
-from joinery_runtime.hosts.status.board import RATE_WINDOW_S, REFRESH_EVERY_S, SAVEPOINTS_EVERY_S, Liveness
+from joinery_runtime.hosts.status.board import RATE_WINDOW_S, REFRESH_EVERY_S, SAVEPOINTS_EVERY_S, Board, Liveness
 from joinery_runtime.hosts.status.document import driver_status
 from joinery_runtime.hosts.status.executors import NoExecutors
+from joinery_runtime.hosts.status.server import serve_status
 from joinery_runtime.job.crd import DriverStatus, HotKey, SavepointStatus
 from joinery_runtime.job.crd.driver import HotKeyWarning, Paused, SideStatus
 from joinery_runtime.state.store import StoredSavepoint

@@ -14,8 +14,7 @@ from pyspark.errors import PySparkRuntimeError
 
 from joinery_devkit.spark_cluster import StandaloneCluster
 from joinery_runtime.hosts.spark import start_context, stop_context
-from joinery_runtime.hosts.status import Board
-from joinery_runtime.hosts.status.board import Liveness
+from joinery_runtime.hosts.status.board import Board, Liveness
 from joinery_runtime.hosts.status.executors import (
     PATIENCE_S,
     STOP_PATIENCE_S,

@@ -17,10 +17,10 @@ from hosts.page_scene import START, DayOfAJob, gone_after_one_answer, in_front_o
 from joinery_devkit.browser import elements, picture
 from joinery_runtime.engine.loop import Outage
 from joinery_runtime.errors import StoreUnavailable
-from joinery_runtime.hosts.status import Board, serve_status
-from joinery_runtime.hosts.status.board import Liveness
+from joinery_runtime.hosts.status.board import Board, Liveness
 from joinery_runtime.hosts.status.document import history_document
 from joinery_runtime.hosts.status.history import EPOCHS, HistoryDocument
+from joinery_runtime.hosts.status.server import serve_status
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "runtime/src/joinery_runtime/hosts/status/page"

@@ -6,7 +6,7 @@ import pytest
 
 from job.chains import load, step
 from job.kinds.test_next_aggregate import MOST, twice
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.inspect.state_key import keys_of
 from joinery_runtime.job import StreamJoin

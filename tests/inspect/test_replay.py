@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli.trimmed import TrimmedStore
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.engine.plan import EpochPlan
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.formats.json.encode import JsonStyle

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from joinery_runtime.core.compile import compile_job, stored_columns
+from joinery_runtime.core.compile.jobs import compile_job, stored_columns
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import Comparison, StreamJoin, compare, parse_job, signature
 

@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 from budget import examples
 from job.chains import messages_of
 from job.join.test_step_rules import spoilt
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.job import SessionWindow, explain, load_job
 
 FOLDER = Path(__file__).parents[2] / "examples"

@@ -9,7 +9,7 @@ import pytest
 
 from joinery_devkit.images.build import PROJECT
 from joinery_runtime.job import job_from, load_job
-from joinery_runtime.job.flowchart import flowchart
+from joinery_runtime.job.explain import flowchart
 
 CHARTS = Path(__file__).with_name("flowcharts")
 # Of each kind of step an example.

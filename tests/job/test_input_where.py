@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from job import chains, sessions
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import definition, explain, expression_problems, under_definition
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from job import chains, sessions
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.core.pipeline.expression import parse_expression
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import expression_problems, job_from, load_stored, parse_job

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from job.sessions import document, load
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import SessionWindow, definition, parse_job, same_rows, under_definition
 

@@ -28,10 +28,10 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from joinery_runtime.connectors.dead_letters import DEAD_LETTER_SCHEMA
 from joinery_runtime.connectors.inputs import planner_for
 from joinery_runtime.connectors.outputs import Outputs
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.connectors.sink import DEAD_LETTER_SCHEMA
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.engine.assembly import identity, idle_clock, input_clocks, plan_settings
 from joinery_runtime.engine.driver import Driver, DriverParts
 from joinery_runtime.engine.planner import Planner

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from joinery_runtime.connectors.store_identity import StoreIdentity
+from joinery_runtime.connectors.source import StoreIdentity
 from joinery_runtime.core.table.blob import to_blob
 from joinery_runtime.core.table.segment import encode
 from joinery_runtime.errors import Fenced, IncompatibleState, StateError

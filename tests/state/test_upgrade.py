@@ -9,9 +9,8 @@ from itertools import count
 import pytest
 
 from joinery_runtime.errors import Fenced, IncompatibleState, RolloutOver, StateError, StoreUnavailable
-from joinery_runtime.state.live_segments import read_live
 from joinery_runtime.state.memory import MemoryStore
-from joinery_runtime.state.migrations import unchanged
+from joinery_runtime.state.migrations import read_live, unchanged
 from joinery_runtime.state.savepoints import MOST_PINS, ensure_pin, never, prune_pins
 from joinery_runtime.state.store import JobRecord
 from joinery_runtime.state.upgrade import migrate_pinned, rehearse

@@ -27,7 +27,7 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import Job, parse_job
 from joinery_runtime.job.model.function_calls import JoinerySql

@@ -191,7 +191,7 @@ def trace(job: JobLike, steps: Iterable[Mapping[str, Any]], *, shards: int | Non
     """
     import pyarrow as pa  # noqa: PLC0415 - this module stays light to import
 
-    from joinery_runtime.core.compile import compile_job  # noqa: PLC0415
+    from joinery_runtime.core.compile.jobs import compile_job  # noqa: PLC0415
     from joinery_runtime.inspect.trace import run_trace  # noqa: PLC0415
     from joinery_runtime.state.memory import MemoryStore  # noqa: PLC0415
 

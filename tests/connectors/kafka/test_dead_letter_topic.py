@@ -13,11 +13,10 @@ import pytest
 from connectors.rows import attempt
 from joinery_devkit.kafka_admin import KafkaAdmin
 from joinery_devkit.topics import read_dead_letters, read_topic
-from joinery_runtime.connectors.dead_letters import dead_letter_rows
-from joinery_runtime.connectors.kafka.dead_letter_topic import DeadLetterTarget
 from joinery_runtime.connectors.kafka.sink import KafkaWriter
-from joinery_runtime.connectors.kafka.target import KafkaTarget
+from joinery_runtime.connectors.kafka.target import DeadLetterTarget, KafkaTarget
 from joinery_runtime.connectors.kafka.transactions import KafkaTransactionsWriter, PartNames
+from joinery_runtime.connectors.sink import dead_letter_rows
 from joinery_runtime.errors import SinkError
 
 pytestmark = pytest.mark.services

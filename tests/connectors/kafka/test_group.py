@@ -31,16 +31,15 @@ from joinery_runtime.connectors.inputs import planner_for, reader_for
 from joinery_runtime.connectors.kafka import group as kafka_group
 from joinery_runtime.connectors.kafka.group import GroupMember
 from joinery_runtime.connectors.kafka.settings import Cluster
-from joinery_runtime.connectors.source import Range, StoredOffsets
-from joinery_runtime.connectors.store_identity import StoreIdentity
+from joinery_runtime.connectors.source import Range, StoredOffsets, StoreIdentity
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.watermark import InputClock
 from joinery_runtime.engine.epoch_budget import Budget
-from joinery_runtime.engine.idleness import IdleClock
 from joinery_runtime.engine.job_state import JobState
 from joinery_runtime.engine.next_plan import PlanSettings
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.engine.planner import Planner
+from joinery_runtime.engine.source_snapshot import IdleClock
 from joinery_runtime.errors import Fenced, SourceError
 from stores import STORE
 

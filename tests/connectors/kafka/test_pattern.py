@@ -23,11 +23,11 @@ from joinery_runtime.connectors.source import Bounds, Range, SourcePlanner, Stor
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.watermark import InputClock
 from joinery_runtime.engine.epoch_budget import Budget
-from joinery_runtime.engine.idleness import IdleClock
 from joinery_runtime.engine.job_state import JobState
 from joinery_runtime.engine.next_plan import PlanSettings
 from joinery_runtime.engine.plan import EpochPlan, InputState
 from joinery_runtime.engine.planner import Planner
+from joinery_runtime.engine.source_snapshot import IdleClock
 from joinery_runtime.errors import DataLoss, SourceError
 from joinery_runtime.job import Input
 

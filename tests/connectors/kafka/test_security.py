@@ -20,10 +20,9 @@ from joinery_devkit.kafka import KafkaBroker
 from joinery_devkit.kafka_tls import SecureAccess
 from joinery_devkit.processes import deadline_after
 from joinery_devkit.topics import ordered_producer
-from joinery_runtime.connectors.dead_letters import DEAD_LETTER_SCHEMA
 from joinery_runtime.connectors.inputs import planner_for, reader_for
 from joinery_runtime.connectors.outputs import Outputs
-from joinery_runtime.connectors.sink import Sink
+from joinery_runtime.connectors.sink import DEAD_LETTER_SCHEMA, Sink
 from joinery_runtime.connectors.source import Range, StoredOffsets
 from joinery_runtime.errors import JoineryError, SinkError, SourceError
 from joinery_runtime.formats.batch import PartitionRef

@@ -24,7 +24,6 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from connectors.rows import INCARNATION, attempt, recovery
 from joinery_devkit.kafka import KafkaBroker
-from joinery_runtime.connectors.dead_letters import DEAD_LETTER_SCHEMA
 from joinery_runtime.connectors.kafka import transactions as kafka_transactions
 from joinery_runtime.connectors.kafka.errors import LastError
 from joinery_runtime.connectors.kafka.markers import EpochMarker, EpochMarkerReader
@@ -38,8 +37,8 @@ from joinery_runtime.connectors.kafka.transactions import (
     PartWrite,
     take_over,
 )
-from joinery_runtime.connectors.sink import Attempt, Receipt
-from joinery_runtime.connectors.store_identity import StoreIdentity
+from joinery_runtime.connectors.sink import DEAD_LETTER_SCHEMA, Attempt, Receipt
+from joinery_runtime.connectors.source import StoreIdentity
 from joinery_runtime.engine.messages import TRANSACTION_POINTS
 from joinery_runtime.engine.output_limit import OutputLimit
 from joinery_runtime.errors import (

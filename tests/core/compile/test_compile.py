@@ -5,7 +5,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from joinery_runtime.core.compile import compile_job, compile_join, stored_columns
+from joinery_runtime.core.compile.jobs import compile_job, compile_join, stored_columns
 from joinery_runtime.core.kinds.as_of import AsOfJoin
 from joinery_runtime.core.kinds.interval import IntervalJoin
 from joinery_runtime.core.pipeline import times

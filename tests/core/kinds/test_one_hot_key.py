@@ -11,7 +11,7 @@ import pytest
 
 from core.step_runs import Ran, ran
 from job.resources import job
-from joinery_runtime.core.compile import compile_join
+from joinery_runtime.core.compile.jobs import compile_join
 from joinery_runtime.core.kinds import interval as join
 from joinery_runtime.core.kinds.interval import IntervalJoin
 from joinery_runtime.core.pipeline.prepare import DecodedRecords, prepare

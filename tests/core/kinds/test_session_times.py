@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.core.pipeline import times
 from joinery_runtime.core.pipeline.sides import COMPLETE, SESSIONS
 from joinery_runtime.core.pipeline.spec import Pipeline

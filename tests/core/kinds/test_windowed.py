@@ -29,8 +29,8 @@ from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.core.table.keyhash import key_hash
 from joinery_runtime.core.table.segment import Run, merge
 from joinery_runtime.errors import AggregateError
-from joinery_runtime.job.kinds.aggregate.aligned import AlignedWindow
 from joinery_runtime.job.kinds.aggregate.model import AggregateWindow
+from joinery_runtime.job.kinds.aggregate.windows import AlignedWindow
 
 TUMBLING, HOPPING, UNEVEN = Windows(10, 10), Windows(10, 5), Windows(10, 4)
 CUMULATIVE = Windows(12, 4, cumulative=True)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.core.pipeline.sides import FLAGS
 from joinery_runtime.core.table import blob as module
 from joinery_runtime.core.table.blob import FEW_ROWS, from_blob, to_blob

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from job.chains import ORDERS, PAYMENTS, RATES, document, load, mistakes, step
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import compare, definition, explain, parse_job, signature
 

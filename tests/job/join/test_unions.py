@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from job.chains import DEAD, PAYMENTS, RATES, document, mistakes, stream
-from joinery_runtime.core.compile import compile_job, stored_columns
+from joinery_runtime.core.compile.jobs import compile_job, stored_columns
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import Job, compare, definition, explain, parse_job, signature, under_definition
-from joinery_runtime.job.flowchart import flowchart
+from joinery_runtime.job.explain import flowchart
 from joinery_runtime.job.model.unions import UnionInput
 
 EU = stream("eu", "id", "total:double", "created:timestamp", eventTime="created", where="total < 100")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from job.chains import ITEMS, ORDERS, PAYMENTS, as_of, document, load, messages_of, step, stream, window
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import explain
 from joinery_runtime.job.join.stream_join import StreamJoin

@@ -8,7 +8,7 @@ import pytest
 
 from job.chains import ORDERS, changed, load, step
 from job.kinds.test_aggregate_rules import COUNT, SESSION, aggregate, aggregate_call
-from joinery_runtime.core.compile import compile_job, stored_columns
+from joinery_runtime.core.compile.jobs import compile_job, stored_columns
 from joinery_runtime.job import Comparison, StreamJoin, definition, signature, under_definition
 from joinery_runtime.job.signature import NEWEST_VERSION
 

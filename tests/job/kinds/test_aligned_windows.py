@@ -9,7 +9,7 @@ import pytest
 from job.chains import load, step
 from job.kinds.test_aggregate_rules import COUNT, SESSION, aggregate, aggregate_call
 from job.kinds.test_aggregate_signature import changed
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.core.kinds.aligned import Windows
 from joinery_runtime.core.kinds.windowed.kind import WindowAggregation
 from joinery_runtime.job import Comparison, StreamJoin, explain

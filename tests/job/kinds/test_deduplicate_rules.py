@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from job.chains import DEAD, ORDERS, PAYMENTS, RATES, changed, document, load, messages_of, step, stream, window
-from joinery_runtime.core.compile import compile_job, stored_columns
+from joinery_runtime.core.compile.jobs import compile_job, stored_columns
 from joinery_runtime.core.kinds.deduplicate import Deduplicate
 from joinery_runtime.job import Comparison, StreamJoin, definition, explain, signature, under_definition
 from joinery_runtime.job.signature import NEWEST_VERSION

@@ -8,7 +8,7 @@ import pytest
 
 from job.chains import document, load, messages_of, step
 from job.kinds.test_aggregate_rules import COUNT, SESSION, aggregate, aggregate_call
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import explain
 

@@ -8,7 +8,7 @@ import pytest
 
 from job import chains
 from job.sessions import CLICKS, COUNT, aggregate_call, in_sql, load, parsed
-from joinery_runtime.core.compile import compile_job, stored_columns
+from joinery_runtime.core.compile.jobs import compile_job, stored_columns
 from joinery_runtime.job import Comparison, Job, compare, signature
 
 SUM, FIRST = aggregate_call("sum", "price"), aggregate_call("first", "page")

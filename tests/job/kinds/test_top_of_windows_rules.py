@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from job.chains import DEAD, ORDERS, changed, document, load, messages_of, step
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.core.kinds.aligned import Windows
 from joinery_runtime.core.kinds.top_n import FirstRows
 from joinery_runtime.errors import JobError

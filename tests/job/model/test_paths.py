@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from joinery_runtime.job.model.paths import parse_path
+from joinery_runtime.job.model.references import parse_path
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from joinery_runtime.job.model.types import SIMPLE_TYPES, ColumnType, parse_type
+from joinery_runtime.job.model.base import SIMPLE_TYPES, ColumnType, parse_type
 
 
 @pytest.mark.parametrize("name", [*SIMPLE_TYPES, "decimal(1,0)", "decimal(12,2)", "decimal(38,38)"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from job.chains import ITEMS, ORDERS, PAYMENTS, document, load, messages_of, step
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.job import StreamJoin, definition
 from joinery_runtime.job.kinds.session.sessions import OPTIONS
 from joinery_runtime.job.sql.sessions import KEEPING_VALUES

@@ -10,7 +10,7 @@ import yaml
 
 from job.chains import ORDERS, PAYMENTS, load, messages_of, mistakes, parsed, step
 from job.sessions import document as session
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.job import definition
 
 NEXMARK = Path(__file__).parents[3] / "examples" / "nexmark"

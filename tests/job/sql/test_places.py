@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from job.sql_jobs import SEED_001
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import parse_job
 from joinery_runtime.job.sql import placed

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.errors import JobError
 from joinery_runtime.inspect.trace import run_trace
 from joinery_runtime.job import Job, parse_job

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from job.chains import ORDERS, PAYMENTS, load, messages_of
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.job import StreamJoin, definition, parse_job
 
 WITHIN = {"within": "1h"}

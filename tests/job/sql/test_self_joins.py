@@ -6,7 +6,7 @@ import pytest
 
 from job.resources import problems
 from job.sql_jobs import Inputs
-from joinery_runtime.core.compile import compile_join
+from joinery_runtime.core.compile.jobs import compile_join
 from joinery_runtime.errors import JobError
 from joinery_runtime.hosts.secrets import with_clients
 from joinery_runtime.job import StreamJoin, explain, parse_job

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from budget import examples
 from job.chains import messages_of
 from job.sessions import document, in_sql, load, parsed
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.job import Sessions, definition, explain, parse_job
 
 SESSION = "SESSION(ts, INTERVAL '30' SECOND)"

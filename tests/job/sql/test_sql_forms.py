@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from job.sql_jobs import RATES, SEED_001, SEED_004, Inputs
-from joinery_runtime.core.compile import compile_join
+from joinery_runtime.core.compile.jobs import compile_join
 from joinery_runtime.job import definition, parse_job
 from joinery_runtime.job.sql import SqlInput, translate
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from job.chains import document, stream
 from job.resources import problems
 from job.sql_jobs import HOUR, KEY, joined, load, resource, twin
-from joinery_runtime.core.compile import compile_join
+from joinery_runtime.core.compile.jobs import compile_join
 from joinery_runtime.core.pipeline.expression import parse_expression
 from joinery_runtime.inspect.trace import run_trace
 from joinery_runtime.job import Interval, StreamJoin, definition, load_job, parse_job, under_definition

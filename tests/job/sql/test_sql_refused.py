@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from budget import examples
 from job.resources import problems
 from job.sql_jobs import HEAD, HOUR, KEY, joined, resource
-from joinery_runtime.core.compile import compile_join
+from joinery_runtime.core.compile.jobs import compile_join
 from joinery_runtime.errors import JobError
 from joinery_runtime.job import parse_job
 

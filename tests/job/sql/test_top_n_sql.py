@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from job.chains import ORDERS, PAYMENTS, load, mistakes, step
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.job import definition
 
 HOUR = {"tumbling": {"size": "1h"}}

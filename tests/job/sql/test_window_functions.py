@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from job.chains import ORDERS, load, stream
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.job.sql import SqlInput, Translation, translate
 
 INPUTS = (SqlInput("orders", ("id", "country", "amount", "ts"), "ts"),)

@@ -17,8 +17,8 @@ from joinery_devkit.oracle.joins import LATE, EpochExpectation, SideBatches, Wat
 from joinery_devkit.oracle.model import FAILED, FILTERED_ROWS
 from joinery_devkit.oracle.rows import END, Row, Selection, Values, comparable, selected
 from joinery_runtime.job import StreamJoin
-from joinery_runtime.job.kinds.aggregate.aligned import AlignedWindow, CumulativeOfGroup, HoppingOfGroup, OwnWindow
 from joinery_runtime.job.kinds.aggregate.model import AggregateWindow, Aggregation
+from joinery_runtime.job.kinds.aggregate.windows import AlignedWindow, CumulativeOfGroup, HoppingOfGroup, OwnWindow
 
 Span = tuple[int, int]  # the start and the end of a window; the end is not in it
 _HOUR, _DAY = 3_600_000, 86_400_000

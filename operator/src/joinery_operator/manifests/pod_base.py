@@ -19,8 +19,8 @@ from joinery_operator.names import digest_of
 from joinery_operator.pod_defaults import PodDefaults
 from joinery_operator.revision import WITHOUT_TEMPLATE, ManifestError, PodTemplates
 from joinery_operator.settings import Settings
+from joinery_runtime.job.model.base import SecretRef
 from joinery_runtime.job.model.pods import DriverSpec, PodTemplate, SparkSpec
-from joinery_runtime.job.model.secrets import SecretRef
 
 CONFIG, JOB_FILE = "/etc/joinery", "job.yaml"
 SECRETS = f"{CONFIG}/secrets"

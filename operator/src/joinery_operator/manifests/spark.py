@@ -41,8 +41,8 @@ from joinery_operator.names import ATTEMPT_LABEL, ChildNames, labels
 from joinery_operator.revision import JobRevision, ManifestError
 from joinery_runtime.errors import Problem
 from joinery_runtime.job.crd import Scale
+from joinery_runtime.job.model.base import format_bytes, parse_bytes
 from joinery_runtime.job.model.pods import SparkSpec
-from joinery_runtime.job.model.quantity import format_bytes, parse_bytes
 from joinery_runtime.job.model.resource import PROCESS_BYTES
 
 # Request and limit of memory are equal, so that no pod is killed for the memory that others use.

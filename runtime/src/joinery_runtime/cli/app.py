@@ -35,8 +35,7 @@ from joinery_runtime.cli.state_commands import state
 from joinery_runtime.errors import EnvironmentProblem, JobError, JoineryError, Problem
 from joinery_runtime.job import explain as explain_job
 from joinery_runtime.job import load_job
-from joinery_runtime.job.explain import delay_warnings, update_warnings
-from joinery_runtime.job.flowchart import flowchart
+from joinery_runtime.job.explain import delay_warnings, flowchart, update_warnings
 from joinery_runtime.job.key_order import order_warnings
 from joinery_runtime.job.model.duration import parse_duration
 from joinery_runtime.state.embedded import embedded_directory, start_ahead

@@ -102,7 +102,7 @@ def with_line(job: Job, job_file: Path) -> Iterator[None]:
 def stored(job: Job) -> Stored:
     """The columns that the job's segments store, which follow from the compiled `where`; None without the engine."""
     try:
-        from joinery_runtime.core.compile import compile_job, stored_columns  # noqa: PLC0415
+        from joinery_runtime.core.compile.jobs import compile_job, stored_columns  # noqa: PLC0415
     except ModuleNotFoundError:
         return None
     return stored_columns(compile_job(job))

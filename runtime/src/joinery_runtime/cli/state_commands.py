@@ -288,7 +288,7 @@ def migrate(
     anew
         Drop the state after pinning it, so that the job starts from the beginning. A second call drops nothing.
     """
-    from joinery_runtime.hosts.status import migration_served  # noqa: PLC0415
+    from joinery_runtime.hosts.status.server import migration_served  # noqa: PLC0415
     from joinery_runtime.hosts.stores import operator_candidate  # noqa: PLC0415
     from joinery_runtime.inspect.admin import migrate as state_migrate  # noqa: PLC0415
     from joinery_runtime.inspect.stored_state import open_durable  # noqa: PLC0415
@@ -397,7 +397,7 @@ def move(
     stay
         Cancel an interrupted move: the job continues where it was.
     """
-    from joinery_runtime.inspect.admin import move as state_move  # noqa: PLC0415
+    from joinery_runtime.inspect.admin import migrate as state_move  # noqa: PLC0415
     from joinery_runtime.inspect.stored_state import durable, open_also_moved  # noqa: PLC0415
 
     job = durable(load(job_file))

@@ -20,19 +20,20 @@ from typing import Any, ClassVar, Protocol
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from joinery_runtime.connectors.dead_letters import DEAD_LETTER_SCHEMA
 from joinery_runtime.connectors.kafka import errors as kafka_errors
-from joinery_runtime.connectors.kafka.dead_letter_topic import (
+from joinery_runtime.connectors.kafka.errors import LastError, watermarks
+from joinery_runtime.connectors.kafka.records import Records
+from joinery_runtime.connectors.kafka.target import (
+    ANSWER_SECONDS,
     FACTS,
     HEADERS,
     LONGEST_REASON,
     REASON_HEADER,
+    KafkaTarget,
     facts_and_value,
     sha256_of,
 )
-from joinery_runtime.connectors.kafka.errors import LastError, watermarks
-from joinery_runtime.connectors.kafka.records import Records
-from joinery_runtime.connectors.kafka.target import ANSWER_SECONDS, KafkaTarget
+from joinery_runtime.connectors.sink import DEAD_LETTER_SCHEMA
 from joinery_runtime.formats.json.encode import rows_to_json
 from joinery_runtime.formats.registry.output import without_nulls
 

@@ -19,8 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.connectors.files.source import ListedFiles
-from joinery_runtime.connectors.source import Bounds, Range, SourcePlanner, SourceReader, StoredOffsets
-from joinery_runtime.connectors.store_identity import StoreIdentity
+from joinery_runtime.connectors.source import Bounds, Range, SourcePlanner, SourceReader, StoredOffsets, StoreIdentity
 from joinery_runtime.core.pipeline.operators import event_times
 from joinery_runtime.errors import SourceError, Unavailable
 from joinery_runtime.formats.batch import PartitionRef, RawBatch

@@ -1,10 +1,11 @@
 """Makes the planner, reader and decoder that an input needs. What only records with a schema registry need is imported
-for these."""
+for these. A format's decoder module has `DECODER`, its `FormatDecoder`."""
 
 from __future__ import annotations
 
 import pathlib
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -15,23 +16,20 @@ from joinery_runtime.connectors.files.watched import WINDOW, WatchedFiles
 from joinery_runtime.connectors.history import HistoryDecoder, HistoryPlanner, HistoryReader
 from joinery_runtime.connectors.kafka.planner import KafkaPlanner
 from joinery_runtime.connectors.kafka.reader import KafkaReader
-from joinery_runtime.connectors.source import SourcePlanner, SourceReader
-from joinery_runtime.connectors.store_identity import StoreIdentity
+from joinery_runtime.connectors.source import SourcePlanner, SourceReader, StoreIdentity
 from joinery_runtime.connectors.unions import UnionDecoder, UnionPlanner, UnionReader
 from joinery_runtime.core.table.columns import UNAVAILABLE_FIELD, arrow_schema
 from joinery_runtime.errors import SourceError
-from joinery_runtime.formats import format_of
 from joinery_runtime.formats.debezium.events import OP, DebeziumJsonDecoder, WantedOps, leaves_out
-from joinery_runtime.formats.guarded import Guarded
 from joinery_runtime.formats.json.decoder import JsonDecoder
 from joinery_runtime.formats.metadata import MetadataDecoder
 from joinery_runtime.formats.opened_files import MOST_FILES
-from joinery_runtime.formats.records import ByValue, Decoder, FormatDecoder
+from joinery_runtime.formats.records import ByValue, Decoder, FormatDecoder, Guarded
 from joinery_runtime.formats.table_decoder import DELETE, DELETE_FIELD, DELETED_BY, Changelog, TableDecoder
 from joinery_runtime.formats.text_columns import JsonColumns, TextDecoder, as_text
+from joinery_runtime.job.model.base import ColumnType
 from joinery_runtime.job.model.inputs import Column, FileInput, History, Input, KafkaInput
-from joinery_runtime.job.model.paths import Path
-from joinery_runtime.job.model.types import ColumnType
+from joinery_runtime.job.model.references import Path
 from joinery_runtime.job.model.unions import UnionInput
 
 if TYPE_CHECKING:
@@ -41,6 +39,16 @@ if TYPE_CHECKING:
 # may need the number in the frame.
 _FRAMED = (JsonDecoder, DebeziumJsonDecoder)
 _BY_REGISTRY = ("avro", "protobuf", "debezium-avro")
+DECODERS = {
+    "avro": "avro.decoder",
+    "csv": "csv.decoder",
+    "debezium-avro": "debezium.avro",
+    "debezium-json": "debezium.events",
+    "json": "json.decoder",
+    "parquet": "parquet.decoder",
+    "protobuf": "protobuf.decoder",
+}
+"""The module of each format's decoder: for all formats of `Input.format` (tests/connectors/test_inputs.py)."""
 
 
 def planner_for(model: Input, job_name: str, store: StoreIdentity, *, once: bool = False) -> SourcePlanner:
@@ -64,6 +72,18 @@ def planner_for(model: Input, job_name: str, store: StoreIdentity, *, once: bool
             return _file_planner(model)
         case _:
             raise _no_source(model)
+
+
+def format_of(model: Input) -> type[FormatDecoder]:
+    """The decoder class for the input's format. Raises SourceError for a format without a module here."""
+    module = DECODERS.get(model.format)
+    if module is None:
+        raise SourceError(
+            f"Input {model.name} has format {model.format}, and no decoder reads it",
+            todo=f"Write {' or '.join(DECODERS)}",
+        )
+    decoder: type[FormatDecoder] = import_module(f"joinery_runtime.formats.{module}").DECODER
+    return decoder
 
 
 def check_registry(model: Input) -> None:

@@ -12,10 +12,9 @@ import pyarrow as pa
 from joinery_runtime.connectors.console import ConsoleSink
 from joinery_runtime.connectors.files.rolling import Rolling, held_names, held_parts
 from joinery_runtime.connectors.files.sink import FileSink
-from joinery_runtime.connectors.kafka.dead_letter_topic import DeadLetterTarget
 from joinery_runtime.connectors.kafka.producers import PRODUCERS
 from joinery_runtime.connectors.kafka.sink import CLIENTS, KafkaSink
-from joinery_runtime.connectors.kafka.target import KafkaTarget, RecordLimit
+from joinery_runtime.connectors.kafka.target import DeadLetterTarget, KafkaTarget, RecordLimit
 from joinery_runtime.connectors.kafka.transactions import KafkaTransactionsSink, PartNames
 from joinery_runtime.connectors.lake.sink import LakeSink, LakeTable
 from joinery_runtime.connectors.postgres.external import ExternalPostgresSink, drop_marks, published_epoch
@@ -23,8 +22,7 @@ from joinery_runtime.connectors.postgres.sink import PostgresSink, Staging, conn
 from joinery_runtime.connectors.postgres.table import TargetTable
 from joinery_runtime.connectors.several_outputs import OutputPart, SeveralLimits, SeveralOutputs
 from joinery_runtime.connectors.sink import RowLimit, RowRouting, Sink, short_incarnation
-from joinery_runtime.core.compile import compile_job
-from joinery_runtime.core.compile.jobs import RowSelection, row_selections
+from joinery_runtime.core.compile.jobs import RowSelection, compile_job, row_selections
 from joinery_runtime.core.pipeline.step import ORDER_COLUMNS, RETRACTIONS_FIRST
 from joinery_runtime.errors import EnvironmentProblem, SinkError
 from joinery_runtime.formats.json.encode import JsonStyle

@@ -27,7 +27,7 @@ from joinery_runtime.connectors.sink import (
     Sink,
     SinkWriter,
 )
-from joinery_runtime.connectors.store_identity import StoreIdentity
+from joinery_runtime.connectors.source import StoreIdentity
 from joinery_runtime.core.compile.jobs import RowSelection
 from joinery_runtime.errors import RowLimitError, Unavailable
 

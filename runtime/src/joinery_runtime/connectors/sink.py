@@ -1,10 +1,10 @@
-"""The port between the engine and the targets of output rows.
+"""The port between the engine and the targets of output rows, and dead letters (rule T8) as rows for any sink.
 
 A sink has a driver half (`Sink`) and a task half (`SinkWriter`). A writer stages or sends the rows of one attempt at
 one shard. Its *receipt* travels to the driver in the task's result, and the commit names the receipts that count. The
 driver makes exactly these visible: inside the commit's transaction (`in_transaction`), or right after it and again at
-recovery (`publish`, which must be idempotent). Rows of a receipt that no commit names stay invisible; a later
-`recover` sweeps them.
+recovery (`publish`, which must be idempotent). Rows of a receipt that no commit names stay invisible; a later `recover`
+sweeps them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from joinery_runtime.connectors.store_identity import StoreIdentity
+from joinery_runtime.connectors.source import StoreIdentity
 from joinery_runtime.core.pipeline.step import ARRIVED_OFFSET, ARRIVED_PARTITION
 from joinery_runtime.core.table.keyhash import KeyHash, spread_hash
 from joinery_runtime.errors import Unavailable
@@ -210,4 +210,50 @@ class NamesNoStore:
         return None
 
     def unavailability(self) -> Unavailable | None:
+        return None
+
+
+DEAD_LETTER_SCHEMA = pa.schema(
+    [
+        pa.field("input", pa.string()),
+        pa.field("topic", pa.string()),  # the path, if the input is a file
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),  # bytes in a file of lines, the row's number in Parquet
+        pa.field("reason", pa.string()),
+        pa.field("value", pa.binary()),  # the original record (base64 in JSON); null if it had no value
+        pa.field("text", pa.string()),  # the same for people; null if it is not UTF-8, or longer than LONGEST_TEXT
+    ]
+)
+LONGEST_TEXT = 65_536  # bytes: together with the value, a longer text could make the record too large for its topic
+
+
+def dead_letter_rows(
+    *,
+    input_name: str,
+    topic: str,
+    partition: int,
+    offsets: Sequence[int],
+    reasons: Sequence[str],
+    values: pa.BinaryArray,
+) -> pa.RecordBatch:
+    """Makes rows of `DEAD_LETTER_SCHEMA` for records of one partition. `offsets`, `reasons` and `values` correspond."""
+    count = len(offsets)
+    columns = [
+        pa.repeat(pa.scalar(input_name, pa.string()), count),
+        pa.repeat(pa.scalar(topic, pa.string()), count),
+        pa.repeat(pa.scalar(partition, pa.int32()), count),
+        pa.array(offsets, pa.int64()),
+        pa.array(reasons, pa.string()),
+        values,
+        pa.array(map(_decode_text, values.to_pylist()), pa.string()),
+    ]
+    return pa.record_batch(columns, schema=DEAD_LETTER_SCHEMA)
+
+
+def _decode_text(value: bytes | None) -> str | None:
+    if value is None or len(value) > LONGEST_TEXT:
+        return None
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
         return None

@@ -7,13 +7,42 @@ read what the driver planned and decide nothing themselves.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from joinery_runtime.connectors.store_identity import StoreIdentity
 from joinery_runtime.errors import Unavailable
 from joinery_runtime.formats.batch import PartitionRef, RawBatch
+
+
+@dataclass(frozen=True, slots=True)
+class StoreIdentity:
+    """The identity of a job's state store, by which two jobs of one name notice each other through Kafka. A job writes
+    it into what it commits there: the offsets of its consumer groups, and those of a group of its own for the output
+    topic. A job that finds another store there shares its name with another job.
+
+    `id` is random, created with the store's tables or with a store in memory. `location` says in messages where the
+    store is, and never contains a password."""
+
+    id: str
+    location: str
+
+    def __str__(self) -> str:
+        return f"{self.location} (store {self.id})"
+
+    def metadata(self) -> str:
+        """The metadata of a committed offset, for which Kafka allows 4,096 bytes."""
+        return json.dumps({"store": self.id, "place": self.location})
+
+    @classmethod
+    def parse(cls, metadata: str | None) -> StoreIdentity | None:
+        """Parses the metadata of an offset. None if it is empty or not ours."""
+        try:
+            fields = json.loads(metadata or "")
+            return cls(str(fields["store"]), str(fields["place"]))
+        except (ValueError, KeyError, TypeError):
+            return None
 
 
 @dataclass(frozen=True, slots=True)

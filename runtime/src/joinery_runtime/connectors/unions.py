@@ -12,8 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.connectors.source import Bounds, Range, SourcePlanner, SourceReader, StoredOffsets
-from joinery_runtime.connectors.store_identity import StoreIdentity
+from joinery_runtime.connectors.source import Bounds, Range, SourcePlanner, SourceReader, StoredOffsets, StoreIdentity
 from joinery_runtime.core.compile.inputs import BranchRows, compile_branch
 from joinery_runtime.core.pipeline.operators import event_times
 from joinery_runtime.core.pipeline.watermark import BRANCH_END

@@ -7,14 +7,14 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from joinery_runtime.core.compile import stored_columns
+from joinery_runtime.core.compile.jobs import stored_columns
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.watermark import InputClock
 from joinery_runtime.engine.epoch_budget import Budget
-from joinery_runtime.engine.idleness import IdleClock
 from joinery_runtime.engine.job_state import JobIdentity
 from joinery_runtime.engine.limits import StateLimits, StateQuota
 from joinery_runtime.engine.next_plan import PlanSettings
+from joinery_runtime.engine.source_snapshot import IdleClock
 from joinery_runtime.job import Job, definition, definition_hash, signature
 from joinery_runtime.job.model.owner import OwnerCandidate
 from joinery_runtime.job.model.resource import PROCESS_BYTES, PROCESS_RECORDS

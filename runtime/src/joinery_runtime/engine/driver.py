@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from joinery_runtime.connectors.sink import BufferedSink, Receipt, RecoveryContext, Sink
-from joinery_runtime.connectors.store_identity import StoreIdentity
+from joinery_runtime.connectors.source import StoreIdentity
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.table.segment import STATE_VERSION
 from joinery_runtime.engine.hot_keys import HotKeyTracker

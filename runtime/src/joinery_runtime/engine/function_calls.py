@@ -30,7 +30,7 @@ from typing import IO, Any, TypeVar, cast
 
 import pyarrow as pa
 
-from joinery_runtime.connectors.decoder_trial import name_of_death, trial_environment, volunteer_for_oom_killer
+from joinery_runtime.connectors.trial import name_of_death, trial_environment, volunteer_for_oom_killer
 from joinery_runtime.core.pipeline.functions import declared
 from joinery_runtime.core.pipeline.functions.base import BatchFailed
 from joinery_runtime.core.pipeline.functions.declared import DeclaredFunction, called_by, imported

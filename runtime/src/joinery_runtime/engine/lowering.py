@@ -27,7 +27,7 @@ from joinery_runtime.engine.plan import InputState, input_states
 from joinery_runtime.errors import JoineryError
 from joinery_runtime.job import Job, format_time
 from joinery_runtime.job.model.wording import counted
-from joinery_runtime.state.live_segments import decode_run, flagged_rows
+from joinery_runtime.state.migrations import decode_run, flagged_rows
 from joinery_runtime.state.store import JobRecord, StateReader
 
 

@@ -15,8 +15,7 @@ from joinery_runtime.engine.epoch_budget import UNKNOWN_BYTES, Backlog, Budget, 
 from joinery_runtime.engine.job_state import JobState
 from joinery_runtime.engine.limits import InputActivity, Pauses, StateLimits
 from joinery_runtime.engine.plan import EpochPlan, Inputs, partition_id
-from joinery_runtime.engine.source_snapshot import SourceSnapshot
-from joinery_runtime.engine.table_order import tables_first_read
+from joinery_runtime.engine.source_snapshot import SourceSnapshot, tables_first_read
 from joinery_runtime.errors import SourceError
 from joinery_runtime.formats.batch import PartitionRef
 

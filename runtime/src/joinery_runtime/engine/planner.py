@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from joinery_runtime.connectors.source import Bounds, Range, SourcePlanner
-from joinery_runtime.connectors.store_identity import StoreIdentity
+from joinery_runtime.connectors.source import Bounds, Range, SourcePlanner, StoreIdentity
 from joinery_runtime.core.pipeline.watermark import InputClock, InputProgress, advance, all_idle
 from joinery_runtime.engine.epoch_budget import (
     UNKNOWN_BYTES,
@@ -19,24 +18,22 @@ from joinery_runtime.engine.epoch_budget import (
     is_small,
     smaller_plan,
 )
-from joinery_runtime.engine.idleness import Idleness
 from joinery_runtime.engine.job_state import JobState
 from joinery_runtime.engine.limits import Pauses, StateLimits
 from joinery_runtime.engine.messages import EpochOutcome
 from joinery_runtime.engine.next_plan import PlanHistory, PlanSettings, next_plan, read_shares, shards_for_cores
 from joinery_runtime.engine.plan import EpochPlan, Inputs, partition_id
 from joinery_runtime.engine.source_snapshot import (
+    Idleness,
     SourceSnapshot,
     SourceStatus,
     beyond_end_warnings,
     ended_inputs,
+    reads_ahead_of_tables,
     stop_at_end,
+    streams_waiting_for_tables,
     with_partitions,
     with_released,
-)
-from joinery_runtime.engine.table_order import (
-    reads_ahead_of_tables,
-    streams_waiting_for_tables,
     without_overtaking,
 )
 from joinery_runtime.errors import Unavailable

@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.connectors.dead_letters import dead_letter_rows
 from joinery_runtime.connectors.files.source import line_number
-from joinery_runtime.connectors.sink import Receipt
+from joinery_runtime.connectors.sink import Receipt, dead_letter_rows
 from joinery_runtime.connectors.source import Range
 from joinery_runtime.core.pipeline.lateness import LateRows
 from joinery_runtime.core.pipeline.prepare import Prepared

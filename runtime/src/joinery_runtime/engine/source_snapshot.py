@@ -1,14 +1,26 @@
-"""What the inputs have at one moment, as planning sees it, and what of that the driver's users are told."""
+"""What the inputs have at one moment, as planning sees it, and what of that the driver's users are told. Which
+partitions are idle, and how far streams wait for tables.
+
+A partition is idle (rule T4) when it has been read to its end, and has stayed there for `idleTimeout` of the job's
+running time. The end is the high watermark: records of an open transaction count as unread, however long the
+transaction takes.
+
+A stream's row takes the version of its table that is valid at its time, so it must not be joined before the table was
+read up to that time (rule A4). Until a table was first read to its end, no stream is read. From then on, a table that
+an epoch does not read to its end has been read up to the lowest time of the partitions that have more records. Rows of
+the stream beyond that wait in the state, and a stream that is ahead of its table is not read.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from joinery_runtime.connectors.source import Bounds, Range
-from joinery_runtime.core.pipeline.watermark import END_OF_TIME, InputProgress
-from joinery_runtime.engine.plan import Inputs, InputState, partition_id
-from joinery_runtime.engine.table_order import reached_time, unread_partitions
+from joinery_runtime.core.pipeline.step import Horizon
+from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME, InputClock, InputProgress
+from joinery_runtime.engine.plan import EpochPlan, Inputs, InputState, partition_id
 from joinery_runtime.formats.batch import PartitionRef
 
 
@@ -153,3 +165,148 @@ def ended_inputs(bounds: Iterable[Bounds], sources: Iterable[str]) -> tuple[str,
     for bound in bounds:
         by_input[bound.partition.input].append(bound.final and bound.start >= bound.end_exclusive)
     return tuple(name for name, done in by_input.items() if done and all(done))
+
+
+# --- the first read of a table ----------------------------------------------------------------------------------------
+
+
+def streams_waiting_for_tables(
+    bounds: Iterable[Bounds], inputs: Inputs, tables: Collection[str], first_ends: Mapping[PartitionRef, int]
+) -> Collection[str]:
+    """Every stream, until each table has been read to where it ended when first seen. What is added to a table
+    meanwhile does not count, or a busy table would hold up its stream for ever."""
+    reached = {bound.partition: bound.start for bound in bounds}
+    unread = [name for name in tables if not _first_read(name, reached, inputs, first_ends)]
+    return inputs.keys() - tables if unread else ()
+
+
+def tables_first_read(
+    bounds: Iterable[Bounds],
+    ranges: Iterable[Range],
+    inputs: Inputs,
+    tables: Iterable[str],
+    first_ends: Mapping[PartitionRef, int],
+) -> tuple[str, ...]:
+    """Tables whose first read is complete with these ranges."""
+    reached = {bound.partition: bound.start for bound in bounds} | {r.partition: r.end_exclusive for r in ranges}
+    unread = (name for name in tables if not inputs[name].first_read)
+    return tuple(sorted(name for name in unread if _first_read(name, reached, inputs, first_ends)))
+
+
+def _first_read(
+    name: str, reached: Mapping[PartitionRef, int], inputs: Inputs, first_ends: Mapping[PartitionRef, int]
+) -> bool:
+    ends = {ref: end for ref, end in first_ends.items() if ref.input == name}
+    return inputs[name].first_read or all(reached.get(ref, end) >= end for ref, end in ends.items())
+
+
+# --- every later plan -------------------------------------------------------------------------------------------------
+
+
+def unread_partitions(bounds: Iterable[Bounds], ranges: Iterable[Range] = ()) -> list[PartitionRef]:
+    """The partitions that have records which these ranges leave unread."""
+    read_to = {r.partition: r.end_exclusive for r in ranges}
+    return [bound.partition for bound in bounds if read_to.get(bound.partition, bound.start) < bound.end_exclusive]
+
+
+def reached_time(state: InputState, unread: Iterable[PartitionRef], delay_ms: int) -> int:
+    """Up to which event time an input was read whose `unread` partitions have more records (`InputTime.reached`)."""
+    highest = {ref: state.progress.highest.get(ref) for ref in map(partition_id, unread)}
+    if not highest:
+        return END_OF_TIME
+    at = InputProgress(highest).implied(InputClock(delay_ms))
+    return BEGIN_OF_TIME if at is None else at - 1  # more rows of that time may follow
+
+
+def reads_ahead_of_tables(
+    inputs: Inputs, ranges: Iterable[Range], tables: Collection[str], reached: Mapping[str, int]
+) -> bool:
+    """Whether these ranges hold records of a stream that has been read further than its table will be after them. Such
+    records would only wait in the state."""
+    streams = inputs.keys() - tables
+    reads = any(r.partition.input in streams and r.start < r.end_exclusive for r in ranges)
+    table = min((reached.get(name, END_OF_TIME) for name in tables), default=END_OF_TIME)
+    newest = max((at for name in streams if (at := inputs[name].progress.newest) is not None), default=BEGIN_OF_TIME)
+    return reads and (table == BEGIN_OF_TIME or newest > table)
+
+
+def without_overtaking(smaller: EpochPlan, plan: EpochPlan, tables: Collection[str]) -> EpochPlan:
+    """Returns the shortened form of a plan. If it reads less of a table, it joins nothing: the plan was to reach times
+    with the table that it does not reach any more."""
+    shortened = [new for new, old in zip(smaller.ranges, plan.ranges, strict=True) if new != old]
+    streams = {planned.partition.input for planned in shortened} - set(tables)
+    if len(streams) < len({planned.partition.input for planned in shortened}):
+        streams = {ref.input for ref in plan.partitions} - set(tables)
+        smaller = replace(
+            smaller,
+            ranges=tuple(
+                r if r.partition.input in tables else replace(r, end_exclusive=r.start) for r in smaller.ranges
+            ),
+            horizons={part: Horizon(at.previous, at.previous) for part, at in smaller.horizons.items()},
+            reached={**smaller.reached, **dict.fromkeys(tables, BEGIN_OF_TIME)},
+        )
+    return replace(smaller, unread=tuple(sorted({*smaller.unread, *streams})))
+
+
+# At most this much of the time between two observations counts. In a longer gap the driver was stopped, or the broker
+# could not be reached, so what the partitions held meanwhile is unknown.
+LONGEST_STEP_MS = 5_000
+# Watermarks that advance by the clock (T6) may close rows at every step: a step per observation would keep an idle job
+# busy.
+PACE_MS = 1_000
+
+
+class Idleness(Protocol):
+    """Says which partitions are idle: `IdleClock` does so for running jobs, and the steps of a trace for that trace."""
+
+    def observe(self, bounds: Iterable[Bounds], now_ms: int) -> None: ...
+
+    def idle(self) -> dict[str, Collection[str]]: ...
+
+    def idle_for_ms(self, all_idle: bool, now_ms: int, committed_ms: int) -> int: ...
+
+
+class IdleClock:
+    """Adds up how long each partition has been seen at its end. The caller passes times in, in milliseconds of a clock
+    that runs only while the job does. A timeout of 0 switches idleness off for the input."""
+
+    def __init__(self, timeouts_ms: Mapping[str, int]) -> None:
+        self._timeouts = timeouts_ms
+        self._at_end_for: dict[PartitionRef, int] = {}
+        self._observed_ms: int | None = None
+        self._all_idle_for = 0
+        self._all_idle_at_ms: int | None = None
+
+    def observe(self, bounds: Iterable[Bounds], now_ms: int) -> None:
+        """Takes what can be read now. A partition with unread records is not at its end, even if they belong to an open
+        transaction, and neither is a partition that is not held. A partition missing from `bounds`, because it was
+        deleted, is forgotten."""
+        step = _elapsed_ms(self._observed_ms, now_ms)
+        at_end = [bound.partition for bound in bounds if bound.is_assigned and bound.at_end]
+        before = self._at_end_for
+        self._at_end_for = {ref: before[ref] + step if ref in before else 0 for ref in at_end}
+        self._observed_ms = now_ms
+
+    def idle(self) -> dict[str, Collection[str]]:
+        """Idle partitions per input, by `partition_id`, as of the newest observation."""
+        idle_ids: dict[str, list[str]] = {}
+        for ref, quiet in sorted(self._at_end_for.items()):
+            timeout = self._timeouts[ref.input]
+            if timeout and quiet >= timeout:
+                idle_ids.setdefault(ref.input, []).append(partition_id(ref))
+        return {name: tuple(parts) for name, parts in idle_ids.items()}
+
+    def idle_for_ms(self, all_idle: bool, now_ms: int, committed_ms: int) -> int:
+        """How long all inputs have been idle (T6), rounded down to PACE_MS. `all_idle` says whether they are idle now;
+        `committed_ms` is the time counted so far, by this process or an earlier one, that is committed."""
+        if not all_idle:
+            self._all_idle_at_ms = None
+            return 0
+        first = self._all_idle_at_ms is None
+        self._all_idle_for = committed_ms if first else self._all_idle_for + _elapsed_ms(self._all_idle_at_ms, now_ms)
+        self._all_idle_at_ms = now_ms
+        return self._all_idle_for // PACE_MS * PACE_MS
+
+
+def _elapsed_ms(observed_ms: int | None, now_ms: int) -> int:
+    return 0 if observed_ms is None else min(LONGEST_STEP_MS, now_ms - observed_ms)

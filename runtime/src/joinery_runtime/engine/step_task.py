@@ -18,8 +18,7 @@ from joinery_runtime.core.table import compaction
 from joinery_runtime.core.table.columns import TS
 from joinery_runtime.core.table.keyhash import HASH_SPACE, HashRange, shard_range
 from joinery_runtime.core.table.segment import Run, SegmentMeta, merge
-from joinery_runtime.engine.cache import SegmentCache
-from joinery_runtime.engine.flags import FlagCache, flags_of_live, flags_run
+from joinery_runtime.engine.cache import FlagCache, SegmentCache, flags_of_live, flags_run
 from joinery_runtime.engine.messages import EpochWork
 
 _EVERYWHERE = HashRange(0, HASH_SPACE - 1)

@@ -20,10 +20,9 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.connectors.decoder_trial import carefully
-from joinery_runtime.connectors.parquet_trial import read_carefully
 from joinery_runtime.connectors.sink import Attempt, AttemptId, RowLimit, RowRouting, SinkWriter
 from joinery_runtime.connectors.source import Range, SourceReader
+from joinery_runtime.connectors.trial import carefully, read_carefully
 from joinery_runtime.core.pipeline.lateness import LateRows
 from joinery_runtime.core.pipeline.prepare import DecodedRecords, RecordChecks, cut_by_shard, prepare, prepare_joined
 from joinery_runtime.core.pipeline.sides import LEFT, Placement
@@ -33,15 +32,13 @@ from joinery_runtime.core.table.blob import to_blob
 from joinery_runtime.core.table.columns import TS, UNAVAILABLE
 from joinery_runtime.core.table.keyhash import KeyHash, key_hash
 from joinery_runtime.core.table.segment import Run, SegmentMeta, concat, decode, describe
-from joinery_runtime.engine.cache import DEFAULT_MAX_BYTES, SegmentCache
-from joinery_runtime.engine.chunks import ReplayableBatches, in_chunks, sliced
-from joinery_runtime.engine.flags import FlagCache
+from joinery_runtime.engine.cache import DEFAULT_MAX_BYTES, FlagCache, SegmentCache
 from joinery_runtime.engine.function_calls import FunctionCalls, records_text, step_text
 from joinery_runtime.engine.hot_keys import KeyCounter, KeyRows
 from joinery_runtime.engine.input_warnings import refuse_seconds
 from joinery_runtime.engine.messages import EpochWork, PartCounts, ReadSummary, ShardSummary
 from joinery_runtime.engine.null_keys import ENOUGH_RECORDS, ColumnsRead, refuse_null_keys
-from joinery_runtime.engine.output_limit import OutputLimit, with_dead_letters
+from joinery_runtime.engine.output_limit import OutputLimit, ReplayableBatches, in_chunks, sliced, with_dead_letters
 from joinery_runtime.engine.plan import NAMED_BY_LIFE, EpochPlan
 from joinery_runtime.engine.read_report import (
     DeadLetters,

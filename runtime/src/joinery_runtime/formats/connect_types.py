@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from joinery_runtime.job.model.paths import Path
+from joinery_runtime.job.model.references import Path
 
 TIMES: Mapping[str, int] = {
     "io.debezium.time.Timestamp": 1,

@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from joinery_runtime.formats.avro.decoder import read_record
-from joinery_runtime.formats.foreign import FRAME, is_framed
-from joinery_runtime.formats.records import BadRecord, ByValue, Decoded, is_json, json_text, with_bad
+from joinery_runtime.formats.records import FRAME, BadRecord, ByValue, Decoded, is_framed, is_json, json_text, with_bad
 from joinery_runtime.formats.registry.schemas import Schemas, UnknownSchema, schema_number
 from joinery_runtime.formats.row_decoder import RejectedRecord
 from joinery_runtime.job.model.inputs import Input

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from joinery_runtime.formats.foreign import FRAME
+from joinery_runtime.formats.records import FRAME
 from joinery_runtime.job.model.inputs import Input
 
 MOST_PATHS = 50

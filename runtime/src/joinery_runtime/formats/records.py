@@ -1,10 +1,12 @@
-"""The interface of decoders, the result of decoding a batch, and helpers that decoders share."""
+"""The interface of decoders, the result of decoding a batch, and helpers that decoders share: the boundary around
+decoding, where only the record that fails is bad (rule T8), and what a record is that is not in its input's format."""
 
 from __future__ import annotations
 
 import base64
 import json
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, time
@@ -13,9 +15,12 @@ from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from joinery_runtime.core.table.columns import arrow_schema
+from joinery_runtime.errors import JoineryError
 from joinery_runtime.formats.batch import Cut, RawBatch
 from joinery_runtime.job.model.inputs import Input
 
@@ -332,3 +337,133 @@ def without_bom(values: pa.BinaryArray) -> pa.BinaryArray:
 
 class RejectedBatch(Exception):
     """A parser rejects at least one record of a batch. The text is the parser's."""
+
+
+class Guarded:
+    """Decodes as `decoder` does what `model` reads. Where that fails with an error that is not of the job or its
+    environment, halves the batch until the record that makes it fail is alone, and makes it a bad record."""
+
+    def __init__(self, model: Input, decoder: Decoder) -> None:
+        self.model, self._decoder = model, decoder
+        self._schema, self._deletes = arrow_schema(model.columns), model.table is not None
+
+    def decode_batch(self, raw: RawBatch) -> Decoded:
+        count = len(raw.offsets)
+        if raw.refusal is not None:
+            return self._all_bad(all_bad(np.arange(count, dtype=np.int64), raw.refusal))
+        try:
+            try:
+                return self._decoder.decode_batch(raw)
+            except MemoryError:  # perhaps of another thread's doing: a record alone gets a second chance
+                if count > 1:
+                    raise
+                return self._decoder.decode_batch(raw)
+        except (JoineryError, OSError):
+            raise
+        except (Exception, pl.exceptions.PanicException) as error:
+            if count <= 1:
+                return self._all_bad(all_bad(np.arange(count, dtype=np.int64), unreadable(error)))
+        return halves(self.decode_batch, raw)
+
+    def _all_bad(self, bad: list[BadRecord]) -> Decoded:
+        nothing = np.empty(0, np.int64)
+        return Decoded(self._schema.empty_table(), nothing, bad, np.empty(0, np.bool_) if self._deletes else None)
+
+
+def halves(decode: Callable[[RawBatch], Decoded], raw: RawBatch) -> Decoded:
+    """Decodes the halves of a batch of several records one after the other."""
+    count = len(raw.offsets)
+    first_positions, second_positions = np.split(np.arange(count, dtype=np.int64), [count // 2])
+    first = decode(raw.take(first_positions)).at(first_positions)
+    second = decode(raw.take(second_positions)).at(second_positions)
+    deleted = unavailable = left_out = None
+    if first.deleted is not None and second.deleted is not None:
+        deleted = np.concatenate([first.deleted, second.deleted])
+    if first.unavailable is not None or second.unavailable is not None:
+        unavailable = pa.concat_arrays(
+            [
+                pa.nulls(len(half.index), pa.string()) if half.unavailable is None else half.unavailable
+                for half in (first, second)
+            ]
+        )
+    events = [half.left_out for half in (first, second) if half.left_out is not None]
+    if events:
+        left_out = LeftOut(
+            np.concatenate([part.times for part in events]), np.concatenate([part.index for part in events])
+        )
+    passed = [*(first.passed or ()), *(second.passed or ())]
+    return Decoded(
+        pa.concat_tables([first.rows, second.rows]),
+        np.concatenate([first.index, second.index]),
+        [*first.bad, *second.bad],
+        deleted,
+        Counter(first.dropped) + Counter(second.dropped),
+        (min(passed), max(passed)) if passed else None,
+        unavailable,
+        left_out,
+    )
+
+
+_OTHERS = {
+    b"\x1f\x8b": "gzip inside of the value; let the producer use compression.type instead",
+    b"\x78\x9c": "zlib inside of the value; let the producer use compression.type instead",
+    b"\x28\xb5\x2f\xfd": "zstd inside of the value; let the producer use compression.type instead",
+    b"Obj\x01": "an Avro container, which topics do not have; write records one by one",
+    b"PAR1": "Parquet",
+}
+_BYTE_ORDERS = (b"\xff\xfe", b"\xfe\xff")  # how UTF-16 begins
+_TOLD = 8  # how many first bytes identify UTF-16 without its byte order
+FRAME = 5  # bytes of Confluent's framing: a zero, and the schema's number
+
+
+def is_framed(values: pa.BinaryArray) -> pa.BooleanArray:
+    """Which values may begin with Confluent's framing."""
+    long = pc.greater_equal(pc.binary_length(values), FRAME)
+    return pc.fill_null(pc.and_(pc.starts_with(values, "\0"), long), False)
+
+
+def looks_like(record: bytes) -> str | None:
+    """Says what a record is that is not in its input's format; None if that is not known."""
+    for magic, description in _OTHERS.items():
+        if record.startswith(magic):
+            return description
+    # Every second byte is zero in UTF-16 text that begins with ASCII letters or digits. The zeros may come first or
+    # second, because lines of a file begin after half of a line break.
+    begins = record[:_TOLD]
+    even, odd = begins[::2], begins[1::2]
+    has_zeros = (not any(even) and all(odd)) or (not any(odd) and all(even))
+    if record.startswith(_BYTE_ORDERS) or (len(begins) == _TOLD and has_zeros):
+        return "UTF-16; let the producer write UTF-8"
+    if record[:1] == b"\0" and len(record) > FRAME:
+        number = int.from_bytes(record[1:FRAME])
+        if record[FRAME : FRAME + 1] in (b"{", b"["):
+            return f"Confluent JSON of schema {number}; name its schemaRegistry"
+        kind = "Protobuf" if _may_be_protobuf(record[FRAME:]) else "Avro"
+        return f"Confluent {kind} of schema {number}; write format: {kind.lower()} and its schemaRegistry"
+    return None
+
+
+def _may_be_protobuf(framed: bytes) -> bool:
+    """Whether the first message's index (a zero) is followed by Protobuf fields up to the end. This is seldom true of
+    Avro that begins with a zero."""
+    at, size = 1, len(framed)
+    try:
+        while at < size:
+            tag, at = varint(framed, at)
+            match tag & 7:
+                case 0:
+                    _, at = varint(framed, at)
+                case 1:
+                    at += 8
+                case 2:
+                    length, at = varint(framed, at)
+                    at += length
+                case 5:
+                    at += 4
+                case _:
+                    return False
+            if tag < 8:  # field 0
+                return False
+    except ValueError:
+        return False
+    return framed[0] == 0 and at == size and size > 1

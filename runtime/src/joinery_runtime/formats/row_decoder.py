@@ -42,7 +42,7 @@ from joinery_runtime.formats.records import (
     unreadable,
     with_bad,
 )
-from joinery_runtime.job.model.paths import Path
+from joinery_runtime.job.model.references import Path
 
 _MOST_DIGITS = 18  # of a decimal that is taken as it is
 _MOST_LEVELS = 256  # of objects and arrays; deeper ones may be beyond the limits of a parser

@@ -4,6 +4,10 @@ Spark encrypts its connections in Java (`spark.network.crypto`) or by TLS (`spar
 native library. In a JVM that compiles little, an exchange that Java encrypts takes five times the CPU. TLS only
 encrypts: who may connect is still decided by `spark.authenticate`, because Spark's server asks no client for a
 certificate (docs/decisions/0063).
+
+If a standalone cluster does not admit a job, Spark itself logs after a minute that no master answered, be it that a
+port is closed, a certificate does not fit or the secrets differ, and returns a context that has ended. `check_admitted`
+finds out which.
 """
 
 from __future__ import annotations
@@ -11,6 +15,8 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import socket
+import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -27,6 +33,7 @@ from joinery_runtime.hosts.scratch import scratch_folder
 from joinery_runtime.hosts.spark_security import (
     ENV_EXCHANGE_SECRET,
     ENV_KEY_FOLDER,
+    SECRET,
     SPEAKS_TLS,
     executors_have_key_folder,
     is_authenticated,
@@ -200,3 +207,58 @@ def _file_problems(named: Mapping[str, str], setting: str, because: str) -> Iter
         Path(path).open("rb").close()
     except OSError as error:
         yield f"{setting} names {path}: {error.strerror}"
+
+
+_ID_WITHOUT_MASTER = "spark-application-"  # how Spark names an application that no master has registered
+_PATIENCE_S = 5.0
+
+
+def check_admitted(context: SparkContext) -> None:
+    """Raise EnvironmentProblem if no master of a standalone cluster has registered the application."""
+    master = context.master
+    if not master.startswith("spark://") or not context.applicationId.startswith(_ID_WITHOUT_MASTER):
+        return
+    settings = dict(context.getConf().getAll())
+    addresses = master.removeprefix("spark://").split(",")
+    raise EnvironmentProblem(
+        f"The Spark cluster {master} does not admit the job",
+        facts="; ".join(rejection_reason(address, master, settings) for address in addresses),
+        todo="Have spark.authenticate, spark.network.crypto and spark.ssl.rpc say the same in spark-defaults.conf of "
+        "the master, of the workers and of this machine (docs/security.md#standalone)",
+    )
+
+
+def rejection_reason(address: str, master: str, settings: Mapping[str, str]) -> str:
+    """Say how the master at an address differs from a job with these settings."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), _PATIENCE_S).close()
+    except OSError as error:
+        return f"spark.master names {address}: {error.strerror or error}"
+    job_uses_tls, master_uses_tls = speaks_tls(master, settings), _try_handshake(host, int(port), None) is None
+    if job_uses_tls != master_uses_tls:
+        words = {True: "speaks TLS", False: "does not speak TLS"}
+        return f"{address} {words[master_uses_tls]}, and the job {words[job_uses_tls]} ({SPEAKS_TLS})"
+    trusted = ssl_setting(settings, CERTIFICATE) if job_uses_tls else ""
+    if trusted and (distrust := _try_handshake(host, int(port), trusted)):
+        return f"the certificate of {address} does not fit those in {trusted} ({CERTIFICATE}): {distrust}"
+    return f"{address} answers but rejects the job: {SECRET} or spark.network.crypto differs there"
+
+
+def _try_handshake(host: str, port: int, trusted: str | None) -> str | None:
+    """Connect by TLS, and return why that fails; None if it works. `trusted` is a file of certificates; without one,
+    any certificate will do."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False  # Spark does not check it either
+    context.verify_mode = ssl.CERT_NONE if trusted is None else ssl.CERT_REQUIRED
+    if trusted is not None:
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # trusts a named certificate itself, as Java does
+        context.load_verify_locations(trusted)
+    try:
+        with socket.create_connection((host, port), _PATIENCE_S) as plain, context.wrap_socket(plain):
+            pass
+    except ssl.SSLCertVerificationError as error:
+        return error.verify_message
+    except OSError as error:  # a server without TLS closes the connection
+        return error.strerror or str(error)
+    return None

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from joinery_runtime.core.compile import compile_with_functions
+from joinery_runtime.core.compile.jobs import compile_with_functions
 from joinery_runtime.core.pipeline.functions.declared import DeclaredFunctions, imported
 from joinery_runtime.errors import EnvironmentProblem, ExpressionError, JobError, Problem
 from joinery_runtime.hosts.scratch import scratch_folder

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 
-from joinery_runtime.connectors.dead_letters import DEAD_LETTER_SCHEMA
-from joinery_runtime.connectors.sink import Sink
+from joinery_runtime.connectors.sink import DEAD_LETTER_SCHEMA, Sink
 from joinery_runtime.engine.driver import DriverParts
-from joinery_runtime.engine.idleness import IdleClock
 from joinery_runtime.engine.job_state import compare_with_state
 from joinery_runtime.engine.loop import JobListener, Outages, run_until_stopped
 from joinery_runtime.engine.plan import input_states
 from joinery_runtime.engine.planner import Planner
 from joinery_runtime.engine.protocol import Action, next_action
+from joinery_runtime.engine.source_snapshot import IdleClock
 from joinery_runtime.errors import EnvironmentProblem, IncompatibleState, JoineryError
 from joinery_runtime.hosts.background_call import BackgroundCall
 from joinery_runtime.hosts.edits import EarlierDefinition, attribute_errors_to_edit, input_change_warnings
@@ -31,7 +30,7 @@ from joinery_runtime.hosts.scale import Rescaler
 from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.shared_memory import check_memory_store
 from joinery_runtime.hosts.spark_progress import spark_listener
-from joinery_runtime.hosts.status import Board
+from joinery_runtime.hosts.status.board import Board
 from joinery_runtime.hosts.status.history import JobDescription
 from joinery_runtime.hosts.stores import OpenStore, candidate_of, open_store
 from joinery_runtime.hosts.wiring import Wiring

@@ -19,7 +19,7 @@ from joinery_runtime.hosts.java_process import JavaStart
 from joinery_runtime.hosts.own_secrets import IN_A_POD, lacks_secrets, private_copy, without_secrets
 from joinery_runtime.hosts.placement import EpochPlacement, require_java
 from joinery_runtime.hosts.shared_memory import MemoryStoreAddress, check_memory_store, serve
-from joinery_runtime.hosts.status import Board
+from joinery_runtime.hosts.status.board import Board
 from joinery_runtime.hosts.stores import OpenStore, PostgresStoreAddress
 from joinery_runtime.hosts.wiring import Wiring
 from joinery_runtime.hosts.worker_builder import WorkerBuilder

@@ -39,7 +39,13 @@ from joinery_runtime.engine.read_report import read_summary
 from joinery_runtime.engine.tasks import MAX_THREADS, WorkerProcesses, deal_ranges, ranges_by_peer
 from joinery_runtime.engine.tasks import outcome as epoch_outcome
 from joinery_runtime.errors import EnvironmentProblem, JoineryError, is_full, no_room, says_full
-from joinery_runtime.hosts.exchange_tls import encryption_warnings, exchange_todo, keep_from_tasks, tls_settings
+from joinery_runtime.hosts.exchange_tls import (
+    check_admitted,
+    encryption_warnings,
+    exchange_todo,
+    keep_from_tasks,
+    tls_settings,
+)
 from joinery_runtime.hosts.executors import ActiveExecutors
 from joinery_runtime.hosts.java_process import JavaStart, end_new_java, image_archive, java_options
 from joinery_runtime.hosts.placement import ALONE, conf_file, require_java, runs_under_spark_submit
@@ -63,7 +69,6 @@ from joinery_runtime.hosts.spark_security import (
     security_defaults,
 )
 from joinery_runtime.hosts.spark_tasks import LettersAfterSteps, PeerTask, WorkerSetup, process_for
-from joinery_runtime.hosts.standalone import check_admitted
 
 # A task's threads give the parallelism: libraries that start threads of their own for each of them only get slower. Not
 # so polars, whose threads are of the whole process: with one, all tasks' calls would wait for each other.

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from joinery_runtime.connectors.inputs import check_registry, planner_for
-from joinery_runtime.connectors.source import SourcePlanner
-from joinery_runtime.connectors.store_identity import StoreIdentity
+from joinery_runtime.connectors.source import SourcePlanner, StoreIdentity
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.watermark import InputClock
 from joinery_runtime.engine.assembly import identity, input_clocks, plan_settings

@@ -13,7 +13,7 @@ from typing import Self
 from joinery_runtime.connectors.inputs import decoder_for, guarded, reader_for
 from joinery_runtime.connectors.outputs import Outputs, close_idle_clients
 from joinery_runtime.connectors.source import SourceReader
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.table.keyhash import key_hash
 from joinery_runtime.engine.cache import DEFAULT_MAX_BYTES
@@ -28,8 +28,8 @@ from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.shared_memory import MemoryStoreAddress
 from joinery_runtime.hosts.stores import PostgresStoreAddress, store_address
 from joinery_runtime.job import Job
+from joinery_runtime.job.model.base import parse_bytes
 from joinery_runtime.job.model.inputs import Input
-from joinery_runtime.job.model.quantity import parse_bytes
 from joinery_runtime.state.store import TaskStore
 
 CACHE_BYTES = "JOINERY_CACHE_BYTES"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from joinery_runtime.connectors.outputs import Outputs
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.core.pipeline import times
 from joinery_runtime.core.pipeline.spec import Pipeline
 from joinery_runtime.core.pipeline.step import Horizon
@@ -32,7 +32,7 @@ from joinery_runtime.inspect.stored_state import epochs_after
 from joinery_runtime.inspect.trace_environment import LocalCapture
 from joinery_runtime.job import Job, definition, definition_hash, reads_alike, under_definition
 from joinery_runtime.state import migrations
-from joinery_runtime.state.live_segments import decode_run
+from joinery_runtime.state.migrations import decode_run
 from joinery_runtime.state.store import EpochRecord, JobRecord, OwnershipToken, SegmentReader, StateReader
 from joinery_runtime.state.upgrade import outdated_segments
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.formats.json.encode import PLAIN, JsonStyle
 from joinery_runtime.inspect.evidence import Lines, ReplayedEpoch
 from joinery_runtime.job import Job

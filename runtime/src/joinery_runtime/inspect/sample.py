@@ -13,9 +13,8 @@ import numpy as np
 
 from joinery_runtime.connectors.inputs import decoder_for, guarded, planner_for, reader_for
 from joinery_runtime.connectors.kafka.planner import newest_ranges
-from joinery_runtime.connectors.source import StoredOffsets
-from joinery_runtime.connectors.store_identity import StoreIdentity
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.connectors.source import StoredOffsets, StoreIdentity
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.core.pipeline.lateness import FutureRows, Timestamps, behind_highest
 from joinery_runtime.core.pipeline.prepare import usable_times
 from joinery_runtime.core.pipeline.sides import Intake

@@ -21,7 +21,7 @@ from joinery_runtime.connectors.files.rolling import held_parts
 from joinery_runtime.connectors.outputs import Outputs, OutputTarget
 from joinery_runtime.connectors.postgres.table import TargetTable
 from joinery_runtime.connectors.sink import short_incarnation
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.core.pipeline.sides import stored_rows
 from joinery_runtime.core.pipeline.spec import StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, StateRun
@@ -35,7 +35,7 @@ from joinery_runtime.inspect.output_rows import ask_postgres, output_rows
 from joinery_runtime.inspect.stored_state import durable, open_also_moved, record_of
 from joinery_runtime.job import Job, with_stored_names
 from joinery_runtime.job.model.wording import counted, listed
-from joinery_runtime.state.live_segments import flagged_rows, read_runs
+from joinery_runtime.state.migrations import flagged_rows, read_runs
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import JobRecord, StateReader
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.core.kinds.rows import Selection, gather
 from joinery_runtime.core.pipeline.sides import FLAGS, SideSpec, stored_rows
 from joinery_runtime.core.pipeline.spec import Pipeline, StepSpec
@@ -26,7 +26,7 @@ from joinery_runtime.inspect.state_key import StepKey, keys_of
 from joinery_runtime.inspect.stored_state import NextEpoch, record_of
 from joinery_runtime.job import Job, time_value
 from joinery_runtime.job.model.wording import agreeing
-from joinery_runtime.state.live_segments import flagged_rows, read_runs
+from joinery_runtime.state.migrations import flagged_rows, read_runs
 from joinery_runtime.state.store import StateReader
 
 

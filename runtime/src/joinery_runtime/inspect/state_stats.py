@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.core.pipeline import times
 from joinery_runtime.core.pipeline.sides import LEFT, SESSIONS, SideSpec
 from joinery_runtime.core.pipeline.watermark import Watermark
@@ -23,7 +23,7 @@ from joinery_runtime.inspect.stored_state import NextEpoch, record_of, savepoint
 from joinery_runtime.job import Job, format_time, time_value
 from joinery_runtime.job.model.wording import counted, size_text
 from joinery_runtime.state import migrations
-from joinery_runtime.state.live_segments import flagged_rows, read_runs
+from joinery_runtime.state.migrations import flagged_rows, read_runs
 from joinery_runtime.state.postgres import PostgresStore
 from joinery_runtime.state.store import JobRecord, StateReader, StateStore, StoredSavepoint
 

@@ -15,8 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from joinery_runtime.core.compile import compile_job
-from joinery_runtime.core.compile.jobs import row_selections
+from joinery_runtime.core.compile.jobs import compile_job, row_selections
 from joinery_runtime.core.pipeline.times import watermarks_out
 from joinery_runtime.core.pipeline.watermark import InputTime
 from joinery_runtime.engine.assembly import identity, input_clocks, plan_settings

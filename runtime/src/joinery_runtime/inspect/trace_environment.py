@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from joinery_runtime.connectors.inputs import guarded, json_decoder_for
 from joinery_runtime.connectors.sink import Attempt, AttemptRows, NamesNoStore, Receipt, RecoveryContext, Sink
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.core.pipeline.step import ORDER_COLUMNS
 from joinery_runtime.engine.driver import Host
 from joinery_runtime.engine.tasks import LocalHost

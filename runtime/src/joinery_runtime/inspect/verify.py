@@ -21,7 +21,7 @@ from joinery_runtime.connectors.content import Content
 from joinery_runtime.connectors.files.sink import published
 from joinery_runtime.connectors.outputs import Outputs, StoreDatabase
 from joinery_runtime.connectors.sink import Receipt, short_incarnation
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.engine.assembly import input_clocks, late_shares
 from joinery_runtime.engine.late_rows import LateCounts, LateInput
 from joinery_runtime.engine.plan import JUDGED_BY_CLOCK, EpochPlan

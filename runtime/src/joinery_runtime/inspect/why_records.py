@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from joinery_runtime.connectors.decoder_trial import carefully
 from joinery_runtime.connectors.history import HistoryDecoder
-from joinery_runtime.connectors.parquet_trial import read_carefully
 from joinery_runtime.connectors.source import Range, SourceReader
+from joinery_runtime.connectors.trial import carefully, read_carefully
 from joinery_runtime.core.pipeline.lateness import FutureCheck
 from joinery_runtime.core.pipeline.prepare import too_far_ahead
 from joinery_runtime.core.pipeline.sides import Intake

@@ -18,7 +18,7 @@ from joinery_runtime.engine.plan import InputState, input_states
 from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.inspect.replay import StoredState
 from joinery_runtime.inspect.why_records import RecordPosition
-from joinery_runtime.state.live_segments import decode_run
+from joinery_runtime.state.migrations import decode_run
 
 
 @dataclass(frozen=True, slots=True)

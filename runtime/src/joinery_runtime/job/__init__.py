@@ -15,7 +15,6 @@ from joinery_runtime.job.definition import (
     with_stored_names,
 )
 from joinery_runtime.job.explain import Explanation, connection_warnings, explain
-from joinery_runtime.job.expressions import expression_problems
 from joinery_runtime.job.join.steps import JoinStep, SelectItem
 from joinery_runtime.job.join.stream_join import StreamJoin, StreamJoinSpec
 from joinery_runtime.job.kinds.as_of import AsOf
@@ -34,8 +33,9 @@ from joinery_runtime.job.load import (
     located,
     parse_job,
 )
-from joinery_runtime.job.model.base import Limits
+from joinery_runtime.job.model.base import ColumnType, Limits, SecretKeyRef, SecretRef, parse_type
 from joinery_runtime.job.model.duration import format_duration, format_time, parse_duration, time_value
+from joinery_runtime.job.model.expression_rules import expression_problems
 from joinery_runtime.job.model.inputs import AtOffsets, AtTimestamp, Column, FileInput, Input, KafkaInput, Watermark
 from joinery_runtime.job.model.outputs import (
     DeadLetter,
@@ -60,8 +60,6 @@ from joinery_runtime.job.model.resource import (
     Trigger,
     Upgrade,
 )
-from joinery_runtime.job.model.secrets import SecretKeyRef, SecretRef
-from joinery_runtime.job.model.types import ColumnType, parse_type
 from joinery_runtime.job.signature import Comparison, compare, signature
 
 __all__ = [

@@ -1,4 +1,5 @@
-"""Explains what a job will do before it runs: the plan, how long each side is kept, and how much state to expect."""
+"""Explains what a job will do before it runs: the plan, how long each side is kept, and how much state to expect. Draws
+it as a flowchart in Mermaid's language, whose words are those of the explanation."""
 
 from __future__ import annotations
 
@@ -10,13 +11,13 @@ from html import escape
 from joinery_runtime.job.join.explain import assumed_columns, step_plans
 from joinery_runtime.job.join.stream_join import StreamJoin
 from joinery_runtime.job.key_order import lacks_order_of_nulls, order_warnings, routing_columns
+from joinery_runtime.job.kinds.base import RATE, SidePlan, StepPlan
 from joinery_runtime.job.kinds.session.explain import aggregate_warnings, session_plan
 from joinery_runtime.job.kinds.session.resource import SessionWindow
+from joinery_runtime.job.model.base import format_bytes
 from joinery_runtime.job.model.duration import format_duration, format_time
 from joinery_runtime.job.model.inputs import AtTimestamp, Debezium, Input, KafkaInput
 from joinery_runtime.job.model.outputs import DeadLetter, FileOutput, NamedOutput, Output
-from joinery_runtime.job.model.plan import RATE, SidePlan, StepPlan
-from joinery_runtime.job.model.quantity import format_bytes
 from joinery_runtime.job.model.resource import Job
 from joinery_runtime.job.model.unions import UnionInput
 from joinery_runtime.job.model.wording import counted, listed
@@ -411,3 +412,69 @@ def _size(count: int) -> str:
             return f"{size:.4g} {unit}"
         size /= 1024
     return f"{size:,.1f} TiB"
+
+
+_CONDITIONS = ("filter", "having")
+# What a picture leaves to the text of `joinery explain`.
+_NOT_DRAWN = {
+    *_CONDITIONS,
+    *("late rows", "limits", "unmatched", "event time", "emitted", "rows"),
+    *("a window", "kept as", "cap", "inside a capped session"),
+}
+_DEAD_LETTERS = "dead_letters"
+
+
+def flowchart(job: Job) -> str:
+    """Return the flowchart of a valid job, without a line break at its end."""
+    return "\n".join(["flowchart LR", *(f"  {line}" for line in _lines(job))])
+
+
+def _lines(job: Job) -> Iterator[str]:
+    plan = explain(job)
+    rights = {step.right for step in plan.steps}
+    ends: dict[str, str] = {}  # of the nodes of each input: the last
+    for one in plan.inputs:
+        ends[one.name] = node = f"input_{one.name}"
+        yield f"{node}[/{_label(one.name, one.source)}/]"
+        for branch in one.branches:
+            yield f"branch_{branch.name}[/{_label(branch.name, branch.source)}/]"
+            yield f"branch_{branch.name} --> {node}"
+        if (where := job.input_filters.get(one.name)) is not None:
+            ends[one.name] = f"where_{one.name}"
+            yield from _condition(node, f"where_{one.name}", where)
+    left = [node for name, node in ends.items() if name not in rights]
+    for number, step in enumerate(plan.steps, start=1):
+        node, right = f"step_{number}", () if step.right is None else (ends[step.right],)
+        drawn = (f"{name}: {text}" for name, text in step.lines if name not in _NOT_DRAWN)
+        yield f"{node}[{_label(step.title, *drawn)}]"
+        yield from (f"{before} --> {node}" for before in (*left, *right))
+        left = [node]
+        for name, text in step.lines:
+            if name in _CONDITIONS:
+                condition = f"{name}_{number}"
+                yield from _condition(node, condition, text.rpartition("; ")[0])
+                left = [condition]
+    for number, output in enumerate(job.outputs, start=1):
+        node = f"output_{number}"
+        title = () if job.spec.outputs is None else (output.name,)
+        yield f"{node}[/{_label(*title, output_place(output))}/]"
+        when = "" if output.when is None else f"|{_label(f'where {output.when}')}|"
+        yield from (f"{before} -->{when} {node}" for before in left)
+    if job.spec.dead_letter is not None:
+        yield f"{_DEAD_LETTERS}[/{_label('dead letters', plan.dead_letters.removeprefix('go to '))}/]"
+        yield from (f"input_{one.name} -.-> {_DEAD_LETTERS}" for one in plan.inputs)
+        for number, step in enumerate(plan.steps, start=1):
+            if "dead letters" in dict(step.lines).get("late rows", ""):
+                yield f"step_{number} -.->|{_label('late rows')}| {_DEAD_LETTERS}"
+
+
+def _condition(before: str, node: str, text: str) -> Iterator[str]:
+    yield f"{node}{{{{{_label(text)}}}}}"
+    yield f"{before} --> {node}"
+
+
+def _label(*lines: str) -> str:
+    """Quote a text for Mermaid, which takes `#quot;` and `#lt;` for characters that end a text or begin a tag."""
+    codes = {"#": "#35;", '"': "#quot;", "<": "#lt;", ">": "#gt;", "&": "#amp;"}
+    texts = ("".join(codes.get(character, character) for character in " ".join(line.split())) for line in lines)
+    return f'"{"<br>".join(texts)}"'

@@ -18,9 +18,9 @@ from joinery_runtime.job.kinds.ranking import RankingKind, TopN
 from joinery_runtime.job.kinds.session.resource import SessionWindow
 from joinery_runtime.job.kinds.session.sessions import SESSIONS_PART
 from joinery_runtime.job.kinds.session.signature import aggregate_fields, called_functions, column_origins
+from joinery_runtime.job.model.base import ColumnType
 from joinery_runtime.job.model.references import ComputedKey, KeyPair
 from joinery_runtime.job.model.resource import Job
-from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.unions import UnionInput
 from joinery_runtime.job.model.wording import listed
 

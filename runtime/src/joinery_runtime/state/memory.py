@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from joinery_runtime.connectors.store_identity import StoreIdentity
+from joinery_runtime.connectors.source import StoreIdentity
 from joinery_runtime.job.model.owner import OwnerCandidate
 from joinery_runtime.state import decisions
 from joinery_runtime.state.decisions import SegmentStatus, StoredJob, StoredSegment, decode_optional, encode_json

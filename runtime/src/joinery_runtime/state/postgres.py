@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 import psycopg
 
 from joinery_runtime.connectors.postgres.client import OWN_PATH, check_name
-from joinery_runtime.connectors.store_identity import StoreIdentity
+from joinery_runtime.connectors.source import StoreIdentity
 from joinery_runtime.errors import StateError
 from joinery_runtime.job.model.owner import OwnerCandidate
 from joinery_runtime.state import decisions, statements

@@ -14,8 +14,7 @@ from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.errors import IncompatibleState
 from joinery_runtime.job.model.wording import counted
 from joinery_runtime.state import decisions
-from joinery_runtime.state.live_segments import read_live
-from joinery_runtime.state.migrations import check_chain, migrate, readable_from
+from joinery_runtime.state.migrations import check_chain, migrate, read_live, readable_from
 from joinery_runtime.state.savepoints import ensure_pin, name_for_migration, prune_pins
 from joinery_runtime.state.store import DriverStore, JobReader, JobRecord, Migration, StateReader
 

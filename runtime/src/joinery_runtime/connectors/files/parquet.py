@@ -21,7 +21,7 @@ from joinery_runtime.errors import SourceError
 from joinery_runtime.formats.batch import PartitionRef, RawBatch
 from joinery_runtime.formats.opened_files import readable, require_planned, stamp_of
 from joinery_runtime.formats.parquet.decoder import can_be, type_at
-from joinery_runtime.job.model.paths import Path
+from joinery_runtime.job.model.references import Path
 
 _BATCH_ROWS = 65_536
 _BATCH_BYTES = 16 * 2**20  # of unpacked rows, by the mean size in their row group

@@ -15,7 +15,7 @@ from typing import Any
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
 from joinery_runtime.connectors.kafka.settings import Cluster, LoggedErrors, connect, logger, member_settings
-from joinery_runtime.connectors.store_identity import StoreIdentity
+from joinery_runtime.connectors.source import StoreIdentity
 from joinery_runtime.errors import Fenced, JoineryError, Unavailable
 from joinery_runtime.formats.batch import PartitionRef
 

@@ -23,7 +23,7 @@ from confluent_kafka.admin import ConfigResource
 
 from joinery_runtime.connectors.kafka.errors import LastError, is_away
 from joinery_runtime.connectors.kafka.target import ANSWER_SECONDS, KafkaTarget, repeat
-from joinery_runtime.connectors.store_identity import StoreIdentity
+from joinery_runtime.connectors.source import StoreIdentity
 from joinery_runtime.errors import SinkError
 
 _PARTITION = 0

@@ -11,8 +11,7 @@ from joinery_runtime.connectors.kafka.metadata import KafkaMetadata, Topic
 from joinery_runtime.connectors.kafka.positions import LogOffsets, Positions, log_offsets
 from joinery_runtime.connectors.kafka.settings import Cluster, logger
 from joinery_runtime.connectors.kafka.topics import InputTopics
-from joinery_runtime.connectors.source import Bounds, Range, StoredOffsets
-from joinery_runtime.connectors.store_identity import StoreIdentity
+from joinery_runtime.connectors.source import Bounds, Range, StoredOffsets, StoreIdentity
 from joinery_runtime.errors import DataLoss, Unavailable
 from joinery_runtime.formats.batch import PartitionRef
 from joinery_runtime.job.model.duration import format_time

@@ -30,7 +30,7 @@ from joinery_runtime.connectors.kafka.producers import PRODUCERS, Disowned, Owni
 from joinery_runtime.connectors.kafka.records import Records
 from joinery_runtime.connectors.kafka.target import BrokerCheck, KafkaTarget, write_in_fitting_batches
 from joinery_runtime.connectors.sink import Attempt, AttemptRows, Receipt, RecoveryContext, short_incarnation
-from joinery_runtime.connectors.store_identity import StoreIdentity
+from joinery_runtime.connectors.source import StoreIdentity
 from joinery_runtime.errors import (
     Fenced,
     OutputUnavailable,

@@ -26,8 +26,8 @@ from joinery_runtime.core.pipeline.spec import InputSpec, Pipeline, StepSpec
 from joinery_runtime.core.table.columns import arrow_schema, arrow_type, type_name
 from joinery_runtime.errors import ExpressionError, JobError, Problem
 from joinery_runtime.job import Aggregate, Input, SessionWindow, StreamJoin
-from joinery_runtime.job.kinds.aggregate.aligned import AlignedWindow
 from joinery_runtime.job.kinds.aggregate.model import Aggregation
+from joinery_runtime.job.kinds.aggregate.windows import AlignedWindow
 from joinery_runtime.job.kinds.base import part_behind
 from joinery_runtime.job.kinds.ranking import TopN
 from joinery_runtime.job.kinds.session.sessions import ComputedColumn, has_order, takes, takes_text

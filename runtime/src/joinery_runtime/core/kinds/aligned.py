@@ -21,7 +21,7 @@ from joinery_runtime.core.pipeline.step import Horizon, Horizons
 from joinery_runtime.core.pipeline.watermark import BEGIN_OF_TIME, END_OF_TIME, Watermark, clamp
 from joinery_runtime.core.table.segment import SegmentMeta
 from joinery_runtime.core.table.zones import local_clock
-from joinery_runtime.job.kinds.aggregate.aligned import AlignedWindow, CumulativeOfGroup, HoppingOfGroup
+from joinery_runtime.job.kinds.aggregate.windows import AlignedWindow, CumulativeOfGroup, HoppingOfGroup
 
 _FARTHEST = 2**62  # milliseconds; sums with durations stay inside int64
 

@@ -17,8 +17,8 @@ from joinery_runtime.core.pipeline.sides import LEFT, WINDOW_END, Intake, SideSp
 from joinery_runtime.core.pipeline.spec import Distance, Emits, StepOperator, StepSpec
 from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, Watermark, earlier
 from joinery_runtime.job import JoinStep
-from joinery_runtime.job.kinds.aggregate.aligned import AlignedWindow
 from joinery_runtime.job.kinds.aggregate.model import Aggregation
+from joinery_runtime.job.kinds.aggregate.windows import AlignedWindow
 from joinery_runtime.job.kinds.base import StepKind, WindowKind
 from joinery_runtime.job.kinds.ranking import RankingKind
 

@@ -42,7 +42,7 @@ from joinery_runtime.core.pipeline.watermark import (
 )
 from joinery_runtime.core.table.columns import HASH, TS
 from joinery_runtime.core.table.segment import SegmentMeta
-from joinery_runtime.job.kinds.aggregate.aligned import AlignedWindow
+from joinery_runtime.job.kinds.aggregate.windows import AlignedWindow
 from joinery_runtime.job.kinds.ranking import Deduplication, RankingKind
 
 

@@ -38,7 +38,7 @@ from joinery_runtime.core.pipeline.spec import Retention, StepSpec
 from joinery_runtime.core.pipeline.step import Horizon, StepResult, StepRun, StepWork
 from joinery_runtime.core.table.columns import HASH, TS
 from joinery_runtime.core.table.segment import Run, concat
-from joinery_runtime.job.kinds.aggregate.aligned import AlignedWindow
+from joinery_runtime.job.kinds.aggregate.windows import AlignedWindow
 from joinery_runtime.job.kinds.ranking import RankingKind, TopN
 
 

@@ -29,12 +29,12 @@ from joinery_runtime.formats.connect_types import (
     scale_in_avro,
     variable_decimal,
 )
-from joinery_runtime.formats.foreign import FRAME
+from joinery_runtime.formats.records import FRAME
 from joinery_runtime.formats.registry.avro_bounds import Nanos, OutOfBounds, check, schema_document
 from joinery_runtime.formats.registry.schemas import AvroSchema, Schemas, UnknownSchema, schema_number
 from joinery_runtime.formats.row_decoder import RejectedRecord, RowDecoder, inside
 from joinery_runtime.job.model.inputs import Column, Input
-from joinery_runtime.job.model.paths import Path
+from joinery_runtime.job.model.references import Path
 from joinery_runtime.job.model.time_formats import ISO, is_pattern, needs_zone
 
 

@@ -26,7 +26,6 @@ import pyarrow.csv
 from joinery_runtime.errors import SourceError
 from joinery_runtime.formats.batch import Cut
 from joinery_runtime.formats.convert import convert, convert_with_comma
-from joinery_runtime.formats.foreign import looks_like
 from joinery_runtime.formats.opened_files import Bytes, files_of, of_input, opened
 from joinery_runtime.formats.record_ends import (
     LONGEST_RECORD,
@@ -50,6 +49,7 @@ from joinery_runtime.formats.records import (
     in_pieces,
     is_json,
     joined,
+    looks_like,
     may_contain,
     set_aside,
     with_bad,

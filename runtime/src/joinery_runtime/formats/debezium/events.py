@@ -57,9 +57,9 @@ from joinery_runtime.formats.records import (
     merged,
     with_bad,
 )
+from joinery_runtime.job.model.base import ColumnType
 from joinery_runtime.job.model.inputs import Column, Debezium, Input
-from joinery_runtime.job.model.paths import Path
-from joinery_runtime.job.model.types import ColumnType
+from joinery_runtime.job.model.references import Path
 
 DELETE = "$delete"
 _OP = "$op"

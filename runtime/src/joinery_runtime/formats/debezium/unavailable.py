@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from joinery_runtime.formats.records import BoolArray, ByValue, IntArray
-from joinery_runtime.job.model.paths import Path
+from joinery_runtime.job.model.references import Path
 
 _PLACEHOLDER = b"__debezium_unavailable_value"
 _TEXT, _BASE64 = _PLACEHOLDER.decode(), base64.b64encode(_PLACEHOLDER).decode()

@@ -22,7 +22,7 @@ from joinery_runtime.formats.json.fallback import JsonFallbackDecoder, NestedJso
 from joinery_runtime.formats.json.texts import WantedValue, tree
 from joinery_runtime.formats.records import ByValue, Decoded, FormatDecoder, IntArray, merged
 from joinery_runtime.job.model.inputs import Input
-from joinery_runtime.job.model.paths import Path
+from joinery_runtime.job.model.references import Path
 
 _WORTHWHILE = 1_000  # a decoder loads the kernel after this many records: loading costs as much as decoding a million
 _UNUSUAL = 8  # one in this many records may be given up; with more, the judge of flat records alone is cheaper

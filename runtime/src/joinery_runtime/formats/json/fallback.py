@@ -48,7 +48,7 @@ from joinery_runtime.formats.records import (
     set_aside,
     with_bad,
 )
-from joinery_runtime.job.model.paths import Path
+from joinery_runtime.job.model.references import Path
 
 _PIECE = 512  # records of a failed batch that are tried together and, if need be, explained one by one
 _HIGH = r"\\u[dD][89abAB][0-9a-fA-F]{2}"

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 
 from joinery_runtime.formats.convert import fault
-from joinery_runtime.formats.foreign import looks_like
+from joinery_runtime.formats.records import looks_like
 
 _DECIMAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
 _BLANK = " \t\r\n"

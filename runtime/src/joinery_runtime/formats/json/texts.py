@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import polars as pl
 import pyarrow as pa
 
-from joinery_runtime.job.model.paths import Path
+from joinery_runtime.job.model.references import Path
 
 _NUMBER = r"-?[0-9][-+.0-9eE]*"  # in valid JSON, a token that begins like a number is one
 ESCAPED_NAME = r'\\[^"\\]*"\s*:'  # in JSON, only a name is followed by a colon

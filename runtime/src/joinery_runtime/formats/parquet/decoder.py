@@ -39,7 +39,7 @@ from joinery_runtime.formats.records import (
     read_utf8,
 )
 from joinery_runtime.job.model.inputs import Input
-from joinery_runtime.job.model.paths import Path
+from joinery_runtime.job.model.references import Path
 
 
 class ParquetDecoder(FormatDecoder):

@@ -18,13 +18,12 @@ from google.protobuf import json_format, message_factory
 from google.protobuf.descriptor import FieldDescriptor
 
 from joinery_runtime.errors import SourceError
-from joinery_runtime.formats.foreign import FRAME
-from joinery_runtime.formats.records import varint
+from joinery_runtime.formats.records import FRAME, varint
 from joinery_runtime.formats.registry.protobuf_schemas import InvalidSchema, compile_schema
 from joinery_runtime.formats.registry.schemas import Schemas, UnknownSchema, schema_number
 from joinery_runtime.formats.row_decoder import RejectedRecord, RowDecoder, inside
 from joinery_runtime.job.model.inputs import Input
-from joinery_runtime.job.model.paths import Path
+from joinery_runtime.job.model.references import Path
 
 _WRAPPERS = {
     f"google.protobuf.{kind}Value"

@@ -13,8 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from joinery_runtime.errors import JoineryError, SourceError, SourceUnavailable
-from joinery_runtime.formats.foreign import FRAME, is_framed
-from joinery_runtime.formats.records import ByValue, Decoded
+from joinery_runtime.formats.records import FRAME, ByValue, Decoded, is_framed
 from joinery_runtime.formats.registry.avro_bounds import schema_document
 from joinery_runtime.formats.registry.client import Registry, SchemaRejected, references_of
 from joinery_runtime.formats.registry.protobuf_schemas import ProtobufSchema, compile_schema, imports_of

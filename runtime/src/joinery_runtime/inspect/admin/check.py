@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.engine.assembly import identity
 from joinery_runtime.engine.plan import EpochPlan, input_states
 from joinery_runtime.errors import IncompatibleState, Moved

@@ -10,7 +10,7 @@ from confluent_kafka.admin import OffsetSpec
 from joinery_runtime.connectors.history import of_files
 from joinery_runtime.connectors.kafka.metadata import KafkaMetadata
 from joinery_runtime.connectors.kafka.settings import Cluster
-from joinery_runtime.core.compile import compile_job
+from joinery_runtime.core.compile.jobs import compile_job
 from joinery_runtime.core.pipeline.watermark import END_OF_TIME
 from joinery_runtime.engine.job_state import live_segments
 from joinery_runtime.engine.lowering import lower_watermarks

@@ -15,14 +15,12 @@ from joinery_runtime.job.kinds.aggregate.model import AggregateWindow, Aggregati
 from joinery_runtime.job.kinds.ranking import RANKING_KINDS, RankOrder, TopN
 from joinery_runtime.job.kinds.session.resource import SessionWindowSpec
 from joinery_runtime.job.kinds.session.sessions import Aggregate, ComputedColumn, SessionColumn
-from joinery_runtime.job.model.base import Limits
+from joinery_runtime.job.model.base import SIMPLE_TYPES, Limits, SecretKeyRef, SecretRef
 from joinery_runtime.job.model.function_calls import NAME
 from joinery_runtime.job.model.inputs import AtOffsets, AtTimestamp, Column, History, Input, KafkaInput, Watermark
 from joinery_runtime.job.model.outputs import FileOutput
 from joinery_runtime.job.model.pods import PodTemplate
 from joinery_runtime.job.model.resource import PYTHON_FUNCTION, PythonFunction, Trigger
-from joinery_runtime.job.model.secrets import SecretKeyRef, SecretRef
-from joinery_runtime.job.model.types import SIMPLE_TYPES
 from joinery_runtime.job.model.unions import Branch, BranchColumn, InputUnion
 
 Schema = dict[str, Any]

@@ -8,9 +8,8 @@ from dataclasses import replace
 
 from joinery_runtime.job.join.select_rules import check_expression
 from joinery_runtime.job.join.steps import STEP_KINDS
-from joinery_runtime.job.kinds.aggregate.aligned import ALIGNED_WINDOWS, OwnWindow
 from joinery_runtime.job.kinds.aggregate.model import WINDOW_KINDS, AggregateWindow
-from joinery_runtime.job.kinds.aggregate.session import SessionOfGroup
+from joinery_runtime.job.kinds.aggregate.windows import ALIGNED_WINDOWS, OwnWindow, SessionOfGroup
 from joinery_runtime.job.kinds.base import WindowKind, milliseconds
 from joinery_runtime.job.kinds.ranking import (
     LATE_BEFORE,
@@ -21,9 +20,8 @@ from joinery_runtime.job.kinds.ranking import (
     Deduplication,
     TopN,
 )
-from joinery_runtime.job.kinds.session.row_expressions import expression_of_windows
 from joinery_runtime.job.kinds.session.rules import AGGREGATE_RULES, EMITTED_RULES, GroupedDraft
-from joinery_runtime.job.model.changelog import changelog_sources
+from joinery_runtime.job.model.base import ColumnType
 from joinery_runtime.job.model.draft import (
     Finding,
     JobDraft,
@@ -35,9 +33,9 @@ from joinery_runtime.job.model.draft import (
     padded_inputs,
     repeats,
 )
-from joinery_runtime.job.model.output_rules import late_without_dead_letters
+from joinery_runtime.job.model.expression_rules import expression_of_windows
+from joinery_runtime.job.model.output_rules import changelog_sources, late_without_dead_letters
 from joinery_runtime.job.model.references import ROW_NUMBER
-from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import either, listed, suggestion
 
 _AT: Loc = ("spec", "aggregate")

@@ -9,13 +9,21 @@ from dataclasses import dataclass
 from joinery_runtime.job.join.steps import JoinStep, part_names
 from joinery_runtime.job.join.stream_join import StreamJoin, stored_type
 from joinery_runtime.job.kinds.aggregate.model import Aggregation
-from joinery_runtime.job.kinds.base import Chain, StepWords
+from joinery_runtime.job.kinds.base import (
+    BYTES,
+    COMPUTED_BYTES,
+    ENGINE_ROW_BYTES,
+    Chain,
+    SidePlan,
+    StepPlan,
+    StepWords,
+    limits_text,
+)
 from joinery_runtime.job.kinds.ranking import RankingKind, TopN
 from joinery_runtime.job.kinds.session.explain import Aggregated, aggregate_plan, selected_lines
+from joinery_runtime.job.model.base import ColumnType
 from joinery_runtime.job.model.duration import format_duration
-from joinery_runtime.job.model.plan import BYTES, COMPUTED_BYTES, ENGINE_ROW_BYTES, SidePlan, StepPlan, limits_text
 from joinery_runtime.job.model.references import Reference, parse_reference
-from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import listed
 
 

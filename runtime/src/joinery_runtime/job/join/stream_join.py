@@ -15,7 +15,7 @@ from joinery_runtime.job.kinds.aggregate.model import Aggregation
 from joinery_runtime.job.kinds.base import part_behind
 from joinery_runtime.job.kinds.ranking import NO_LATE_ROW, Deduplication, RankingKind, TopN, ranking_beside_sql
 from joinery_runtime.job.kinds.session.sessions import KEEPS_TYPE
-from joinery_runtime.job.model.base import PLAIN_NUMBERS, Limits, Text
+from joinery_runtime.job.model.base import PLAIN_NUMBERS, ColumnType, Limits, Text
 from joinery_runtime.job.model.draft import Finding, Loc
 from joinery_runtime.job.model.expression_tree import parse_tree
 from joinery_runtime.job.model.inputs import Input
@@ -39,7 +39,6 @@ from joinery_runtime.job.model.references import (
     parse_reference,
 )
 from joinery_runtime.job.model.resource import Job, JobSpec, OutputField, PlacedExpression
-from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.unions import InputUnion, united
 from joinery_runtime.job.model.wording import listed
 from joinery_runtime.job.sql import (

@@ -10,12 +10,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from joinery_runtime.job.kinds.aggregate.aligned import AlignedWindow, OwnWindow, signed_window_text
+from joinery_runtime.job.kinds.aggregate.windows import AlignedWindow, OwnWindow, signed_window_text
 from joinery_runtime.job.model.base import Length, Limits, Model, PositiveDuration, Text
 from joinery_runtime.job.model.cel import Rule, dead_letter_rules, names_input, positive, time
-from joinery_runtime.job.model.changelog import SOURCES
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.expression_tree import parse_tree, replace_columns
+from joinery_runtime.job.model.output_rules import SOURCES
 from joinery_runtime.job.model.references import MOST_RANKED_ROWS, RANK_COLUMNS
 from joinery_runtime.job.model.wording import counted
 

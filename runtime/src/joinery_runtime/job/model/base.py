@@ -1,13 +1,19 @@
-"""What all resource models share: configuration, scalar field types, and the rejection of what is not supported yet.
+"""What all resource models share: configuration, scalar field types, references to secrets, and the rejection of what
+is not supported yet.
 
 A value that the interface defines but this release does not support is declared with `not_yet`, so that it is rejected
 at its own path. Building the feature means replacing that one declaration.
+
+A secret is a directory with one file per key, which is what Kubernetes mounts; `hosts/secrets.py` reads it. Nothing
+here reads a value, so a job can be checked and explained on a machine without its secrets.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,8 +34,92 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
 from joinery_runtime.job.model.duration import format_duration, parse_duration, without_unit
-from joinery_runtime.job.model.quantity import format_bytes, parse_bytes
-from joinery_runtime.job.model.types import ColumnType, parse_type
+from joinery_runtime.job.model.wording import suggestion
+
+SIMPLE_TYPES = ("boolean", "int32", "int64", "float", "double", "string", "binary", "date", "timestamp", "json")
+MAX_PRECISION = 38  # the most that Arrow's decimal128 and Spark hold
+
+_DECIMAL_TYPE = re.compile(r"decimal\(\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\)")
+_NESTED = ("array", "list", "struct", "map", "object", "record", "row", "variant")
+_ALLOWED = f"types are {', '.join(SIMPLE_TYPES)} and decimal(p,s)"
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnType:
+    """One scalar type; `precision` and `scale` are set for `decimal` only (1 <= precision <= 38, 0 <= scale <= p)."""
+
+    name: str
+    precision: int | None = None
+    scale: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.name not in (*SIMPLE_TYPES, "decimal"):
+            hint = suggestion(self.name, [*SIMPLE_TYPES, "decimal"])
+            if re.fullmatch(r"decimal\(\s*\d+\s*", self.name):
+                hint = ' (inside of {...} it needs quotes: type: "decimal(12,2)")'
+            elif self.name.lower().startswith(_NESTED):
+                hint = (
+                    " (a json column takes an object or an array, a string column its text; path leads to a value "
+                    "inside)"
+                )
+            raise ValueError(f"{self.name!r} is not a column type{hint}; {_ALLOWED}")
+        if self.name != "decimal":
+            if self.precision is not None or self.scale is not None:
+                raise ValueError(f"{self.name} takes no precision or scale")
+        elif self.precision is None or self.scale is None:
+            raise ValueError("decimal needs its precision and scale: write decimal(p,s), for example decimal(12,2)")
+        elif not 1 <= self.precision <= MAX_PRECISION or not 0 <= self.scale <= self.precision:
+            raise ValueError(f"{self} is out of range: 1 <= precision <= {MAX_PRECISION}, 0 <= scale <= precision")
+
+    def __str__(self) -> str:
+        return f"decimal({self.precision},{self.scale})" if self.name == "decimal" else self.name
+
+    @property
+    def key_type(self) -> str:
+        """The type that must be the same on both sides of a key: int32 and int64 count as one (rules V1 and V2)."""
+        return "int64" if self.name == "int32" else str(self)
+
+
+def parse_type(text: str) -> ColumnType:
+    """`string`, `decimal(12,2)`, ... as a ColumnType. Raises ValueError naming the allowed types."""
+    decimal = _DECIMAL_TYPE.fullmatch(text)
+    if decimal is not None:
+        return ColumnType("decimal", int(decimal[1]), int(decimal[2]))
+    return ColumnType(text)
+
+
+_BINARY = {unit: 1024**power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi"), start=1)}
+_DECIMAL = {unit: 1000**power for power, unit in enumerate(("k", "M", "G", "T", "P"), start=1)}
+_UNITS = {"": 1, **_BINARY, **_DECIMAL}
+_QUANTITY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P|)")
+MAX_BYTES = 2**63 - 1
+
+
+def parse_bytes(value: object) -> int:
+    """The bytes in `10Gi`, `1.5G`, `1024` or an integer. Raises ValueError, which says how to write a size."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return _in_range(value)
+    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"{value!r} is no number of bytes; write it as 10Gi, 500M or 1073741824")
+    size = Decimal(match[1]) * _UNITS[match[2]]
+    if size != int(size):
+        raise ValueError(f"{value!r} is not a whole number of bytes; write it without the fraction")
+    return _in_range(int(size))
+
+
+def format_bytes(size: int) -> str:
+    """The shortest text from which `parse_bytes` gets the size: with the largest binary unit that divides it."""
+    for unit, factor in reversed(_BINARY.items()):
+        if size and size % factor == 0:
+            return f"{size // factor}{unit}"
+    return str(size)
+
+
+def _in_range(size: int) -> int:
+    if size > MAX_BYTES:
+        raise ValueError(f"{size} bytes are over {MAX_BYTES}; write less")
+    return size
 
 
 class Model(BaseModel):
@@ -212,3 +302,38 @@ class Limits(Model):
     state has shrunk."""
     hot_key_warning: Annotated[Int, Field(ge=1)] = Field(default=100_000, examples=[1_000_000])
     """A key with more stored rows than this is warned about."""
+
+
+# Kubernetes's rules, without keys that begin with a dot, which Kubernetes uses for its own files beside the keys.
+_SECRET_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_SECRET_KEY = re.compile(r"[-_a-zA-Z0-9][-._a-zA-Z0-9]*")
+
+
+def _check_secret_name(value: str) -> str:
+    if len(value) > 253 or not _SECRET_NAME.fullmatch(value):
+        raise ValueError("a secret's name has lower-case letters, digits, '-' and '.'")
+    return value
+
+
+def _check_secret_key(value: str) -> str:
+    if len(value) > 253 or not _SECRET_KEY.fullmatch(value):
+        raise ValueError("a secret's key has letters, digits, '-', '_' and '.', and does not start with '.'")
+    return value
+
+
+SecretName = Annotated[str, AfterValidator(_check_secret_name)]
+"""The name of a Secret, or of a ConfigMap."""
+
+
+class SecretRef(Model):
+    """A secret whose every key is the name of a setting."""
+
+    name: SecretName = Field(examples=["orders-paid"])
+    """The object's name, in the job's namespace."""
+
+
+class SecretKeyRef(SecretRef):
+    """One key of a secret."""
+
+    key: Annotated[str, AfterValidator(_check_secret_key)] = Field(examples=["dsn"])
+    """The key in the secret."""

@@ -14,11 +14,10 @@ from pydantic import TypeAdapter, ValidationError
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from joinery_runtime.job.model.base import EpochMs, TypeField
+from joinery_runtime.job.model.base import ColumnType, EpochMs, TypeField
 from joinery_runtime.job.model.expression_tree import parse_tree, shown
 from joinery_runtime.job.model.function_calls import wrong_calls
 from joinery_runtime.job.model.references import EXISTENCE, Reference, parse_reference
-from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.union_columns import BranchField, branch_fields, event_time_name, union_types
 from joinery_runtime.job.model.wording import listed, suggestion
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from joinery_runtime.job.model.base import ColumnType
 from joinery_runtime.job.model.draft import (
     Finding,
     InputDraft,
@@ -17,7 +18,6 @@ from joinery_runtime.job.model.draft import (
     unknown_column,
 )
 from joinery_runtime.job.model.time_formats import ISO, TEXT, is_pattern, needs_zone
-from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import listed
 
 _EVENT_TIME_TYPES = ("timestamp", "int64")

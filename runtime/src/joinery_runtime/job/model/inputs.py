@@ -10,21 +10,21 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Stri
 from joinery_runtime.job.model.base import (
     OFF,
     Bool,
+    ColumnType,
     DurationOrOff,
     EpochMs,
     FilePath,
     Int,
     Model,
     PositiveDuration,
+    SecretRef,
     Setting,
     ShareOrOff,
     Text,
     TypeField,
 )
-from joinery_runtime.job.model.paths import Path, parse_path
-from joinery_runtime.job.model.secrets import SecretRef
+from joinery_runtime.job.model.references import Path, parse_path
 from joinery_runtime.job.model.time_formats import checked_format, checked_zone
-from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import listed
 
 

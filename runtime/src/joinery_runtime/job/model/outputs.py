@@ -14,13 +14,14 @@ from joinery_runtime.job.model.base import (
     Length,
     Model,
     PositiveDuration,
+    SecretKeyRef,
+    SecretRef,
     Setting,
     TablePath,
     Text,
     not_yet,
 )
 from joinery_runtime.job.model.inputs import SchemaRegistry, Topic
-from joinery_runtime.job.model.secrets import SecretKeyRef, SecretRef
 
 ONLY_OUTPUT = "output"
 """The name of the output of a job that has `output`, and no `outputs`."""

@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from joinery_runtime.job.model.base import Int, Length, Model, Setting, Text
-from joinery_runtime.job.model.secrets import SecretName, SecretRef
+from joinery_runtime.job.model.base import Int, Length, Model, SecretName, SecretRef, Setting, Text
 
 Quantity = Annotated[str, StringConstraints(pattern=r"^([0-9]+m|[0-9]+(\.[0-9]{1,3})?)$", max_length=16)]
 JvmMemory = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,8}[mMgG]$")]

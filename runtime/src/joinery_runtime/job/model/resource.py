@@ -24,6 +24,7 @@ from pydantic_core import PydanticCustomError
 from joinery_runtime.job.model.base import (
     Bool,
     ByteCount,
+    ColumnType,
     Int,
     Length,
     Limits,
@@ -39,7 +40,6 @@ from joinery_runtime.job.model.outputs import DeadLetter, DeadLetterKafka, Named
 from joinery_runtime.job.model.owner import REPLACES_OWNER
 from joinery_runtime.job.model.pods import Autoscale, SparkSpec
 from joinery_runtime.job.model.references import POSTGRES_NAME_BYTES, Reference
-from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import listed
 
 API_VERSION: Literal["joinery.dev/v1alpha1"] = "joinery.dev/v1alpha1"

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
+from joinery_runtime.job.model.base import ColumnType
 from joinery_runtime.job.model.expression_tree import parse_tree
-from joinery_runtime.job.model.types import ColumnType
 
 Types = Mapping[str, ColumnType | None]
 """The columns of an input by name; None for a type that is not known."""

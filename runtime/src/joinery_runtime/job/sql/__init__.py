@@ -16,8 +16,7 @@ Each step adds what it rejects to one `report`, so that all problems of a text a
 """
 
 from joinery_runtime.job.sql.joins import Translation, check_shape, fitting_stars, translate
-from joinery_runtime.job.sql.parse import unions_of
-from joinery_runtime.job.sql.places import placed
+from joinery_runtime.job.sql.parse import placed, unions_of
 from joinery_runtime.job.sql.ranking import SqlRanking
 from joinery_runtime.job.sql.report import UNION
 from joinery_runtime.job.sql.scope import SqlInput, table_of

@@ -1,22 +1,34 @@
-"""Parses text to sqlglot's tree, with the streaming clauses taken off."""
+"""Parses text to sqlglot's tree, with the streaming clauses taken off, and finds where a text has an expression that a
+message names."""
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import sqlglot
 from sqlglot import exp
-from sqlglot.errors import ParseError, TokenError
+from sqlglot.errors import ParseError, SqlglotError, TokenError
 from sqlglot.tokenizer_core import Token, TokenType
 
-from joinery_runtime.job.model.expression_tree import TOO_DEEP, too_deep
+from joinery_runtime.job.model.expression_tree import TOO_DEEP, split_ands, too_deep
 from joinery_runtime.job.model.function_calls import JoinerySql
 from joinery_runtime.job.sql.clauses import Clauses, Within, keyword, split_clauses, take_withins
 from joinery_runtime.job.sql.derived import Columns, EventTimes, merge_derived
 from joinery_runtime.job.sql.dialects import common_tokens, rewrite_dialects
-from joinery_runtime.job.sql.report import JOINS, UNION, Form, Report, TextPosition, token_position
+from joinery_runtime.job.sql.report import (
+    JOINS,
+    SESSIONS,
+    UNION,
+    Form,
+    Report,
+    TextPosition,
+    node_position,
+    token_position,
+)
 from joinery_runtime.job.sql.unions import UNITED, SqlUnion, take_unions
 from joinery_runtime.job.sql.window_functions import readable_tokens, rewrite_windows
 from joinery_runtime.job.sql.window_joins import rewrite_window_joins
@@ -169,3 +181,53 @@ def _tree(tokens: list[Token], sql: str, report: Report, form: Form) -> exp.Expr
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0]
+
+
+_QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
+_KEYS = re.compile(r"^key types differ: (.+?) is \w+(?:\([\d, ]+\))?, (.+?) is \w")
+"""The message about keys of two types of `join.step_rules`."""
+
+
+def placed(message: str, sql: str, *, sessions: bool = False) -> str:
+    """Put line and column of the SQL before a message that has an expression in quotes, or the two columns of a key.
+    Names of inputs do not count; an expression that several conditions make is where the first of them is. A message
+    that has a place, or that is about something that the text does not have, stays as it is."""
+    quoted, keys = _QUOTED.search(message), _KEYS.match(message)
+    if message.startswith("line ") or TOO_DEEP in message or (quoted is None and keys is None):
+        return message
+    try:
+        text = " = ".join(keys.groups()) if keys is not None else str(ast.literal_eval(quoted[0])) if quoted else ""
+    except (SyntaxError, ValueError):
+        return message  # quotes of a text that Python did not write
+    report = Report(sql)
+    parsed = parse_select(sql, report, SESSIONS if sessions else JOINS)
+    if parsed is None or report.problems:
+        return message
+    try:
+        named: exp.Expr = sqlglot.parse_one(text, dialect=JoinerySql)
+    except SqlglotError:
+        named = exp.Literal.string(text)
+    written = [node for node in parsed.select.walk() if not isinstance(node, exp.Identifier)]
+    aliases = {item.alias: item.this for item in parsed.select.expressions if isinstance(item, exp.Alias)}
+    of_having = named.copy()
+    for column in list(of_having.find_all(exp.Column)):
+        if not column.table and column.name in aliases:
+            column.replace(aliases[column.name].copy())
+    turned = exp.EQ(this=named.expression, expression=named.this) if isinstance(named, exp.EQ) else named
+    candidates: list[exp.Expr] = [named, turned, exp.Literal.string(text), of_having, *split_ands(named)]
+    for candidate in candidates:
+        bare = candidate.unnest()
+        sought, alike = _unqualified(bare), (node for node in written if type(node) is type(bare))
+        node = next((node for node in alike if _unqualified(node) == sought), None)
+        if node is not None:
+            report.add(node_position(node), message)
+            return report.problems[0]
+    return message
+
+
+def _unqualified(node: exp.Expr) -> str:
+    """Return the expression's text without the names of inputs."""
+    copy = node.copy()
+    for column in copy.find_all(exp.Column):
+        column.set("table", None)
+    return copy.sql(comments=False)

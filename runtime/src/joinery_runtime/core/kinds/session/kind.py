@@ -37,7 +37,7 @@ from joinery_runtime.core.table.columns import EARLY, EMITTED, FORCED, HASH, STA
 from joinery_runtime.core.table.keyhash import key_hash
 from joinery_runtime.core.table.segment import Run, SegmentMeta
 from joinery_runtime.job.kinds.aggregate.model import Aggregation
-from joinery_runtime.job.kinds.aggregate.session import SessionOfGroup
+from joinery_runtime.job.kinds.aggregate.windows import SessionOfGroup
 from joinery_runtime.job.kinds.base import WindowKind
 from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS
 

@@ -37,8 +37,8 @@ from joinery_runtime.core.pipeline.step import (
 from joinery_runtime.core.pipeline.watermark import OutputWatermarks, Times, clamp, passed_multiple
 from joinery_runtime.core.table.columns import EARLY, HASH, TS
 from joinery_runtime.core.table.segment import Run
-from joinery_runtime.job.kinds.aggregate.aligned import ALIGNED_WINDOWS, AlignedWindow
 from joinery_runtime.job.kinds.aggregate.model import Aggregation
+from joinery_runtime.job.kinds.aggregate.windows import ALIGNED_WINDOWS, AlignedWindow
 from joinery_runtime.job.kinds.base import WindowKind
 from joinery_runtime.job.model.references import WINDOW_COLUMNS, WINDOW_TIME
 

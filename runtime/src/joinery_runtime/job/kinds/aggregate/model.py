@@ -8,20 +8,20 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from sqlglot import exp
 
-from joinery_runtime.job.kinds.aggregate.aligned import (
+from joinery_runtime.job.kinds.aggregate.windows import (
     ALIGNED_WINDOWS,
     CumulativeOfGroup,
     HoppingOfGroup,
     OwnWindow,
+    SessionOfGroup,
     TumblingOfGroup,
 )
-from joinery_runtime.job.kinds.aggregate.session import SessionOfGroup
 from joinery_runtime.job.kinds.base import WindowKind
 from joinery_runtime.job.kinds.session.sessions import Aggregate, ComputedColumn
 from joinery_runtime.job.model.base import Bool, Length, Limits, Model, PositiveDuration, Text
 from joinery_runtime.job.model.cel import Rule, dead_letter_rules, exactly_one, names_input, positive
-from joinery_runtime.job.model.changelog import SOURCES, lake_rules
 from joinery_runtime.job.model.expression_tree import replace_columns
+from joinery_runtime.job.model.output_rules import SOURCES, lake_rules
 from joinery_runtime.job.model.references import WINDOW_START, parse_reference
 
 AGGREGATE = "aggregate"

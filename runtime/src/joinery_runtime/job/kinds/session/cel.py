@@ -14,7 +14,7 @@ from joinery_runtime.job.kinds.session.sessions import (
     SessionColumn,
 )
 from joinery_runtime.job.model.cel import TARGETS, Rule, any_output, exactly_one, positive
-from joinery_runtime.job.model.changelog import lake_rules
+from joinery_runtime.job.model.output_rules import lake_rules
 from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS
 from joinery_runtime.job.model.wording import listed
 

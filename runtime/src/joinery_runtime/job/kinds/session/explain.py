@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from joinery_runtime.job.kinds.aggregate.model import Aggregation
+from joinery_runtime.job.kinds.base import BYTES, COMPUTED_BYTES, ENGINE_ROW_BYTES, SidePlan, StepPlan, limits_text
 from joinery_runtime.job.kinds.session.resource import SessionWindow
 from joinery_runtime.job.kinds.session.sessions import SESSIONS_PART, Aggregate
+from joinery_runtime.job.model.base import ColumnType
 from joinery_runtime.job.model.duration import format_duration
-from joinery_runtime.job.model.plan import BYTES, COMPUTED_BYTES, ENGINE_ROW_BYTES, SidePlan, StepPlan, limits_text
 from joinery_runtime.job.model.resource import Job, OutputField
-from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import changelog_text
 
 # A session's row also says whether it is gone, the event time of its first row, and what has become of it.

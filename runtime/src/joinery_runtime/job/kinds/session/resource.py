@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from joinery_runtime.job.kinds.aggregate.model import AggregateWindow, Aggregation, EarlyEmission
-from joinery_runtime.job.kinds.aggregate.session import SessionOfGroup, too_short_a_cap
+from joinery_runtime.job.kinds.aggregate.windows import SessionOfGroup, too_short_a_cap
 from joinery_runtime.job.kinds.session.rules import broken_rules
 from joinery_runtime.job.kinds.session.sessions import (
     KEEPS_TYPE,
@@ -18,13 +18,12 @@ from joinery_runtime.job.kinds.session.sessions import (
     SessionColumn,
     Sessions,
 )
-from joinery_runtime.job.model.base import PLAIN_NUMBERS, Bool, Length, Limits, PositiveDuration, Text
+from joinery_runtime.job.model.base import PLAIN_NUMBERS, Bool, ColumnType, Length, Limits, PositiveDuration, Text
 from joinery_runtime.job.model.draft import Finding, Loc
 from joinery_runtime.job.model.inputs import Input
 from joinery_runtime.job.model.outputs import NamedOutput
 from joinery_runtime.job.model.references import RETRACTED, SESSION_COLUMNS, SESSION_ID, Reference
 from joinery_runtime.job.model.resource import Job, JobSpec, OutputField, PlacedExpression
-from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.sql import SqlInput, translate_sessions
 
 _NO_WIDTH = "a session has no width, it grows with its rows; write gap, and maxDuration for the most"

@@ -11,13 +11,6 @@ from typing import Any
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from joinery_runtime.job.kinds.session.row_expressions import (
-    COLUMN_READERS,
-    LIST_MAKER,
-    expression_of_windows,
-    list_facts,
-    lists_as_texts,
-)
 from joinery_runtime.job.kinds.session.sessions import (
     EXACT_LIMIT,
     FROM_SQL,
@@ -31,7 +24,7 @@ from joinery_runtime.job.kinds.session.sessions import (
     takes_text,
 )
 from joinery_runtime.job.model import input_rules, output_rules
-from joinery_runtime.job.model.changelog import changelog_sources
+from joinery_runtime.job.model.base import ColumnType
 from joinery_runtime.job.model.draft import (
     Finding,
     JobDraft,
@@ -45,10 +38,17 @@ from joinery_runtime.job.model.draft import (
     reference,
     repeats,
 )
+from joinery_runtime.job.model.expression_rules import (
+    COLUMN_READERS,
+    LIST_MAKER,
+    expression_of_windows,
+    list_facts,
+    lists_as_texts,
+)
 from joinery_runtime.job.model.expression_tree import parse_tree
 from joinery_runtime.job.model.function_calls import declared_names
+from joinery_runtime.job.model.output_rules import changelog_sources
 from joinery_runtime.job.model.references import RETRACTED, ROW_NUMBER, SESSION_COLUMNS, SESSION_ID, WINDOW_START
-from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import listed, suggestion
 from joinery_runtime.job.sql import check_session_shape, table_of, translate_sessions
 

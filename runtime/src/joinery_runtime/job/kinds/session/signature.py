@@ -9,12 +9,12 @@ from typing import Any
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from joinery_runtime.job.kinds.aggregate.aligned import signed_window_text
 from joinery_runtime.job.kinds.aggregate.model import WINDOW_KINDS, Aggregation
+from joinery_runtime.job.kinds.aggregate.windows import signed_window_text
 from joinery_runtime.job.kinds.session.sessions import arguments_text
+from joinery_runtime.job.model.base import ColumnType
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.expression_tree import parse_tree
-from joinery_runtime.job.model.types import ColumnType
 from joinery_runtime.job.model.wording import listed
 
 Origin = str | dict[str, Any]

@@ -1,6 +1,6 @@
-"""Decodes batches in a process of their own first, to find the record that ends a process (rule T8).
+"""Reads and decodes in a process of its own first, to find the record that ends a process (rule T8).
 
-An error of a decoder is caught (`guarded`); a crash in C, or a record that takes all memory, is not. So an epoch whose
+An error of a decoder is caught (`Guarded`); a crash in C, or a record that takes all memory, is not. So an epoch whose
 drivers have died twice tries each batch out in another process. If that one dies, the batch is halved, down to the
 record that ends it: a bad record by name. Only this process runs while it tries, and the kernel takes it first where
 memory ends. So no record is blamed before a process like the one that died has decoded a batch of no records: where
@@ -9,6 +9,7 @@ that process dies as well, the limit of memory is to blame, and the batches are 
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import select
@@ -17,25 +18,26 @@ import struct
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from joinery_runtime.connectors.history import HistoryDecoder
+from joinery_runtime.connectors.files.parquet import Death, ParquetReader, RowGroup, batches_of, opened_parquet
+from joinery_runtime.connectors.history import HistoryDecoder, HistoryReader
 from joinery_runtime.connectors.inputs import decoder_for
-from joinery_runtime.connectors.unions import UnionDecoder
+from joinery_runtime.connectors.source import SourceReader
+from joinery_runtime.connectors.unions import UnionDecoder, UnionReader
 from joinery_runtime.formats.batch import RawBatch
-from joinery_runtime.formats.guarded import Guarded, halves
-from joinery_runtime.formats.records import Decoded, Decoder
+from joinery_runtime.formats.records import Decoded, Decoder, Guarded, halves
 from joinery_runtime.job.model.inputs import Input
 
 _COMMAND = (sys.executable, "-m", __name__)
-_SECONDS = 300.0  # for one batch; a process that takes longer is ended
-_TRIES = 2  # of a record alone, before it is blamed
+_SECONDS = 300.0  # for one batch, or one row group of a Parquet file; a process that takes longer is ended
+_TRIES = 2  # of a record or a row group alone, before it is blamed
 _LENGTH = struct.Struct(">Q")
 _READY, _DONE = b"r", b"d"
 _STARTS = 60.0  # seconds
@@ -163,5 +165,58 @@ def _receive_bytes(source: Any) -> bytes:
     return data
 
 
+def read_carefully(reader: SourceReader, command: Sequence[str] = _COMMAND) -> SourceReader:
+    """A reader of an input that tries each row group first. One that reads no Parquet stays as it is."""
+    if isinstance(reader, UnionReader):
+        return reader.within(lambda part: read_carefully(part, command))
+    if isinstance(reader, HistoryReader):
+        return HistoryReader(read_carefully(reader.files, command), reader.topics)
+    return reader.after(_ParquetTrial(tuple(command))) if isinstance(reader, ParquetReader) else reader
+
+
+@dataclass(frozen=True, slots=True)
+class _ParquetTrial:
+    """Reads a row group in another process first: a damaged page, say, may crash C."""
+
+    command: tuple[str, ...]
+
+    def __call__(self, path: str, group: RowGroup) -> Death | None:
+        """How another process ends that reads the row group; None if it does not, or if it ends of nothing, too, as
+        where memory ends: then the rows are not to blame."""
+        death = self._find_death(path, group)
+        for _ in range(_TRIES - 1):
+            if death is None or self._find_death(path, None) is not None:
+                return None
+            death = self._find_death(path, group)
+        return death
+
+    def _find_death(self, path: str, group: RowGroup | None) -> Death | None:
+        request = json.dumps(None if group is None else [group.number, group.batch_rows, list(group.columns)])
+        with subprocess.Popen(
+            [*self.command, path, request], stdout=subprocess.PIPE, text=True, env=trial_environment()
+        ) as process:
+            try:
+                printed, _ = process.communicate(timeout=_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                printed, _ = process.communicate()
+        if process.returncode >= 0:  # an error that Python tells is met again by the job's own process
+            return None
+        return Death(sum(map(int, printed.split())), name_of_death(process.returncode))
+
+
+def serve_parquet(path: str, request: str) -> Iterable[int]:
+    """The other process: reads what it is asked for. Yields how many rows each batch has."""
+    volunteer_for_oom_killer()
+    with opened_parquet(path) as file:
+        if (group := json.loads(request)) is not None:
+            for batch in batches_of(file, RowGroup(*group)):
+                yield batch.num_rows
+
+
 if __name__ == "__main__":
-    serve()
+    if sys.argv[1:]:
+        for rows in serve_parquet(*sys.argv[1:]):
+            os.write(1, f"{rows}\n".encode())
+    else:
+        serve()
