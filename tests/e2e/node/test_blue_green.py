@@ -1,6 +1,6 @@
 """A BlueGreenJob on a real node: readers switch to a second job and back, and each output has every pair once.
 
-The tests go on from one another, in this order. Not in CI until they have been seen to pass on a node.
+The tests go on from one another, in this order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from e2e.node.works import Manifest, MovingPairs
 from joinery_runtime.job.crd import BLUE_GREEN
 from joinery_runtime.job.model.resource import API_VERSION
 
-pytestmark = [pytest.mark.node, pytest.mark.soak, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.node, pytest.mark.timeout(1800)]
 
 
 @dataclass
