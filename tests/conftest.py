@@ -12,8 +12,9 @@ from pathlib import Path
 import psycopg
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
-from budget import examples
+from budget import LARGE, examples
 from e2e.node.installation import OPERATOR, installed_operator
 from joinery_devkit.kafka import KafkaBroker
 from joinery_devkit.kafka_admin import KafkaAdmin
@@ -34,6 +35,10 @@ settings.register_profile(
     max_examples=examples(100),
 )
 settings.register_profile("dev", deadline=None, max_examples=examples(100))
+# Hypothesis also draws what stands in the modules that are imported. So what is drawn, and how soon something broken is
+# found, would depend on the tests that ran before; and each process would parse all modules. The large budget wants it.
+if not LARGE:
+    pytest.MonkeyPatch().setattr(providers, "_get_local_constants", lambda: providers._local_constants)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 # Small jobs would end in the driver, before Spark is there. Tests of what the driver does meanwhile unset it.
