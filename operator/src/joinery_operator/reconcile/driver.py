@@ -185,7 +185,7 @@ def _with_outcome(ctx: ReconcileContext, attempt: DriverAttempt, pod: PodObserva
             # earlier release, the API server drops `replaces` from the status, and each annotation looks untried: the
             # back-off keeps these attempts few.
             attempt = _as_failed(ctx, attempt, pod)
-        return attempt.model_copy(update={"outcome": "Fatal", "reason": _word(pod.end_reason)})
+        return attempt.model_copy(update={"outcome": "Fatal", "reason": _status_reason(pod.end_reason)})
     if not planned:
         return _as_stopped(attempt)
     stopped = ending is not None and ending.outcome == "stopped"
@@ -211,7 +211,7 @@ def _as_interrupted(ctx: ReconcileContext, attempt: DriverAttempt, reason: str) 
     return attempt.model_copy(
         update={
             "outcome": "Interrupted",
-            "reason": _word(reason),
+            "reason": _status_reason(reason),
             "interruptions": interruptions,
             "not_before": not_before if not_before > ctx.now else None,
         }
@@ -221,9 +221,9 @@ def _as_interrupted(ctx: ReconcileContext, attempt: DriverAttempt, reason: str) 
 def _as_failed(ctx: ReconcileContext, attempt: DriverAttempt, pod: PodObservation) -> DriverAttempt:
     # Those before a healthy time do not count any more (`_observe_running`).
     failures = attempt.failures + 1
-    update = {"outcome": "Failed", "reason": _word(pod.end_reason), "failures": failures}
+    update = {"outcome": "Failed", "reason": _status_reason(pod.end_reason), "failures": failures}
     return attempt.model_copy(update={**update, "not_before": ctx.now + back_off(ctx.settings, failures)})
 
 
-def _word(reason: str) -> str:
+def _status_reason(reason: str) -> str:
     return reason[:253] or "Error"

@@ -238,7 +238,7 @@ def classify(ctx: ReconcileContext, status: Status) -> RolloutObservation:
                 suspend=suspend,
                 restore=_restore(ctx, status, rollout),
                 restorer=_restorer(ctx, rollout),
-                helper=_helper(ctx, status, rollout),
+                helper=_helper_for_restore(ctx, status, rollout),
             )
 
 
@@ -320,7 +320,7 @@ def _restorer(ctx: ReconcileContext, rollout: Rollout) -> Restorer:
     return Restorer.ASKED if is_desired else Restorer.PAST
 
 
-def _helper(ctx: ReconcileContext, status: Status, rollout: Rollout) -> Helper:
+def _helper_for_restore(ctx: ReconcileContext, status: Status, rollout: Rollout) -> Helper:
     """Return whether the revision asked for could return to the savepoint. If no earlier revision is known any more,
     the resource decides."""
     new = ctx.desired.job
@@ -549,7 +549,7 @@ def _restore_problem(ctx: ReconcileContext, status: Status, rollout: Rollout) ->
     else:
         reason = _progress_problem(ctx, status, attempt)
     elsewhere = ""
-    if classify_desired(ctx, status) is Desired.ANOTHER and _helper(ctx, status, rollout) is Helper.UNABLE:
+    if classify_desired(ctx, status) is Desired.ANOTHER and _helper_for_restore(ctx, status, rollout) is Helper.UNABLE:
         elsewhere = "; the job that is asked for now cannot, because it keeps its state elsewhere"
     return (
         f"the return to savepoint {rollout.savepoint} with revision {revision} and image {cut(image, 256)} is stuck: "

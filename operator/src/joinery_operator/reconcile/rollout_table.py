@@ -486,7 +486,7 @@ def rendered() -> str:
     lines += ["", "| observed | is | values |", "|---|---|---|"]
     lines += [
         f"| {name.replace('_', ' ')} | {' '.join((kind.__doc__ or '').split())} | "
-        f"{'; '.join(f'{_code(member)} {member.value}' for member in kind)} |"
+        f"{'; '.join(f'{_in_backquotes(member)} {member.value}' for member in kind)} |"
         for name, kind in DIMENSIONS.items()
     ]
     return "\n".join([*lines, ""])
@@ -496,12 +496,12 @@ def _conditions(row: Transition) -> str:
     parts = []
     for name, values in row.when.items():
         kind = DIMENSIONS[name]
-        included = [_code(member) for member in kind if member in values]
-        excluded = [_code(member) for member in kind if member not in values]
+        included = [_in_backquotes(member) for member in kind if member in values]
+        excluded = [_in_backquotes(member) for member in kind if member not in values]
         text = f"not {excluded[0]}" if len(excluded) == 1 < len(included) else " or ".join(included)
         parts.append(f"{name.replace('_', ' ')} {text}")
     return ", ".join(parts)
 
 
-def _code(value: Enum) -> str:
+def _in_backquotes(value: Enum) -> str:
     return f"`{value.name}`"
