@@ -99,7 +99,7 @@ def test_what_is_no_sql_is_told_at_its_place(text: str) -> None:
 
 @pytest.mark.parametrize(("build_job", "_"), BROKEN.values(), ids=BROKEN)
 def test_the_runtime_refuses_all_that_is_refused_here(build_job: Any, _: str) -> None:
-    compiling = pytest.importorskip("joinery_runtime.core.compile")
+    compiling = pytest.importorskip("joinery_runtime.core.compile.jobs")
     with pytest.raises(JobError):
         compiling.compile_job(build_job())
 

@@ -42,14 +42,25 @@ def test_few_bad_rows_of_many_are_found() -> None:
     assert result.values.to_pylist() == [None if n in bad else n + 1 for n in range(10_000)]
 
 
-def test_a_number_with_an_exponent_far_below_0_is_no_decimal() -> None:
-    """Arrow's cast ends the process at the first one, and reads the third one as 0."""
-    texts = ["1e-999999999", "-1E-99", "1e-77", "1e-3", "1e-x", "nan", "0e-999999999", "125e-2", "-1.50E-0", None]
+NO_DECIMALS = ["1e-999999999", "-1E-99", "1e-77", "1e-76", "1e-39", "1e-3", "1e-x", "nan", "1_0e-2", " 1e-2 ", "1e-2\n",
+               "\u0661e-1", f"1e-{'9' * 30}", f"0.{'0' * 45}1", f"0.{'0' * 76}1", f"0.{'0' * 5_000_000}1"]  # fmt: skip
+DECIMALS = {
+    "0e-999999999": "0.00",
+    "125e-2": "1.25",
+    "-1.50E-0": "-1.50",
+    f"0.{'0' * 100}": "0.00",
+    f"1.{'0' * 100}": "1.00",
+    f"-.5{'0' * 50}": "-0.50",
+}
+
+
+def test_a_number_with_too_many_digits_behind_the_point_is_no_decimal() -> None:
+    """Arrow's cast ends the process at the first one and at the last one, and reads `1e-77` as 0."""
+    texts = [*NO_DECIMALS, *DECIMALS, None]
     for function in ("CAST", "TRY_CAST"):
         result = evaluated(f"{function}(o.s AS DECIMAL(10, 2))", *({"s": text} for text in texts))
-        expected = [*[None] * 6, Decimal("0.00"), Decimal("1.25"), Decimal("-1.50"), None]
-        assert result.values.to_pylist() == expected
-        assert set(result.failed) == (set(range(6)) if function == "CAST" else set())
+        assert result.values.to_pylist() == [*[None] * len(NO_DECIMALS), *map(Decimal, DECIMALS.values()), None]
+        assert set(result.failed) == (set(range(len(NO_DECIMALS))) if function == "CAST" else set())
     (reason,) = evaluated("CAST(o.s AS DECIMAL(10, 2))", {"s": texts[0]}).failed.values()
     assert reason.endswith("'1e-999999999' is not a valid decimal(10,2)")
     with pytest.raises(ExpressionError, match="1e-999999999"):

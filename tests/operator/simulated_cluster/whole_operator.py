@@ -231,7 +231,7 @@ class WholeOperator(SimulatedCluster):
                 self.run(name)
             elif phase == "Running":
                 self._works(name)
-        return before != json.dumps([self.pods, self.database.epoch > 0, sorted(self.said)], sort_keys=True)
+        return before != json.dumps([self.pods, self.database.epoch > 0, sorted(self.driver_statuses)], sort_keys=True)
 
     def _works(self, name: str) -> None:
         uid = self.pods[name]["metadata"]["uid"]

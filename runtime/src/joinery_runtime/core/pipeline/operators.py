@@ -7,6 +7,7 @@ does not accept, and ArrowInvalid for such a value.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from decimal import Decimal, InvalidOperation
 from functools import reduce
@@ -24,7 +25,10 @@ DURATION = pa.duration("ms")
 # one corrupt event time must not move the watermark past everything.
 EVENT_TIME_MIN, EVENT_TIME_MAX = -62_135_596_800_000, 253_402_300_799_999
 PRECISION = 38  # of a column's decimals; only intermediate values are wider
-_WIDEST = 76  # decimal256
+WIDEST = 76  # digits of Arrow's decimals
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+# Texts with more digits behind the point than Arrow's powers of ten for decimal128.
+_MAY_BE_UNSAFE = r"[eE]-|\.[0-9]{39}"
 SHOWN = 60  # characters of a text that a reason quotes
 _DIGITS = {pa.int32(): 10, pa.int64(): 19}
 
@@ -75,7 +79,7 @@ def convert(value: Value, kind: pa.DataType) -> Value:
         return value
     if pa.types.is_decimal(kind) and pa.types.is_integer(value.type):
         # Arrow casts an integer only to a decimal with room for all 19 digits.
-        return value.cast(pa.decimal256(_WIDEST, kind.scale)).cast(kind)
+        return value.cast(pa.decimal256(WIDEST, kind.scale)).cast(kind)
     return value.cast(kind, safe=not pa.types.is_floating(kind))  # a large integer becomes the nearest double
 
 
@@ -103,7 +107,7 @@ def _common_number(first: pa.DataType, second: pa.DataType) -> pa.DataType:
         return pa.int64()
     (digits, scale), (other_digits, other_scale) = _shape(first), _shape(second)
     highest = max(scale, other_scale)
-    precision = min(max(digits - scale, other_digits - other_scale) + highest, _WIDEST)
+    precision = min(max(digits - scale, other_digits - other_scale) + highest, WIDEST)
     return _decimal(precision)(precision, highest)
 
 
@@ -191,7 +195,7 @@ def _sum(function: Callable[[Value, Value], Value], a: Value, b: Value) -> Value
         # A sum needs one more digit than its terms. The widest type has no room for it, but 75 digits are enough for
         # anything that fits a column.
         precision, scale = a.type.precision, a.type.scale
-        kind = _decimal(precision + 1)(min(precision, _WIDEST - 1), scale)
+        kind = _decimal(precision + 1)(min(precision, WIDEST - 1), scale)
         return as_column(function(a.cast(kind), b.cast(kind)))
     return function(a, b)
 
@@ -223,7 +227,7 @@ def multiply(a: Value, b: Value) -> Value:
     (digits, scale), (other_digits, other_scale) = map(_shape, kinds)
     precision = digits + other_digits + 1
     # Only the product of two 38-digit decimals is one digit too wide; anything that fits a column has far fewer.
-    other_digits -= max(0, precision - _WIDEST)
+    other_digits -= max(0, precision - WIDEST)
     kind = _decimal(precision)
     product = pc.multiply_checked(convert(a, kind(digits, scale)), convert(b, kind(other_digits, other_scale)))
     return as_column(product)
@@ -289,7 +293,7 @@ def cast(value: Value, kind: pa.DataType) -> Value:
     if _is_time(kind) and not pa.types.is_null(value.type):
         return _cast_to_time(value, kind)
     if pa.types.is_decimal(kind) and pa.types.is_string(value.type):
-        return _without_small_exponents(value, kind).cast(kind)
+        return _with_plain_decimals(value, kind).cast(kind)
     if not pa.types.is_floating(kind):
         return value.cast(kind)
     number = value.cast(kind, safe=not is_number(value.type))
@@ -298,34 +302,40 @@ def cast(value: Value, kind: pa.DataType) -> Value:
     return number
 
 
-def without_exponent(number: str) -> str | None:
-    """Write a decimal number without its exponent; None if the text is not one, or has too many digits for any decimal.
+def plain_decimal(number: str, scale: int) -> str | None:
+    """Write a decimal number without exponent and without zeros at its end. None if the text is no number, or has more
+    digits behind the point than `scale`, or more digits than any decimal.
 
-    Arrow ends the process at `1e-999999999`, and reads `1e-77` as 0."""
+    Arrow looks up a power of ten by the digits behind the point, without a check: it ends the process at
+    `1e-999999999`, and reads `1e-77` as 0."""
+    if _NUMBER.fullmatch(number) is None:
+        return None
     try:
-        value = Decimal(number)
-    except InvalidOperation:
+        sign, digits, exponent = Decimal(number).as_tuple()
+    except InvalidOperation:  # an exponent out of all bounds
         return None
-    _, digits, exponent = value.as_tuple()
-    if not isinstance(exponent, int):  # of infinities and NaN
-        return None
-    if not any(digits):
+    assert isinstance(exponent, int), "infinities and NaN do not match"
+    significant = "".join(map(str, digits)).rstrip("0")
+    exponent += len(digits) - len(significant)
+    if not significant:
         return "0"
-    return f"{value:f}" if -_WIDEST <= exponent <= _WIDEST - len(digits) else None
+    if not -scale <= exponent <= WIDEST - len(significant):
+        return None
+    return f"{Decimal((sign, tuple(map(int, significant)), exponent)):f}"
 
 
-def _without_small_exponents(texts: Value, kind: pa.DataType) -> Value:
+def _with_plain_decimals(texts: Value, kind: pa.DataType) -> Value:
     if isinstance(texts, pa.Scalar):
-        return _without_small_exponents(pa.array([texts.as_py()], pa.string()), kind)[0]
-    small = pc.fill_null(pc.match_substring(texts, "e-", ignore_case=True), False)
-    if not pc.any(small).as_py():
+        return _with_plain_decimals(pa.array([texts.as_py()], pa.string()), kind)[0]
+    unsafe = pc.fill_null(pc.match_substring_regex(texts, _MAY_BE_UNSAFE), False)
+    if not pc.any(unsafe).as_py():
         return texts
     plain = []
-    for number in texts.filter(small).to_pylist():
-        plain.append(without_exponent(number))
+    for number in texts.filter(unsafe).to_pylist():
+        plain.append(plain_decimal(number, kind.scale))
         if plain[-1] is None:
             raise pa.ArrowInvalid(f"{number[:SHOWN]!r} is not a valid {type_text(kind)}")
-    return pc.replace_with_mask(texts, small, pa.array(plain, pa.string()))
+    return pc.replace_with_mask(texts, unsafe, pa.array(plain, pa.string()))
 
 
 def _cast_to_time(value: Value, kind: pa.DataType) -> Value:

@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from joinery_runtime.core.pipeline.operators import without_exponent
+from joinery_runtime.core.pipeline.operators import WIDEST, plain_decimal
 from joinery_runtime.formats.convert import convert, fault, in_range, narrow
 from joinery_runtime.formats.json.faults import Explainer
 from joinery_runtime.formats.json.texts import ESCAPED_NAME, texts, tree, with_own_texts
@@ -56,10 +56,9 @@ _LOW = r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 # How gzip, zlib and zstd begin. Polars would decompress the whole batch.
 _COMPRESSED = (b"\x1f\x8b", b"x", b"\x28\xb5\x2f\xfd")
 _WHOLE = re.compile(r"-?[0-9]+")
-_WIDEST = 76  # digits of Arrow's decimals
 _LONG = 19  # characters of a number that may not fit 64 bits
-# What may be an exponent below 0. An escape may stand for any of its characters.
-_MAY_BE_SMALL = r"[0-9.][eE]-|\\u00"
+# What may be an exponent below 0. Escapes may stand for the characters `-`, `.`, digits, `E` and `e`.
+_MAY_BE_SMALL = r"[0-9.][eE]-|\\u00(?:2[dDeE]|3[0-9]|[46]5)"
 _EXPONENT = re.compile(r"[-+]?[0-9.]+[eE][-+]?[0-9]+")
 _LONE_SURROGATE = "not JSON: half of a surrogate pair"
 
@@ -155,7 +154,7 @@ class JsonFallbackDecoder(ByValue):
             return frame, {}
         # Arrow's JSON reader accepts values with too many digits before the point, so they are read with room to spare
         # and then cast, which rejects those values.
-        roomy = pa.schema([pa.field(field.name, pa.decimal256(_WIDEST, field.type.scale)) for field in self._decimals])
+        roomy = pa.schema([pa.field(field.name, pa.decimal256(WIDEST, field.type.scale)) for field in self._decimals])
         try:
             lines = self._without_small_exponents(values, lines)
             table = pyarrow.json.read_json(
@@ -291,7 +290,7 @@ def _plain_decimal(field: pa.Field, text: str) -> str:
     number = json.loads(text) if text[0] == '"' else text
     if not _EXPONENT.fullmatch(number):
         return text
-    plain = without_exponent(number)
+    plain = plain_decimal(number, field.type.scale)
     if plain is None:
         raise RejectedBatch(fault(field.name, number, field.type))
     return f'"{plain}"'
