@@ -25,7 +25,7 @@ A *duration* is text such as `250ms`, `10s` or `1h30m`, with a unit (but 0). *By
 left out is not. The *example* of a mapping has the fields that are required in it, or the first one.
 """
 _parse_example = cache(YAML(typ="safe", pure=True).load)
-"""An example is in those of all mappings around its field, too."""
+"""Cached, because the example of each mapping around a field repeats that of the field. Do not change the value."""
 _TABLE = "| field | type | default | example | is |\n|---|---|---|---|---|"
 
 

@@ -130,7 +130,7 @@ def test_a_partition_that_is_not_asked_for_is_fetched_up_to_a_limit(monkeypatch:
     for start in range(10, 510, 10):
         assert read_numbers(reader, Range(PLACE, start, start + 10)) == {0: list(range(start, start + 10))}
     assert client.positions[PLACE] >= 510
-    assert 10 <= client.positions[other] <= 150, "some 2,000 bytes, and a fetch"
+    assert 10 < client.positions[other] <= 150, "some 2,000 bytes, and a fetch"
     expected = {0: list(range(510, 1_000)), 1: list(range(10, 1_000))}
     assert read_numbers(reader, Range(PLACE, 510, 1_000), Range(other, 10, 1_000)) == expected
 

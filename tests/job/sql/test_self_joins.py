@@ -200,6 +200,16 @@ def test_a_constant_for_a_table_is_written_as_an_expression_of_the_other_input()
             "b.ts >= a.ts - INTERVAL '10' MINUTE GROUP BY a.<id>",
         ),
         (
+            "COUNT(*) OVER (PARTITION BY customer ORDER BY ts RANGE BETWEEN INTERVAL '10' MINUTE PRECEDING AND "
+            "INTERVAL '1' MINUTE PRECEDING)",
+            "b.ts <= a.ts AND b.ts >= a.ts - <length> GROUP BY a.<id>",
+        ),
+        (
+            "COUNT(*) OVER (PARTITION BY customer ORDER BY ts RANGE BETWEEN INTERVAL '10' MINUTE FOLLOWING AND "
+            "INTERVAL '20' MINUTE FOLLOWING)",
+            "b.ts <= a.ts AND b.ts >= a.ts - <length> GROUP BY a.<id>",
+        ),
+        (
             "FIRST_VALUE(amount) OVER (PARTITION BY customer ORDER BY ts)",
             "for the first row of the key in the time up to each row, write FROM orders a JOIN orders b ON a.customer "
             "= b.customer AND b.ts <= a.ts AND b.ts >= a.ts - INTERVAL '1' HOUR QUALIFY ROW_NUMBER() OVER (PARTITION "

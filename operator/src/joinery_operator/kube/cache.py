@@ -29,8 +29,20 @@ from joinery_runtime.job.model.draft import dig
 
 _GRAVES = 20_000
 _FIGURES = frozenset(
-    {"reported", "epoch", "inputs", "lag", "rowsPerSecond", "watermarkDelay", "rowsIn", "rowsOut", "late", "stateBytes"}
-    | {"hottestKeys", "executors"}
+    (
+        "reported",
+        "epoch",
+        "inputs",
+        "lag",
+        "rowsPerSecond",
+        "watermarkDelay",
+        "rowsIn",
+        "rowsOut",
+        "late",
+        "stateBytes",
+        "hottestKeys",
+        "executors",
+    )
 )
 """Fields of a job's status that change all the time. No BlueGreenJob depends on them, except that the inputs of a
 candidate are compared with those of the active job."""

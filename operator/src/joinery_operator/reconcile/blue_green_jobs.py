@@ -331,8 +331,8 @@ def _template_problems(job: Job, spec: Mapping[str, Any], outputs: tuple[OutputS
         )
     if len(job.outputs) > MOST_OUTPUTS:
         yield (
-            f"spec.template.spec.outputs: are {len(job.outputs)}, and the status remembers where a job writes for at "
-            f"most {MOST_OUTPUTS}, so that nothing is written there again; divide the job"
+            f"spec.template.spec.outputs: has {len(job.outputs)} outputs, and the status has room for the places of "
+            f"{MOST_OUTPUTS}; divide the job"
         )
     for source, input_path in zip(job.declared_inputs, job.input_places, strict=True):
         named = [name for name in GROUP_SETTINGS if source.kafka is not None and name in source.kafka.properties]

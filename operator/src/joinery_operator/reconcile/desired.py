@@ -108,7 +108,7 @@ def validated_job(observed: Observed, status: Status) -> DesiredJob:
         image = _image(observed, job, status)
         # Another release of the operator must not restart jobs: a revision keeps the name that an earlier release gave
         # it, until the resource asks for another scale, which a driver of that release cannot follow.
-        names = _template_names(observed, job, image)
+        names = _revision_names(observed, job, image)
         in_use = {status.revision, *([status.rollout.revision] if status.rollout else [])}
         name = next((name for name in names if name in in_use), names[0])
         config_map = observed.children.config_maps.get(ChildNames(resource).config_map(name))
@@ -136,7 +136,7 @@ def stored_revision(observed: Observed, name: str, image: str) -> JobRevision | 
     return JobRevision(*stored, name, image, observed.settings, templates, stored_pod_defaults(config_map))
 
 
-def _template_names(observed: Observed, job: Job, image: str) -> tuple[str, ...]:
+def _revision_names(observed: Observed, job: Job, image: str) -> tuple[str, ...]:
     """Return the name that this release gives, and those of earlier ones."""
     resource, templates = observed.resource, pods_in_templates(job.spec.spark, observed.templates)
     return (
@@ -154,7 +154,7 @@ def _image(observed: Observed, job: Job, status: Status) -> str:
     decided = [(status.revision, status.image), *([(rollout.revision, rollout.image)] if rollout else [])]
     for name, its_image in decided:
         image = job.spec.spark.image or its_image
-        if name and image and name in _template_names(observed, job, image):
+        if name and image and name in _revision_names(observed, job, image):
             return image
     return resolved_image(job, observed.settings, status.image, changed=True)
 

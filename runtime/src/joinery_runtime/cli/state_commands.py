@@ -290,7 +290,7 @@ def migrate(
     """
     from joinery_runtime.hosts.status.server import migration_served  # noqa: PLC0415
     from joinery_runtime.hosts.stores import operator_candidate  # noqa: PLC0415
-    from joinery_runtime.inspect.admin import migrate as state_migrate  # noqa: PLC0415
+    from joinery_runtime.inspect.admin import migrate as admin  # noqa: PLC0415
     from joinery_runtime.inspect.stored_state import open_durable  # noqa: PLC0415
 
     job = load(job_file)
@@ -299,11 +299,11 @@ def migrate(
         return
     with open_durable(job) as store:
         if dry_run:
-            would = state_migrate.dry_run(job, store)
-            answer(asdict(would), state_migrate.rehearsal_lines(job.name, would), as_json=as_json)
+            would = admin.dry_run(job, store)
+            answer(asdict(would), admin.rehearsal_lines(job.name, would), as_json=as_json)
         else:
             with migration_served() as report:
-                done = state_migrate.migrate_job(
+                done = admin.migrate_job(
                     store, job.name, savepoint, drop_state=anew, report=report, candidate=operator_candidate()
                 )
             answer(done.document(), done.lines(), as_json=as_json)
@@ -397,16 +397,16 @@ def move(
     stay
         Cancel an interrupted move: the job continues where it was.
     """
-    from joinery_runtime.inspect.admin import migrate as state_move  # noqa: PLC0415
+    from joinery_runtime.inspect.admin import migrate as admin  # noqa: PLC0415
     from joinery_runtime.inspect.stored_state import durable, open_also_moved  # noqa: PLC0415
 
     job = durable(load(job_file))
     with open_also_moved(job) as store:
         if stay:
-            state_move.stay(job, store)
+            admin.stay(job, store)
             answer({"job": job.name, "moved": False}, [f"job {job.name} stays where it was"], as_json=as_json)
             return
-        done = state_move.move(job, store, to, to_schema, dry_run=dry_run)
+        done = admin.move(job, store, to, to_schema, dry_run=dry_run)
     answer(done.document(), done.lines(), as_json=as_json)
 
 

@@ -25,8 +25,8 @@ from joinery_runtime.connectors.kafka.errors import LastError, watermarks
 from joinery_runtime.connectors.kafka.records import Records
 from joinery_runtime.connectors.kafka.target import (
     ANSWER_SECONDS,
-    FACTS,
-    HEADERS,
+    DEAD_LETTER_FACTS,
+    DEAD_LETTER_HEADERS,
     LONGEST_REASON,
     REASON_HEADER,
     KafkaTarget,
@@ -255,7 +255,7 @@ class KafkaContent:
 
 
 _DIGEST_SCHEMA = pa.schema(
-    [*map(DEAD_LETTER_SCHEMA.field, FACTS), pa.field("size", pa.int64()), pa.field("sha256", pa.string())]
+    [*map(DEAD_LETTER_SCHEMA.field, DEAD_LETTER_FACTS), pa.field("size", pa.int64()), pa.field("sha256", pa.string())]
 )
 
 
@@ -268,7 +268,7 @@ class DeadLetterContent(KafkaContent):
         values = letters["value"].to_pylist()
         sizes = pa.array([None if value is None else len(value) for value in values], pa.int64())
         digests = pa.array(map(sha256_of, values), pa.string())
-        return rows_to_json(pa.table([*map(letters.column, FACTS), sizes, digests], schema=_DIGEST_SCHEMA))
+        return rows_to_json(pa.table([*map(letters.column, DEAD_LETTER_FACTS), sizes, digests], schema=_DIGEST_SCHEMA))
 
     def _texts_of(self, messages: Sequence[Message], values: list[bytes]) -> list[bytes]:
         rows = [_digest_letter(message) for message in messages]
@@ -280,7 +280,7 @@ def _digest_letter(message: Message) -> dict[str, Any]:
     value: bytes | None = message.value()
     headers = {name: _as_bytes(content).decode() for name, content in message.headers() or ()}
     if REASON_HEADER in headers:
-        facts: dict[str, Any] = {name: headers.get(header) for header, name in HEADERS.items()}
+        facts: dict[str, Any] = {name: headers.get(header) for header, name in DEAD_LETTER_HEADERS.items()}
     else:
         try:
             facts = json.loads(value or b"")
@@ -289,7 +289,7 @@ def _digest_letter(message: Message) -> dict[str, Any]:
         except (ValueError, KeyError, TypeError):
             facts = {"reason": "a record that is no dead letter"}
     return {
-        **{name: facts.get(name) for name in FACTS},
+        **{name: facts.get(name) for name in DEAD_LETTER_FACTS},
         **{name: int(facts[name]) for name in ("partition", "offset") if facts.get(name) is not None},
         "size": int(facts["size"]) if facts.get("size") else None if value is None else len(value),
         "sha256": facts.get("sha256") or sha256_of(value),

@@ -248,6 +248,8 @@ def without_overtaking(smaller: EpochPlan, plan: EpochPlan, tables: Collection[s
     return replace(smaller, unread=tuple(sorted({*smaller.unread, *streams})))
 
 
+# --- idle partitions --------------------------------------------------------------------------------------------------
+
 # At most this much of the time between two observations counts. In a longer gap the driver was stopped, or the broker
 # could not be reached, so what the partitions held meanwhile is unknown.
 LONGEST_STEP_MS = 5_000

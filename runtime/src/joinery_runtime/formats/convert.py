@@ -89,7 +89,8 @@ def fault(column: str, value: object, target: pa.DataType) -> str:
                 f"column's format: {unit}"
             )
     hint = ""
-    is_rfc3339 = isinstance(value, str) and re.match(_RFC3339, value)  # so another format reads it no better
+    # Another format would not read an RFC 3339 time either.
+    is_rfc3339 = isinstance(value, str) and re.match(_RFC3339, value) is not None
     if pa.types.is_timestamp(target) and isinstance(value, str) and not is_rfc3339 and (written := _ISO.match(value)):
         hint = "; write the column's format: iso" + ("" if written.group(4) else " and its zone")
     if pa.types.is_decimal(target):

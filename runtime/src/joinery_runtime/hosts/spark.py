@@ -461,8 +461,8 @@ def _default_settings(master: str, named: Mapping[str, str]) -> dict[str, str]:
     if is_on_this_machine(master):
         defaults["spark.driver.host"] = LOOPBACK
     if master.startswith("k8s://"):
-        # Else Spark ends the driver after a few pods that failed or that the API server rejects, a quota's say. The job
-        # waits for executors, and says why; an epoch fails by its tasks.
+        # Else Spark ends the driver after a few pods that failed or that the API server rejects, for a quota, say. The
+        # job waits for executors, and says why; an epoch fails by its tasks.
         defaults["spark.executor.maxNumFailures"] = str(2**31 - 1)
     # PySpark tells its workers of submitted files, but not their daemon. An executor has these files in its folder.
     package = Path(__file__).parents[2]

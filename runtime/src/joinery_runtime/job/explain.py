@@ -421,15 +421,15 @@ _NOT_DRAWN = {
     *("late rows", "limits", "unmatched", "event time", "emitted", "rows"),
     *("a window", "kept as", "cap", "inside a capped session"),
 }
-_DEAD_LETTERS = "dead_letters"
+_DEAD_LETTERS_NODE = "dead_letters"
 
 
 def flowchart(job: Job) -> str:
     """Return the flowchart of a valid job, without a line break at its end."""
-    return "\n".join(["flowchart LR", *(f"  {line}" for line in _lines(job))])
+    return "\n".join(["flowchart LR", *(f"  {line}" for line in _flowchart_lines(job))])
 
 
-def _lines(job: Job) -> Iterator[str]:
+def _flowchart_lines(job: Job) -> Iterator[str]:
     plan = explain(job)
     rights = {step.right for step in plan.steps}
     ends: dict[str, str] = {}  # of the nodes of each input: the last
@@ -441,7 +441,7 @@ def _lines(job: Job) -> Iterator[str]:
             yield f"branch_{branch.name} --> {node}"
         if (where := job.input_filters.get(one.name)) is not None:
             ends[one.name] = f"where_{one.name}"
-            yield from _condition(node, f"where_{one.name}", where)
+            yield from _condition_node(node, f"where_{one.name}", where)
     left = [node for name, node in ends.items() if name not in rights]
     for number, step in enumerate(plan.steps, start=1):
         node, right = f"step_{number}", () if step.right is None else (ends[step.right],)
@@ -452,7 +452,7 @@ def _lines(job: Job) -> Iterator[str]:
         for name, text in step.lines:
             if name in _CONDITIONS:
                 condition = f"{name}_{number}"
-                yield from _condition(node, condition, text.rpartition("; ")[0])
+                yield from _condition_node(node, condition, text.rpartition("; ")[0])
                 left = [condition]
     for number, output in enumerate(job.outputs, start=1):
         node = f"output_{number}"
@@ -461,14 +461,14 @@ def _lines(job: Job) -> Iterator[str]:
         when = "" if output.when is None else f"|{_label(f'where {output.when}')}|"
         yield from (f"{before} -->{when} {node}" for before in left)
     if job.spec.dead_letter is not None:
-        yield f"{_DEAD_LETTERS}[/{_label('dead letters', plan.dead_letters.removeprefix('go to '))}/]"
-        yield from (f"input_{one.name} -.-> {_DEAD_LETTERS}" for one in plan.inputs)
+        yield f"{_DEAD_LETTERS_NODE}[/{_label('dead letters', plan.dead_letters.removeprefix('go to '))}/]"
+        yield from (f"input_{one.name} -.-> {_DEAD_LETTERS_NODE}" for one in plan.inputs)
         for number, step in enumerate(plan.steps, start=1):
             if "dead letters" in dict(step.lines).get("late rows", ""):
-                yield f"step_{number} -.->|{_label('late rows')}| {_DEAD_LETTERS}"
+                yield f"step_{number} -.->|{_label('late rows')}| {_DEAD_LETTERS_NODE}"
 
 
-def _condition(before: str, node: str, text: str) -> Iterator[str]:
+def _condition_node(before: str, node: str, text: str) -> Iterator[str]:
     yield f"{node}{{{{{_label(text)}}}}}"
     yield f"{before} --> {node}"
 

@@ -96,7 +96,7 @@ def _apply_step(step: Migration, blob: bytes, version: int) -> bytes:
 
 T = TypeVar("T")
 
-_TRIES = 5
+_READ_TRIES = 5
 
 
 def read_live(
@@ -118,7 +118,7 @@ def read_live(
         except StateError:
             now = store.record(record.job)
             tries += 1
-            if now is None or now.segments == record.segments or tries == _TRIES:
+            if now is None or now.segments == record.segments or tries == _READ_TRIES:
                 raise
             record = now
 

@@ -1,4 +1,5 @@
-"""What all Kafka writers share: the topic and how to reach it, the client's settings, and its errors made ours.
+"""What all Kafka writers share: the topic and how to reach it, the client's settings, and its errors made ours; and the
+topic of dead letters.
 
 In a topic of dead letters, a record's own bytes are the value, and the facts about it are headers. A record that is
 larger than the topic takes is cut: the value is then its head, and two more headers have the size and the SHA-256 of
@@ -437,14 +438,14 @@ def repeat(call: Callable[[], object], on: Callable[[KafkaError], bool], within_
             call()
 
 
-FACTS = ("input", "topic", "partition", "offset", "reason")
+DEAD_LETTER_FACTS = ("input", "topic", "partition", "offset", "reason")
 _OF_A_CUT_RECORD = ("size", "sha256")
 REASON_HEADER = "joinery.reason"
-HEADERS = {f"joinery.{name}": name for name in (*FACTS, *_OF_A_CUT_RECORD)}
+DEAD_LETTER_HEADERS = {f"joinery.{name}": name for name in (*DEAD_LETTER_FACTS, *_OF_A_CUT_RECORD)}
 LONGEST_REASON = 1_000
 """Characters. A reason may show a value, and headers count for a record's size."""
-_HEADER_BYTES = 10  # the most that a header takes besides its name and value
-_LEAST_BYTES = 512  # a topic that does not take this takes no facts either
+_DEAD_LETTER_HEADER_BYTES = 10  # the most that a header takes besides its name and value
+_LEAST_DEAD_LETTER_BYTES = 512  # a topic that does not take this takes no facts either
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,7 +458,7 @@ class DeadLetterTarget(KafkaTarget):
 
     @classmethod
     def of(cls, topic: str, bootstrap_servers: str, properties: Mapping[str, str]) -> Self:
-        return cls(topic, bootstrap_servers, properties=properties, headers=HEADERS)
+        return cls(topic, bootstrap_servers, properties=properties, headers=DEAD_LETTER_HEADERS)
 
     @property
     def named_columns(self) -> Mapping[str, Collection[str]]:
@@ -471,7 +472,7 @@ class DeadLetterTarget(KafkaTarget):
     def for_smaller_records(self) -> Self | None:
         topic = self.topic_limit()
         limit = topic if topic is not None and topic < self._limit else self._limit // 4
-        return None if limit < _LEAST_BYTES else replace(self.in_batches_of(limit), most_bytes=limit)
+        return None if limit < _LEAST_DEAD_LETTER_BYTES else replace(self.in_batches_of(limit), most_bytes=limit)
 
     @property
     def _limit(self) -> int:
@@ -479,17 +480,20 @@ class DeadLetterTarget(KafkaTarget):
 
 
 def facts_and_value(rows: pa.Table | pa.RecordBatch) -> pa.Table:
-    """The columns of dead letters that make a record: FACTS, with reasons of at most LONGEST_REASON, and the value."""
+    """The columns of dead letters that make a record: the facts, with reasons of at most LONGEST_REASON, and the
+    value."""
     table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
     reasons = pc.utf8_slice_codeunits(table["reason"], 0, LONGEST_REASON)
-    return table.set_column(table.schema.get_field_index("reason"), "reason", reasons).select([*FACTS, "value"])
+    return table.set_column(table.schema.get_field_index("reason"), "reason", reasons).select(
+        [*DEAD_LETTER_FACTS, "value"]
+    )
 
 
 def _cut_to_fit(letters: pa.Table, limit: int) -> pa.Table:
     """Cuts what makes records larger than `limit`: the value, and the reason where the facts alone are too large. Adds
     the columns that say so."""
-    facts = np.full(len(letters), sum(len(name) + _HEADER_BYTES for name in HEADERS), np.int64)
-    for name in FACTS:
+    facts = np.full(len(letters), sum(len(name) + _DEAD_LETTER_HEADER_BYTES for name in DEAD_LETTER_HEADERS), np.int64)
+    for name in DEAD_LETTER_FACTS:
         facts += pc.fill_null(pc.binary_length(letters[name].cast(pa.string())), 0).to_numpy()
     sizes = pc.fill_null(pc.binary_length(letters["value"]), 0).to_numpy()
     values, reasons = letters["value"].to_pylist(), letters["reason"].to_pylist()
@@ -502,7 +506,7 @@ def _cut_to_fit(letters: pa.Table, limit: int) -> pa.Table:
         if room < 0:
             reason = reasons[row].encode()
             reasons[row] = reason[: max(0, len(reason) + room)].decode(errors="ignore")
-    columns = {name: letters[name] for name in FACTS} | {"reason": pa.array(reasons, pa.string())}
+    columns = {name: letters[name] for name in DEAD_LETTER_FACTS} | {"reason": pa.array(reasons, pa.string())}
     columns |= {"value": pa.array(values, pa.binary()), "size": pa.array(cut["size"], pa.int64())}
     return pa.table(columns | {"sha256": pa.array(cut["sha256"], pa.string())})
 

@@ -99,7 +99,7 @@ class SparkWatch:
         self._task: Callable[[], None] | None = None
         self.gave_up = False
         is_kubernetes = context.master.startswith("k8s://")
-        self._take_pod_errors = record_log_errors(context, _POD_LOGGER) if is_kubernetes else str
+        self._take_pod_errors = record_log_errors(context, _POD_LOGGER) if is_kubernetes else lambda: ""
         self._rejection = ""
         if not is_local(context.master):
             board.spark(0)
@@ -123,7 +123,10 @@ class SparkWatch:
         # If Spark scales to zero, every epoch after a pause begins without an executor.
         starved = sample.starved and (not sample.scales_to_zero or waited >= self._starvation.patience_s)
         rejections = _REJECTION.findall(self._take_pod_errors())
-        self._rejection = rejections[-1] if rejections else self._rejection if sample.starved else ""
+        if rejections:
+            self._rejection = rejections[-1]
+        elif not sample.starved:
+            self._rejection = ""
         missing_facts = f"{_REJECTED}: {self._rejection}" if self._rejection else _FACTS
         facts = missing_facts if starved else None
         if facts != self._facts:

@@ -15,7 +15,7 @@ from joinery_runtime.job.model.base import Length, Limits, Model, PositiveDurati
 from joinery_runtime.job.model.cel import Rule, dead_letter_rules, names_input, positive, time
 from joinery_runtime.job.model.duration import format_duration
 from joinery_runtime.job.model.expression_tree import parse_tree, replace_columns
-from joinery_runtime.job.model.output_rules import SOURCES
+from joinery_runtime.job.model.output_rules import CHANGELOG_SOURCES
 from joinery_runtime.job.model.references import MOST_RANKED_ROWS, RANK_COLUMNS
 from joinery_runtime.job.model.wording import counted
 
@@ -325,7 +325,7 @@ def _rules_of_windows() -> Iterator[Rule]:
     for name, text in TopN.of_windows.items():
         yield Rule(f"{both} || !({present.get(name, f'has(self.topN.{name})')})", text, f".topN.{name}")
     yield Rule(f"{both} || !has(self.aggregate.window.session)", NO_SESSIONS, ".aggregate.window.session")
-    for source in SOURCES:
+    for source in CHANGELOG_SOURCES:
         yield Rule(
             f"{both} || !({source.condition.format('self.aggregate')})",
             f"{source.facts}, {STAYS.format(todo=source.todo)}",

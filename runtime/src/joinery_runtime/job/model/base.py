@@ -1,5 +1,5 @@
-"""What all resource models share: configuration, scalar field types, references to secrets, and the rejection of what
-is not supported yet.
+"""What all resource models share: configuration, scalar field types, column types, numbers of bytes, references to
+secrets, and the rejection of what is not supported yet.
 
 A value that the interface defines but this release does not support is declared with `not_yet`, so that it is rejected
 at its own path. Building the feature means replacing that one declaration.
@@ -40,8 +40,8 @@ SIMPLE_TYPES = ("boolean", "int32", "int64", "float", "double", "string", "binar
 MAX_PRECISION = 38  # the most that Arrow's decimal128 and Spark hold
 
 _DECIMAL_TYPE = re.compile(r"decimal\(\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\)")
-_NESTED = ("array", "list", "struct", "map", "object", "record", "row", "variant")
-_ALLOWED = f"types are {', '.join(SIMPLE_TYPES)} and decimal(p,s)"
+_NESTED_TYPES = ("array", "list", "struct", "map", "object", "record", "row", "variant")
+_ALLOWED_TYPES = f"types are {', '.join(SIMPLE_TYPES)} and decimal(p,s)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,12 @@ class ColumnType:
             hint = suggestion(self.name, [*SIMPLE_TYPES, "decimal"])
             if re.fullmatch(r"decimal\(\s*\d+\s*", self.name):
                 hint = ' (inside of {...} it needs quotes: type: "decimal(12,2)")'
-            elif self.name.lower().startswith(_NESTED):
+            elif self.name.lower().startswith(_NESTED_TYPES):
                 hint = (
                     " (a json column takes an object or an array, a string column its text; path leads to a value "
                     "inside)"
                 )
-            raise ValueError(f"{self.name!r} is not a column type{hint}; {_ALLOWED}")
+            raise ValueError(f"{self.name!r} is not a column type{hint}; {_ALLOWED_TYPES}")
         if self.name != "decimal":
             if self.precision is not None or self.scale is not None:
                 raise ValueError(f"{self.name} takes no precision or scale")
@@ -88,9 +88,9 @@ def parse_type(text: str) -> ColumnType:
     return ColumnType(text)
 
 
-_BINARY = {unit: 1024**power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi"), start=1)}
-_DECIMAL = {unit: 1000**power for power, unit in enumerate(("k", "M", "G", "T", "P"), start=1)}
-_UNITS = {"": 1, **_BINARY, **_DECIMAL}
+_BINARY_UNITS = {unit: 1024**power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi"), start=1)}
+_DECIMAL_UNITS = {unit: 1000**power for power, unit in enumerate(("k", "M", "G", "T", "P"), start=1)}
+_UNITS = {"": 1, **_BINARY_UNITS, **_DECIMAL_UNITS}
 _QUANTITY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P|)")
 MAX_BYTES = 2**63 - 1
 
@@ -98,25 +98,25 @@ MAX_BYTES = 2**63 - 1
 def parse_bytes(value: object) -> int:
     """The bytes in `10Gi`, `1.5G`, `1024` or an integer. Raises ValueError, which says how to write a size."""
     if isinstance(value, int) and not isinstance(value, bool):
-        return _in_range(value)
+        return _checked_size(value)
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         raise ValueError(f"{value!r} is no number of bytes; write it as 10Gi, 500M or 1073741824")
     size = Decimal(match[1]) * _UNITS[match[2]]
     if size != int(size):
         raise ValueError(f"{value!r} is not a whole number of bytes; write it without the fraction")
-    return _in_range(int(size))
+    return _checked_size(int(size))
 
 
 def format_bytes(size: int) -> str:
     """The shortest text from which `parse_bytes` gets the size: with the largest binary unit that divides it."""
-    for unit, factor in reversed(_BINARY.items()):
+    for unit, factor in reversed(_BINARY_UNITS.items()):
         if size and size % factor == 0:
             return f"{size // factor}{unit}"
     return str(size)
 
 
-def _in_range(size: int) -> int:
+def _checked_size(size: int) -> int:
     if size > MAX_BYTES:
         raise ValueError(f"{size} bytes are over {MAX_BYTES}; write less")
     return size

@@ -26,7 +26,7 @@ class ChangelogSource(NamedTuple):
     condition: str
 
 
-SOURCES = (
+CHANGELOG_SOURCES = (
     ChangelogSource("lateData", "reopen replaces rows that are out already", "write drop", "{}.lateData == 'reopen'"),
     ChangelogSource("emit", "emit replaces rows that are out already", "leave it out", "has({}.emit)"),
 )
@@ -34,7 +34,7 @@ SOURCES = (
 
 def changelog_sources(data: object, at: Loc) -> Iterator[ChangelogSource]:
     """Yield the fields of what is aggregated, which is at `at`, that make the rows a changelog."""
-    for source in SOURCES:
+    for source in CHANGELOG_SOURCES:
         value = dig(data, *at, source.field)
         if value == "reopen" or (source.field == "emit" and value is not None):
             yield source
@@ -55,7 +55,7 @@ def lake_rules(owner: str, path: str) -> tuple[Rule, ...]:
             _appended_only(source, lake),
             f"{path}.{source.field}",
         )
-        for source in SOURCES
+        for source in CHANGELOG_SOURCES
         for lake in LAKES
     )
 

@@ -140,8 +140,7 @@ def _instead_of_window(window: exp.Expr, scope: Scope) -> str:
     later = window.find(exp.Lead) is not None
     is_first = window.find(exp.FirstValue) is not None
     is_nearest = later or window.find(exp.Lag, exp.LastValue, exp.NthValue) is not None
-    start = window.args["spec"].args.get("start") if window.args.get("spec") else None
-    length = start.sql() if isinstance(start, exp.Interval) else "INTERVAL '1' HOUR"
+    length = _length_of_frame(window.args.get("spec"))
     bound = f"b.{time} {'<' if is_nearest else '<='} a.{time} AND b.{time} >= a.{time} - {length}"
     if later:
         bound = f"b.{time} > a.{time} AND b.{time} <= a.{time} + {length}"
@@ -155,6 +154,16 @@ def _instead_of_window(window: exp.Expr, scope: Scope) -> str:
         return f"for the nearest other row of the key, or NULL, write {joined.replace('JOIN', 'LEFT JOIN')} {nearest}"
     todo = "write GROUP BY with HOP(...) or CUMULATE(...) for a value of each window"
     return f"{todo}, or for one of each row {joined} GROUP BY a.<id>, TUMBLE(a.{time}, INTERVAL '1' MINUTE)"
+
+
+def _length_of_frame(frame: exp.Expr | None) -> str:
+    """Return the length of a frame that ends at the current row, as SQL; an example for one of all earlier rows."""
+    if frame is None:
+        return "INTERVAL '1' HOUR"
+    start, ends_here = frame.args.get("start"), frame.args.get("end") in (None, "CURRENT ROW")
+    if not ends_here or frame.args.get("start_side") != "PRECEDING":
+        return "<length>"
+    return start.sql() if isinstance(start, exp.Interval) else "INTERVAL '1' HOUR"
 
 
 def _prefix_shared(columns: Sequence[_Chosen], prefixes: Mapping[str, str]) -> list[_Chosen]:

@@ -295,8 +295,8 @@ TEXT.define(
     string("part"),
     string("replacement"),
     returns="string",
-    meaning="with every part replaced; the same text for an empty part. Fails if a part or a replacement of a column "
-    f"makes the text longer, above {MAX_CHARACTERS:,} characters",
+    meaning="with every part replaced; the same text for an empty part. Fails if a part or replacement from a column "
+    f"makes the text grow beyond {MAX_CHARACTERS:,} characters",
     example="REPLACE('banana', 'an', 'o')",
     result="'booa'",
     fails=True,

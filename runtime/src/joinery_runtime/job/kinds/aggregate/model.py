@@ -21,7 +21,7 @@ from joinery_runtime.job.kinds.session.sessions import Aggregate, ComputedColumn
 from joinery_runtime.job.model.base import Bool, Length, Limits, Model, PositiveDuration, Text
 from joinery_runtime.job.model.cel import Rule, dead_letter_rules, exactly_one, names_input, positive
 from joinery_runtime.job.model.expression_tree import replace_columns
-from joinery_runtime.job.model.output_rules import SOURCES, lake_rules
+from joinery_runtime.job.model.output_rules import CHANGELOG_SOURCES, lake_rules
 from joinery_runtime.job.model.references import WINDOW_START, parse_reference
 
 AGGREGATE = "aggregate"
@@ -238,7 +238,7 @@ AGGREGATE_RULES: tuple[Rule, ...] = (
             "a job of its own",
             f".aggregate.{source.field}",
         )
-        for source in SOURCES
+        for source in CHANGELOG_SOURCES
     ),
     Rule(
         "!has(self.aggregate) || !has(self.aggregate.then) || !has(self.aggregate.then.aggregates) || "
