@@ -20,7 +20,7 @@ from e2e.node.works import Manifest, MovingPairs
 from joinery_runtime.job.crd import BLUE_GREEN
 from joinery_runtime.job.model.resource import API_VERSION
 
-pytestmark = [pytest.mark.node, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.node, pytest.mark.soak, pytest.mark.timeout(1800)]
 
 
 @dataclass

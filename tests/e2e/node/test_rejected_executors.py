@@ -11,7 +11,7 @@ from e2e.node.conftest import MakeJob
 from e2e.node.works import Pairs
 from joinery_devkit.kubernetes.kubectl import Kubectl
 
-pytestmark = [pytest.mark.node, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.node, pytest.mark.soak, pytest.mark.timeout(1800)]
 NAME, ANSWER = "rejected", "no executor of this job may run"
 
 
