@@ -107,7 +107,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 LONGEST = (
     "test_kill.py", "test_fencing.py", "test_against_spark.py", "test_kill_table.py", "test_kill_sessions.py",
     "test_reruns.py", "test_demo.py", "test_kafka_brokers.py", "test_status_live.py", "test_examples.py",
-    "test_spark_traces.py", "test_bad_input.py", "test_kill_every_epoch.py", "test_large_rows.py", "test_spark_submit.py",
+    "test_spark_traces.py", "test_bad_input.py", "test_kill_every_epoch.py", "test_large_rows.py",
+    "test_spark_submit.py",
     "test_protocol_model.py", "test_traces.py", "test_blue_green.py", "test_reachability.py", "test_broken_engines.py",
     "test_engine_against_oracle.py", "test_broken_protocols.py", "test_simulation.py", "test_replay.py",
     "test_ways_out.py", "test_why.py", "test_broken_joins.py",
