@@ -18,7 +18,7 @@ from joinery_runtime.engine.loop import CommittedEpoch, JobListener, Outage, Sca
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.engine.report import EpochReport, PartTotals, StateSize, Totals
 from joinery_runtime.hosts.status.board import Board, Liveness
-from joinery_runtime.hosts.status.history import JobDescription
+from joinery_runtime.hosts.status.snapshot import JobDescription
 
 START = 1_790_000_000.0  # seconds since 1970
 SOURCES = {"orders": "Kafka topic shop.orders, from the earliest records", "payments": "Kafka topic shop.payments"}

@@ -21,8 +21,8 @@ from joinery_runtime.hosts.placement import master_of, runs_under_spark_submit, 
 from joinery_runtime.hosts.run import run_job
 from joinery_runtime.hosts.shared_memory import check_memory_store
 from joinery_runtime.hosts.status.board import Board, Liveness
-from joinery_runtime.hosts.status.history import JobDescription
 from joinery_runtime.hosts.status.server import serve_status
+from joinery_runtime.hosts.status.snapshot import JobDescription
 from joinery_runtime.job import Job, located
 
 

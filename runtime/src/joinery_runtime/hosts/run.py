@@ -31,7 +31,7 @@ from joinery_runtime.hosts.secrets import with_secrets
 from joinery_runtime.hosts.shared_memory import check_memory_store
 from joinery_runtime.hosts.spark_progress import spark_listener
 from joinery_runtime.hosts.status.board import Board
-from joinery_runtime.hosts.status.history import JobDescription
+from joinery_runtime.hosts.status.snapshot import JobDescription
 from joinery_runtime.hosts.stores import OpenStore, candidate_of, open_store
 from joinery_runtime.hosts.wiring import Wiring
 from joinery_runtime.hosts.worker_builder import load_kernels

@@ -16,7 +16,8 @@ from joinery_runtime.engine.loop import CommittedEpoch, JobListener, Outage, Sca
 from joinery_runtime.engine.plan import InputState
 from joinery_runtime.engine.report import Rates, StateSize
 from joinery_runtime.errors import JoineryError
-from joinery_runtime.hosts.status.history import JobDescription, JobSnapshot, MetricSamples
+from joinery_runtime.hosts.status.history import MetricSamples
+from joinery_runtime.hosts.status.snapshot import JobDescription, JobSnapshot
 from joinery_runtime.state.store import StoredSavepoint
 
 RATE_WINDOW_S = 30.0

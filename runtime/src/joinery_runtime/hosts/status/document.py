@@ -12,14 +12,8 @@ from joinery_runtime.core.pipeline.watermark import END_OF_TIME, Watermark
 from joinery_runtime.engine.loop import Outage, Scaling
 from joinery_runtime.engine.report import PartTotals, Totals
 from joinery_runtime.hosts.status.board import Board
-from joinery_runtime.hosts.status.history import (
-    HistoryDocument,
-    InputSource,
-    JobSnapshot,
-    behind_ms,
-    slowest,
-    watermark_of,
-)
+from joinery_runtime.hosts.status.history import HistoryDocument, InputSource, slowest
+from joinery_runtime.hosts.status.snapshot import JobSnapshot, behind_ms, watermark_of
 from joinery_runtime.job.crd import DriverStatus, HotKey, InputStatus, SavepointStatus, ScalingStatus
 from joinery_runtime.job.crd.driver import HotKeyWarning, Paused, SideStatus, Waiting
 from joinery_runtime.job.kinds.aggregate.model import AGGREGATE

@@ -16,7 +16,7 @@ from joinery_runtime.engine.loop import ScalingCause
 from joinery_runtime.engine.report import Totals
 from joinery_runtime.hosts.status.board import Board
 from joinery_runtime.hosts.status.document import place_of
-from joinery_runtime.hosts.status.history import JobSnapshot, behind_ms, watermark_of
+from joinery_runtime.hosts.status.snapshot import JobSnapshot, behind_ms, watermark_of
 
 
 def registry_of(board: Board, revision: str = "") -> CollectorRegistry:
