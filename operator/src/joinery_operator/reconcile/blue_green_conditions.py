@@ -6,11 +6,19 @@ from collections.abc import Iterable, Iterator
 
 from joinery_operator.decision import Action, Create, Event, Patch
 from joinery_operator.names import PAUSE_ANNOTATION, SWITCH_ANNOTATION
-from joinery_operator.reconcile.aspects import Aspect, find_condition
 from joinery_operator.reconcile.blue_green_jobs import MOST_JOBS, BlueGreenContext, RequestedJob, has_room, running
 from joinery_operator.reconcile.children import deletion_fault
 from joinery_operator.reconcile.context import pause_scope
-from joinery_operator.reconcile.reasons import CREATE_REFUSED, PATCH_REFUSED, Fault, cut, listed, sentence
+from joinery_operator.reconcile.reasons import (
+    CREATE_REFUSED,
+    PATCH_REFUSED,
+    Aspect,
+    Fault,
+    cut,
+    find_condition,
+    listed,
+    sentence,
+)
 from joinery_runtime.job.crd import BlueGreenState, CandidateJob, Condition, OutputStatus, Status
 from joinery_runtime.job.crd.blue_green import BlueGreenPhase
 from joinery_runtime.job.model.duration import format_duration

@@ -7,10 +7,18 @@ from collections.abc import Iterator
 from joinery_operator.decision import Event
 from joinery_operator.manifests import page_url
 from joinery_operator.names import PAUSE_ANNOTATION
-from joinery_operator.reconcile.aspects import Aspect, as_reason, find_condition
 from joinery_operator.reconcile.context import ReconcileContext
 from joinery_operator.reconcile.phase import JobPhase
-from joinery_operator.reconcile.reasons import INCOMPATIBLE, Fault, cut, listed, sentence
+from joinery_operator.reconcile.reasons import (
+    INCOMPATIBLE,
+    Aspect,
+    Fault,
+    as_reason,
+    cut,
+    find_condition,
+    listed,
+    sentence,
+)
 from joinery_operator.reconcile.rollout import is_paused, way_out
 from joinery_runtime.job.crd import Condition, Status
 from joinery_runtime.job.model.wording import listed as listed_words
