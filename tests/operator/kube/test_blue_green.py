@@ -13,7 +13,6 @@ import pytest
 
 from joinery_devkit.processes import free_port
 from joinery_operator.decision import Create, Decision, Observed, ObservedBlueGreen
-from joinery_operator.kube import cache
 from joinery_operator.kube.controller import Controller
 from joinery_operator.kube.metrics import Metrics
 from joinery_operator.kube.process import PERMISSIONS, check_environment, watches_blue_green
@@ -22,7 +21,7 @@ from joinery_operator.kube.resources import BLUE_GREEN, BY_KIND, JOBS, SAVEPOINT
 from joinery_operator.names import owner_reference
 from joinery_operator.reconcile import reconcile
 from joinery_operator.settings import Settings
-from joinery_runtime.job.crd import KINDS, Status
+from joinery_runtime.job.crd import KINDS
 from joinery_runtime.job.model.resource import API_VERSION
 from simulated_cluster.blue_green_world import blue_green, topic
 from simulated_cluster.memory_server import NOW, MemoryApi, MemoryServer, controller_on, settled, tell
@@ -297,10 +296,6 @@ def test_a_job_of_others_that_writes_to_the_same_topic_is_named_until_it_does_no
             assert shop.condition("OutputsShared") == {}
 
     asyncio.run(lives())
-
-
-def test_figures_are_fields_of_a_status() -> None:
-    assert {field.alias or name for name, field in Status.model_fields.items()} >= cache._FIGURES
 
 
 @pytest.mark.parametrize("has_candidate", [False, True])

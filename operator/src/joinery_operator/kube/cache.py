@@ -25,27 +25,13 @@ from joinery_operator.manifests import page_url
 from joinery_operator.names import JOB_LABEL, KIND_LABEL, ROLE_LABEL, labels
 from joinery_operator.outputs import OutputPlace, written_places
 from joinery_operator.settings import Settings
+from joinery_runtime.job.crd import FIGURES, Status
 from joinery_runtime.job.model.draft import dig
 
 _GRAVES = 20_000
-_FIGURES = frozenset(
-    (
-        "reported",
-        "epoch",
-        "inputs",
-        "lag",
-        "rowsPerSecond",
-        "watermarkDelay",
-        "rowsIn",
-        "rowsOut",
-        "late",
-        "stateBytes",
-        "hottestKeys",
-        "executors",
-    )
-)
-"""Fields of a job's status that change all the time. No BlueGreenJob depends on them, except that the inputs of a
-candidate are compared with those of the active job."""
+_FIGURES = frozenset(Status.model_fields[name].alias or name for name in FIGURES)
+"""No BlueGreenJob depends on these fields of a job's status, except that the inputs of a candidate are compared with
+those of the active job."""
 
 
 def key_of(manifest: Manifest, kind: str) -> ObjectKey:

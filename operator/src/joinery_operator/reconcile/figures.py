@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from joinery_operator.reconcile.context import ReconcileContext
 from joinery_operator.reconcile.reasons import cut
-from joinery_runtime.job.crd import DriverStatus, Status
+from joinery_runtime.job.crd import FIGURES, DriverStatus, Status
 
 _INPUTS, _KEYS, _KEY_LENGTH, _NAME_LENGTH = 16, 10, 256, 253
 
@@ -28,7 +28,7 @@ def with_figures(ctx: ReconcileContext, status: Status, *, alive: bool) -> Statu
 
 def due_status(ctx: ReconcileContext, old: Status, new: Status) -> Status | None:
     """Return the status to write; None if nothing is new, or only figures, which were written a moment ago."""
-    if new.model_copy(update={name: getattr(old, name) for name in _FIGURES}) != old:
+    if new.model_copy(update={name: getattr(old, name) for name in _REPORTED}) != old:
         return new.model_copy(update={"reported": ctx.now})
     if new == old or next_report(ctx, old) is not None:
         return None
@@ -45,23 +45,7 @@ def next_report(ctx: ReconcileContext, old: Status) -> float | None:
 
 
 _STILL = {"lag": None, "watermark_delay": None, "rows_per_second": None}
-_FIGURES = (
-    "reported",
-    "job_generation",
-    "epoch",
-    "inputs",
-    "lag",
-    "rows_per_second",
-    "watermark_delay",
-    "rows_in",
-    "rows_out",
-    "late",
-    "state_bytes",
-    "hottest_keys",
-    "last_savepoint",
-    "last_error",
-    "executors",
-)
+_REPORTED = (*FIGURES, "job_generation", "last_savepoint", "last_error")
 
 
 def _figure_fields(reported: DriverStatus, now: datetime) -> dict[str, object]:

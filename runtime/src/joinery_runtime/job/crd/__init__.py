@@ -40,6 +40,7 @@ from joinery_runtime.job.crd.driver import (
 )
 from joinery_runtime.job.crd.savepoint import Savepoint, SavepointResult, SavepointState
 from joinery_runtime.job.crd.status import (
+    FIGURES,
     Condition,
     Deletion,
     DriverAttempt,
@@ -57,6 +58,7 @@ from joinery_runtime.job.crd.status import (
 __all__ = [
     "BLUE_GREEN",
     "ENDING_FILE",
+    "FIGURES",
     "FORBIDDEN_PROPERTIES",
     "KINDS",
     "MESSAGE_BYTES",

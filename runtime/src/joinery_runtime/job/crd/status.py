@@ -325,3 +325,20 @@ class Status(Model):
     """How the running driver became wider or narrower last."""
     page: Words | None = Field(default=None, examples=["https://joinery.example.com/shop/orders-paid"])
     """The address of the job's page, where the installation has one."""
+
+
+FIGURES = (
+    "reported",
+    "epoch",
+    "inputs",
+    "lag",
+    "rows_per_second",
+    "watermark_delay",
+    "rows_in",
+    "rows_out",
+    "late",
+    "state_bytes",
+    "hottest_keys",
+    "executors",
+)
+"""The fields of a Status that a running driver changes all the time."""
