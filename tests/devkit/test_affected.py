@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 import pytest
 
-from joinery_devkit.affected import FOLDERS, ROOT, affected_tests, module_name
+from joinery_devkit.affected import FOLDERS, ROOT, affected_tests, imported_names, module_name
 
 
 def test_a_module_affects_the_tests_that_import_it_also_through_others() -> None:
@@ -22,6 +22,16 @@ def test_a_module_of_tests_affects_those_that_import_it() -> None:
     assert "tests/connectors/rows.py" not in tests
     assert "tests/formats/test_csv_decoder.py" not in tests
     assert (ROOT / "tests/formats/test_csv_decoder.py").exists()
+
+
+def test_imports_of_every_form_are_found(tmp_path: Path) -> None:
+    (tmp_path / "file.py").write_text(
+        "import a.b, c as d\nfrom e import f as g\nfrom h import *\n"
+        "from i import (  # some (of them)\n    j,\n    k,\n)\n"
+        "def l():\n    from m import n\n"
+    )
+    names = imported_names(tmp_path / "file.py")
+    assert {"a.b", "c", "e.f", "h.*", "i.j", "i.k", "m.n"} <= set(names)
 
 
 def test_a_test_affects_itself() -> None:

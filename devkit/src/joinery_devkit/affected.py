@@ -94,8 +94,8 @@ def imported_names(file: Path) -> list[str]:
     """Return the names of modules, and of what may be modules, in the imports of a file. Parsing the files of all tests
     takes far longer than searching them."""
     names: list[str] = []
-    for module, members, modules in _IMPORT.findall(file.read_text()):
-        names += [f"{module}.{name}" for name in re.findall(r"\w+", members)]
+    for module, members, modules in _IMPORT.findall(re.sub("#.*", "", file.read_text())):
+        names += [f"{module}.{name}" for name in re.findall(r"\w+|\*", members)]
         names += [part.split()[0] for part in modules.split(",") if part.strip()]
     return names
 
